@@ -1,0 +1,3 @@
+"""Quiver: a distributed, partitioned, Raft-replicated queue for log messages."""
+
+__version__ = "0.1.0"
