@@ -1,1 +1,42 @@
-"""record."""
+"""Batches of records: bytes that stay the same from the producer to the consumer.
+
+The package owns the batch format (`docs/protocol/batch.md`) and every way in and out of it:
+`build_batch` from Python objects, `Batch` back to them, `quiver.record.arrow` for Arrow both ways.
+It is pure: no clock, no files, no network. It must never import numpy or pyarrow outside
+`quiver.record.arrow`, which needs the `arrow` extra and is therefore not re-exported here.
+"""
+
+from __future__ import annotations
+
+from quiver.record.batch import Batch, decode_batches
+from quiver.record.builder import Value, build_batch, build_control_batch
+from quiver.record.checksum import crc32c
+from quiver.record.compression import Compression
+from quiver.record.header import (
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    BatchHeader,
+    decode_header,
+    stamp,
+    verify_payload,
+)
+from quiver.record.records import Headers, Record, Records
+
+__all__ = [
+    "HEADER_BYTES",
+    "PAYLOAD_BYTES_MAX",
+    "Batch",
+    "BatchHeader",
+    "Compression",
+    "Headers",
+    "Record",
+    "Records",
+    "Value",
+    "build_batch",
+    "build_control_batch",
+    "crc32c",
+    "decode_batches",
+    "decode_header",
+    "stamp",
+    "verify_payload",
+]

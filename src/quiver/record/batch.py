@@ -1,0 +1,96 @@
+"""A batch: one buffer, read in place.
+
+`Batch` wraps the bytes of one whole batch, header and stored payload, wherever they lie: it never
+copies or changes them. The payload is decompressed and its columns decoded when they are first
+asked for, and kept. Reading a batch raises `DecodeError` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quiver.model import Buffer, Offset
+from quiver.record.columns import Columns, decode_columns
+from quiver.record.compression import decompress
+from quiver.record.header import HEADER_BYTES, PAYLOAD_BYTES_MAX, BatchHeader, decode_header, verify_payload
+from quiver.record.records import Records
+
+
+class Batch:
+    """One batch in memory; `len()` is its number of records. Get one from `Batch.decode`."""
+
+    __slots__ = ("_columns", "_payload", "data", "header")
+
+    def __init__(self, data: Buffer, header: BatchHeader) -> None:
+        """Take exactly one batch's bytes and their decoded header."""
+        self.data = data
+        self.header = header
+        self._payload: Buffer | None = None
+        self._columns: Columns | None = None
+
+    @classmethod
+    def decode(
+        cls, buffer: Buffer, position: int = 0, *, verify: bool = True, payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    ) -> Batch:
+        """Return the batch that starts at `position`; what follows it in `buffer` is ignored.
+
+        The buffer must not change while the batch is in use. Raises `DecodeError` if there is no whole batch,
+        or if `verify` is set and its payload fails the checksum.
+        """
+        header = decode_header(buffer, position, payload_bytes_max=payload_bytes_max)
+        data = buffer
+        if position or len(buffer) != header.batch_bytes:
+            data = memoryview(buffer)[position : position + header.batch_bytes]
+        batch = cls(data, header)
+        if verify:
+            batch.verify()
+        return batch
+
+    def __len__(self) -> int:
+        return self.header.record_count
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} records from offset {self.header.base_offset}, {len(self.data)} bytes>"
+
+    def verify(self) -> None:
+        """Raise `DecodeError` unless the payload is what the producer made its checksum of."""
+        verify_payload(self.data, self.header)
+
+    def payload(self) -> Buffer:
+        """Return the decompressed payload: columns for a data batch, whatever was put in for a control batch."""
+        if self._payload is None:
+            stored = memoryview(self.data)[HEADER_BYTES:]
+            self._payload = decompress(stored, self.header.compression, raw_bytes=self.header.raw_bytes)
+        return self._payload
+
+    def records(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> Records:
+        """Return the records from `first_offset` up to `end_offset`, as far as they are in this batch."""
+        return Records(self._decode_columns(), self.header, self.positions(first_offset, end_offset))
+
+    def values(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> list[bytes | None]:
+        """Return the values from `first_offset` up to `end_offset`, as far as they are in this batch."""
+        positions = self.positions(first_offset, end_offset)
+        return self._decode_columns().values.to_list(first=positions.start, end=positions.stop)
+
+    def positions(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> range:
+        """Return which of the batch's records, counted from 0, lie in a range of offsets; perhaps none."""
+        base_offset, record_count = self.header.base_offset, self.header.record_count
+        first = 0 if first_offset is None else max(0, first_offset - base_offset)
+        end = record_count if end_offset is None else min(record_count, end_offset - base_offset)
+        return range(first, end) if first < end else range(0)
+
+    def _decode_columns(self) -> Columns:
+        if self._columns is None:
+            self._columns = decode_columns(self.payload(), self.header)
+        return self._columns
+
+
+def decode_batches(
+    buffer: Buffer, *, verify: bool = True, payload_bytes_max: int = PAYLOAD_BYTES_MAX
+) -> Iterator[Batch]:
+    """Yield the batches that lie one after the other in `buffer`; they must fill it exactly."""
+    position = 0
+    while position < len(buffer):
+        batch = Batch.decode(buffer, position, verify=verify, payload_bytes_max=payload_bytes_max)
+        yield batch
+        position += batch.header.batch_bytes

@@ -1,0 +1,142 @@
+"""A payload's columns as plain Python, without numpy or pyarrow.
+
+`decode_columns` checks everything there is to check about a payload, once; what it returns is read
+without any further error. It must never make and keep a Python object per record: what it holds is
+bounded by twice the payload (the bytes of each column, and four bytes for each length in it).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+import msgspec
+
+from quiver.errors import DecodeError
+from quiver.model import Buffer
+from quiver.record.header import BatchHeader
+from quiver.record.payload import HAS_HEADERS, HAS_KEYS, Layout, decode_layout, locate_data, to_little_endian
+
+_NULL_BITS = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byte in range(256))
+
+
+class BinaryColumn:
+    """Byte strings that lie one after the other; some may be null."""
+
+    __slots__ = ("_bounds", "_data", "_validity")
+
+    def __init__(self, lengths: array[int], data: bytes, validity: bytes) -> None:
+        """Take checked parts: the lengths add up to `data`; `validity` is empty when nothing is null."""
+        self._bounds = array("I", accumulate(lengths, initial=0))
+        self._data = data
+        self._validity = validity
+
+    def __getitem__(self, position: int) -> bytes | None:
+        """Return the byte string at `position`, which must not be negative."""
+        if self._validity and not self._validity[position >> 3] >> (position & 7) & 1:
+            return None
+        return self._data[self._bounds[position] : self._bounds[position + 1]]
+
+    def text(self, position: int) -> str:
+        """Return the byte string at `position` as text; it must be neither null nor anything but UTF-8."""
+        return str(self._data[self._bounds[position] : self._bounds[position + 1]], "utf-8")
+
+    def to_list(self, *, first: int, end: int) -> list[bytes | None]:
+        """Return the byte strings at the positions from `first` up to `end`."""
+        data = self._data
+        values: list[bytes | None] = [data[start:stop] for start, stop in pairwise(self._bounds[first : end + 1])]
+        for position in _null_positions(self._validity, count=end):
+            if position >= first:
+                values[position - first] = None
+        return values
+
+
+class HeaderColumn:
+    """The headers of every record, as (key, value) pairs."""
+
+    __slots__ = ("_bounds", "_keys", "_values")
+
+    def __init__(self, counts: array[int], keys: BinaryColumn, values: BinaryColumn) -> None:
+        """Take checked parts: the counts add up to the number of keys and of values; the keys are text."""
+        self._bounds = array("I", accumulate(counts, initial=0))
+        self._keys = keys
+        self._values = values
+
+    def __getitem__(self, position: int) -> tuple[tuple[str, bytes | None], ...]:
+        """Return the headers of the record at `position`, which must not be negative."""
+        positions = range(self._bounds[position], self._bounds[position + 1])
+        return tuple((self._keys.text(at), self._values[at]) for at in positions)
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """One payload, decoded; a column that it does not have is None."""
+
+    timestamps: array[int] | None
+    values: BinaryColumn
+    keys: BinaryColumn | None
+    headers: HeaderColumn | None
+
+
+def decode_columns(raw: Buffer, header: BatchHeader) -> Columns:
+    """Return the columns of a batch's decompressed payload, empty ones for a control batch, or raise `DecodeError`."""
+    if header.is_control:
+        return Columns(timestamps=None, values=BinaryColumn(array("I"), b"", b""), keys=None, headers=None)
+    view = memoryview(raw)
+    layout = decode_layout(view, record_count=header.record_count)
+    spans = (layout.value_lengths, layout.key_lengths, layout.header_key_lengths, layout.header_value_lengths)
+    lengths = [_read_array("I", view[span]) for span in spans]
+    data_spans = locate_data(view, layout, [sum(column) for column in lengths])
+    validities = (layout.value_validity, layout.key_validity, slice(0), layout.header_value_validity)
+    values, keys, header_keys, header_values = (
+        _decode_column(lengths[at], bytes(view[data_spans[at]]), bytes(view[validities[at]])) for at in range(4)
+    )
+    return Columns(
+        timestamps=_decode_timestamps(view, layout, header),
+        values=values,
+        keys=keys if layout.flags & HAS_KEYS else None,
+        headers=_decode_headers(view, layout, header_keys, header_values) if layout.flags & HAS_HEADERS else None,
+    )
+
+
+def _decode_column(lengths: array[int], data: bytes, validity: bytes) -> BinaryColumn:
+    if validity and validity[-1] >> (len(lengths) % 8 or 8):
+        raise DecodeError("a bitmap has bits beyond its column")
+    if any(lengths[position] for position in _null_positions(validity, count=len(lengths))):
+        raise DecodeError("a null has a length")
+    return BinaryColumn(lengths, data, validity)
+
+
+def _decode_timestamps(view: memoryview, layout: Layout, header: BatchHeader) -> array[int] | None:
+    timestamps = _read_array("q", view[layout.timestamps])
+    first, greatest = (timestamps[0], max(timestamps)) if timestamps else (header.first_timestamp,) * 2
+    if first != header.first_timestamp or greatest != header.max_timestamp:
+        raise DecodeError("the timestamps are not those that the batch header states")
+    return timestamps or None
+
+
+def _decode_headers(view: memoryview, layout: Layout, keys: BinaryColumn, values: BinaryColumn) -> HeaderColumn:
+    counts = _read_array("I", view[layout.header_counts])
+    if sum(counts) != layout.header_count:
+        raise DecodeError(f"the records' header counts do not add up to {layout.header_count}")
+    try:
+        for position in range(layout.header_count):
+            keys.text(position)
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"a header key is not UTF-8: {error}") from error
+    return HeaderColumn(counts, keys, values)
+
+
+def _read_array(typecode: str, section: memoryview) -> array[int]:
+    column: array[int] = array(typecode)
+    column.frombytes(section)
+    return to_little_endian(column)
+
+
+def _null_positions(validity: bytes, *, count: int) -> Iterator[int]:
+    """Yield the positions below `count` whose bit is zero; none for an empty bitmap."""
+    for byte_position, byte in enumerate(validity[: (count + 7) // 8]):
+        for bit in _NULL_BITS[byte]:
+            position = 8 * byte_position + bit
+            if position < count:
+                yield position

@@ -1,0 +1,176 @@
+"""The 96 bytes that open every batch: decode, check, stamp.
+
+This module owns the header's layout (`docs/protocol/batch.md`). The header has two parts. The
+*stamped* part (bytes 8..40: term, index, base offset, append timestamp) belongs to the leader that
+appends the batch and is zero before. The rest (40..96) belongs to the producer and is never
+written again.
+
+Invariants:
+- `payload_crc` covers the producer's part and the stored payload. The producer makes it, everybody
+  verifies it, nobody recomputes it.
+- `header_crc` covers everything after itself, and is made anew by whoever stamps.
+- A decoded header's numbers are within the bounds stated here, so that code behind it may allocate
+  by them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from quiver.errors import DecodeError
+from quiver.model import NO_PRODUCER, Buffer, Index, Offset, ProducerId, Term
+from quiver.record.checksum import crc32c
+from quiver.record.compression import Compression
+
+HEADER_BYTES: Final = 96
+MAGIC: Final = b"QVB1"
+VERSION: Final = 1
+ENCODING_COLUMNAR: Final = 0
+KIND_DATA: Final = 0
+KIND_CONTROL: Final = 1
+
+PAYLOAD_BYTES_MAX: Final = 64 << 20
+"""Most bytes of a payload, stored or decompressed.
+
+A reader holds a whole batch in memory, so this bounds what one batch can cost it; 64 MiB is far above
+the size where larger batches stop being faster (about 1 MiB), and keeps every sum of lengths inside the
+31 bits of Arrow's offsets.
+"""
+
+PREAMBLE_BYTES: Final = 8
+"""A data payload's fixed beginning: flags and the count of record headers."""
+
+RECORD_BYTES_MIN: Final = 4
+"""What the smallest record costs in a payload: its value's length."""
+
+OFFSET_END_MAX: Final = (1 << 63) - 1
+
+_HEADER = struct.Struct("<4sIQQqqBBBBIIIqqqIqI")
+_CHECKSUM = struct.Struct("<I")
+_STAMP = struct.Struct("<QQqq")
+_HEADER_CRC_POSITION = 4
+_STAMP_POSITION = 8
+_PRODUCER_PART_POSITION = 40
+_PAYLOAD_CRC_POSITION = 92
+_COMPRESSIONS = tuple(Compression)
+
+
+class BatchHeader(msgspec.Struct, frozen=True):
+    """One batch's header as values, in the order of the bytes."""
+
+    term: Term = Term(0)
+    index: Index = Index(0)
+    base_offset: Offset = Offset(0)
+    append_timestamp: int = 0
+    compression: Compression = Compression.NONE
+    kind: int = KIND_DATA
+    record_count: int = 0
+    payload_bytes: int = 0
+    raw_bytes: int = 0
+    first_timestamp: int = 0
+    max_timestamp: int = 0
+    producer_id: ProducerId = NO_PRODUCER
+    producer_epoch: int = 0
+    base_sequence: int = 0
+    payload_crc: int = 0
+
+    @property
+    def end_offset(self) -> Offset:
+        """The first offset after this batch; a control batch uses up none."""
+        return Offset(self.base_offset + self.record_count)
+
+    @property
+    def batch_bytes(self) -> int:
+        """The length of the whole batch, header and stored payload."""
+        return HEADER_BYTES + self.payload_bytes
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the payload belongs to the layers above instead of holding records."""
+        return self.kind == KIND_CONTROL
+
+
+def decode_header(buffer: Buffer, position: int = 0, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> BatchHeader:
+    """Return the header at `position`, checked; raise `DecodeError` if it is not one.
+
+    Looks at the header's bytes only: the payload may be absent, cut or damaged (see `verify_payload`).
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        raise DecodeError(f"{len(buffer) - position} bytes are too few for a batch header")
+    magic, header_crc, term, index, base_offset, append_timestamp, version, encoding, compression, kind, *rest = (
+        _HEADER.unpack_from(buffer, position)
+    )
+    if magic != MAGIC:
+        raise DecodeError(f"a batch starts with {MAGIC!r}, not with {magic!r}")
+    if crc32c(buffer[position + _STAMP_POSITION : position + HEADER_BYTES]) != header_crc:
+        raise DecodeError("the batch header fails its checksum")
+    if version != VERSION or encoding != ENCODING_COLUMNAR or compression >= len(_COMPRESSIONS) or kind > KIND_CONTROL:
+        raise DecodeError(f"unknown batch: {version=} {encoding=} {compression=} {kind=}")
+    header = BatchHeader(term, index, base_offset, append_timestamp, _COMPRESSIONS[compression], kind, *rest)
+    _check_sizes(header, payload_bytes_max)
+    _check_numbers(header)
+    return header
+
+
+def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
+    """Return the 96 bytes for a new, unstamped batch with `payload`, computing both checksums.
+
+    Only a batch's builder may call this: it is what makes `payload_crc`, so `header`'s own is ignored.
+    Raises `struct.error` if a number does not fit its field.
+    """
+    values = msgspec.structs.astuple(header)
+    encoded = bytearray(HEADER_BYTES)
+    _HEADER.pack_into(encoded, 0, MAGIC, 0, *values[:4], VERSION, ENCODING_COLUMNAR, *values[4:-1], 0)
+    payload_crc = crc32c(payload, crc32c(encoded[_PRODUCER_PART_POSITION:_PAYLOAD_CRC_POSITION]))
+    _CHECKSUM.pack_into(encoded, _PAYLOAD_CRC_POSITION, payload_crc)
+    _CHECKSUM.pack_into(encoded, _HEADER_CRC_POSITION, crc32c(encoded[_STAMP_POSITION:]))
+    return bytes(encoded)
+
+
+def verify_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+    """Raise `DecodeError` unless the batch at `position`, whose header is given, is whole and as its producer made it."""
+    view = memoryview(buffer)
+    end = position + header.batch_bytes
+    if len(view) < end:
+        raise DecodeError(f"the batch has {header.batch_bytes} bytes and {len(view) - position} are there")
+    producer_part = view[position + _PRODUCER_PART_POSITION : position + _PAYLOAD_CRC_POSITION]
+    if crc32c(view[position + HEADER_BYTES : end], crc32c(producer_part)) != header.payload_crc:
+        raise DecodeError("the batch payload fails its producer's checksum")
+
+
+def stamp(buffer: Buffer, *, term: Term, index: Index, base_offset: Offset, append_timestamp: int) -> Buffer:
+    """Return the batch in `buffer` with its stamped part and `header_crc` set.
+
+    Writes in place and returns `buffer` itself when it is writable, else a `bytearray` copy. The caller has
+    decoded the header before; the producer's part, with `payload_crc`, is never touched.
+    """
+    stamped = bytearray(buffer) if memoryview(buffer).readonly else buffer
+    _STAMP.pack_into(stamped, _STAMP_POSITION, term, index, base_offset, append_timestamp)
+    _CHECKSUM.pack_into(stamped, _HEADER_CRC_POSITION, crc32c(stamped[_STAMP_POSITION:HEADER_BYTES]))
+    return stamped
+
+
+def _check_sizes(header: BatchHeader, payload_bytes_max: int) -> None:
+    if header.payload_bytes > payload_bytes_max or header.raw_bytes > payload_bytes_max:
+        raise DecodeError(
+            f"a payload of {header.payload_bytes} bytes, {header.raw_bytes} decompressed, exceeds {payload_bytes_max}"
+        )
+    if header.compression is Compression.NONE and header.payload_bytes != header.raw_bytes:
+        raise DecodeError("an uncompressed payload has two different sizes")
+    if header.kind == KIND_CONTROL:
+        if header.record_count or header.compression is not Compression.NONE:
+            raise DecodeError("a control batch has no records and no compression")
+    elif not header.record_count or PREAMBLE_BYTES + RECORD_BYTES_MIN * header.record_count > header.raw_bytes:
+        raise DecodeError(f"{header.record_count} records cannot be in a payload of {header.raw_bytes} bytes")
+
+
+def _check_numbers(header: BatchHeader) -> None:
+    if header.base_offset < 0 or header.end_offset > OFFSET_END_MAX:
+        raise DecodeError(f"base offset {header.base_offset} with {header.record_count} records is out of range")
+    if header.first_timestamp > header.max_timestamp:
+        raise DecodeError("the first timestamp lies after the greatest")
+    if header.producer_id < NO_PRODUCER or header.base_sequence < 0:
+        raise DecodeError(f"producer id {header.producer_id}, sequence {header.base_sequence} is out of range")
