@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quiver.errors import DecodeError
 from quiver.model import Buffer, Offset
 from quiver.record.columns import Columns, decode_columns
-from quiver.record.compression import decompress
+from quiver.record.compression import Compression, decompress
 from quiver.record.header import HEADER_BYTES, PAYLOAD_BYTES_MAX, BatchHeader, decode_header, verify_payload
 from quiver.record.records import Records
 
@@ -41,6 +42,8 @@ class Batch:
         data = buffer
         if position or len(buffer) != header.batch_bytes:
             data = memoryview(buffer)[position : position + header.batch_bytes]
+        if len(data) < header.batch_bytes:
+            raise DecodeError(f"a batch of {header.batch_bytes} bytes is cut after {len(data)}")
         batch = cls(data, header)
         if verify:
             batch.verify()
@@ -60,7 +63,7 @@ class Batch:
         """Return the decompressed payload: columns for a data batch, whatever was put in for a control batch."""
         if self._payload is None:
             stored = memoryview(self.data)[HEADER_BYTES:]
-            self._payload = decompress(stored, self.header.compression, raw_bytes=self.header.raw_bytes)
+            self._payload = decompress(stored, Compression(self.header.compression), raw_bytes=self.header.raw_bytes)
         return self._payload
 
     def records(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> Records:

@@ -2,14 +2,15 @@
 
 `decode_columns` checks everything there is to check about a payload, once; what it returns is read
 without any further error. It must never make and keep a Python object per record: what it holds is
-bounded by twice the payload (the bytes of each column, and four bytes for each length in it).
+bounded by three times the payload (the bytes of each column, and eight bytes for each length).
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from io import BytesIO
+from itertools import accumulate
 
 import msgspec
 
@@ -24,32 +25,44 @@ _NULL_BITS = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byt
 class BinaryColumn:
     """Byte strings that lie one after the other; some may be null."""
 
-    __slots__ = ("_bounds", "_data", "_validity")
+    __slots__ = ("_bounds", "_data", "_lengths", "_validity")
 
     def __init__(self, lengths: array[int], data: bytes, validity: bytes) -> None:
         """Take checked parts: the lengths add up to `data`; `validity` is empty when nothing is null."""
-        self._bounds = array("I", accumulate(lengths, initial=0))
+        self._lengths = lengths
         self._data = data
         self._validity = validity
+        self._bounds: array[int] | None = None
 
     def __getitem__(self, position: int) -> bytes | None:
         """Return the byte string at `position`, which must not be negative."""
         if self._validity and not self._validity[position >> 3] >> (position & 7) & 1:
             return None
-        return self._data[self._bounds[position] : self._bounds[position + 1]]
+        start = self._start(position)
+        return self._data[start : start + self._lengths[position]]
 
     def text(self, position: int) -> str:
         """Return the byte string at `position` as text; it must be neither null nor anything but UTF-8."""
-        return str(self._data[self._bounds[position] : self._bounds[position + 1]], "utf-8")
+        start = self._start(position)
+        return str(self._data[start : start + self._lengths[position]], "utf-8")
 
     def to_list(self, *, first: int, end: int) -> list[bytes | None]:
         """Return the byte strings at the positions from `first` up to `end`."""
-        data = self._data
-        values: list[bytes | None] = [data[start:stop] for start, stop in pairwise(self._bounds[first : end + 1])]
-        for position in _null_positions(self._validity, count=end):
-            if position >= first:
-                values[position - first] = None
+        # Reading on from one place takes less than half the time of slicing between two bounds per value.
+        data = BytesIO(self._data)
+        data.seek(self._start(first))
+        values: list[bytes | None] = list(map(data.read, self._lengths[first:end]))
+        for position in _null_positions(self._validity, first=first, end=end):
+            values[position - first] = None
         return values
+
+    def _start(self, position: int) -> int:
+        """Where the byte string at `position` starts; the bounds are made when they are first needed."""
+        if not position:
+            return 0
+        if self._bounds is None:
+            self._bounds = _accumulate(self._lengths)
+        return self._bounds[position]
 
 
 class HeaderColumn:
@@ -59,7 +72,7 @@ class HeaderColumn:
 
     def __init__(self, counts: array[int], keys: BinaryColumn, values: BinaryColumn) -> None:
         """Take checked parts: the counts add up to the number of keys and of values; the keys are text."""
-        self._bounds = array("I", accumulate(counts, initial=0))
+        self._bounds = _accumulate(counts)
         self._keys = keys
         self._values = values
 
@@ -102,7 +115,7 @@ def decode_columns(raw: Buffer, header: BatchHeader) -> Columns:
 def _decode_column(lengths: array[int], data: bytes, validity: bytes) -> BinaryColumn:
     if validity and validity[-1] >> (len(lengths) % 8 or 8):
         raise DecodeError("a bitmap has bits beyond its column")
-    if any(lengths[position] for position in _null_positions(validity, count=len(lengths))):
+    if any(lengths[position] for position in _null_positions(validity, first=0, end=len(lengths))):
         raise DecodeError("a null has a length")
     return BinaryColumn(lengths, data, validity)
 
@@ -133,10 +146,14 @@ def _read_array(typecode: str, section: memoryview) -> array[int]:
     return to_little_endian(column)
 
 
-def _null_positions(validity: bytes, *, count: int) -> Iterator[int]:
-    """Yield the positions below `count` whose bit is zero; none for an empty bitmap."""
-    for byte_position, byte in enumerate(validity[: (count + 7) // 8]):
-        for bit in _NULL_BITS[byte]:
+def _accumulate(lengths: array[int]) -> array[int]:
+    return array("I", accumulate(lengths, initial=0))
+
+
+def _null_positions(validity: bytes, *, first: int, end: int) -> Iterator[int]:
+    """Yield the positions from `first` up to `end` whose bit is zero; none for an empty bitmap."""
+    for byte_position in range(first // 8, min((end + 7) // 8, len(validity))):
+        for bit in _NULL_BITS[validity[byte_position]]:
             position = 8 * byte_position + bit
-            if position < count:
+            if first <= position < end:
                 yield position

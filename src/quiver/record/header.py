@@ -55,7 +55,7 @@ _HEADER_CRC_POSITION = 4
 _STAMP_POSITION = 8
 _PRODUCER_PART_POSITION = 40
 _PAYLOAD_CRC_POSITION = 92
-_COMPRESSIONS = tuple(Compression)
+_COMPRESSION_LAST = int(Compression.ZSTD)
 
 
 class BatchHeader(msgspec.Struct, frozen=True):
@@ -65,7 +65,9 @@ class BatchHeader(msgspec.Struct, frozen=True):
     index: Index = Index(0)
     base_offset: Offset = Offset(0)
     append_timestamp: int = 0
-    compression: Compression = Compression.NONE
+    version: int = VERSION
+    encoding: int = ENCODING_COLUMNAR
+    compression: int = Compression.NONE
     kind: int = KIND_DATA
     record_count: int = 0
     payload_bytes: int = 0
@@ -100,16 +102,14 @@ def decode_header(buffer: Buffer, position: int = 0, *, payload_bytes_max: int =
     """
     if len(buffer) - position < HEADER_BYTES:
         raise DecodeError(f"{len(buffer) - position} bytes are too few for a batch header")
-    magic, header_crc, term, index, base_offset, append_timestamp, version, encoding, compression, kind, *rest = (
-        _HEADER.unpack_from(buffer, position)
-    )
-    if magic != MAGIC:
-        raise DecodeError(f"a batch starts with {MAGIC!r}, not with {magic!r}")
-    if crc32c(buffer[position + _STAMP_POSITION : position + HEADER_BYTES]) != header_crc:
+    fields = _HEADER.unpack_from(buffer, position)
+    if fields[0] != MAGIC:
+        raise DecodeError(f"a batch starts with {MAGIC!r}, not with {fields[0]!r}")
+    if crc32c(buffer[position + _STAMP_POSITION : position + HEADER_BYTES]) != fields[1]:
         raise DecodeError("the batch header fails its checksum")
-    if version != VERSION or encoding != ENCODING_COLUMNAR or compression >= len(_COMPRESSIONS) or kind > KIND_CONTROL:
-        raise DecodeError(f"unknown batch: {version=} {encoding=} {compression=} {kind=}")
-    header = BatchHeader(term, index, base_offset, append_timestamp, _COMPRESSIONS[compression], kind, *rest)
+    header = BatchHeader(*fields[2:])
+    if header.version != VERSION or header.encoding != ENCODING_COLUMNAR:
+        raise DecodeError(f"a batch of unknown version {header.version}, encoding {header.encoding}")
     _check_sizes(header, payload_bytes_max)
     _check_numbers(header)
     return header
@@ -123,7 +123,7 @@ def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
     """
     values = msgspec.structs.astuple(header)
     encoded = bytearray(HEADER_BYTES)
-    _HEADER.pack_into(encoded, 0, MAGIC, 0, *values[:4], VERSION, ENCODING_COLUMNAR, *values[4:-1], 0)
+    _HEADER.pack_into(encoded, 0, MAGIC, 0, *values[:-1], 0)
     payload_crc = crc32c(payload, crc32c(encoded[_PRODUCER_PART_POSITION:_PAYLOAD_CRC_POSITION]))
     _CHECKSUM.pack_into(encoded, _PAYLOAD_CRC_POSITION, payload_crc)
     _CHECKSUM.pack_into(encoded, _HEADER_CRC_POSITION, crc32c(encoded[_STAMP_POSITION:]))
@@ -131,7 +131,7 @@ def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
 
 
 def verify_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
-    """Raise `DecodeError` unless the batch at `position`, whose header is given, is whole and as its producer made it."""
+    """Raise `DecodeError` unless the batch at `position`, with this header, is whole and as its producer made it."""
     view = memoryview(buffer)
     end = position + header.batch_bytes
     if len(view) < end:
@@ -154,21 +154,22 @@ def stamp(buffer: Buffer, *, term: Term, index: Index, base_offset: Offset, appe
 
 
 def _check_sizes(header: BatchHeader, payload_bytes_max: int) -> None:
-    if header.payload_bytes > payload_bytes_max or header.raw_bytes > payload_bytes_max:
+    payload_bytes, raw_bytes, record_count = header.payload_bytes, header.raw_bytes, header.record_count
+    if payload_bytes > payload_bytes_max or raw_bytes > payload_bytes_max:
+        raise DecodeError(f"a payload of {payload_bytes} bytes, {raw_bytes} raw, exceeds {payload_bytes_max}")
+    if header.compression > _COMPRESSION_LAST or (not header.compression and payload_bytes != raw_bytes):
+        raise DecodeError(f"compression {header.compression} from {raw_bytes} to {payload_bytes} bytes is impossible")
+    if header.kind == KIND_DATA:
+        if not 0 < record_count <= (raw_bytes - PREAMBLE_BYTES) // RECORD_BYTES_MIN:
+            raise DecodeError(f"{record_count} records cannot be in a payload of {raw_bytes} bytes")
+    elif header.kind != KIND_CONTROL or record_count or header.compression:
         raise DecodeError(
-            f"a payload of {header.payload_bytes} bytes, {header.raw_bytes} decompressed, exceeds {payload_bytes_max}"
+            f"a batch of kind {header.kind} with {record_count} records, compression {header.compression}"
         )
-    if header.compression is Compression.NONE and header.payload_bytes != header.raw_bytes:
-        raise DecodeError("an uncompressed payload has two different sizes")
-    if header.kind == KIND_CONTROL:
-        if header.record_count or header.compression is not Compression.NONE:
-            raise DecodeError("a control batch has no records and no compression")
-    elif not header.record_count or PREAMBLE_BYTES + RECORD_BYTES_MIN * header.record_count > header.raw_bytes:
-        raise DecodeError(f"{header.record_count} records cannot be in a payload of {header.raw_bytes} bytes")
 
 
 def _check_numbers(header: BatchHeader) -> None:
-    if header.base_offset < 0 or header.end_offset > OFFSET_END_MAX:
+    if not 0 <= header.base_offset <= OFFSET_END_MAX - header.record_count:
         raise DecodeError(f"base offset {header.base_offset} with {header.record_count} records is out of range")
     if header.first_timestamp > header.max_timestamp:
         raise DecodeError("the first timestamp lies after the greatest")
