@@ -9,7 +9,8 @@ The same classes are raised on servers and, decoded from their stable ``code``, 
     │   └── OverloadedError   not done; a named bound is reached
     ├── OutcomeUnknownError   perhaps done; retry only if idempotent
     ├── StorageError          this replica stops serving
-    │   ├── LogClosedError    the log takes no more appends
+    │   ├── LogClosedError    the log takes no more appends; this one was not done
+    │   ├── LogFailedError    the disk failed under an append; a restart tells whether it is there
     │   ├── DamageError       stored bytes fail their checksum
     │   └── TrimmedError      the wanted range was removed by retention
     └── ConfigError           the settings cannot be used
@@ -78,6 +79,13 @@ class LogClosedError(StorageError):
     """Report an append to a log that was closed, by its owner or by an earlier failure."""
 
     code = "log_closed"
+
+
+class LogFailedError(StorageError):
+    """Report that the disk failed while a batch was on its way to it: it may be found after a restart, or not."""
+
+    code = "log_failed"
+    outcome = "unknown"
 
 
 class DamageError(StorageError):

@@ -1,0 +1,158 @@
+"""The one declaration of every setting, and how its value is found.
+
+Each setting is declared once, here, with its default, its bounds and its sentence. A value comes
+from the default, then the TOML file, then the environment (`QUIVER_LOG__SEGMENT_BYTES_MAX`), then a
+flag (`--log-segment-bytes-max`); later wins. Flags and `docs/operations/configuration.md` are made
+from this tree. An unknown key is an error: a misspelt setting must never be silently ignored.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from quiver.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+ENVIRONMENT_PREFIX = "QUIVER_"
+
+Durability = Literal["fsync", "interval", "none"]
+
+
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How one partition's log is kept on disk."""
+
+    durability: Annotated[
+        Durability,
+        Meta(
+            description="When a batch counts as durable: `fsync` after fdatasync, `interval` after the write with "
+            "an fdatasync every flush_interval_ms, `none` after the write."
+        ),
+    ] = "fsync"
+    flush_interval_ms: Annotated[
+        int, Meta(ge=1, le=60_000, description="Time between fdatasyncs when durability is `interval`.")
+    ] = 50
+    segment_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=4096 * MIB, description="Size at which a segment is sealed and a new one begun.")
+    ] = 64 * MIB
+    segment_age_ms_max: Annotated[
+        int, Meta(ge=100, description="Age at which a segment is sealed at the next append or retention run.")
+    ] = 7 * 24 * 3_600_000
+    index_interval_bytes: Annotated[
+        int, Meta(ge=64, le=16 * MIB, description="Distance between two entries of a segment's sparse index.")
+    ] = 64 * KIB
+    tail_cache_bytes_max: Annotated[
+        int, Meta(ge=0, le=4096 * MIB, description="Bytes of the newest batches kept in memory for readers.")
+    ] = 16 * MIB
+    pending_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=4096 * MIB, description="Bytes appended but not yet written at which appends are refused.")
+    ] = 64 * MIB
+
+
+class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the program says on standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severity that is written.")
+    ] = "info"
+    format: Annotated[Literal["text", "json"], Meta(description="One line of text, or one JSON object, per event.")] = (
+        "text"
+    )
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every setting of a node, by section."""
+
+    log: LogSettings = LogSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One leaf of the tree, as flags and the reference page need it."""
+
+    section: str
+    name: str
+    default: object
+    choices: tuple[str, ...]
+    description: str
+    at_least: float | None
+    at_most: float | None
+
+    @property
+    def key(self) -> str:
+        """Return the dotted key, as in TOML."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def environment_variable(self) -> str:
+        """Return the environment variable that sets it."""
+        return f"{ENVIRONMENT_PREFIX}{self.section}__{self.name}".upper()
+
+    @property
+    def flag(self) -> str:
+        """Return the command-line flag that sets it."""
+        return f"--{self.section}-{self.name}".replace("_", "-")
+
+
+def all_settings() -> Iterator[Setting]:
+    """Walk the tree in the order of its declaration."""
+    for section in msgspec.structs.fields(Settings):
+        section_type = type(section.default)
+        hints = get_type_hints(section_type, include_extras=True)
+        for field in msgspec.structs.fields(section_type):
+            annotated = get_args(hints[field.name])
+            meta: Meta = annotated[1]
+            yield Setting(
+                section=section.name,
+                name=field.name,
+                default=field.default,
+                choices=tuple(str(choice) for choice in get_args(annotated[0])),
+                description=meta.description or "",
+                at_least=meta.ge,
+                at_most=meta.le,
+            )
+
+
+def load_settings(
+    toml: str = "", *, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> Settings:
+    """Combine defaults, the text of a TOML file, environment variables and flags (`{"log.durability": "none"}`).
+
+    Raises:
+        ConfigError: a key is unknown or a value is not allowed; the message names the key.
+    """
+    tree = _parse_toml(toml)
+    known = {setting.key: setting for setting in all_settings()}
+    for variable, value in sorted((environment or {}).items()):
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".", 1)
+            _assign(tree, key, value, known, where=f"environment variable {variable}")
+    for key, value in (flags or {}).items():
+        _assign(tree, key, value, known, where=f"flag for {key}")
+    try:
+        # strict=False turns the strings of flags and variables into the declared types.
+        return msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}; docs/operations/configuration.md lists what is allowed") from None
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"settings file is not valid TOML: {error}") from None
+
+
+def _assign(tree: dict[str, Any], key: str, value: str, known: Mapping[str, Setting], *, where: str) -> None:
+    setting = known.get(key)
+    if setting is None:
+        raise ConfigError(f"{where}: there is no setting {key!r}; docs/operations/configuration.md lists them")
+    section = tree.setdefault(setting.section, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"settings: [{setting.section}] must be a table of settings")
+    section[setting.name] = value

@@ -1,0 +1,167 @@
+"""Group commit: everything that waits goes to disk in one flush, planned on the loop, run off it.
+
+`plan` decides positions, marks and segment rolls and changes the bookkeeping; it does no input or
+output. `Flush.run` then carries the plan out in an executor, touching nothing but files. One flush of a
+log runs at a time; what arrives meanwhile joins the next.
+
+On disk after `Flush.run` returned: all its batches, with `sync`; a sealed segment and the name of a new
+one always. If it raises, any prefix or torn part of them may be there, and nobody was told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver.config import LogSettings
+from quiver.model import Buffer
+from quiver.record.batch import Batch
+from quiver.storage.disk import IOV_MAX, Disk, File
+from quiver.storage.frames import MARK_BYTES, SegmentHeader, encode_mark
+from quiver.storage.segment import Segment, segment_name
+
+
+class SegmentWrite:
+    """What one flush puts into one segment file."""
+
+    __slots__ = ("buffers", "footer", "is_new", "name", "position")
+
+    def __init__(self, segment: Segment, *, is_new: bool) -> None:
+        self.name = segment.name
+        self.is_new = is_new
+        self.position = 0 if is_new else segment.size_bytes
+        self.buffers: list[Buffer] = [segment.header.encode()] if is_new else []
+        self.footer: bytes | None = None
+
+
+class Flush:
+    """The file work of one flush."""
+
+    def __init__(self, disk: Disk, directory: str, *, sync: bool) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._sync = sync
+        self.writes: list[SegmentWrite] = []
+
+    def run(self, file: File | None) -> File | None:
+        """Carry the writes out, starting with the open active `file`; return the file that is active then."""
+        for write in self.writes:
+            if write.is_new:
+                file = self._disk.open(f"{self._directory}/{write.name}", create=True)
+            assert file is not None, "a log without an open file begins a flush with a new segment"
+            self._write_segment(file, write)
+        return file
+
+    def _write_segment(self, file: File, write: SegmentWrite) -> None:
+        buffers = write.buffers if write.footer is None else [*write.buffers, write.footer]
+        write_all(file, buffers, write.position)
+        if self._sync or write.is_new or write.footer is not None:
+            file.sync()  # on disk now: these batches, and the footer if the segment is sealed
+        if write.is_new:
+            self._disk.sync_directory(self._directory)  # on disk now: the new segment's name
+        if write.footer is not None:
+            file.close()
+
+
+class Planner:
+    """Decide where the next batches go. Owns the active segment's bookkeeping on behalf of its log."""
+
+    def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._settings = settings
+        self.synced_bytes = 0
+        """How much of the active segment's file is known to be on disk."""
+        self.marked_bytes = 0
+        """How much of it the newest mark vouches for."""
+
+    def plan(self, segments: list[Segment], batches: Sequence[Batch], *, now_ms: int, sync: bool) -> Flush:
+        """Place batches behind the last segment, rolling where due; extends `segments` and their bookkeeping."""
+        flush = Flush(self._disk, self._directory, sync=sync)
+        active = segments[-1]
+        if not active.is_sealed:
+            flush.writes.append(self._begin_write(active))
+        for batch in batches:
+            if active.is_sealed or self._must_roll(active, len(batch.data), now_ms):
+                active = self._roll(flush, segments, now_ms)
+            self._place(flush.writes[-1], active, batch)
+        return flush
+
+    def plan_roll(self, segments: list[Segment], *, now_ms: int) -> Flush:
+        """Seal the active segment and begin a new one."""
+        flush = self.plan(segments, (), now_ms=now_ms, sync=True)
+        self._roll(flush, segments, now_ms)
+        return flush
+
+    def plan_mark(self, segments: list[Segment], *, sync: bool) -> Flush | None:
+        """Vouch for what is on disk, with no batches behind; None if the newest mark does so already."""
+        if segments[-1].is_sealed or self.synced_bytes <= self.marked_bytes:
+            return None
+        return self.plan(segments, (), now_ms=0, sync=sync)
+
+    def flushed(self, segments: list[Segment], *, sync: bool) -> None:
+        """Note that the last planned flush is done."""
+        if sync:
+            self.synced_bytes = segments[-1].size_bytes
+
+    def replaced(self, size_bytes: int) -> None:
+        """Note that the active file now is one that is on disk up to `size_bytes` and vouched for by none."""
+        self.synced_bytes, self.marked_bytes = size_bytes, 0
+
+    def _begin_write(self, active: Segment) -> SegmentWrite:
+        write = SegmentWrite(active, is_new=False)
+        if self.synced_bytes > self.marked_bytes:
+            write.buffers.append(encode_mark(self.synced_bytes))
+            self.marked_bytes = self.synced_bytes
+            active.size_bytes += MARK_BYTES
+        return write
+
+    def _must_roll(self, active: Segment, batch_bytes: int, now_ms: int) -> bool:
+        if active.is_empty:
+            return False
+        is_full = active.size_bytes + batch_bytes > self._settings.segment_bytes_max
+        return is_full or now_ms - active.header.created_ms >= self._settings.segment_age_ms_max
+
+    def _roll(self, flush: Flush, segments: list[Segment], now_ms: int) -> Segment:
+        before = segments[-1]
+        if not before.is_sealed:
+            flush.writes[-1].footer = before.seal().encode()
+        header = SegmentHeader(
+            generation=before.header.generation,
+            first_index=before.end_index,
+            first_offset=before.end_offset,
+            previous_term=before.last_term,
+            created_ms=now_ms,
+        )
+        segments.append(Segment(header, segment_name(header.first_index)))
+        flush.writes.append(SegmentWrite(segments[-1], is_new=True))
+        self.replaced(0)
+        return segments[-1]
+
+    def _place(self, write: SegmentWrite, active: Segment, batch: Batch) -> None:
+        write.buffers.append(batch.data)
+        active.add(
+            batch.header,
+            position=active.size_bytes,
+            size_bytes=len(batch.data),
+            index_interval_bytes=self._settings.index_interval_bytes,
+        )
+
+
+def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:
+    """Write all buffers one after the other, going on after a short write.
+
+    Raises:
+        OSError: as the disk raises it; some of the bytes may have been written.
+    """
+    for first in range(0, len(buffers), IOV_MAX):
+        position = _write_some(file, buffers[first : first + IOV_MAX], position)
+
+
+def _write_some(file: File, buffers: Sequence[Buffer], position: int) -> int:
+    total = sum(map(len, buffers))
+    written = file.write(buffers, position)
+    while written < total:
+        # Rare: go on with the rest as one buffer. A disk that takes nothing at all raises an error instead.
+        rest = b"".join(buffers)[written:]
+        written += file.write([rest], position + written)
+    return position + total

@@ -1,0 +1,478 @@
+"""The log of one partition on disk: the Raft log and the record log in one.
+
+Owned by one event loop. Appends, cuts and resets change what the log *is* at once and reach the disk
+in that order through its `Writer`. Readers run beside it.
+
+Invariants:
+- entries are consecutive by index and records by offset, from `first_*` to `end_*`;
+- `durable_end_index` ≤ `end_index`; what lies below it is on disk (by the log's durability setting) and
+  stays there through any crash; it goes back only when the owner cuts the log;
+- after the first failed write or sync the log takes nothing more, for good: it stays readable up to
+  what was durable, and nothing is ever synced again (a second sync would lie).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.config import LogSettings
+from quiver.errors import DamageError, OverloadedError, RequestError, StorageError, TrimmedError, invariant
+from quiver.model import Index, Offset, Term
+from quiver.record.batch import Batch
+from quiver.storage.disk import Disk
+from quiver.storage.executor import Executor
+from quiver.storage.frames import SEGMENT_HEADER_BYTES, SegmentHeader
+from quiver.storage.reader import Place, Wanted, read_batches, take_wanted
+from quiver.storage.recovery import Damage, Recovery, cut_damage, recover
+from quiver.storage.retention import RetentionPolicy, count_removable
+from quiver.storage.segment import Segment, segment_name
+from quiver.storage.tail import TailCache
+from quiver.storage.truncation import remove_prefix, start_over
+from quiver.storage.writer import Writer
+
+
+class LogStatus(msgspec.Struct, frozen=True):
+    """A snapshot of a log."""
+
+    first_index: Index
+    end_index: Index
+    durable_end_index: Index
+    first_offset: Offset
+    end_offset: Offset
+    last_term: Term
+    segments: int
+    size_bytes: int
+    pending_bytes: int
+    failure: str | None
+    damage: tuple[Damage, ...]
+
+
+class Log:
+    """A sequence of batches on disk. Make one with `Log.open`; close it with `close`."""
+
+    def __init__(
+        self, directory: str, recovery: Recovery, *, disk: Disk, executor: Executor, clock: Clock, settings: LogSettings
+    ) -> None:
+        self.directory = directory
+        self.damage = recovery.damage
+        """What recovery found; empty for a whole log."""
+        self.warnings = recovery.warnings
+        self.on_durable: Callable[[Index], None] | None = None
+        """Called in the event loop whenever `durable_end_index` has grown, with its new value."""
+        self.on_failure: Callable[[StorageError], None] | None = None
+        """Called once, when the log has failed."""
+        self._disk = disk
+        self._executor = executor
+        self._clock = clock
+        self._settings = settings
+        self._segments = recovery.segments
+        self._writer = Writer(
+            directory,
+            self._segments,
+            disk=disk,
+            executor=executor,
+            clock=clock,
+            settings=settings,
+            report_durable=self._handle_durable,
+            report_failure=self._handle_failure,
+        )
+        self._cuts = 0
+        self._is_removing = False
+        self._view_segments()
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        *,
+        disk: Disk,
+        executor: Executor,
+        clock: Clock,
+        settings: LogSettings,
+        discard_damage: bool = False,
+    ) -> Log:
+        """Open a log directory, making it if there is none; blocking, so that many can be opened in parallel.
+
+        With damage found the log serves what lies before it and refuses appends, unless `discard_damage` is
+        given: then everything from the first damage on is set aside, and the caller owes the cluster not to
+        act as if it still had it (`log.damage` tells the range).
+
+        Raises:
+            DamageError: the directory cannot be understood at all.
+            StorageError: the disk failed.
+        """
+        try:
+            recovery = _open_directory(disk, directory, settings, clock.wall_ms())
+            damage = recovery.damage
+            if damage and discard_damage:
+                recovery = cut_damage(disk, directory, recovery)
+            log = cls(directory, recovery, disk=disk, executor=executor, clock=clock, settings=settings)
+            log.damage = damage
+            if damage and not discard_damage:
+                log._stop_at_damage()
+            else:
+                log._writer.open_active()
+        except OSError as error:
+            raise StorageError(f"{directory}: cannot open the log: {error}") from error
+        return log
+
+    def _stop_at_damage(self) -> None:
+        """Serve what lies before the first damage and take nothing."""
+        first = min(self.damage, key=lambda damage: damage.first_index)
+        self._writer.failure = DamageError(f"{self.directory}: {first}")
+        self._writer.durable_end = self._end_index = first.first_index
+        segment = self._segments[self._segment_of_index(first.first_index)]
+        self._end_offset, self._last_term = segment.end_offset, segment.last_term
+        self._tail = TailCache(self._end_index, bytes_max=0)
+
+    def _view_segments(self) -> None:
+        """Let the log end where its segments end."""
+        last = self._segments[-1]
+        self._end_index, self._end_offset, self._last_term = last.end_index, last.end_offset, last.last_term
+        self._tail = TailCache(last.end_index, bytes_max=self._settings.tail_cache_bytes_max)
+
+    async def close(self) -> None:
+        """Make what was appended durable, and close; idempotent. A failed log closes without an error."""
+        await self._writer.close()
+
+    # -- what the log is -------------------------------------------------------------------------
+
+    @property
+    def first_index(self) -> Index:
+        """Return the index of the oldest entry kept."""
+        return self._segments[0].first_index
+
+    @property
+    def end_index(self) -> Index:
+        """Return the index that the next appended entry must have."""
+        return self._end_index
+
+    @property
+    def durable_end_index(self) -> Index:
+        """Return the index behind the last durable entry."""
+        return self._writer.durable_end
+
+    @property
+    def first_offset(self) -> Offset:
+        """Return the offset of the oldest record kept."""
+        return self._segments[0].first_offset
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset that the next appended record gets."""
+        return self._end_offset
+
+    @property
+    def last_term(self) -> Term:
+        """Return the term of the last entry, also when retention has removed it."""
+        return self._last_term
+
+    def term_at(self, index: Index) -> Term | None:
+        """Return an entry's term; None if the log does not know it (it reaches one entry below `first_index`)."""
+        if not self.first_index - 1 <= index < self._end_index:
+            return None
+        if index >= self._tail.first_index:
+            return self._tail.term_at(index)
+        return self._segments[self._segment_of_index(max(index, self.first_index))].term_at(index)
+
+    def term_starts(self) -> list[tuple[Index, Term]]:
+        """Return each term in the log with the first index that the log still has of it, in order."""
+        starts: list[tuple[Index, Term]] = []
+        for segment in self._segments:
+            starts.extend(start for start in segment.terms if not starts or starts[-1][1] != start[1])
+        for index in range(max(self._tail.first_index, self._segments[-1].end_index), self._end_index):
+            term = self._tail.term_at(index)
+            if not starts or starts[-1][1] != term:
+                starts.append((Index(index), term))
+        return starts
+
+    def status(self) -> LogStatus:
+        """Return a snapshot for people and metrics."""
+        return LogStatus(
+            first_index=self.first_index,
+            end_index=self._end_index,
+            durable_end_index=self._writer.durable_end,
+            first_offset=self.first_offset,
+            end_offset=self._end_offset,
+            last_term=self._last_term,
+            segments=len(self._segments),
+            size_bytes=sum(segment.size_bytes for segment in self._segments),
+            pending_bytes=self._writer.pending_bytes,
+            failure=str(self._writer.failure) if self._writer.failure else None,
+            damage=self.damage,
+        )
+
+    # -- appending -------------------------------------------------------------------------------
+
+    def append(self, batches: Sequence[Batch]) -> None:
+        """Add stamped batches at the end; readers see them at once, `wait_durable` tells when they are safe.
+
+        All or nothing: on an error none was taken.
+
+        Raises:
+            LogClosedError: the log is closed or has failed.
+            OverloadedError: too much waits to be written; nothing was done.
+        """
+        self._writer.check_open()
+        size_bytes = sum(len(batch.data) for batch in batches)
+        waiting_bytes = self._writer.pending_bytes
+        if waiting_bytes and waiting_bytes + size_bytes > self._settings.pending_bytes_max:
+            raise OverloadedError(f"{self.directory}: {waiting_bytes} bytes wait to be written; try again later")
+        for batch in batches:
+            self._append_one(batch)
+        self._writer.enqueue(batches, size_bytes)
+
+    def _append_one(self, batch: Batch) -> None:
+        header = batch.header
+        invariant(
+            header.index == self._end_index
+            and header.base_offset == self._end_offset
+            and header.term >= self._last_term,
+            "an appended batch follows the last one",
+            batch=header,
+            end_index=self._end_index,
+            end_offset=self._end_offset,
+            last_term=self._last_term,
+        )
+        self._tail.add(batch)
+        self._end_index = Index(header.index + 1)
+        self._end_offset = header.end_offset
+        self._last_term = header.term
+
+    async def wait_durable(self, end_index: Index) -> None:
+        """Wait until every entry below `end_index` is durable; waiters are woken in the order of their index.
+
+        Raises:
+            LogFailedError: the disk failed first; a restart tells what is there.
+            LogClosedError: the entry was cut off, or the log was closed, before it was durable.
+        """
+        await self._writer.wait_durable(end_index)
+
+    def _handle_durable(self, durable_end: Index) -> None:
+        self._tail.evict(durable_end)
+        if self.on_durable is not None:
+            self.on_durable(durable_end)
+
+    def _handle_failure(self, error: StorageError) -> None:
+        """Show only what is durable from now on."""
+        if self._end_index > self._writer.durable_end:
+            self._end_at(self._writer.durable_end)
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    # -- cutting ---------------------------------------------------------------------------------
+
+    def truncate_suffix(self, end_index: Index) -> None:
+        """Drop the entries at or behind `end_index`, at once for readers; what is appended next replaces them."""
+        self._writer.check_open()
+        invariant(self.first_index <= end_index <= self._end_index, "a cut lies inside the log", end_index=end_index)
+        if end_index < self._end_index:
+            self._end_at(end_index)
+            self._writer.cut(end_index)
+
+    def _end_at(self, end_index: Index) -> None:
+        """Let the log end at `end_index`, which lies before its end now."""
+        self._cuts += 1
+        term = self.term_at(Index(end_index - 1))
+        assert term is not None, "the entry before a cut is in the log or just before it"
+        self._end_offset = self._base_offset_of(end_index)
+        self._end_index, self._last_term = end_index, term
+        self._tail.truncate(end_index)
+
+    def _base_offset_of(self, index: Index) -> Offset:
+        """Return the offset at which an entry begins; reads the disk, briefly, if it is not in memory."""
+        if index >= self._tail.first_index:
+            return self._tail.get(index).header.base_offset
+        segment = self._segments[self._segment_of_index(index)]
+        place = Place(segment, segment.position_before_index(index), segment.size_bytes)
+        wanted = Wanted(first_index=index, end_index=index + 1, bytes_max=1)
+        return read_batches(self._disk, self.directory, [place], wanted)[0].header.base_offset
+
+    async def truncate_prefix(self, first_index: Index) -> None:
+        """Remove the whole segments that lie below `first_index`; never the active one."""
+        removable = 0
+        while removable < len(self._segments) - 1 and self._segments[removable].end_index <= first_index:
+            removable += 1
+        await self._remove_oldest(removable)
+
+    async def retain(self, policy: RetentionPolicy) -> None:
+        """Remove what `policy` no longer keeps; seals the active segment first if it is old enough to go."""
+        now_ms = self._clock.wall_ms()
+        active = self._segments[-1]
+        is_old = now_ms - active.header.created_ms >= self._settings.segment_age_ms_max
+        if is_old and not active.is_empty and not active.is_sealed:
+            await self._writer.run_exclusively(self._writer.plan_roll)
+        await self._remove_oldest(count_removable(self._segments, policy, now_ms=now_ms))
+
+    async def _remove_oldest(self, count: int) -> None:
+        names = [segment.name for segment in self._segments[:count]]
+        if not names:
+            return
+        self._is_removing = True
+        try:
+            await self._writer.run_exclusively(lambda: partial(remove_prefix, self._disk, self.directory, names))
+        finally:
+            self._is_removing = False
+        # The log starts later only now that the files are gone for good: its start never goes back.
+        del self._segments[: sum(segment.name in names for segment in self._segments[: len(names)])]
+
+    async def reset(self, *, first_index: Index, first_offset: Offset, previous_term: Term) -> None:
+        """Drop everything and start over, empty, at another place (a snapshot was installed)."""
+        self._writer.check_open()
+        self._cuts += 1
+        header = SegmentHeader(
+            generation=self._segments[-1].header.generation + 1,
+            first_index=first_index,
+            first_offset=first_offset,
+            previous_term=previous_term,
+            created_ms=self._clock.wall_ms(),
+        )
+        segment = Segment(header, segment_name(first_index))
+        old_names = self._writer.start_over(segment)
+        self._view_segments()
+        work = partial(start_over, self._disk, self.directory, old_names, segment)
+        self._writer.adopt_file(await self._writer.run_exclusively(lambda: work))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read_entries_nowait(self, first_index: Index, *, end_index: Index, bytes_max: int) -> list[Batch] | None:
+        """Return entries from memory, at least one if there is one; None if they must be read from disk."""
+        end_index = min(end_index, self._end_index)
+        if first_index < self._tail.first_index:
+            return None if first_index < end_index else []
+        return self._take_from_tail(first_index, Wanted(end_index=end_index, bytes_max=bytes_max))
+
+    async def read_entries(self, first_index: Index, *, end_index: Index, bytes_max: int) -> list[Batch]:
+        """Return entries from `first_index` on, at most `bytes_max` bytes but at least one; empty at the end.
+
+        Raises:
+            TrimmedError: `first_index` lies below the log's start.
+            DamageError: the next entry fails its checksum.
+        """
+        found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
+        while found is None:
+            if first_index < self.first_index:
+                raise TrimmedError(f"entry {first_index} was removed; the log starts at {self.first_index}")
+            at = self._segment_of_index(first_index)
+            position = self._segments[at].position_before_index(first_index)
+            end = min(end_index, self._end_index, self._tail.first_index)
+            wanted = Wanted(first_index=first_index, end_index=end, bytes_max=bytes_max)
+            found = await self._read_disk(at, position, wanted)
+            if found is None:
+                found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
+        return found
+
+    async def read_records(self, first_offset: Offset, *, end_offset: Offset, bytes_max: int) -> list[Batch]:
+        """Return data batches from the one that holds `first_offset`, none that reaches past `end_offset`.
+
+        At most `bytes_max` bytes but at least one batch; empty when `first_offset` is at the end.
+
+        Raises:
+            TrimmedError: `first_offset` lies below the log's start.
+            RequestError: `first_offset` lies behind the log's end.
+            DamageError: the next batch fails its checksum.
+        """
+        while True:
+            if first_offset < self.first_offset:
+                raise TrimmedError(f"offset {first_offset} was removed; the log starts at {self.first_offset}")
+            if first_offset > self._end_offset:
+                raise RequestError(f"offset {first_offset} lies behind the end, {self._end_offset}")
+            if first_offset >= min(end_offset, self._end_offset):
+                return []
+            wanted = Wanted(
+                first_offset=first_offset,
+                end_offset=end_offset,
+                end_index=self._end_index,
+                bytes_max=bytes_max,
+                data_only=True,
+            )
+            index = self._tail.index_of_offset(first_offset)
+            if index is not None:
+                return self._take_from_tail(index, wanted)
+            at = bisect_right(self._segments, first_offset, key=_first_offset_of) - 1
+            position = self._segments[at].position_before_offset(first_offset)
+            wanted = msgspec.structs.replace(wanted, end_index=self._tail.first_index)
+            found = await self._read_disk(at, position, wanted)
+            if found is not None:
+                return found
+
+    async def find_timestamp(self, timestamp: int, *, end_offset: Offset) -> Offset | None:
+        """Return the first offset below `end_offset` whose record is not older than `timestamp`; None if there is none.
+
+        Raises:
+            DamageError: a batch on the way fails its checksum.
+        """
+        wanted = Wanted(
+            timestamp_min=timestamp, end_offset=end_offset, end_index=self._end_index, bytes_max=1, data_only=True
+        )
+        found = await self._find_on_disk(wanted) or self._take_from_tail(self._tail.first_index, wanted)
+        for batch in found:
+            return next(record.offset for record in batch.records() if record.timestamp >= timestamp)
+        return None
+
+    async def _find_on_disk(self, wanted: Wanted) -> list[Batch]:
+        """Return the first batch before the tail that is not older than wanted."""
+        found: list[Batch] | None = None
+        while found is None:
+            newest = wanted.timestamp_min
+            at = next((n for n, segment in enumerate(self._segments) if segment.max_timestamp >= newest), None)
+            if at is None or self._segments[at].first_index >= self._tail.first_index:
+                return []
+            position = self._segments[at].position_before_timestamp(newest)
+            before_tail = msgspec.structs.replace(wanted, end_index=self._tail.first_index)
+            found = await self._read_disk(at, position, before_tail)
+        return found
+
+    def _take_from_tail(self, first_index: Index, wanted: Wanted) -> list[Batch]:
+        return take_wanted(map(self._tail.get, range(first_index, self._end_index)), wanted)
+
+    async def _read_disk(self, at: int, first_position: int, wanted: Wanted) -> list[Batch] | None:
+        """Read from segment number `at` on; None if the log was cut meanwhile and the caller must look again."""
+        cuts, name = self._cuts, self._segments[at].name
+        places = [Place(segment, SEGMENT_HEADER_BYTES, segment.size_bytes) for segment in self._segments[at:]]
+        places[0] = Place(places[0].segment, first_position, places[0].end_position)
+        try:
+            return await self._executor.submit(partial(read_batches, self._disk, self.directory, places, wanted))
+        except (DamageError, FileNotFoundError) as error:
+            if cuts != self._cuts or all(segment.name != name for segment in self._segments):
+                return None
+            if isinstance(error, DamageError):
+                raise
+            if self._is_removing:
+                raise TrimmedError(f"{name} is being removed by retention") from None
+            raise StorageError(f"{self.directory}: a segment is missing: {error}") from error
+        except OSError as error:
+            raise StorageError(f"{self.directory}: cannot be read: {error}") from error
+
+    def _segment_of_index(self, index: int) -> int:
+        return bisect_right(self._segments, index, key=_first_index_of) - 1
+
+
+def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int) -> Recovery:
+    """Recover a directory, or make an empty log in it."""
+    if not disk.exists(directory):
+        disk.make_directory(directory)
+        disk.sync_directory(directory.rpartition("/")[0] or "/")
+    recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes)
+    if not recovery.segments:
+        header = SegmentHeader(
+            generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
+        )
+        recovery.segments.append(Segment(header, segment_name(1)))
+        start_over(disk, directory, (), recovery.segments[0]).close()
+    return recovery
+
+
+def _first_index_of(segment: Segment) -> Index:
+    return segment.first_index
+
+
+def _first_offset_of(segment: Segment) -> Offset:
+    return segment.first_offset

@@ -1,0 +1,357 @@
+"""Open a log directory after a stop, a crash or a power loss, and say what was found.
+
+Sealed segments are believed by their footer; only the last, active one is read. The rule for its end:
+- a hole that a later mark vouches for, or a whole frame that fails its checksum although no sector of it
+  was lost, is **damage**: it was on disk once. It is reported with its range, nothing behind it is served,
+  and nothing is cut until the owner asks for that (`cut_damage`);
+- anything else that is not a whole frame is a **torn tail**: it was never acknowledged. It is cut.
+Segments of an older generation, temporary files and segments torn at birth are leftovers and removed.
+
+Blocking; runs in an executor. It writes nothing but those cuts and removals, each made durable before
+the log is used again: a second crash in the middle of recovery finds the same log.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from quiver.errors import DamageError, DecodeError
+from quiver.model import Index, Offset, Term
+from quiver.record.header import HEADER_BYTES
+from quiver.storage.disk import Disk, File
+from quiver.storage.frames import (
+    FOOTER_MAGIC,
+    MARK_BYTES,
+    MARK_MAGIC,
+    SEGMENT_HEADER_BYTES,
+    TRAILER_BYTES,
+    Footer,
+    SegmentHeader,
+    decode_footer,
+    decode_mark,
+    decode_segment_header,
+    footer_bytes,
+)
+from quiver.storage.scan import BadFrame, Frame, decode_frame, scan
+from quiver.storage.segment import Segment, is_segment_name, segment_name
+
+SECTOR_BYTES = 512
+"""The unit in which a disk loses unsynced bytes; a lost one of a growing file reads as zeros."""
+BATCH_MAGIC = b"QVB1"
+TEMPORARY_SUFFIX = ".tmp"
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A range of a file that fails its checksum although it once was on disk."""
+
+    name: str
+    first_position: int
+    end_position: int
+    first_index: Index
+    end_index_max: Index
+    """No entry at or behind this index was ever here: until it has them again the replica is not whole."""
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: bytes {self.first_position}..{self.end_position} are damaged "
+            f"(entries from {self.first_index}, at most to {self.end_index_max}): {self.reason}"
+        )
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What opening a directory found and did."""
+
+    segments: list[Segment]
+    damage: tuple[Damage, ...]
+    """Damage that hides entries. The log serves and takes nothing from the first of them on."""
+    warnings: tuple[str, ...]
+    """Damage that hides no entry, and what was cut or removed."""
+
+
+class _Findings:
+    """What a recovery gathers on its way."""
+
+    def __init__(self, disk: Disk, directory: str, index_interval_bytes: int) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.index_interval_bytes = index_interval_bytes
+        self.damage: list[Damage] = []
+        self.warnings: list[str] = []
+
+    def path(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+    def remove(self, name: str, reason: str) -> None:
+        self.disk.remove(self.path(name))
+        self.disk.sync_directory(self.directory)
+        self.warnings.append(f"{name}: removed, {reason}")
+
+
+def recover(disk: Disk, directory: str, *, index_interval_bytes: int) -> Recovery:
+    """Read a log directory, which must exist, and mend what a crash may have left.
+
+    Raises:
+        DamageError: the directory cannot be understood at all; nothing was changed.
+        OSError: as the disk raises it.
+    """
+    findings = _Findings(disk, directory, index_interval_bytes)
+    names = disk.names(directory)
+    for name in names:
+        if name.endswith(TEMPORARY_SUFFIX):
+            findings.remove(name, "a leftover of an interrupted write")
+    segments: list[Segment] = []
+    wanted = [name for name in names if is_segment_name(name)]
+    for name in wanted:
+        segment = _recover_segment(
+            findings, name, previous=segments[-1] if segments else None, is_last=name == wanted[-1]
+        )
+        if segment is not None:
+            segments.append(segment)
+    segments = _drop_old_generations(findings, segments)
+    _check_continuity(findings, segments)
+    return Recovery(segments, tuple(findings.damage), tuple(findings.warnings))
+
+
+def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None, is_last: bool) -> Segment | None:
+    file = findings.disk.open(findings.path(name))
+    try:
+        header = _read_header(file)
+        footer = read_footer(file)
+        if footer is not None:
+            if header is None:
+                findings.warnings.append(f"{name}: the segment header is damaged; its copy in the footer is used")
+            return Segment.from_footer(name, footer)
+        if header is None:
+            header = _rebuild_header(findings, file, name, previous)
+        if header is not None:
+            return _scan_segment(findings, file, Segment(header, name), is_last=is_last)
+    finally:
+        file.close()
+    findings.remove(name, "it was torn at birth and holds nothing")
+    return None
+
+
+def _read_header(file: File) -> SegmentHeader | None:
+    try:
+        return decode_segment_header(file.read(SEGMENT_HEADER_BYTES, 0))
+    except DecodeError:
+        return None
+
+
+def read_footer(file: File) -> Footer | None:
+    """Return the footer at the end of a segment file; None if there is none or it is not intact."""
+    size = file.size()
+    try:
+        length = footer_bytes(file.read(TRAILER_BYTES, max(size - TRAILER_BYTES, 0)))
+        return decode_footer(file.read(length, size - length)) if length <= size else None
+    except DecodeError:
+        return None
+
+
+def _rebuild_header(findings: _Findings, file: File, name: str, previous: Segment | None) -> SegmentHeader | None:
+    """Make up for a damaged segment header; None if the segment was torn at birth."""
+    first = (
+        decode_frame(file.read(file.size() - SEGMENT_HEADER_BYTES, SEGMENT_HEADER_BYTES), 0)
+        if _has_frames(file)
+        else None
+    )
+    holds_batch = isinstance(first, Frame) and first.header is not None
+    if not holds_batch and previous is not None:
+        return None  # the predecessor's end tells where the log goes on: nothing is lost with this file
+    if not holds_batch and not any(file.read(file.size(), 0)):
+        return None  # the header never reached the disk, so nothing behind it was acknowledged
+    if not isinstance(first, Frame) or first.header is None:
+        raise DamageError(f"{name}: the header of the log's only segment is damaged: where the log starts is unknown")
+    findings.warnings.append(f"{name}: the segment header is damaged; it was rebuilt from the first batch")
+    return SegmentHeader(
+        generation=previous.header.generation if previous else 0,
+        first_index=Index(int(name[:20])),
+        first_offset=Offset(first.header.base_offset),
+        previous_term=previous.last_term if previous else Term(0),
+        created_ms=first.header.append_timestamp,
+    )
+
+
+def _has_frames(file: File) -> bool:
+    return file.size() > SEGMENT_HEADER_BYTES
+
+
+def _scan_segment(findings: _Findings, file: File, segment: Segment, *, is_last: bool) -> Segment:
+    """Read a segment that has no usable footer; cut its torn tail if it is the log's last."""
+    size = file.size()
+    position = SEGMENT_HEADER_BYTES
+    while position < size:
+        bad = _scan_frames(findings, file, segment, position, size)
+        if bad is None:
+            return segment
+        rest = file.read(size - bad.position, bad.position)
+        if _is_footer(rest):
+            if is_last:
+                _cut(findings, file, segment, size, "an incomplete footer")
+            else:
+                findings.warnings.append(f"{segment.name}: the footer is damaged; the segment was read instead")
+            return segment
+        if is_last and not _is_damage(rest, bad):
+            _cut(findings, file, segment, size, bad.reason)
+            return segment
+        position = _skip_damage(findings, segment, rest, bad)
+    return segment
+
+
+def _scan_frames(findings: _Findings, file: File, segment: Segment, position: int, size: int) -> BadFrame | None:
+    for found in scan(file, position, size):
+        if isinstance(found, BadFrame):
+            return found
+        if found.header is None:
+            segment.size_bytes = found.end
+            continue
+        if found.header.index != segment.end_index or found.header.base_offset != segment.end_offset:
+            return BadFrame(found.position, f"entry {found.header.index} stands where {segment.end_index} should be")
+        segment.add(
+            found.header,
+            position=found.position,
+            size_bytes=found.end - found.position,
+            index_interval_bytes=findings.index_interval_bytes,
+        )
+    return None
+
+
+def _cut(findings: _Findings, file: File, segment: Segment, size: int, reason: str) -> None:
+    file.truncate(segment.size_bytes)
+    file.sync()  # the file ends behind its last whole frame: the next append starts there
+    findings.warnings.append(f"{segment.name}: cut {size - segment.size_bytes} bytes of a torn tail: {reason}")
+
+
+def _is_footer(rest: bytes) -> bool:
+    """Tell whether what follows the last frame is a footer, perhaps damaged or incomplete: it holds no entries."""
+    return rest.startswith(FOOTER_MAGIC) or (rest.endswith(FOOTER_MAGIC) and BATCH_MAGIC not in rest)
+
+
+def _is_damage(rest: bytes, bad: BadFrame) -> bool:
+    """Tell damage from a torn tail, by the rule at the top of this module."""
+    if _is_vouched_for(rest, bad.position):
+        return True
+    if len(rest) < HEADER_BYTES:
+        return False  # too short for any batch
+    frame_bytes = bad.header.batch_bytes if bad.header else HEADER_BYTES
+    if frame_bytes > len(rest):
+        return False
+    return not _has_lost_sector(rest[:frame_bytes], bad.position)
+
+
+def _is_vouched_for(rest: bytes, position: int) -> bool:
+    at = rest.find(MARK_MAGIC)
+    while at >= 0:
+        try:
+            if decode_mark(rest, at) > position:
+                return True
+        except DecodeError:
+            pass  # bytes of a batch that happen to look like a mark
+        at = rest.find(MARK_MAGIC, at + 1)
+    return False
+
+
+def _has_lost_sector(frame: bytes, position: int) -> bool:
+    cuts = [0, *range(SECTOR_BYTES - position % SECTOR_BYTES, len(frame), SECTOR_BYTES), len(frame)]
+    return any(not any(frame[first:end]) for first, end in pairwise(cuts))
+
+
+def _skip_damage(findings: _Findings, segment: Segment, rest: bytes, bad: BadFrame) -> int:
+    """Report the damage at `bad` and return the position of the next intact frame (or of the end)."""
+    resumed = _next_frame(rest, segment.end_index)
+    end = bad.position + (resumed.position if resumed else len(rest))
+    next_index = resumed.header.index if resumed and resumed.header else None
+    if next_index == segment.end_index:
+        findings.warnings.append(f"{segment.name}: bytes {bad.position}..{end} are damaged but hold no entry")
+        return end
+    findings.damage.append(
+        Damage(
+            name=segment.name,
+            first_position=bad.position,
+            end_position=end,
+            first_index=segment.end_index,
+            end_index_max=Index(segment.end_index + len(rest) // HEADER_BYTES),
+            reason=bad.reason,
+        )
+    )
+    return bad.position + len(rest)
+
+
+def _next_frame(rest: bytes, expected_index: int) -> Frame | None:
+    """Return the first intact batch in `rest` that is the expected entry or a later one."""
+    at = rest.find(BATCH_MAGIC, 1)
+    while at >= 0:
+        found = decode_frame(rest, at)
+        if isinstance(found, Frame) and found.header is not None and found.header.index >= expected_index:
+            return found
+        at = rest.find(BATCH_MAGIC, at + 1)
+    return None
+
+
+def _drop_old_generations(findings: _Findings, segments: list[Segment]) -> list[Segment]:
+    newest = max((segment.header.generation for segment in segments), default=0)
+    kept = []
+    for segment in segments:
+        if segment.header.generation == newest:
+            kept.append(segment)
+        else:
+            findings.remove(segment.name, "a leftover of a log reset")
+    names = {segment.name for segment in kept}
+    findings.damage = [damage for damage in findings.damage if damage.name in names]
+    return kept
+
+
+def _check_continuity(findings: _Findings, segments: list[Segment]) -> None:
+    """Report a segment that does not go on where the one before it ends: a file is missing or short."""
+    damaged = {damage.name for damage in findings.damage}
+    for before, after in pairwise(segments):
+        if before.end_index != after.first_index and before.name not in damaged:
+            findings.damage.append(
+                Damage(
+                    name=before.name,
+                    first_position=before.size_bytes,
+                    end_position=before.size_bytes,
+                    first_index=before.end_index,
+                    end_index_max=after.first_index,
+                    reason=f"the next segment begins with entry {after.first_index}: entries between are missing",
+                )
+            )
+
+
+def cut_damage(disk: Disk, directory: str, recovery: Recovery) -> Recovery:
+    """Give up everything from the first damage on, so that the entries can be had again from other replicas.
+
+    The bytes given up are kept in `<segment>.damaged` beside the log. The caller must not vote or
+    acknowledge as if it were whole until it holds `end_index_max` of every damage again.
+    """
+    first = min(recovery.damage, key=lambda damage: damage.first_index)
+    kept = [segment for segment in recovery.segments if segment.first_index <= first.first_index]
+    for segment in reversed([segment for segment in recovery.segments if segment.first_index > first.first_index]):
+        disk.rename(f"{directory}/{segment.name}", f"{directory}/{segment.name}.damaged")
+        disk.sync_directory(directory)
+    _keep_damaged_tail(disk, directory, kept[-1])
+    kept[-1].is_sealed = False
+    return Recovery(kept, (), (*recovery.warnings, *(f"cut: {damage}" for damage in recovery.damage)))
+
+
+def _keep_damaged_tail(disk: Disk, directory: str, segment: Segment) -> None:
+    file = disk.open(f"{directory}/{segment.name}")
+    copy_path = f"{directory}/{segment.name}.damaged"
+    try:
+        if disk.exists(copy_path):
+            disk.remove(copy_path)  # of an earlier attempt that a crash interrupted
+        copy = disk.open(copy_path, create=True)
+        copy.write([file.read(file.size() - segment.size_bytes, segment.size_bytes)], 0)
+        copy.sync()
+        copy.close()
+        disk.sync_directory(directory)
+        file.truncate(segment.size_bytes)
+        file.sync()
+    finally:
+        file.close()
+
+
+__all__ = ["MARK_BYTES", "Damage", "Recovery", "cut_damage", "read_footer", "recover", "segment_name"]
