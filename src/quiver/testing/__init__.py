@@ -4,12 +4,29 @@ Everything here is driven by one seed and gives the same run again for the same 
 loses power, an event loop with virtual time, a network that loses and reorders messages.
 """
 
+from quiver.testing.clock import SimulatedClock
 from quiver.testing.disk import SimulatedDisk, SimulatedFile
 from quiver.testing.disk_faults import DiskFaults, PowerLoss
+from quiver.testing.executor import SimulatedExecutor
+from quiver.testing.latency import Latency
+from quiver.testing.loop import Deadlock, LimitReached, SimulatedLoop, UnhandledError
+from quiver.testing.randomness import RandomStreams
+from quiver.testing.refusal import HostAccessError
+from quiver.testing.trace import Trace
 
 __all__ = [
+    "Deadlock",
     "DiskFaults",
+    "HostAccessError",
+    "Latency",
+    "LimitReached",
     "PowerLoss",
+    "RandomStreams",
+    "SimulatedClock",
     "SimulatedDisk",
+    "SimulatedExecutor",
     "SimulatedFile",
+    "SimulatedLoop",
+    "Trace",
+    "UnhandledError",
 ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quiver.clock import Rng
 from quiver.model import Buffer
@@ -30,11 +30,20 @@ class SimulatedDisk:
     """Hold files in memory, with crashes and faults; `faults` counts by kind what went wrong.
 
     `rates` gives probabilities to seeded faults, drawn from `rng`. With `keep_journal` every mutating
-    operation is listed in `journal` as (kind, path), for messages.
+    operation is listed in `journal` as (kind, path), for messages. `on_power_loss` is called at the moment
+    a planned power loss strikes, before `PowerLoss` is raised: a simulation kills the node there.
     """
 
-    def __init__(self, *, rng: Rng | None = None, rates: DiskFaults | None = None, keep_journal: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        rng: Rng | None = None,
+        rates: DiskFaults | None = None,
+        keep_journal: bool = False,
+        on_power_loss: Callable[[], object] | None = None,
+    ) -> None:
         self._names = NameTable()
+        self._on_power_loss = on_power_loss
         self._plan = FaultPlan(rates or DiskFaults(), rng)
         self.journal: list[tuple[Operation, str]] | None = [] if keep_journal else None
         self.operation_count = 0
@@ -293,6 +302,8 @@ class SimulatedDisk:
     def _lose_power(self) -> None:
         self._has_power = False
         self._life += 1
+        if self._on_power_loss is not None:
+            self._on_power_loss()
         raise PowerLoss(f"power lost {self._crash_moment} operation {self.operation_count}")
 
     def _require_power(self) -> None:
