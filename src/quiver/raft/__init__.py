@@ -1,1 +1,63 @@
-"""raft."""
+"""The sans-IO Raft core: events in, one `Output` value out.
+
+This package must never import asyncio, time, random, os, logging or threading, nor open a file: the
+driver in `quiver.replication` owns all of that. Start reading at `core.Raft` and `output.Output`; the
+paper is Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm" (sections are cited
+as §5.2), with Ongaro's dissertation for what it leaves out.
+"""
+
+from __future__ import annotations
+
+from quiver.raft.config import InitialState, RaftConfig
+from quiver.raft.configuration import Configuration
+from quiver.raft.core import Raft
+from quiver.raft.messages import (
+    Append,
+    AppendResponse,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    HeartbeatResponse,
+    InstallSnapshot,
+    Message,
+    Outgoing,
+    Snapshot,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from quiver.raft.output import HardState, Output, ReadReady, Role, RoleChange, SendEntries, SendSnapshot
+from quiver.raft.progress import PeerStatus, ProgressState
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.status import Status
+
+__all__ = [
+    "Append",
+    "AppendResponse",
+    "Configuration",
+    "Entry",
+    "EntryKind",
+    "HardState",
+    "Heartbeat",
+    "HeartbeatResponse",
+    "InitialState",
+    "InstallSnapshot",
+    "Message",
+    "Outgoing",
+    "Output",
+    "PeerStatus",
+    "ProgressState",
+    "Raft",
+    "RaftConfig",
+    "ReadReady",
+    "Role",
+    "RoleChange",
+    "Safeguard",
+    "SendEntries",
+    "SendSnapshot",
+    "Snapshot",
+    "Status",
+    "TimeoutNow",
+    "VoteRequest",
+    "VoteResponse",
+]

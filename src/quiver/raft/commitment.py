@@ -1,0 +1,71 @@
+"""When an entry is committed, and what follows from it; when a read may be answered.
+
+The commit rule (§5.4.2, R1): a leader counts copies only for entries of its own term; what came before is
+committed with them. Copies count when durable (R3), in both electorates while joint (§6).
+"""
+
+from __future__ import annotations
+
+from quiver.model import Index
+from quiver.raft import membership, sending
+from quiver.raft.leadership import Leadership
+from quiver.raft.output import ReadReady
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.state import State
+
+
+def advance(state: State, leadership: Leadership) -> None:
+    """Commit what a quorum holds. The member may not be the leader any more afterwards."""
+    index = leadership.agreed_match()
+    if index < leadership.first_own_index and state.guards(Safeguard.COMMIT_OWN_TERM_ONLY):
+        return
+    was_ready = is_ready(state, leadership)
+    if not state.commit_to(index):
+        return
+    leadership.settle(index)
+    leadership.commit_round = state.round + 1
+    if not was_ready:
+        _serve_held_reads(state, leadership)
+    if state.config.eager_commit:
+        sending.broadcast_heartbeat(state, leadership)
+    membership.after_commit(state, leadership)
+
+
+def is_ready(state: State, leadership: Leadership) -> bool:
+    """Tell whether the leader has committed in its own term, so that it knows all that is committed (§8)."""
+    return state.log.commit >= leadership.first_own_index
+
+
+def read(state: State, leadership: Leadership, context: int) -> None:
+    """Let a read wait for proof that its leader still leads."""
+    if not is_ready(state, leadership) and state.guards(Safeguard.READ_AFTER_OWN_TERM_COMMIT):
+        leadership.reads.hold(context)
+        return
+    if not state.guards(Safeguard.READ_INDEX_ROUND):
+        state.output.reads.append(ReadReady(context, state.log.commit))
+        return
+    leadership.reads.add(context, index=state.log.commit, needed_round=state.round + 1)
+    begin_read_round(state, leadership)
+
+
+def begin_read_round(state: State, leadership: Leadership) -> None:
+    """Begin a round for the reads that need one, unless an earlier round is still on its way."""
+    reads = leadership.reads
+    if reads.has_round_on_its_way(state.round) or not reads.needs_round_after(state.round):
+        return
+    sending.broadcast_heartbeat(state, leadership)
+    release_reads(state, leadership)
+
+
+def release_reads(state: State, leadership: Leadership) -> None:
+    """Answer the reads whose round a quorum has answered, then begin the next round if one is needed."""
+    ready = leadership.reads.release(leadership.agreed_round())
+    if ready:
+        state.output.reads.extend(ready)
+        begin_read_round(state, leadership)
+
+
+def _serve_held_reads(state: State, leadership: Leadership) -> None:
+    index = Index(state.log.commit)
+    if leadership.reads.make_ready(index=index, needed_round=state.round + 1):
+        begin_read_round(state, leadership)

@@ -1,0 +1,371 @@
+"""The public face of the Raft core: events in, one `Output` each.
+
+`Raft` decides nothing itself: it applies the rules about terms that hold for every message (§5.1), then
+hands the event to the module whose noun it is. It does no input or output, reads no clock, and draws
+chance only from the `Rng` it was given, so the same events always give the same outputs.
+
+Contract: one thread; `now_ms` never goes back; each output is carried out as `Output` says, before or
+while further events come in. After a stall a driver should deliver what has arrived before it ticks. A
+method that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from quiver.clock import Rng
+from quiver.errors import invariant
+from quiver.model import Index, NodeId, Term
+from quiver.raft import (
+    commitment,
+    election,
+    follower,
+    hibernation,
+    leader,
+    membership,
+    responses,
+    sending,
+    snapshots,
+    status,
+    transfer,
+)
+from quiver.raft.config import InitialState, RaftConfig
+from quiver.raft.configuration import Configuration
+from quiver.raft.messages import (
+    Append,
+    AppendResponse,
+    Entry,
+    Heartbeat,
+    HeartbeatResponse,
+    InstallSnapshot,
+    Message,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from quiver.raft.output import Output, Role
+from quiver.raft.progress import ProgressState
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.state import State
+from quiver.raft.status import Status
+
+
+class Raft:
+    """One member of one Raft group."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int) -> None:
+        self._state = State(config, initial, rng=rng, now_ms=now_ms)
+
+    # Questions
+
+    @property
+    def id(self) -> NodeId:
+        """Return this member's node."""
+        return self._state.id
+
+    @property
+    def term(self) -> Term:
+        """Return the current term."""
+        return self._state.term
+
+    @property
+    def role(self) -> Role:
+        """Return what this member is."""
+        return self._state.role
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Return the leader of the current term, as far as known: where refused callers should go."""
+        return self._state.leader
+
+    @property
+    def is_leader(self) -> bool:
+        """Tell whether this member leads."""
+        return self._state.leadership is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether this member leads and has committed in its own term, so that it knows all that is (R10)."""
+        leadership = self._state.leadership
+        return leadership is not None and commitment.is_ready(self._state, leadership)
+
+    @property
+    def first_index(self) -> Index:
+        """Return the first index in the log."""
+        return self._state.log.terms.first_index
+
+    @property
+    def last_index(self) -> Index:
+        """Return the last index in the log."""
+        return self._state.log.terms.last_index
+
+    @property
+    def durable_index(self) -> Index:
+        """Return up to where this member's own log is durable."""
+        return self._state.log.durable
+
+    @property
+    def commit_index(self) -> Index:
+        """Return up to where entries are committed, as far as this member knows."""
+        return self._state.log.commit
+
+    @property
+    def applicable_index(self) -> Index:
+        """Return up to where a *durable* state machine may apply: committed, and durable here too (R4)."""
+        return min(self._state.log.commit, self._state.log.durable)
+
+    @property
+    def configuration(self) -> Configuration:
+        """Return the members in force."""
+        return self._state.configuration
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """Return when `tick` must be called at the latest; None: no need."""
+        return self._state.next_deadline_ms()
+
+    def term_at(self, index: Index) -> Term | None:
+        """Return the term of an entry, None if it is not in the log."""
+        return self._state.log.terms.term_at(index)
+
+    def status(self) -> Status:
+        """Return an immutable snapshot for people, metrics and tests."""
+        return status.describe(self._state)
+
+    # Time and messages
+
+    def tick(self, now_ms: int) -> Output:
+        """Let time pass: heartbeats, election timeouts, check-quorum."""
+        state = self._state
+        state.begin(now_ms)
+        if state.hibernating:
+            return state.finish()
+        if state.leadership is not None:
+            leader.tick(state, state.leadership)
+        elif now_ms >= state.election_deadline_ms:
+            election.campaign(state)
+        return state.finish()
+
+    def receive(self, from_: NodeId, message: Message, now_ms: int) -> Output:
+        """Take a message from another member."""
+        state = self._state
+        state.begin(now_ms)
+        if state.hibernating and hibernation.stirs(state, message):
+            hibernation.wake(state)
+        if message.term == state.term or self._meet_other_term(from_, message):
+            self._dispatch(from_, message)
+        return state.finish()
+
+    def wake(self, now_ms: int) -> Output:
+        """Start the timers of a hibernating member: a member's node stopped answering or was restarted."""
+        self._state.begin(now_ms)
+        hibernation.wake(self._state)
+        return self._state.finish()
+
+    def peer_unreachable(self, to: NodeId) -> Output:
+        """Take note that the connection to a member broke: what was in flight may be lost."""
+        state = self._state
+        state.begin()
+        progress = state.leadership.progress.get(to) if state.leadership is not None else None
+        if progress is not None and progress.state is not ProgressState.LOST:
+            progress.begin_probe(Index(progress.received + 1), wait=True)
+        return state.finish()
+
+    # Work for a leader
+
+    def next_slot(self) -> tuple[Term, Index]:
+        """Return the term and index that the next proposed entry must carry.
+
+        Raises:
+            UnavailableError: not done; not the leader, or a transfer is under way. `leader` is a hint.
+            OverloadedError: not done; too many bytes are uncommitted.
+        """
+        leader.require_proposable(self._state)
+        return self._state.term, Index(self._state.log.terms.last_index + 1)
+
+    def propose(self, entries: Sequence[Entry], now_ms: int) -> Output:
+        """Append entries that carry the next slots in order; the sequence is handed on, not copied.
+
+        Raises:
+            UnavailableError: not done; as for `next_slot`.
+            OverloadedError: not done; the entries would exceed `uncommitted_bytes_max`.
+        """
+        self._state.begin(now_ms)
+        leader.propose(self._state, entries)
+        return self._state.finish()
+
+    def read(self, context: int, now_ms: int) -> Output:
+        """Ask when a linearizable read may be answered; `context` comes back in `reads` or `reads_failed`.
+
+        Raises:
+            UnavailableError: not done; not the leader.
+            OverloadedError: not done; too many reads are waiting.
+        """
+        self._state.begin(now_ms)
+        leader.read(self._state, context)
+        return self._state.finish()
+
+    def transfer_leadership(self, to: NodeId, now_ms: int) -> Output:
+        """Hand leadership to another voter; `became` or `transfer_aborted` tells how it went.
+
+        Raises:
+            UnavailableError: not done; not the leader, or the transfer cannot begin now.
+            RequestError: not done; the target is not another voter.
+        """
+        state = self._state
+        leadership = leader.require_leadership(state)
+        state.begin(now_ms)
+        transfer.begin(state, leadership, to)
+        hibernation.wake(state)
+        return state.finish()
+
+    def change_membership(
+        self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = (), now_ms: int
+    ) -> Output:
+        """Move to these voters and learners; done when `configuration` equals them and is committed.
+
+        Raises:
+            UnavailableError: not done; not the leader, another change is pending, or a learner lags.
+            RequestError: not done; the target can never be reached in one change from here.
+        """
+        state = self._state
+        leadership = leader.require_leadership(state)
+        state.begin(now_ms)
+        membership.change(state, leadership, voters=voters, learners=learners)
+        hibernation.wake(state)
+        return state.finish()
+
+    # Reports of the driver
+
+    def durable(self, index: Index, term: Term) -> Output:
+        """Take note that the log is durable up to `index`.
+
+        `term` is that of the output that carried the write, so that a late report about an overwritten
+        entry is not taken for its successor's. Reports come in the order of the writes.
+        """
+        state = self._state
+        state.begin()
+        check_term = state.guards(Safeguard.DURABLE_TERM_CHECK)
+        if state.log.mark_durable(index, term, check_term=check_term):
+            self._note_durable()
+        return state.finish()
+
+    def applied(self, index: Index) -> None:
+        """Take note of how far the driver has applied committed entries."""
+        log = self._state.log
+        invariant(log.applied <= index <= log.commit, "only committed entries are applied", index=index)
+        log.applied = index
+
+    def sent(self, to: NodeId, *, ticket: int, end_index: Index, size_bytes: int) -> Output:
+        """Take note of an append sent under a permission, with entries up to `end_index` (exclusive).
+
+        `end_index` equal to the permission's `first_index` says that nothing could be read. A ticket that
+        is no longer valid is ignored.
+        """
+        state = self._state
+        state.begin()
+        progress = state.leadership.progress.get(to) if state.leadership is not None else None
+        if progress is not None and progress.ticket == ticket and progress.state is not ProgressState.SNAPSHOT:
+            sending.record_sent(state, progress, end_index=end_index, size_bytes=size_bytes)
+        return state.finish()
+
+    def snapshot_sent(self, to: NodeId, *, ticket: int) -> Output:
+        """Take note that a snapshot and its `InstallSnapshot` have left."""
+        self._state.begin()
+        if self._state.leadership is not None:
+            snapshots.note_sent(self._state.leadership, to, ticket)
+        return self._state.finish()
+
+    def snapshot_failed(self, to: NodeId, *, ticket: int) -> Output:
+        """Take note that a snapshot could not be sent; the member is looked at again when it answers."""
+        self._state.begin()
+        if self._state.leadership is not None:
+            snapshots.note_failed(self._state.leadership, to, ticket)
+        return self._state.finish()
+
+    def snapshot_restored(self, index: Index) -> Output:
+        """Take note that the snapshot of `Output.restore` is durable and in place."""
+        self._state.begin()
+        if snapshots.note_restored(self._state, index):
+            self._note_durable()
+        return self._state.finish()
+
+    def compacted(self, first_index: Index) -> None:
+        """Take note that the log now starts at `first_index`: what was before is committed and removed."""
+        self._state.log.compact(first_index)
+
+    # Rules for every message
+
+    def _note_durable(self) -> None:
+        state = self._state
+        if state.leadership is not None:
+            leader.note_durable(state, state.leadership)
+        else:
+            follower.note_durable(state)
+
+    def _meet_other_term(self, from_: NodeId, message: Message) -> bool:
+        """Apply §5.1 to a message of another term; tell whether to go on with it."""
+        if message.term > self._state.term:
+            return self._meet_later_term(from_, message)
+        return self._meet_earlier_term(from_, message)
+
+    def _meet_later_term(self, from_: NodeId, message: Message) -> bool:
+        state = self._state
+        match message:
+            case VoteRequest():
+                if not message.transfer and state.leader_is_fresh():
+                    if message.pre:
+                        election.refuse_pre_vote(state, from_)
+                    return False
+                if message.pre:
+                    return True  # a pre-vote changes nobody's term
+            case VoteResponse(granted=True, pre=True):
+                return True  # it carries the term we asked for
+            case _:
+                pass
+        if state.leadership is not None and not state.guards(Safeguard.TERM_STEP_DOWN):
+            return False
+        is_from_leader = isinstance(message, Append | Heartbeat | InstallSnapshot)
+        state.become_follower(message.term, from_ if is_from_leader else None)
+        return True
+
+    def _meet_earlier_term(self, from_: NodeId, message: Message) -> bool:
+        state = self._state
+        match message:
+            case Append() | Heartbeat() | InstallSnapshot():
+                follower.refuse(state, from_)
+            case VoteRequest():
+                state.send(from_, VoteResponse(state.term, granted=False, pre=message.pre))
+            case AppendResponse() | HeartbeatResponse() | VoteResponse():
+                return not state.guards(Safeguard.IGNORE_OLD_TERM_RESPONSES)
+            case TimeoutNow():
+                pass
+        return False
+
+    def _dispatch(self, from_: NodeId, message: Message) -> None:
+        state, leadership = self._state, self._state.leadership
+        match message:
+            case Append():
+                follower.handle_append(state, from_, message)
+            case AppendResponse():
+                if leadership is not None:
+                    responses.handle_append_response(state, leadership, from_, message)
+            case Heartbeat():
+                follower.handle_heartbeat(state, from_, message)
+            case HeartbeatResponse():
+                if leadership is not None:
+                    responses.handle_heartbeat_response(state, leadership, from_, message)
+            case VoteRequest():
+                election.handle_vote_request(state, from_, message)
+            case VoteResponse():
+                election.handle_vote_response(state, from_, message)
+            case InstallSnapshot():
+                snapshots.handle_install(state, from_, message)
+            case TimeoutNow():
+                if leadership is None:
+                    election.campaign(state, transfer=True)
+            case _:
+                assert_never(message)

@@ -1,0 +1,117 @@
+"""Elections: asking for votes, giving them, counting them (§5.2, §5.4.1).
+
+Departures from the paper, all in the dissertation: a pre-vote asks first, without raising the term (§9.6);
+a member that hears a live leader refuses both kinds (§4.2.3), unless the leader itself asked for
+the election (§3.10).
+"""
+
+from __future__ import annotations
+
+from quiver.model import NodeId, Term
+from quiver.raft.configuration import majority_of
+from quiver.raft.leader import become_leader
+from quiver.raft.messages import VoteRequest, VoteResponse
+from quiver.raft.output import Role
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.state import Campaign, State
+
+
+def campaign(state: State, *, transfer: bool = False) -> None:
+    """Begin an election if this member has the right to: pre-vote first, unless the leader asked for it."""
+    if not state.may_campaign():
+        return
+    if transfer or not state.guards(Safeguard.PRE_VOTE):
+        _ask_votes(state, transfer=transfer)
+    else:
+        _ask_pre_votes(state)
+
+
+def handle_vote_request(state: State, from_: NodeId, message: VoteRequest) -> None:
+    """Give or refuse a vote; a vote leaves only after it is durable (R2)."""
+    granted = _is_grantable(state, from_, message)
+    if granted and not message.pre:
+        state.reset_election_timer()
+        if state.vote != from_:
+            state.vote = from_
+            state.save_hard_state()
+    if state.tracing:
+        verb = "grants" if granted else "refuses"
+        state.trace(f"{verb} n{from_} a {'pre-vote' if message.pre else 'vote'} for term {message.term}")
+    term = message.term if granted else state.term
+    state.send(from_, VoteResponse(term, granted=granted, pre=message.pre))
+
+
+def handle_vote_response(state: State, from_: NodeId, message: VoteResponse) -> None:
+    """Count an answer, if it belongs to the current campaign."""
+    current = state.campaign
+    if current is None or current.pre != message.pre:
+        return
+    if message.pre and message.granted and message.term != state.term + 1:
+        return  # an answer to a pre-vote for another term
+    (current.granted if message.granted else current.refused).add(from_)
+    _count(state, current)
+
+
+def refuse_pre_vote(state: State, to: NodeId) -> None:
+    """Refuse for the leader's sake, so that the asker need not wait for its timeout."""
+    state.send(to, VoteResponse(state.term, granted=False, pre=True))
+
+
+def _is_grantable(state: State, from_: NodeId, message: VoteRequest) -> bool:
+    if not state.may_vote():
+        return False
+    if message.term == state.term and state.guards(Safeguard.SINGLE_VOTE_PER_TERM):
+        is_free = state.vote is None and state.leader is None
+        if state.vote != from_ and not is_free:
+            return False
+    if not state.guards(Safeguard.LOG_FRESHNESS_ON_VOTE):
+        return True
+    terms = state.log.terms  # §5.4.1: the later last term wins, then the longer log
+    return (message.last_term, message.last_index) >= (terms.last_term, terms.last_index)
+
+
+def _ask_pre_votes(state: State) -> None:
+    """Ask who would vote. Nothing durable changes; the silent leader no longer counts as ours (R9)."""
+    state.role = Role.PRE_CANDIDATE
+    _begin(state, Campaign(pre=True), term=Term(state.term + 1), transfer=False)
+
+
+def _ask_votes(state: State, *, transfer: bool) -> None:
+    """Ask for votes in a new term, having voted for ourselves."""
+    state.enter_term(Term(state.term + 1), vote=state.id)
+    state.role = Role.CANDIDATE
+    _begin(state, Campaign(pre=False), term=state.term, transfer=transfer)
+
+
+def _begin(state: State, current: Campaign, *, term: Term, transfer: bool) -> None:
+    state.campaign = current
+    state.leader = None
+    state.reset_election_timer()
+    state.announce()
+    current.granted.add(state.id)
+    terms = state.log.terms
+    request = VoteRequest(term, terms.last_index, terms.last_term, current.pre, transfer)
+    configuration = state.configuration
+    for node in configuration.members:
+        if node != state.id and configuration.is_voter(node):
+            state.send(node, request)
+    _count(state, current)
+
+
+def _count(state: State, current: Campaign) -> None:
+    """Win with a majority of every electorate; give up when one can no longer be had."""
+    electorates = state.configuration.electorates
+    if not state.guards(Safeguard.JOINT_QUORUM):
+        electorates = electorates[:1]
+    if all(majority_of(voters, current.granted) for voters in electorates):
+        if current.pre:
+            _ask_votes(state, transfer=False)
+        else:
+            become_leader(state)
+    elif any(_is_lost(voters, current) for voters in electorates):
+        state.become_follower(state.term, None)
+
+
+def _is_lost(voters: tuple[NodeId, ...], current: Campaign) -> bool:
+    """Tell whether those who have not refused are no majority any more."""
+    return 2 * sum(node not in current.refused for node in voters) <= len(voters)

@@ -1,0 +1,173 @@
+"""What a follower does with its leader's messages.
+
+It accepts what fits its log, cuts only what truly conflicts (R6), and vouches only for what is both equal to
+the leader's log and durable here (R3). Acknowledgements of a write leave with the event that reports it
+durable; an append with nothing new is answered at once, by the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver.errors import invariant
+from quiver.model import Index, NodeId
+from quiver.raft import hibernation
+from quiver.raft.messages import Append, AppendResponse, Entry, Heartbeat, HeartbeatResponse
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.state import State
+
+
+def hear_leader(state: State, from_: NodeId, heard_round: int) -> None:
+    """Note a message from the leader of this term, following it if that is news (§5.2)."""
+    if state.leader != from_:
+        invariant(state.leader is None, "one leader per term", term=state.term, known=state.leader, other=from_)
+        state.become_follower(state.term, from_)
+    else:
+        state.reset_election_timer()
+    state.leader_contact_ms = state.now_ms
+    if heard_round > state.round_heard:
+        state.round_heard = heard_round
+
+
+def handle_append(state: State, from_: NodeId, message: Append) -> None:
+    """Take entries from the leader (§5.3, Figure 2)."""
+    hear_leader(state, from_, message.round)
+    if not _is_consistent(state, message):
+        _reject(state, from_, message)
+        return
+    entries = _unknown(state, message)
+    if entries:
+        state.append(entries)
+    match = Index(message.prev_index + len(message.entries))
+    if not state.guards(Safeguard.MATCH_FROM_REQUEST):
+        match = state.log.terms.last_index
+    state.matched = max(state.matched, match)
+    _follow_commit(state, message.commit)
+    note_recovery(state)
+    if not entries or not state.guards(Safeguard.ACK_ONLY_DURABLE):
+        acknowledge(state, from_)
+
+
+def handle_heartbeat(state: State, from_: NodeId, message: Heartbeat) -> None:
+    """Answer a heartbeat, or go to sleep with the group."""
+    hear_leader(state, from_, message.round)
+    _follow_commit(state, message.commit)
+    if message.hibernate and hibernation.agrees(state, message):
+        state.hibernating = True
+        return
+    response = HeartbeatResponse(
+        state.term,
+        state.acknowledgeable(),
+        state.matched,
+        state.log.durable,
+        state.round_heard,
+        state.recover_until is not None,
+    )
+    state.send(from_, response)
+
+
+def note_durable(state: State) -> None:
+    """Acknowledge to the leader what its write made durable here (R3)."""
+    note_recovery(state)
+    if state.leader is not None and state.acknowledgeable() > state.acknowledged:
+        acknowledge(state, state.leader)
+
+
+def note_recovery(state: State) -> None:
+    """End recovery once everything that may have been lost is back, under a current leader (R18)."""
+    if state.recover_until is None or state.leader is None:
+        return
+    if min(state.matched, state.log.durable) >= state.recover_until:
+        state.recover_until = None
+        state.output.recovered = True
+        if state.tracing:
+            state.trace("recovered")
+
+
+def acknowledge(state: State, to: NodeId) -> None:
+    """Vouch for the log as far as it is equal and durable."""
+    state.acknowledged = state.acknowledgeable()
+    response = AppendResponse(
+        term=state.term,
+        accepted=True,
+        match_index=state.acknowledged,
+        received_index=state.matched,
+        durable_index=state.log.durable,
+        round=state.round_heard,
+        recovering=state.recover_until is not None,
+    )
+    state.send(to, response)
+
+
+def refuse(state: State, to: NodeId) -> None:
+    """Tell a leader of an earlier term that it was replaced (§5.1)."""
+    nothing = Index(0)
+    response = AppendResponse(
+        term=state.term,
+        accepted=False,
+        match_index=nothing,
+        received_index=nothing,
+        durable_index=state.log.durable,
+        round=0,
+    )
+    state.send(to, response)
+
+
+def _is_consistent(state: State, message: Append) -> bool:
+    """Tell whether the entry before the new ones is the leader's (§5.3).
+
+    What is committed here is in the leader's log (§5.4), so that it need not be looked up; it may be compacted.
+    """
+    log = state.log
+    if message.prev_index <= log.commit:
+        return True
+    if not state.guards(Safeguard.APPEND_CONSISTENCY_CHECK):
+        return message.prev_index <= log.terms.last_index
+    return log.terms.term_at(message.prev_index) == message.prev_term
+
+
+def _unknown(state: State, message: Append) -> Sequence[Entry]:
+    """Return the entries that are not in the log yet, having cut what conflicts with them."""
+    entries = message.entries
+    terms = state.log.terms
+    if message.prev_index == terms.last_index or not entries:  # the common case
+        return entries
+    if not state.guards(Safeguard.TRUNCATE_ONLY_ON_CONFLICT):
+        entries = entries[max(state.log.commit - message.prev_index, 0) :]
+        state.truncate(Index(max(message.prev_index, state.log.commit) + 1))
+        return entries
+    for position in range(max(state.log.commit - message.prev_index, 0), len(entries)):
+        entry = entries[position]
+        known = terms.term_at(entry.index)
+        if known is None:  # past the end: all the rest is new
+            return entries[position:]
+        if known != entry.term:
+            state.truncate(entry.index)
+            return entries[position:]
+    return ()
+
+
+def _reject(state: State, from_: NodeId, message: Append) -> None:
+    """Say which append does not fit, and the highest entry that could be common (§5.3)."""
+    log = state.log
+    hint_index, hint_term = log.terms.highest_at_most(message.prev_index, message.prev_term)
+    response = AppendResponse(
+        term=state.term,
+        accepted=False,
+        match_index=state.acknowledgeable(),
+        received_index=state.matched,
+        durable_index=log.durable,
+        round=state.round_heard,
+        rejected_index=message.prev_index,
+        hint_index=hint_index,
+        hint_term=hint_term,
+        recovering=state.recover_until is not None,
+    )
+    state.send(from_, response)
+
+
+def _follow_commit(state: State, leader_commit: Index) -> None:
+    """Commit what the leader has committed, as far as this log is known to be the leader's (§5.3)."""
+    known = state.matched if state.guards(Safeguard.COMMIT_NEVER_BEYOND_MATCHED) else state.log.terms.last_index
+    if leader_commit > state.log.commit:
+        state.commit_to(min(leader_commit, known))

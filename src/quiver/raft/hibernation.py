@@ -1,0 +1,70 @@
+"""Letting idle groups sleep, so that a thousand of them cost nothing.
+
+A group sleeps when every member has everything, durable and committed, and knows it. Then nothing can
+be lost by not talking: timers stop, on the leader and on the followers that agree. A follower that does
+not agree answers the heartbeat and thereby wakes the leader. While asleep the leader stays *fresh*: whether
+its node is alive is the driver's to watch, once per node, not per group; it calls `wake` for every group
+of a node that stops answering or comes back as a new process.
+
+Safety never depends on this module: terms, votes and rounds work as ever.
+"""
+
+from __future__ import annotations
+
+from quiver.raft import sending
+from quiver.raft.leadership import Leadership
+from quiver.raft.messages import AppendResponse, Heartbeat, HeartbeatResponse, Message
+from quiver.raft.state import State
+
+
+def try_sleep(state: State, leadership: Leadership) -> bool:
+    """Put an idle group to sleep at a heartbeat; tell whether it sleeps now."""
+    if not state.config.hibernation:
+        return False
+    leadership.idle_heartbeats = leadership.idle_heartbeats + 1 if _is_idle(state, leadership) else 0
+    if leadership.idle_heartbeats < state.config.idle_ticks_before_hibernation:
+        return False
+    sending.broadcast_heartbeat(state, leadership, hibernate=True)
+    state.hibernating = True
+    if state.tracing:
+        state.trace("hibernate")
+    return True
+
+
+def agrees(state: State, message: Heartbeat) -> bool:
+    """Tell whether this follower has exactly what the leader says everybody has."""
+    log = state.log
+    return message.commit == log.commit == log.terms.last_index == log.durable == state.matched
+
+
+def stirs(state: State, message: Message) -> bool:
+    """Tell whether a message wakes a sleeping member."""
+    if state.leadership is None:
+        return not (type(message) is Heartbeat and message.hibernate and message.term == state.term)
+    if isinstance(message, AppendResponse | HeartbeatResponse) and message.term == state.term:
+        return message.round == state.round  # those who agreed are silent; older answers were merely slow
+    return True
+
+
+def wake(state: State) -> None:
+    """Start timers afresh, as if everybody had just been heard."""
+    if not state.hibernating:
+        return
+    state.hibernating = False
+    state.leader_contact_ms = state.now_ms
+    state.reset_election_timer()
+    if state.leadership is not None:
+        state.leadership.idle_heartbeats = 0
+        state.leadership.heartbeat_deadline_ms = state.now_ms
+        for progress in state.leadership.peers:
+            progress.heard_ms = state.now_ms
+    if state.tracing:
+        state.trace("wake")
+
+
+def _is_idle(state: State, leadership: Leadership) -> bool:
+    log = state.log
+    if not log.commit == log.durable == log.terms.last_index or leadership.reads or leadership.transfer is not None:
+        return False
+    told_round = max(leadership.commit_round, state.round)
+    return all(peer.match == log.commit and peer.round >= told_round for peer in leadership.peers)

@@ -1,0 +1,119 @@
+"""What a leader does: take over, take proposals, keep its members, and step down when it cannot.
+
+Sending is `sending`'s, answers are `responses`', commitment and reads `commitment`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver.errors import OverloadedError, UnavailableError, invariant
+from quiver.model import Index
+from quiver.raft import commitment, hibernation, sending, transfer
+from quiver.raft.leadership import Leadership
+from quiver.raft.messages import Entry, EntryKind
+from quiver.raft.output import Role
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.state import State
+
+
+def become_leader(state: State) -> None:
+    """Take over a won term: everybody is probed with a no-op of this term (§5.2, §5.4.2, §8)."""
+    next_index = Index(state.log.terms.last_index + 1)
+    leadership = Leadership(state.id, first_own_index=next_index, now_ms=state.now_ms)
+    leadership.own.match = state.log.durable
+    leadership.heartbeat_deadline_ms = state.now_ms + state.config.heartbeat_interval_ms
+    state.role = Role.LEADER
+    state.leader = state.id
+    state.campaign = None
+    state.leadership = leadership
+    state.reconfigure(leadership, next_index=next_index)
+    state.announce()
+    if state.guards(Safeguard.NOOP_ON_ELECTION):
+        sending.append_own(state, leadership, EntryKind.NOOP)
+    else:
+        sending.broadcast_heartbeat(state, leadership)
+
+
+def require_leadership(state: State) -> Leadership:
+    """Return the leadership, or refuse: nothing was done."""
+    if state.leadership is None:
+        raise UnavailableError("this member is not the leader")
+    return state.leadership
+
+
+def require_proposable(state: State) -> Leadership:
+    """Return the leadership if it takes proposals now, or refuse: nothing was done."""
+    leadership = require_leadership(state)
+    if leadership.transfer is not None and state.guards(Safeguard.TRANSFER_STOPS_PROPOSALS):
+        raise UnavailableError("leadership is being transferred")
+    if leadership.uncommitted_bytes >= state.config.uncommitted_bytes_max:
+        raise OverloadedError("uncommitted_bytes_max is reached")
+    return leadership
+
+
+def propose(state: State, entries: Sequence[Entry]) -> None:
+    """Append proposed entries, which carry the slots that come next (§5.3)."""
+    leadership = require_proposable(state)
+    size_bytes = sum([len(entry.data) for entry in entries])
+    if leadership.uncommitted_bytes and leadership.uncommitted_bytes + size_bytes > state.config.uncommitted_bytes_max:
+        raise OverloadedError("uncommitted_bytes_max would be exceeded")
+    first, last = entries[0], entries[-1]
+    end_index = Index(first.index + len(entries))
+    invariant(
+        first.term == last.term == state.term and last.index == end_index - 1,
+        "proposals carry consecutive slots of the current term",
+        first=(first.term, first.index),
+        last=(last.term, last.index),
+    )
+    hibernation.wake(state)
+    sending.append(state, leadership, entries)
+    leadership.admit(end_index, size_bytes)
+    if not state.guards(Safeguard.LEADER_COUNTS_ONLY_DURABLE):
+        leadership.own.match = state.log.terms.last_index
+        commitment.advance(state, leadership)
+
+
+def read(state: State, context: int) -> None:
+    """Take a read, within the bound."""
+    leadership = require_leadership(state)
+    if len(leadership.reads) >= state.config.reads_pending_max:
+        raise OverloadedError("reads_pending_max is reached")
+    hibernation.wake(state)
+    commitment.read(state, leadership, context)
+
+
+def note_durable(state: State, leadership: Leadership) -> None:
+    """Count the leader's own copy, now that its disk holds it (R3)."""
+    leadership.own.match = max(leadership.own.match, state.log.durable)
+    if leadership.own.match > state.log.commit:
+        commitment.advance(state, leadership)
+
+
+def tick(state: State, leadership: Leadership) -> None:
+    """Do a heartbeat's work when it is due."""
+    if state.now_ms < leadership.heartbeat_deadline_ms:
+        return
+    if not _has_quorum(state, leadership):
+        if state.tracing:
+            state.trace("no quorum heard from: stepping down")
+        state.become_follower(state.term, None)
+        return
+    if leadership.transfer is not None:
+        transfer.expire(state, leadership, leadership.transfer)
+    timeout_ms = state.config.election_timeout_ms
+    for progress in leadership.peers:
+        if progress.is_stalled(now_ms=state.now_ms, timeout_ms=timeout_ms):
+            progress.begin_probe(Index(progress.received + 1), wait=True)
+    if hibernation.try_sleep(state, leadership):
+        return
+    sending.broadcast_heartbeat(state, leadership)
+    commitment.release_reads(state, leadership)
+    sending.send_to_all(state, leadership)
+
+
+def _has_quorum(state: State, leadership: Leadership) -> bool:
+    """Tell whether a quorum was heard from within an election timeout (dissertation §6.2)."""
+    leadership.own.heard_ms = state.now_ms
+    silence_ms = state.now_ms - leadership.quorum_heard_ms()
+    return silence_ms <= state.config.election_timeout_ms or not state.guards(Safeguard.CHECK_QUORUM)

@@ -1,0 +1,114 @@
+"""What a member holds only while it leads; made on election, dropped on stepping down.
+
+Because a new term gets a new object, nothing of an earlier leadership (progress, permissions to send,
+reads, a transfer) can leak into a later one.
+
+Invariants: `progress` names every member of the configuration, this one too; `electorates` lists the
+progress of exactly those whose agreement counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct
+
+from quiver.model import Index, NodeId
+from quiver.raft.configuration import Configuration, majority_value
+from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.reads import ReadQueue
+
+
+class Transfer(Struct):
+    """A transfer of leadership that is under way."""
+
+    to: NodeId
+    deadline_ms: int
+    told: bool = False
+
+
+class Leadership:
+    """The volatile state of a leader (Figure 2), and its bounds."""
+
+    __slots__ = (
+        "commit_round",
+        "electorates",
+        "first_own_index",
+        "heartbeat_deadline_ms",
+        "idle_heartbeats",
+        "own",
+        "peers",
+        "progress",
+        "reads",
+        "transfer",
+        "uncommitted",
+        "uncommitted_bytes",
+    )
+
+    def __init__(self, node: NodeId, *, first_own_index: Index, now_ms: int) -> None:
+        self.own = Progress(node, next_index=first_own_index, now_ms=now_ms)
+        self.first_own_index = first_own_index
+        self.progress: dict[NodeId, Progress] = {node: self.own}
+        self.peers: list[Progress] = []
+        self.electorates: list[list[Progress]] = []
+        self.heartbeat_deadline_ms = now_ms
+        self.reads = ReadQueue()
+        self.transfer: Transfer | None = None
+        self.uncommitted: deque[tuple[Index, int]] = deque()
+        self.uncommitted_bytes = 0
+        self.commit_round = 0
+        self.idle_heartbeats = 0
+
+    def reconfigure(
+        self,
+        configuration: Configuration,
+        *,
+        next_index: Index,
+        now_ms: int,
+        joint: bool = True,
+        count_learners: bool = False,
+    ) -> None:
+        """Follow a configuration that came into force; the last two switches are safeguards."""
+        previous = self.progress
+        self.progress = {self.own.node: self.own}
+        for node in configuration.members:
+            known = previous.get(node) or Progress(node, next_index=next_index, now_ms=now_ms)
+            self.progress[node] = known
+        self.peers = [progress for node, progress in self.progress.items() if node != self.own.node]
+        electorates = configuration.electorates if joint else (configuration.voters,)
+        extra = configuration.learners if count_learners else ()
+        self.electorates = [[self.progress[node] for node in (*nodes, *extra)] for nodes in electorates]
+
+    def agreed_match(self) -> Index:
+        """Return the highest index that is durable on a quorum."""
+        return Index(min(majority_value([member.match for member in voters]) for voters in self.electorates))
+
+    def agreed_round(self) -> int:
+        """Return the latest round that a quorum has answered."""
+        return min(majority_value([member.round for member in voters]) for voters in self.electorates)
+
+    def quorum_heard_ms(self) -> int:
+        """Return since when a quorum has been heard from."""
+        return min(majority_value([member.heard_ms for member in voters]) for voters in self.electorates)
+
+    def begin_round(self, number: int, *, now_ms: int) -> None:
+        """Count the leader's own answer to a new round."""
+        self.own.round = number
+        self.own.heard_ms = now_ms
+
+    def admit(self, end_index: Index, size_bytes: int) -> None:
+        """Count proposed bytes as uncommitted."""
+        self.uncommitted.append((Index(end_index - 1), size_bytes))
+        self.uncommitted_bytes += size_bytes
+
+    def settle(self, commit: Index) -> None:
+        """Stop counting proposals that are committed whole."""
+        uncommitted = self.uncommitted
+        while uncommitted and uncommitted[0][0] <= commit:
+            self.uncommitted_bytes -= uncommitted.popleft()[1]
+
+    def successor(self, voters: tuple[NodeId, ...]) -> NodeId | None:
+        """Return the voter that has the most of the log, the lowest id among equals."""
+        fit = [self.progress[node] for node in sorted(voters) if node != self.own.node]
+        fit = [progress for progress in fit if progress.state is not ProgressState.LOST]
+        return max(fit, key=lambda progress: progress.match).node if fit else None

@@ -1,0 +1,152 @@
+"""What members say to each other, and the entries they agree on.
+
+Every message carries its sender's term (a pre-vote: the term the sender would take). Messages say
+nothing about groups or addresses: the driver adds those. They may be lost, doubled, delayed and
+overtaken; the core counts on nothing else. Tags name the kinds on the wire.
+
+`round` numbers a leader's heartbeats. Whatever a follower answers echoes the highest round it has
+heard in this term, which proves that it still followed this leader after that round began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from msgspec import Struct
+
+from quiver.model import Buffer, Index, NodeId, Term
+from quiver.raft.configuration import Configuration
+
+
+class EntryKind(IntEnum):
+    """What an entry is for."""
+
+    DATA = 0
+    NOOP = 1
+    CONFIG = 2
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """One entry of a log; `configuration` is set exactly for `CONFIG`.
+
+    The core looks at everything but `data`, and keeps none of it after the step that was given it.
+    """
+
+    index: Index
+    term: Term
+    kind: EntryKind = EntryKind.DATA
+    data: Buffer = b""
+    configuration: Configuration | None = None
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that count for flow control."""
+        return len(self.data)
+
+
+class Snapshot(Struct, frozen=True, gc=False):
+    """What a snapshot stands for: everything up to `last_index`."""
+
+    last_index: Index
+    last_term: Term
+    configuration: Configuration
+
+
+class VoteRequest(Struct, frozen=True, gc=False, tag="vote"):
+    """Ask for a vote (§5.2), or with `pre` whether one would be given (dissertation §9.6).
+
+    `transfer` says that the leader itself asked for this election (dissertation §3.10).
+    """
+
+    term: Term
+    last_index: Index
+    last_term: Term
+    pre: bool = False
+    transfer: bool = False
+
+
+class VoteResponse(Struct, frozen=True, gc=False, tag="vote_response"):
+    """Answer a vote request; a granted pre-vote carries the request's term, all else the sender's."""
+
+    term: Term
+    granted: bool
+    pre: bool = False
+
+
+class Append(Struct, frozen=True, gc=False, tag="append"):
+    """Carry entries `prev_index + 1 …` from the leader (§5.3)."""
+
+    term: Term
+    prev_index: Index
+    prev_term: Term
+    entries: Sequence[Entry]
+    commit: Index
+    round: int
+
+
+class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
+    """Answer an append or a snapshot.
+
+    `match_index` is what counts: equal to the leader's log *and* durable here. `received_index` is equal
+    but perhaps not durable yet, `durable_index` durable but perhaps not equal. When not accepted,
+    `rejected_index` names the append and the hint is the highest entry that could be common.
+    """
+
+    term: Term
+    accepted: bool
+    match_index: Index
+    received_index: Index
+    durable_index: Index
+    round: int
+    rejected_index: Index = Index(0)
+    hint_index: Index = Index(0)
+    hint_term: Term = Term(0)
+    recovering: bool = False
+
+
+class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat"):
+    """Assert leadership, begin a round, tell the commit index; with `hibernate` ask to sleep."""
+
+    term: Term
+    commit: Index
+    round: int
+    hibernate: bool = False
+
+
+class HeartbeatResponse(Struct, frozen=True, gc=False, tag="heartbeat_response"):
+    """Answer a heartbeat; the fields mean what they mean in `AppendResponse`."""
+
+    term: Term
+    match_index: Index
+    received_index: Index
+    durable_index: Index
+    round: int
+    recovering: bool = False
+
+
+class InstallSnapshot(Struct, frozen=True, gc=False, tag="install_snapshot"):
+    """Say that the snapshot's content has arrived by the driver's own way (§7); answered by `AppendResponse`."""
+
+    term: Term
+    snapshot: Snapshot
+    round: int
+
+
+class TimeoutNow(Struct, frozen=True, gc=False, tag="timeout_now"):
+    """Tell a caught-up voter to campaign at once (dissertation §3.10)."""
+
+    term: Term
+
+
+Message = (
+    Append | AppendResponse | Heartbeat | HeartbeatResponse | VoteRequest | VoteResponse | InstallSnapshot | TimeoutNow
+)
+"""Everything that `Raft.receive` takes."""
+
+
+class Outgoing(Struct, frozen=True, gc=False):
+    """A message and the member it is for."""
+
+    to: NodeId
+    message: Message

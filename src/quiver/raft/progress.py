@@ -1,0 +1,159 @@
+"""What a leader knows of one member: how far it got, and how much more may be sent to it.
+
+States, after etcd's: PROBE sends one append per answer until the common entry is found; REPLICATE runs
+ahead of the answers within a window of messages and bytes; SNAPSHOT waits for an install; LOST is a
+member that no longer has what it acknowledged: nothing is sent to it and it counts for nothing.
+
+Invariants: match < next; `ticket` is not 0 exactly while the driver holds a permission to send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+
+from msgspec import Struct
+
+from quiver.model import Index, NodeId
+
+
+class ProgressState(StrEnum):
+    """How a member is being served."""
+
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    SNAPSHOT = "snapshot"
+    LOST = "lost"
+
+
+class PeerStatus(Struct, frozen=True):
+    """One member as its leader sees it, for people and metrics."""
+
+    node: NodeId
+    state: ProgressState
+    match_index: Index
+    next_index: Index
+    inflight_messages: int
+    inflight_bytes: int
+    heard_ms: int
+
+
+class Progress:
+    """One member's progress."""
+
+    __slots__ = (
+        "heard_ms",
+        "inflight",
+        "inflight_bytes",
+        "match",
+        "match_round",
+        "moved_ms",
+        "next",
+        "node",
+        "probe_sent",
+        "received",
+        "round",
+        "state",
+        "ticket",
+    )
+
+    def __init__(self, node: NodeId, *, next_index: Index, now_ms: int) -> None:
+        self.node = node
+        self.state = ProgressState.PROBE
+        self.match = Index(0)
+        self.received = Index(0)
+        self.next = next_index
+        self.round = 0
+        self.match_round = 0
+        self.heard_ms = now_ms
+        self.moved_ms = now_ms
+        self.inflight: deque[tuple[Index, int]] = deque()
+        self.inflight_bytes = 0
+        self.ticket = 0
+        self.probe_sent = False
+
+    def advance(self, match: Index, received: Index, *, round: int, now_ms: int) -> bool:  # noqa: A002 - its name
+        """Take note of an acknowledgement; tell whether the match moved."""
+        if received > self.received:
+            self.received = received
+            self.moved_ms = now_ms
+        if match <= self.match:
+            return False
+        self.match = match
+        self.match_round = round
+        self.moved_ms = now_ms
+        if match >= self.next:
+            self.next = Index(match + 1)
+        inflight = self.inflight
+        while inflight and inflight[0][0] <= match:
+            self.inflight_bytes -= inflight.popleft()[1]
+        return True
+
+    def record_sent(self, end_index: Index, size_bytes: int, *, now_ms: int) -> None:
+        """Take note of an append that left with entries up to `end_index`."""
+        if self.state is ProgressState.PROBE:
+            self.probe_sent = True
+        elif self.state is ProgressState.REPLICATE:
+            if not self.inflight:
+                self.moved_ms = now_ms
+            self.inflight.append((Index(end_index - 1), size_bytes))
+            self.inflight_bytes += size_bytes
+            self.next = max(self.next, end_index)
+
+    def begin_probe(self, next_index: Index, *, wait: bool) -> None:
+        """Go back to one append at a time; with `wait` not before the member is heard again."""
+        self.state = ProgressState.PROBE
+        self.next = max(next_index, Index(self.match + 1))
+        self.probe_sent = wait
+        self._forget_inflight()
+
+    def begin_replicate(self) -> None:
+        """Run ahead from the last entry known to be equal."""
+        self.state = ProgressState.REPLICATE
+        self.next = Index(max(self.match, self.received) + 1)
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+    def begin_snapshot(self, ticket: int) -> None:
+        """Wait for a snapshot to be installed."""
+        self.state = ProgressState.SNAPSHOT
+        self._forget_inflight()
+        self.ticket = ticket
+
+    def fall_back(self, match: Index, received: Index) -> None:
+        """Count only what a recovering member still has, and send it the rest again."""
+        self.match = match
+        self.received = received
+        self.begin_probe(Index(received + 1), wait=False)
+
+    def mark_lost(self) -> None:
+        """Stop counting and serving this member until the next term."""
+        self.state = ProgressState.LOST
+        self.match = Index(0)
+        self._forget_inflight()
+
+    def is_stalled(self, *, now_ms: int, timeout_ms: int) -> bool:
+        """Tell whether sent entries must have been lost: not even received for too long.
+
+        Received but not durable is a slow disk, which sending again would not speed up.
+        """
+        if self.state is not ProgressState.REPLICATE or self.received >= self.next - 1:
+            return False
+        return bool(self.inflight) and now_ms - self.moved_ms >= timeout_ms
+
+    def status(self) -> PeerStatus:
+        """Return a snapshot for people and metrics."""
+        return PeerStatus(
+            node=self.node,
+            state=self.state,
+            match_index=self.match,
+            next_index=self.next,
+            inflight_messages=len(self.inflight),
+            inflight_bytes=self.inflight_bytes,
+            heard_ms=self.heard_ms,
+        )
+
+    def _forget_inflight(self) -> None:
+        self.inflight.clear()
+        self.inflight_bytes = 0
+        self.ticket = 0

@@ -1,0 +1,111 @@
+"""How a leader reaches its members: permissions to send entries, snapshots and heartbeats.
+
+The core holds no entries, so it cannot send any: it permits the driver to (`SendEntries`) and waits for
+`sent` before it permits more. Flow control lives here: one append at a time while probing, a window of
+messages and bytes while replicating (R: every buffer has a bound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver.errors import invariant
+from quiver.model import Index
+from quiver.raft.configuration import Configuration
+from quiver.raft.leadership import Leadership
+from quiver.raft.messages import Entry, EntryKind, Heartbeat
+from quiver.raft.output import SendEntries, SendSnapshot
+from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.state import State
+
+
+def append(state: State, leadership: Leadership, entries: Sequence[Entry]) -> None:
+    """Append to the leader's log and let the entries go to the members at once, beside the local write.
+
+    Dissertation §10.2.1: the leader counts its own copy only when its disk says so, like anybody's.
+    """
+    state.append(entries)
+    send_to_all(state, leadership)
+
+
+def append_own(
+    state: State, leadership: Leadership, kind: EntryKind, configuration: Configuration | None = None
+) -> None:
+    """Append an entry that the core makes itself."""
+    index = Index(state.log.terms.last_index + 1)
+    append(state, leadership, (Entry(index, state.term, kind, b"", configuration),))
+
+
+def send_to_all(state: State, leadership: Leadership) -> None:
+    """Permit whatever each member may be sent now."""
+    for progress in leadership.peers:
+        maybe_send(state, progress)
+
+
+def maybe_send(state: State, progress: Progress) -> None:
+    """Permit one append to a member, if there is something to send and its window has room."""
+    terms = state.log.terms
+    if progress.ticket or progress.next > terms.last_index or not _has_room(state, progress):
+        return
+    prev_index = Index(progress.next - 1)
+    prev_term = terms.term_at(prev_index)
+    if prev_term is None:
+        _send_snapshot(state, progress)
+        return
+    config = state.config
+    progress.ticket = state.next_ticket()
+    state.output.send.append(
+        SendEntries(
+            progress.node,
+            progress.ticket,
+            state.term,
+            prev_index,
+            prev_term,
+            progress.next,
+            Index(terms.last_index + 1),
+            state.log.commit,
+            state.round,
+            min(config.append_bytes_max, config.inflight_bytes_max - progress.inflight_bytes),
+        )
+    )
+
+
+def record_sent(state: State, progress: Progress, *, end_index: Index, size_bytes: int) -> None:
+    """Take note of what the driver sent under a permission, and permit the next append."""
+    progress.ticket = 0
+    invariant(end_index <= state.log.terms.last_index + 1, "no member is sent what is not in the log")
+    if end_index <= progress.next and progress.state is ProgressState.REPLICATE:
+        return  # nothing was read, or the answer was faster; the next heartbeat or answer tries again
+    progress.record_sent(end_index, size_bytes, now_ms=state.now_ms)
+    maybe_send(state, progress)
+
+
+def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool = False) -> None:
+    """Begin a new round: every answer to it proves leadership after this moment."""
+    state.round += 1
+    leadership.begin_round(state.round, now_ms=state.now_ms)
+    leadership.heartbeat_deadline_ms = state.now_ms + state.config.heartbeat_interval_ms
+    heartbeat = Heartbeat(state.term, state.log.commit, state.round, hibernate)
+    for progress in leadership.peers:
+        if progress.state is not ProgressState.LOST:
+            state.send(progress.node, heartbeat)
+
+
+def _has_room(state: State, progress: Progress) -> bool:
+    if progress.state is ProgressState.REPLICATE:
+        config = state.config
+        return (
+            len(progress.inflight) < config.inflight_messages_max
+            and progress.inflight_bytes < config.inflight_bytes_max
+        )
+    return progress.state is ProgressState.PROBE and not progress.probe_sent
+
+
+def _send_snapshot(state: State, progress: Progress) -> None:
+    """Permit a snapshot to a member whose next entry is no longer in the log (§7)."""
+    progress.begin_snapshot(state.next_ticket())
+    needed_index = state.log.terms.base_index
+    permission = SendSnapshot(progress.node, progress.ticket, state.term, needed_index, state.round)
+    state.output.send_snapshot.append(permission)
+    if state.tracing:
+        state.trace(f"n{progress.node} needs a snapshot up to {needed_index} or later")

@@ -1,0 +1,71 @@
+"""Snapshots: taking one from the leader, and what a leader learns of those it sent (§7, R16).
+
+The content travels by the driver's own way; the core decides. A snapshot that tells nothing new is only
+answered. One whose last entry is in the log leaves the log alone, suffix and all. Any other replaces
+the whole log: keeping a suffix behind an entry that differs would pass a diverged tail for the leader's.
+"""
+
+from __future__ import annotations
+
+from quiver.model import Index, NodeId
+from quiver.raft import follower
+from quiver.raft.leadership import Leadership
+from quiver.raft.messages import InstallSnapshot
+from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.safeguards import Safeguard
+from quiver.raft.state import State
+
+
+def handle_install(state: State, from_: NodeId, message: InstallSnapshot) -> None:
+    """Take a snapshot, if it is ahead of this member."""
+    follower.hear_leader(state, from_, message.round)
+    log, snapshot = state.log, message.snapshot
+    is_older = snapshot.last_index <= log.commit
+    if is_older and state.guards(Safeguard.SNAPSHOT_IGNORES_OLDER):
+        follower.acknowledge(state, from_)
+        return
+    is_known = not is_older and log.terms.term_at(snapshot.last_index) == snapshot.last_term
+    if not state.guards(Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG):
+        is_known = snapshot.last_index <= log.terms.last_index
+    if is_known:
+        state.matched = max(state.matched, snapshot.last_index)
+        state.commit_to(snapshot.last_index)
+        follower.acknowledge(state, from_)
+        return
+    log.restore(snapshot, term=state.term, matched=state.matched)
+    state.restoring = snapshot.last_index
+    state.output.restore = snapshot
+    state.refresh_configuration()
+    if state.tracing:
+        state.trace(f"restore snapshot up to {snapshot.last_index}")
+
+
+def note_restored(state: State, index: Index) -> bool:
+    """Count a snapshot as durable, now that log and state stand on it; tell whether it still matters."""
+    if state.restoring != index:
+        return False  # a later snapshot replaced it
+    state.restoring = None
+    state.log.durable = max(state.log.durable, index)
+    state.matched = max(state.matched, index)  # committed, hence in any leader's log
+    return True
+
+
+def note_sent(leadership: Leadership, to: NodeId, ticket: int) -> None:
+    """Go on waiting for the answer: the snapshot has left."""
+    progress = _holder(leadership, to, ticket)
+    if progress is not None:
+        progress.ticket = 0
+
+
+def note_failed(leadership: Leadership, to: NodeId, ticket: int) -> None:
+    """Look again at what a member needs, once it is heard."""
+    progress = _holder(leadership, to, ticket)
+    if progress is not None:
+        progress.begin_probe(Index(progress.received + 1), wait=True)
+
+
+def _holder(leadership: Leadership, to: NodeId, ticket: int) -> Progress | None:
+    progress = leadership.progress.get(to)
+    if progress is None or progress.ticket != ticket or progress.state is not ProgressState.SNAPSHOT:
+        return None
+    return progress

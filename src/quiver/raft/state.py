@@ -1,0 +1,275 @@
+"""One member's state, and the transitions that every module needs: a new term, becoming a follower.
+
+The modules around this one are verbs on a `State`; it is their only common ground. They write what they
+want done into `state.output`. Nothing here reads a clock: `now_ms` is what the last event said.
+
+Invariants: `leadership` is set exactly while the role is leader, `campaign` exactly while a candidate
+of either kind; `matched` is reset whenever the term changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quiver.clock import Rng
+from quiver.errors import invariant
+from quiver.model import Index, NodeId, Term
+from quiver.raft.config import InitialState, RaftConfig
+from quiver.raft.leadership import Leadership
+from quiver.raft.log import Log
+from quiver.raft.messages import Entry, Message, Outgoing
+from quiver.raft.output import HardState, Output, Role, RoleChange
+from quiver.raft.safeguards import Safeguard
+
+
+class Campaign:
+    """A count of votes, or of pre-votes."""
+
+    __slots__ = ("granted", "pre", "refused")
+
+    def __init__(self, *, pre: bool) -> None:
+        self.pre = pre
+        self.granted: set[NodeId] = set()
+        self.refused: set[NodeId] = set()
+
+
+class State:
+    """Everything a member knows."""
+
+    __slots__ = (
+        "acknowledged",
+        "campaign",
+        "config",
+        "configuration",
+        "disabled",
+        "election_deadline_ms",
+        "hibernating",
+        "id",
+        "leader",
+        "leader_contact_ms",
+        "leadership",
+        "log",
+        "matched",
+        "now_ms",
+        "output",
+        "recover_until",
+        "restoring",
+        "rng",
+        "role",
+        "round",
+        "round_heard",
+        "term",
+        "ticket",
+        "tracing",
+        "vote",
+    )
+
+    def __init__(self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int) -> None:
+        self.config = config
+        self.id = config.id
+        self.disabled = config.disabled
+        self.tracing = config.trace
+        self.rng = rng
+        self.now_ms = now_ms
+        self.log = Log(initial)
+        self.configuration = self.log.configurations.active
+        is_saved = initial.term >= self.log.terms.last_term  # else the crash fell between the two writes (R4)
+        self.term = initial.term if is_saved else self.log.terms.last_term
+        self.vote = initial.vote if is_saved else None
+        self.role = Role.FOLLOWER
+        self.leader: NodeId | None = None
+        self.leader_contact_ms = now_ms
+        self.leadership: Leadership | None = None
+        self.campaign: Campaign | None = None
+        self.matched = self.log.commit
+        self.acknowledged = Index(0)
+        self.round_heard = 0
+        self.round = 0
+        self.ticket = 0
+        self.hibernating = False
+        self.recover_until = initial.recover_until
+        self.restoring: Index | None = None
+        self.election_deadline_ms = 0
+        self.output = Output(self.term, None)
+        self.reset_election_timer()
+
+    # The frame of every event
+
+    def begin(self, now_ms: int | None = None) -> None:
+        """Start an event with an empty output."""
+        if now_ms is not None:
+            self.now_ms = now_ms
+        self.output = Output(self.term, None)
+
+    def finish(self) -> Output:
+        """End an event: no message may overtake an unsaved hard state (R2)."""
+        output = self.output
+        output.term = self.term
+        output.next_deadline_ms = self.next_deadline_ms()
+        if output.hard_state is not None:
+            output.messages_after_save = output.messages
+            output.messages = []
+        return output
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when a tick is due at the latest."""
+        if self.hibernating:
+            return None
+        if self.leadership is not None:
+            return self.leadership.heartbeat_deadline_ms
+        return self.election_deadline_ms if self.may_campaign() else None
+
+    # Small questions
+
+    def guards(self, safeguard: Safeguard) -> bool:
+        """Tell whether a safeguard is on; it always is outside of tests."""
+        return not self.disabled or safeguard not in self.disabled
+
+    def may_vote(self) -> bool:
+        """Tell whether this member's word counts in elections (R18, R22).
+
+        A member that no configuration of its own log names may have lost everything it acknowledged;
+        one that is recovering certainly has lost something.
+        """
+        if not self.configuration.includes(self.id) and self.guards(Safeguard.BLANK_MEMBER_NO_VOTE):
+            return False
+        return self.recover_until is None or not self.guards(Safeguard.RECOVER_UNTIL_NO_VOTE)
+
+    def may_campaign(self) -> bool:
+        """Tell whether this member may ask for votes: it may vote, and it is a voter itself."""
+        return self.configuration.is_voter(self.id) and self.may_vote()
+
+    def leader_is_fresh(self) -> bool:
+        """Tell whether a leader was heard from within the shortest election timeout (dissertation §4.2.3).
+
+        A leader is always fresh to itself: check-quorum ends its role otherwise. While hibernating the
+        driver's node-level heartbeats stand in for the leader's.
+        """
+        if not self.guards(Safeguard.LEADER_STICKINESS):
+            return False
+        if self.role is Role.LEADER:
+            return True
+        if self.leader is None:
+            return False
+        return self.hibernating or self.now_ms - self.leader_contact_ms < self.config.election_timeout_ms
+
+    def acknowledgeable(self) -> Index:
+        """Return up to where this member may vouch for the leader's log: equal to it, and durable here (R3)."""
+        if not self.guards(Safeguard.ACK_ONLY_DURABLE):
+            return self.matched
+        return min(self.matched, self.log.durable)
+
+    # Effects
+
+    def send(self, to: NodeId, message: Message) -> None:
+        """Queue a message."""
+        self.output.messages.append(Outgoing(to, message))
+
+    def trace(self, text: str) -> None:
+        """Add a line for people; call it only while `tracing`."""
+        self.output.trace.append(text)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Put entries at the log's end, and into force what they say about members (§6)."""
+        self.log.append(entries)
+        output = self.output
+        output.append = entries if not output.append else (*output.append, *entries)
+        self.refresh_configuration()
+
+    def truncate(self, first_index: Index) -> None:
+        """Remove the log's end, and what it said about members."""
+        invariant(self.leadership is None, "a leader never overwrites its log")  # Leader Append-Only, Figure 3
+        self.log.truncate(first_index, term=self.term)
+        self.output.truncate_from = first_index
+        self.refresh_configuration()
+        if self.tracing:
+            self.trace(f"truncate from {first_index}")
+
+    def commit_to(self, index: Index) -> bool:
+        """Raise the commit index; tell whether it moved."""
+        newly = self.log.advance_commit(index)
+        if not newly:
+            return False
+        self.output.committed = newly
+        if not self.guards(Safeguard.CONFIG_ON_APPEND):
+            self.refresh_configuration()
+        if self.tracing:
+            self.trace(f"commit {index}")
+        return True
+
+    def refresh_configuration(self) -> None:
+        """Go by the latest configuration in the log, committed or not (§6)."""
+        configurations = self.log.configurations
+        on_append = self.guards(Safeguard.CONFIG_ON_APPEND)
+        configuration = configurations.active if on_append else configurations.at(self.log.commit)
+        if configuration is self.configuration:
+            return
+        self.configuration = configuration
+        if self.tracing:
+            self.trace(f"configuration {configuration}")
+        if self.leadership is not None:
+            self.reconfigure(self.leadership, next_index=self.log.terms.last_index)
+
+    def reconfigure(self, leadership: Leadership, *, next_index: Index) -> None:
+        """Let a leadership count and serve the members of the active configuration, new ones from `next_index`."""
+        leadership.reconfigure(
+            self.configuration,
+            next_index=next_index,
+            now_ms=self.now_ms,
+            joint=self.guards(Safeguard.JOINT_QUORUM),
+            count_learners=not self.guards(Safeguard.LEARNER_NOT_COUNTED),
+        )
+
+    def save_hard_state(self) -> None:
+        """Ask for term and vote to be made durable before any message of this output leaves (R2)."""
+        if self.guards(Safeguard.VOTE_PERSISTENCE):
+            self.output.hard_state = HardState(self.term, self.vote)
+
+    def enter_term(self, term: Term, *, vote: NodeId | None) -> None:
+        """Begin a later term; what was matched to the last leader's log no longer counts.
+
+        Committed entries are in every later leader's log (Leader Completeness, §5.4), so they match.
+        """
+        self.term = term
+        self.vote = vote
+        self.matched = self.log.commit
+        self.acknowledged = Index(0)
+        self.round_heard = 0
+        self.save_hard_state()
+
+    def become_follower(self, term: Term, leader: NodeId | None) -> None:
+        """Follow `leader`, or nobody yet, in `term` (§5.1)."""
+        if term > self.term:
+            self.enter_term(term, vote=None)
+        if self.leadership is not None:
+            self._give_up(self.leadership)
+        self.role = Role.FOLLOWER
+        self.leadership = None
+        self.campaign = None
+        self.hibernating = False
+        self.leader = leader
+        self.reset_election_timer()
+        self.announce()
+
+    def announce(self) -> None:
+        """Tell the driver what this member is now."""
+        self.output.became = RoleChange(self.role, self.term, self.leader)
+        if self.tracing:
+            leader = "" if self.leader is None else f", leader n{self.leader}"
+            self.trace(f"{self.role} in term {self.term}{leader}")
+
+    def reset_election_timer(self) -> None:
+        """Draw a new election timeout (§5.2)."""
+        timeout_ms = self.config.election_timeout_ms
+        self.election_deadline_ms = self.now_ms + timeout_ms + int(self.rng.random() * timeout_ms)
+
+    def next_ticket(self) -> int:
+        """Return a number that no other permission to send has."""
+        self.ticket += 1
+        return self.ticket
+
+    def _give_up(self, leadership: Leadership) -> None:
+        log = self.log
+        if log.terms.last_index > log.commit:
+            self.output.proposals_lost = Index(log.commit + 1)
+        self.output.reads_failed = leadership.reads.contexts()
