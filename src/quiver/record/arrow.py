@@ -186,7 +186,10 @@ def _encode_timestamps(timestamps: ArrowArray | None, timestamp: int) -> Encoded
         timestamps = timestamps.cast(pa.timestamp("ms", tz=timestamps.type.tz), safe=False)
     elif not pa.types.is_integer(timestamps.type):
         raise RequestError(f"timestamps cannot be {timestamps.type}")
-    stamps = _cast(timestamps, pa.int64()).fill_null(timestamp).to_numpy()
+    try:
+        stamps = _cast(timestamps, pa.int64()).fill_null(timestamp).to_numpy()
+    except OverflowError as error:
+        raise RequestError(f"timestamp {timestamp} does not fit 64 bits") from error
     first, greatest = int(stamps[0]), int(stamps.max())
     if (stamps == first).all():
         return EncodedTimestamps(first, first)
@@ -198,7 +201,7 @@ def _cast(column: ArrowArray, target: pa.DataType) -> _Array:
     try:
         converted = column.cast(target)
         array = converted.combine_chunks() if isinstance(converted, pa.ChunkedArray) else converted
-        array.validate(full=True)
+        array.validate(full=True)  # Arrow's own casts have been seen to make arrays with wrong offsets
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RequestError(f"a column of {column.type} cannot be stored: {error}") from error
     return array

@@ -11,6 +11,7 @@ the raw size that the batch's header states, which the caller has checked agains
 from __future__ import annotations
 
 import enum
+from typing import assert_never
 
 import lz4.block
 import zstandard
@@ -40,6 +41,8 @@ def compress(raw: bytes, compression: Compression) -> bytes:
             return packed
         case Compression.ZSTD:
             return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(raw)
+        case _:
+            assert_never(compression)
 
 
 def decompress(stored: Buffer, compression: Compression, *, raw_bytes: int) -> Buffer:
@@ -54,6 +57,8 @@ def decompress(stored: Buffer, compression: Compression, *, raw_bytes: int) -> B
             raw = _decompress_lz4(stored, raw_bytes)
         case Compression.ZSTD:
             raw = _decompress_zstd(stored, raw_bytes)
+        case _:
+            assert_never(compression)
     if len(raw) != raw_bytes:
         raise DecodeError(f"the payload has {len(raw)} bytes where its header says {raw_bytes}")
     return raw

@@ -121,9 +121,10 @@ def check_payload_bytes(size: int) -> None:
 
 
 def decode_layout(raw: Buffer, *, record_count: int) -> Layout:
-    """Return where the fixed-width sections of the payload `raw` lie, having checked its preamble and that they fit."""
-    if len(raw) < PREAMBLE_BYTES:
-        raise DecodeError(f"a payload of {len(raw)} bytes has no preamble")
+    """Return where the fixed-width sections of the payload `raw` lie, having checked its preamble and that they fit.
+
+    `raw` is as long as a checked header says, and so has room for the preamble.
+    """
     flags, reserved, header_count = _PREAMBLE.unpack_from(raw)
     _check_preamble(flags, reserved, header_count)
     position = PREAMBLE_BYTES
