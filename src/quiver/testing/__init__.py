@@ -10,6 +10,7 @@ from quiver.testing.disk_faults import DiskFaults, PowerLoss
 from quiver.testing.executor import SimulatedExecutor
 from quiver.testing.latency import Latency
 from quiver.testing.loop import Deadlock, LimitReached, SimulatedLoop, UnhandledError
+from quiver.testing.network import NetworkFaults, SimulatedNetwork, SimulatedPort
 from quiver.testing.randomness import RandomStreams
 from quiver.testing.refusal import HostAccessError
 from quiver.testing.trace import Trace
@@ -20,6 +21,7 @@ __all__ = [
     "HostAccessError",
     "Latency",
     "LimitReached",
+    "NetworkFaults",
     "PowerLoss",
     "RandomStreams",
     "SimulatedClock",
@@ -27,6 +29,8 @@ __all__ = [
     "SimulatedExecutor",
     "SimulatedFile",
     "SimulatedLoop",
+    "SimulatedNetwork",
+    "SimulatedPort",
     "Trace",
     "UnhandledError",
 ]
