@@ -9,7 +9,7 @@ uses the latest configuration in its log, committed or not).
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -104,6 +104,13 @@ class ConfigurationHistory:
             if first_index <= index:
                 return configuration
         return self._history[0][1]
+
+    def since(self, index: Index) -> Iterator[Configuration]:
+        """Return, latest first, the configurations that may still count for someone who knows `index` committed."""
+        for first_index, configuration in reversed(self._history):
+            yield configuration
+            if first_index <= index:
+                return
 
     def append(self, index: Index, configuration: Configuration) -> None:
         """Put a configuration in force."""

@@ -276,7 +276,7 @@ class Raft:
         """Take note that a snapshot and its `InstallSnapshot` have left."""
         self._state.begin()
         if self._state.leadership is not None:
-            snapshots.note_sent(self._state.leadership, to, ticket)
+            snapshots.note_sent(self._state, self._state.leadership, to, ticket)
         return self._state.finish()
 
     def snapshot_failed(self, to: NodeId, *, ticket: int) -> Output:

@@ -46,7 +46,6 @@ class Progress:
         "inflight",
         "inflight_bytes",
         "match",
-        "match_round",
         "moved_ms",
         "next",
         "node",
@@ -64,7 +63,6 @@ class Progress:
         self.received = Index(0)
         self.next = next_index
         self.round = 0
-        self.match_round = 0
         self.heard_ms = now_ms
         self.moved_ms = now_ms
         self.inflight: deque[tuple[Index, int]] = deque()
@@ -72,7 +70,7 @@ class Progress:
         self.ticket = 0
         self.probe_sent = False
 
-    def advance(self, match: Index, received: Index, *, round: int, now_ms: int) -> bool:  # noqa: A002 - its name
+    def advance(self, match: Index, received: Index, *, now_ms: int) -> bool:
         """Take note of an acknowledgement; tell whether the match moved."""
         if received > self.received:
             self.received = received
@@ -80,7 +78,6 @@ class Progress:
         if match <= self.match:
             return False
         self.match = match
-        self.match_round = round
         self.moved_ms = now_ms
         if match >= self.next:
             self.next = Index(match + 1)
@@ -121,10 +118,15 @@ class Progress:
         self.ticket = ticket
 
     def fall_back(self, match: Index, received: Index) -> None:
-        """Count only what a recovering member still has, and send it the rest again."""
+        """Count only what a restarted member still has, and send it the rest again."""
         self.match = match
         self.received = received
         self.begin_probe(Index(received + 1), wait=False)
+
+    def note_snapshot_sent(self, *, now_ms: int) -> None:
+        """Give the snapshot that left some time to arrive."""
+        self.ticket = 0
+        self.moved_ms = now_ms
 
     def mark_lost(self) -> None:
         """Stop counting and serving this member until the next term."""
@@ -133,13 +135,15 @@ class Progress:
         self._forget_inflight()
 
     def is_stalled(self, *, now_ms: int, timeout_ms: int) -> bool:
-        """Tell whether sent entries must have been lost: not even received for too long.
+        """Tell whether what was sent must have been lost: not even received for too long.
 
         Received but not durable is a slow disk, which sending again would not speed up.
         """
-        if self.state is not ProgressState.REPLICATE or self.received >= self.next - 1:
-            return False
-        return bool(self.inflight) and now_ms - self.moved_ms >= timeout_ms
+        if self.state is ProgressState.REPLICATE:
+            is_waiting = bool(self.inflight) and self.received < self.next - 1
+        else:
+            is_waiting = self.state is ProgressState.SNAPSHOT and not self.ticket
+        return is_waiting and now_ms - self.moved_ms >= timeout_ms
 
     def status(self) -> PeerStatus:
         """Return a snapshot for people and metrics."""

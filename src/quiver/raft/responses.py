@@ -47,38 +47,41 @@ def _hear(
     """Note that a member is alive and follows; tell whether its answer may be used."""
     if progress.state is ProgressState.LOST:
         return False
-    if message.durable_index < progress.match and message.round > progress.match_round:
-        _note_loss(state, progress, message)
-        if not message.recovering:
+    if message.round > progress.round:  # sent after every answer seen so far
+        if message.received_index < progress.received and not _note_restart(state, progress, message):
             return False
-    progress.heard_ms = state.now_ms
-    if message.round > progress.round:
         progress.round = message.round
         if leadership.reads:
             commitment.release_reads(state, leadership)
+    progress.heard_ms = state.now_ms
     return True
 
 
-def _note_loss(state: State, progress: Progress, message: AppendResponse | HeartbeatResponse) -> None:
-    """Stop trusting a member that has less on disk than it acknowledged in this very term (R22).
+def _note_restart(state: State, progress: Progress, message: AppendResponse | HeartbeatResponse) -> bool:
+    """Serve a member again that knows less than it said before; tell whether it can be trusted.
 
-    The answer's round proves that it was sent after the acknowledgement. A member that says itself that it
-    is recovering is served again from what it has; any other is lost until somebody looks at it.
+    A restart loses what was received but not durable, and that is fine. Less on disk than was acknowledged
+    in this very term is not (R22): unless the member says itself that it is recovering, it is lost until
+    somebody looks at it.
     """
-    if message.recovering:
-        progress.fall_back(message.match_index, message.received_index)
-    else:
-        progress.mark_lost()
-    if state.tracing:
-        state.trace(f"n{progress.node} has {message.durable_index}, less than it acknowledged: {progress.state}")
+    kept = progress.match
+    if message.durable_index < progress.match:
+        kept = min(message.match_index, progress.match)
+        if state.tracing:
+            state.trace(f"n{progress.node} has {message.durable_index} durable, less than it acknowledged")
+        if not message.recovering:
+            progress.mark_lost()
+            return False
+    progress.fall_back(kept, message.received_index)
+    return True
 
 
 def _advance(state: State, progress: Progress, message: AppendResponse | HeartbeatResponse) -> bool:
     terms = state.log.terms
     match = min(message.match_index, terms.last_index)
     received = min(message.received_index, terms.last_index)
-    moved = progress.advance(match, received, round=message.round, now_ms=state.now_ms)
-    if progress.state is ProgressState.SNAPSHOT and progress.match >= terms.base_index:
+    moved = progress.advance(match, received, now_ms=state.now_ms)
+    if progress.state is ProgressState.SNAPSHOT and max(progress.match, progress.received) >= terms.base_index:
         progress.begin_replicate()
         progress.ticket = 0
     return moved

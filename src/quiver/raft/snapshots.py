@@ -33,6 +33,7 @@ def handle_install(state: State, from_: NodeId, message: InstallSnapshot) -> Non
         follower.acknowledge(state, from_)
         return
     log.restore(snapshot, term=state.term, matched=state.matched)
+    state.matched = snapshot.last_index  # equal to the leader's log, though not durable yet
     state.restoring = snapshot.last_index
     state.output.restore = snapshot
     state.refresh_configuration()
@@ -46,15 +47,14 @@ def note_restored(state: State, index: Index) -> bool:
         return False  # a later snapshot replaced it
     state.restoring = None
     state.log.durable = max(state.log.durable, index)
-    state.matched = max(state.matched, index)  # committed, hence in any leader's log
     return True
 
 
-def note_sent(leadership: Leadership, to: NodeId, ticket: int) -> None:
+def note_sent(state: State, leadership: Leadership, to: NodeId, ticket: int) -> None:
     """Go on waiting for the answer: the snapshot has left."""
     progress = _holder(leadership, to, ticket)
     if progress is not None:
-        progress.ticket = 0
+        progress.note_snapshot_sent(now_ms=state.now_ms)
 
 
 def note_failed(leadership: Leadership, to: NodeId, ticket: int) -> None:

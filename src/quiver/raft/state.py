@@ -9,12 +9,13 @@ of either kind; `matched` is reset whenever the term changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quiver.clock import Rng
 from quiver.errors import invariant
 from quiver.model import Index, NodeId, Term
 from quiver.raft.config import InitialState, RaftConfig
+from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
 from quiver.raft.log import Log
 from quiver.raft.messages import Entry, Message, Outgoing
@@ -131,13 +132,26 @@ class State:
         A member that no configuration of its own log names may have lost everything it acknowledged;
         one that is recovering certainly has lost something.
         """
-        if not self.configuration.includes(self.id) and self.guards(Safeguard.BLANK_MEMBER_NO_VOTE):
+        if self.recover_until is not None and self.guards(Safeguard.RECOVER_UNTIL_NO_VOTE):
             return False
-        return self.recover_until is None or not self.guards(Safeguard.RECOVER_UNTIL_NO_VOTE)
+        if self.configuration.includes(self.id) or not self.guards(Safeguard.BLANK_MEMBER_NO_VOTE):
+            return True
+        return any(known.includes(self.id) for known in self._relevant_configurations())
 
     def may_campaign(self) -> bool:
-        """Tell whether this member may ask for votes: it may vote, and it is a voter itself."""
-        return self.configuration.is_voter(self.id) and self.may_vote()
+        """Tell whether this member may ask for votes: it may vote, and it is a voter itself.
+
+        It is one until its removal is known to be committed: until then it may be the only one whose log is
+        long enough to be elected (dissertation §4.2.2).
+        """
+        if not self.may_vote():
+            return False
+        if self.configuration.is_voter(self.id):
+            return True
+        return any(known.is_voter(self.id) for known in self._relevant_configurations())
+
+    def _relevant_configurations(self) -> Iterator[Configuration]:
+        return self.log.configurations.since(self.log.commit)
 
     def leader_is_fresh(self) -> bool:
         """Tell whether a leader was heard from within the shortest election timeout (dissertation §4.2.3).

@@ -141,6 +141,7 @@ class Member:
         initial = self.disk.initial_state(commit=commit)
         self.raft = Raft(self.config, initial, rng=rng, now_ms=self.cluster.now_ms)
         self.is_up = True
+        self.queue: deque[Output] = deque()
         self.writes: deque[Write] = deque()
         self.permissions: list[SendEntries] = []
         self.snapshot_permissions: list[SendSnapshot] = []
@@ -153,9 +154,18 @@ class Member:
         self.highest_commit = self.raft.commit_index
 
     def run(self, output: Output) -> Output:
-        """Carry an output out, in the order of its contract; later outputs queue behind it."""
-        cluster, disk = self.cluster, self.disk
+        """Carry outputs out in the order in which they came; those that come meanwhile queue behind."""
         self.outputs.append(output)
+        self.queue.append(output)
+        if len(self.queue) == 1:
+            while self.queue:
+                self._carry_out(self.queue[0])
+                self.queue.popleft()
+        return output
+
+    def _carry_out(self, output: Output) -> None:
+        """Do what an output asks, in the order of its contract."""
+        disk = self.disk
         if output.truncate_from is not None:
             disk.truncate(output.truncate_from)
         if output.append:
@@ -171,9 +181,8 @@ class Member:
             assert not output.messages_after_save
         self._post(output.messages_after_save)
         self._note(output)
-        cluster.check(self)
+        self.cluster.check(self)
         self._automate(output)
-        return output
 
     def _post(self, messages: Iterable[Any]) -> None:
         for outgoing in messages:
@@ -182,7 +191,10 @@ class Member:
     def _note(self, output: Output) -> None:
         for index in output.committed:
             self.cluster.note_committed(self, Index(index))
-        self.reads.update({ready.context: ready.index for ready in output.reads})
+        for ready in output.reads:
+            floor = self.cluster.reads_expected.get(ready.context, Index(0))
+            assert ready.index >= floor, f"R11: read {ready.context} sees {ready.index}, {floor} was committed before"
+            self.reads[ready.context] = ready.index
         self.reads_failed.extend(output.reads_failed)
         if output.became is not None:
             self.roles.append((output.became.role, output.became.term))
@@ -217,9 +229,7 @@ class Member:
         )
         self.cluster.post(Envelope(self.id, permission.to, message))
         end_index = Index(permission.first_index + len(entries))
-        return self.run(
-            self.raft.sent(permission.to, ticket=permission.ticket, end_index=end_index, size_bytes=size)
-        )
+        return self.run(self.raft.sent(permission.to, ticket=permission.ticket, end_index=end_index, size_bytes=size))
 
     def read_entries(self, permission: SendEntries) -> tuple[list[Entry], int]:
         entries: list[Entry] = []
@@ -243,8 +253,7 @@ class Member:
 
     def sync(self, count: int | None = None) -> None:
         """Report writes as durable: all, or the oldest `count`."""
-        for _ in range(len(self.writes) if count is None else count):
-            write = self.writes.popleft()
+        for write in [self.writes.popleft() for _ in range(len(self.writes) if count is None else count)]:
             if write.generation == self.disk.generation:
                 self.disk.synced = max(self.disk.synced, write.index)
             self.run(self.raft.durable(write.index, write.term))
@@ -317,6 +326,7 @@ class Cluster:
         self.cuts: set[tuple[int, int]] = set()
         self.leaders: dict[Term, NodeId] = {}
         self.committed: dict[Index, Entry] = {}
+        self.reads_expected: dict[int, Index] = {}
         self.quorum_checked = True
         everybody = range(1, count + 1)
         voting = tuple(map(NodeId, voters if voters is not None else everybody))
