@@ -211,8 +211,7 @@ def _decode_columns(raw: memoryview, layout: Layout, header: BatchHeader) -> tup
     """Return the columns of bytes: key, value, headers."""
     spans = (layout.value_lengths, layout.key_lengths, layout.header_key_lengths, layout.header_value_lengths)
     lengths = [_read_numbers(raw, span, "<u4") for span in spans]
-    # The sums are 64 bits wide, so that lengths that lie cannot wrap around to a sum that fits.
-    data = locate_data(raw, layout, [int(column.sum(dtype=np.uint64)) for column in lengths])
+    data = locate_data(raw, layout, [_add_up(column) for column in lengths])
     key: _Array = pa.nulls(header.record_count, pa.binary())
     headers: _Array = pa.nulls(header.record_count, _HEADERS_TYPE)
     value = _decode_column(pa.binary(), lengths[0], raw[data[0]], raw[layout.value_validity])
@@ -238,7 +237,7 @@ def _decode_column(kind: pa.DataType, lengths: _Numbers, data: memoryview, valid
 
 
 def _decode_headers(counts: _Numbers, keys: _Array, values: _Array) -> _Array:
-    if int(counts.sum(dtype=np.uint64)) != len(keys):
+    if _add_up(counts) != len(keys):
         raise DecodeError(f"the records' header counts do not add up to {len(keys)}")
     try:
         keys.validate(full=True)
@@ -264,6 +263,11 @@ def _decode_timestamps(raw: memoryview, layout: Layout, header: BatchHeader) -> 
 def _read_numbers(raw: memoryview, span: slice, kind: str) -> _Numbers:
     dtype = np.dtype(kind)
     return np.ndarray((span.stop - span.start) // dtype.itemsize, dtype, buffer=raw, offset=span.start)
+
+
+def _add_up(lengths: _Numbers) -> int:
+    """Return the sum, taken in 64 bits: lengths that lie cannot wrap around to a sum that fits."""
+    return int(lengths.sum(dtype=np.uint64)) if len(lengths) else 0
 
 
 def _accumulate(lengths: _Numbers) -> _Numbers:

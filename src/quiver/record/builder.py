@@ -120,7 +120,7 @@ def _join(header: BatchHeader, payload: Buffer) -> bytes:
 def _encode_column(values: Sequence[Value]) -> EncodedColumn:
     kinds = set(map(type, values))
     validity = _encode_validity(values) if NoneType in kinds else b""
-    data = cast("Sequence[bytes]", values) if kinds == {bytes} else [_to_bytes(value) for value in values]
+    data = _to_bytes_each(values, kinds)
     lengths = list(map(len, data))
     data_bytes = sum(lengths)
     check_payload_bytes(data_bytes)  # first, so that every length fits its four bytes
@@ -182,15 +182,23 @@ def _encode_validity(values: Sequence[Value]) -> bytes:
     return bytes(bitmap)
 
 
+def _to_bytes_each(values: Sequence[Value], kinds: set[type]) -> Sequence[bytes]:
+    if kinds == {bytes}:
+        return cast("Sequence[bytes]", values)
+    try:
+        if kinds == {str}:
+            return list(map(str.encode, cast("Sequence[str]", values)))
+        return list(map(_to_bytes, values))
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+
+
 def _to_bytes(value: Value) -> bytes:
     match value:
         case None:
             return b""
         case str():
-            try:
-                return value.encode()
-            except UnicodeEncodeError as error:
-                raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+            return value.encode()
         case bytes() | bytearray() | memoryview():
             return bytes(value)
         case _:

@@ -186,6 +186,7 @@ def test_batch_names_itself() -> None:
         ({"timestamps": [1]}, "2 values but 1 timestamps"),
         ({"headers": [None] * 3}, "2 values but 3 headers"),
         ({"values": ["a", "\ud800"]}, "UTF-8"),
+        ({"values": [b"a", "\ud800"]}, "UTF-8"),
         ({"headers": [[("\ud800", b"")], None]}, "UTF-8"),
         ({"timestamp": 2**63}, "does not fit"),
         ({"timestamps": [0, 2**63]}, "does not fit"),
