@@ -11,7 +11,7 @@ import errno
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from quiver.clock import Rng
 
@@ -20,6 +20,9 @@ Operation = Literal["read", "write", "truncate", "sync", "create", "rename", "re
 
 Moment = Literal["before", "during", "after"]
 """When the power goes, as seen from the operation it interrupts."""
+
+
+_ERROR_RATES: Final[dict[Operation, str]] = {"read": "p_eio_read", "write": "p_eio_write", "sync": "p_eio_sync"}
 
 
 class PowerLoss(BaseException):
@@ -76,8 +79,8 @@ class FaultPlan:
 
     def error(self, operation: Operation, path: str) -> OSError | None:
         """Return the error that this operation must raise, if any."""
-        number = self._take(operation, path, "error")
-        if number is None and self._draw(self._error_probability(operation)):
+        number = self._take(operation, path, "error") if self._planned else None
+        if number is None and self._draw(getattr(self.faults, _ERROR_RATES.get(operation, ""), 0.0)):
             number = errno.EIO
         if number is None:
             return None
@@ -86,7 +89,7 @@ class FaultPlan:
 
     def short_length(self, path: str, length: int) -> int:
         """Return how many of `length` bytes this write may take: at least one of them."""
-        wanted = self._take("write", path, "short_write")
+        wanted = self._take("write", path, "short_write") if self._planned else None
         if wanted is None and length > 1 and self._draw(self.faults.p_short_write):
             wanted = 1 + self._stream().randrange(length - 1)
         if wanted is None or wanted >= length:
@@ -96,7 +99,7 @@ class FaultPlan:
 
     def landing(self, path: str, *, position: int, size: int) -> int:
         """Return where this write lands on the platter: at `position` unless it is misdirected."""
-        landing = self._take("write", path, "misdirect")
+        landing = self._take("write", path, "misdirect") if self._planned else None
         if landing is None and size and self._draw(self.faults.p_misdirect):
             landing = self._stream().randrange(size)
         if landing is None or landing == position:
@@ -112,8 +115,6 @@ class FaultPlan:
         return True
 
     def _take(self, operation: Operation, path: str, kind: str) -> int | None:
-        if not self._planned:
-            return None
         struck = [planned for planned in self._planned if planned.kind == kind and planned.strikes(operation, path)]
         if not struck:
             return None
@@ -127,14 +128,3 @@ class FaultPlan:
         if self._rng is None:
             raise ValueError("fault probabilities need a random stream: pass rng to the disk")
         return self._rng
-
-    def _error_probability(self, operation: Operation) -> float:
-        match operation:
-            case "read":
-                return self.faults.p_eio_read
-            case "write":
-                return self.faults.p_eio_write
-            case "sync":
-                return self.faults.p_eio_sync
-            case _:
-                return 0.0

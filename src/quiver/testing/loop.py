@@ -28,7 +28,7 @@ from quiver.clock import Rng
 from quiver.testing.burial import close_quietly
 from quiver.testing.ready import FifoQueue, Policy, ReadyQueue, ShuffledQueue
 from quiver.testing.refusal import HostlessLoop
-from quiver.testing.scope import CURRENT_SCOPE, DEAD, PAUSED, RUNNING, Event, Scope
+from quiver.testing.scope import CURRENT_SCOPE, DEAD, PAUSED, RUNNING, Event, Scope, Timer
 from quiver.testing.trace import Trace
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class SimulatedLoop(HostlessLoop):
         self.now_ns = 0
         self.event_count = 0
         self._ready: ReadyQueue = ShuffledQueue(rng) if policy == "shuffle" else FifoQueue()
-        self._timers: list[tuple[int, int, Event]] = []
+        self._timers: list[tuple[int, int, Timer]] = []
         self._cancelled_timer_count = 0
         self._count_cancelled_timer = self._timer_cancelled
         self._sequence = 0
@@ -173,28 +173,28 @@ class SimulatedLoop(HostlessLoop):
 
     def call_later(  # type: ignore[override] # as call_soon
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Event:
+    ) -> Timer:
         """Call back after `delay` seconds of virtual time."""
         return self.call_later_ns(round(delay * 1e9), callback, *args, context=context)
 
     def call_at(  # type: ignore[override] # as call_soon
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Event:
+    ) -> Timer:
         """Call back at virtual time `when`, in seconds."""
         return self.call_later_ns(round(when * 1e9) - self.now_ns, callback, *args, context=context)
 
     def call_later_ns(
         self, delay_ns: int, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Event:
+    ) -> Timer:
         """Call back after `delay_ns` nanoseconds of virtual time; no earlier than now."""
         self._sequence = sequence = self._sequence + 1
         if context is None:
             context = contextvars.copy_context()
-        event = Event(callback, args, context, context.get(CURRENT_SCOPE), sequence)
-        event.when_ns = self.now_ns + max(0, delay_ns)
-        event.on_cancel = self._count_cancelled_timer
-        heapq.heappush(self._timers, (event.when_ns, sequence, event))
-        return event
+        timer = Timer(callback, args, context, context.get(CURRENT_SCOPE), sequence)
+        when_ns = self.now_ns + max(0, delay_ns)
+        timer.arm(when_ns, self._count_cancelled_timer)
+        heapq.heappush(self._timers, (when_ns, sequence, timer))
+        return timer
 
     def time(self) -> float:
         """Return virtual time in seconds."""
@@ -369,17 +369,17 @@ class SimulatedLoop(HostlessLoop):
         """Make all timers ready that are due."""
         timers, now_ns = self._timers, self.now_ns
         while timers and timers[0][0] <= now_ns:
-            event = heapq.heappop(timers)[2]
-            event.on_cancel = None
-            if event.is_cancelled:
+            timer = heapq.heappop(timers)[2]
+            timer.on_cancel = None
+            if timer.callback is None:
                 self._cancelled_timer_count -= 1
             else:
-                self._ready.append(event)
+                self._ready.append(timer)
 
     def _advance(self, until: asyncio.Future[Any]) -> None:
         """Move time to the next timer."""
         timers = self._timers
-        while timers and timers[0][2].is_cancelled:
+        while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
             self._cancelled_timer_count -= 1
         if not timers:
@@ -400,7 +400,7 @@ class SimulatedLoop(HostlessLoop):
         self._cancelled_timer_count += 1
         timers = self._timers
         if self._cancelled_timer_count > _CANCELLED_MIN and self._cancelled_timer_count * 2 > len(timers):
-            timers[:] = [timer for timer in timers if not timer[2].is_cancelled]
+            timers[:] = [timer for timer in timers if timer[2].callback is not None]
             heapq.heapify(timers)
             self._cancelled_timer_count = 0
 

@@ -21,13 +21,13 @@ _SWEEP_MIN: Final = 64
 
 
 class Event(asyncio.TimerHandle):
-    """One scheduled callback, ready or waiting for its time.
+    """One scheduled callback.
 
     A handle of asyncio by type, so that callers can cancel it; none of the parent's state is used,
     as its constructor would cost more than the whole dispatch.
     """
 
-    __slots__ = ("arguments", "callback", "context", "is_cancelled", "on_cancel", "scope", "sequence", "when_ns")
+    __slots__ = ("arguments", "callback", "context", "scope", "sequence")
 
     def __init__(
         self,
@@ -42,31 +42,43 @@ class Event(asyncio.TimerHandle):
         self.context = context
         self.scope = scope
         self.sequence = sequence
-        self.is_cancelled = False
-        self.when_ns = -1
-        self.on_cancel: Callable[[], None] | None = None
 
     def cancel(self) -> None:
         """Never call the callback; idempotent."""
-        if self.is_cancelled:
-            return
-        self.is_cancelled = True
         self.callback = None
         self.arguments = ()
-        if self.on_cancel is not None:
-            self.on_cancel()
-            self.on_cancel = None
 
     def cancelled(self) -> bool:
         """Tell whether it was cancelled."""
-        return self.is_cancelled
-
-    def when(self) -> float:
-        """Return when a timer is due, in seconds of virtual time."""
-        return self.when_ns / 1e9
+        return self.callback is None
 
     def __repr__(self) -> str:
         return f"<Event {self.sequence} {self.callback!r}>"
+
+
+class Timer(Event):
+    """An event that waits for its time; `on_cancel` is called once if it is cancelled while it waits."""
+
+    __slots__ = ("on_cancel", "when_ns")
+
+    when_ns: int
+    on_cancel: Callable[[], None] | None
+
+    def arm(self, when_ns: int, on_cancel: Callable[[], None]) -> None:
+        """Set when it is due and who hears of a cancellation."""
+        self.when_ns = when_ns
+        self.on_cancel = on_cancel
+
+    def cancel(self) -> None:
+        """Never call the callback; idempotent."""
+        super().cancel()
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
+
+    def when(self) -> float:
+        """Return when it is due, in seconds of virtual time."""
+        return self.when_ns / 1e9
 
 
 class Scope:

@@ -37,7 +37,9 @@ class Trace:
                 raise TypeError(f"a fact of {kind!r} must be a plain value, got {type(fact).__name__}")
         self.event_count += 1
         self._tail.append((self.event_count, kind, facts))
-        self._feed(repr((kind, facts)).encode())
+        self._buffer += repr((kind, facts)).encode()
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._flush()
 
     def record_step(self, sequence: int, now_ns: int) -> None:
         """Add one scheduler step: which callback ran, and when. Not kept for people."""
@@ -54,13 +56,6 @@ class Trace:
     def tail(self) -> list[str]:
         """Return the last recorded events, oldest first, one line each."""
         return [f"{number} {kind} {' '.join(map(repr, facts))}".rstrip() for number, kind, facts in self._tail]
-
-    def _feed(self, encoded: bytes) -> None:
-        # The length keeps two events apart from one event whose text happens to be both.
-        self._buffer += len(encoded).to_bytes(4, "little")
-        self._buffer += encoded
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self._flush()
 
     def _flush(self) -> None:
         self._hash.update(self._buffer)

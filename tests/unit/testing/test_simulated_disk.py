@@ -203,15 +203,26 @@ def test_rename_across_folders_never_shows_both_or_neither_name() -> None:
     assert seen == {"/data/log", "/bin/log"}
 
 
-def test_directory_sync_brings_the_other_side_of_a_rename_along() -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_directory_sync_brings_the_other_side_of_a_rename_along(seed: int) -> None:
     disk = make_disk()
     disk.make_directory("/bin")
     disk.sync_directory("/")
     disk.open("/data/log", create=True)
     disk.rename("/data/log", "/bin/log")
     disk.sync_directory("/bin")
-    disk.crash(random.Random(1))
+    disk.crash(random.Random(seed))
     assert disk.paths() == ["/bin/log"]
+
+
+def test_renamed_file_is_not_lost_when_its_old_name_is_taken_again() -> None:
+    for seed in range(100):
+        disk = make_disk()
+        synced_file(disk, "/data/log", b"old")
+        disk.rename("/data/log", "/data/log.1")
+        disk.open("/data/log", create=True)
+        disk.crash(random.Random(seed))
+        assert b"old" in [disk.read_file(path) for path in disk.paths()]
 
 
 def test_independent_names_survive_independently() -> None:

@@ -109,6 +109,17 @@ def test_kept_order_is_kept_over_latency_clog_and_pause(seed: int) -> None:
     assert cluster.network.faults["reordered"] == 0
 
 
+def test_kept_order_makes_messages_wait_for_a_slow_one_before_them() -> None:
+    cluster = Cluster(rates=NetworkFaults(Latency(minimum_ms=100)), keep_order=True)
+    cluster.send(A, B, 1)
+    cluster.rates.latency = Latency(minimum_ms=1)
+    cluster.send(A, B, 2)
+    cluster.run(0.05)
+    assert cluster.numbers(B) == []
+    cluster.run(0.06)
+    assert cluster.numbers(B) == [1, 2]
+
+
 def test_kept_order_survives_the_death_of_the_receiver() -> None:
     cluster = Cluster(keep_order=True)
     cluster.send(A, B, *range(10))

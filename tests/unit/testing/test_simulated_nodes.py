@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 
 import pytest
 
@@ -143,36 +143,66 @@ def test_killed_node_closes_no_async_generator(loop: SimulatedLoop) -> None:
         try:
             while True:
                 yield 1
-                await asyncio.sleep(1)
         finally:
             closed.append("closed")
 
-    async def consume() -> None:
-        async for _ in numbers():
-            pass
+    async def consume(generator: AsyncGenerator[int, None]) -> None:
+        await anext(generator)
 
+    held = [numbers(), numbers()]
     with loop.node_scope(ONE):
-        loop.create_task(consume())
-    loop.call_later(1.5, loop.kill, ONE)
+        loop.create_task(consume(held[0]))
+    with loop.node_scope(TWO):
+        loop.create_task(consume(held[1]))
+    loop.call_later(1, loop.kill, ONE)
+    loop.call_later(2, held.clear)
     loop.run_until_complete(asyncio.sleep(3))
+    assert closed == ["closed"]
+
+
+def test_killed_node_frees_nothing_that_only_its_timers_and_callbacks_hold(loop: SimulatedLoop) -> None:
+    closed: list[str] = []
+
+    def suspended() -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            closed.append("closed")
+
+    def schedule() -> None:
+        timed, ready = suspended(), suspended()
+        next(timed)
+        next(ready)
+        with loop.node_scope(ONE):
+            loop.call_later(5, timed.send, None)
+            loop.call_soon(ready.send, None)
+
+    schedule()
+    loop.kill(ONE)
+    gc.collect()
     assert closed == []
 
 
 def test_close_ends_stubborn_coroutines_silently(loop: SimulatedLoop) -> None:
+    ends: list[str] = []
+
     async def stubborn() -> None:
         try:
-            await asyncio.sleep(100)
+            await loop.create_future()
         finally:
             try:
-                await asyncio.sleep(100)
+                await loop.create_future()
             finally:
+                ends.append("void")
                 raise KeyError("void")
 
     with loop.node_scope(ONE):
         task = loop.create_task(stubborn())
     loop.run_until_complete(asyncio.sleep(1))
     loop.kill(ONE)
+    assert ends == []
     loop.close()
+    assert ends == ["void"]
     coroutine = task.get_coro()
     del task
     gc.collect()
