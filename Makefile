@@ -1,0 +1,80 @@
+# How to work on Quiver from a fresh clone. `make help` lists what there is.
+# Everything runs inside .venv, which is made on first use and again whenever what it is made from changes.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := dev
+CODE := src tests benches examples
+WORKERS ?= 2
+FUZZ_RUNS ?= 20000
+COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
+
+# The first interpreter on the PATH that is new enough; set PYTHON to choose another.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
+
+.PHONY: help setup lock lint types unit check test coverage bench fuzz demo docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install Quiver with everything its tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer; none of python3, python3.13, python3.12, python3.11 is one. Install it, or run: make setup PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) has no venv module; install it (on Debian and Ubuntu the package is called python3-venv)" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e '.[$(EXTRAS)]' -c constraints.txt
+	@touch $(STAMP)
+
+lock: ## pin in constraints.txt the newest versions that pyproject.toml allows
+	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer" >&2; exit 1; }
+	rm -rf build/lock && $(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install --quiet '.[$(EXTRAS)]'
+	{ sed -n '/^#/p' constraints.txt; build/lock/bin/python -m pip freeze | grep -iv '^quivermq'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt && rm -rf build/lock
+
+lint: setup ## check style and formatting
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+types: setup ## check types, strictly
+	$(BIN)/mypy $(CODE)
+
+unit: setup ## run the unit tests
+	$(BIN)/python -m pytest -n $(WORKERS) tests/unit
+
+check: lint types unit ## what to run before every commit: style, types, unit tests
+
+test: lint types ## everything: style, types, all tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+coverage: setup ## measure branch coverage; fails below 100 % of record/, storage/ and raft/
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
+
+bench: setup ## measure, and print tables; BENCH="log" runs only those benches
+	$(BIN)/python -m benches $(BENCH)
+
+fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "error: fuzzing needs atheris, which has wheels for Linux and Python up to 3.13 only" >&2; exit 1; }
+	@set -e; found=0; for target in tests/fuzz/*.py; do [ -f "$$target" ] || continue; found=1; echo "== $$target"; \
+		$(BIN)/python "$$target" -runs=$(FUZZ_RUNS) -verbosity=0 -print_final_stats=1; done; \
+		[ $$found = 1 ] || { echo "error: there is no target in tests/fuzz" >&2; exit 1; }
+
+demo: setup ## append, read to Arrow, kill -9 a writer, and show that nothing acknowledged is lost
+	$(BIN)/python examples/demo_log.py
+
+docs: setup ## write the pages that are made from the code
+	@mkdir -p build
+	$(BIN)/quiver config docs > build/configuration.md
+	mv build/configuration.md docs/operations/configuration.md
+
+clean: ## remove everything that the other targets made
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benches examples -name __pycache__ -type d -prune -exec rm -rf {} +
