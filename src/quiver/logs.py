@@ -1,0 +1,125 @@
+"""What the program says about itself while it runs: one line per event, as text or as JSON.
+
+An event is a constant phrase and facts, given through `facts`, so that a phrase can be searched for and a
+fact can be parsed:
+
+    logger = logging.getLogger(__name__)
+    logger.info("segment sealed", extra=facts(segment=name, size_bytes=size_bytes))
+
+    2026-01-31T12:00:00.123Z INFO quiver.storage.log segment sealed segment=00000000000000000001.log size_bytes=67108864
+
+Rules: INFO is a state change, silent at steady state. Never payloads or secrets: bytes given as a fact are
+shown by their length alone. No event breaks its line, whatever its facts hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import msgspec
+
+from quiver.config import LoggingSettings
+
+FACT_CHARACTERS_MAX = 500
+"""Longest fact that is written whole; what is longer is cut, since it is more likely data than a fact."""
+
+_Fact = str | int | float | bool | None
+
+_PLAIN = re.compile(r"[^\s\"'=\\]+")
+_HANDLER_NAME = "quiver"
+
+
+def facts(**values: object) -> dict[str, dict[str, object]]:
+    """Return what a logging call takes as `extra` for its event to carry these facts."""
+    return {"facts": values}
+
+
+def configure_logging(settings: LoggingSettings, stream: TextIO) -> None:
+    """Send every event of at least the set level to `stream`, in the set format; replaces what an earlier call set.
+
+    Libraries' events go the same way.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if old.get_name() == _HANDLER_NAME]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(settings.level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """Write an event as a line of text: time, level, logger, phrase, then `key=value` for each fact."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        head = (_time(record), record.levelname, record.name, _one_line(record.getMessage()))
+        tail = (f"{key}={_quote(value)}" for key, value in _all_facts(record))
+        return " ".join((*head, *tail))
+
+
+class JsonFormatter(logging.Formatter):
+    """Write an event as a JSON object with the keys `time`, `level`, `logger`, `event` and `facts`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        event = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _encodable(record.getMessage()),
+            "facts": dict(_all_facts(record)),
+        }
+        return msgspec.json.encode(event).decode()
+
+
+def _all_facts(record: logging.LogRecord) -> Iterator[tuple[str, _Fact]]:
+    given: Mapping[str, Any] = getattr(record, "facts", {})
+    for key, value in given.items():
+        yield key, _simplify(value)
+    if record.exc_info and record.exc_info[1] is not None:
+        error = record.exc_info[1]
+        yield "error", _simplify(f"{type(error).__name__}: {error}")
+        yield "traceback", _encodable(logging.Formatter().formatException(record.exc_info))
+
+
+def _simplify(value: object) -> _Fact:
+    """Return a fact as something that text and JSON can show, never with a payload in it."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    text = _encodable(str(value))
+    cut = len(text) - FACT_CHARACTERS_MAX
+    return text if cut <= 0 else f"{text[:FACT_CHARACTERS_MAX]}… ({cut} more)"
+
+
+def _quote(value: _Fact) -> str:
+    if isinstance(value, str) and not (_PLAIN.fullmatch(value) and value.isprintable()):
+        return _escape(value)
+    return str(value)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else _escape(text)
+
+
+def _escape(text: str) -> str:
+    """Return text in quotes, with nothing left in it that a terminal or a reader of lines would act on."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _encodable(text: str) -> str:
+    """Return text that UTF-8 can carry: names of files may hold what it cannot."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
