@@ -1,0 +1,63 @@
+"""The command `quiver`: noun, then verb.
+
+`main` is the only way in. It turns every outcome into an exit code and every error into its code, its
+sentence and what to do about it on standard error; nobody sees a traceback. One file per noun; commands
+parse, call one function of a lower layer and print, and hold no logic of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from quiver import __version__
+from quiver.cli.config import config
+from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
+from quiver.cli.log import log
+
+__all__ = ["main"]
+
+
+@click.group(
+    epilog="Example: quiver log verify quiver-data/partition-0",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="quiver")
+def quiver() -> None:
+    """Work with Quiver, a replicated queue for log messages.
+
+    Exit codes: 0 done, 1 damage found, 2 wrong usage or settings, 3 not available, 4 storage failed,
+    5 outcome unknown, 70 a defect of Quiver.
+    """
+
+
+quiver.add_command(config)
+quiver.add_command(log)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (by default the process's own) and return the exit code."""
+    try:
+        code = quiver.main(args=arguments, prog_name="quiver", standalone_mode=False)
+        sys.stdout.flush()  # here, where a closed pipe can still be told from an error
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return PIPE_CLOSED
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the edge: nothing may leave here as a traceback
+        return report(error)
+    return code if isinstance(code, int) else 0
+
+
+def _discard_output() -> None:
+    """Let what is still buffered go nowhere: whoever read the output has gone, and the interpreter flushes at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

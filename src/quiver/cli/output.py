@@ -1,0 +1,52 @@
+"""What commands print: a table for people at a terminal, plain columns for pipes, JSON on request.
+
+Output goes to standard output, through click, and nothing else does. Plain output has no colour, no
+borders and one line per row, so that `grep`, `cut` and `awk` work on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+Cell = str | int | None
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_json_line(value: object) -> None:
+    """Print a value as one line of JSON, for streams."""
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Print rows under their column names: as a table at a terminal, else in aligned plain columns."""
+    cells = [[_text(cell) for cell in row] for row in rows]
+    is_number = [all(isinstance(row[at], int) for row in rows) for at in range(len(columns))]
+    if sys.stdout.isatty():
+        table = Table()
+        for name, right in zip(columns, is_number, strict=True):
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        Console(file=sys.stdout, markup=False, highlight=False).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for row in ([*columns], *cells):
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        )
+        click.echo("  ".join(padded).rstrip())
+
+
+def _text(cell: Cell) -> str:
+    return "-" if cell is None else str(cell)
