@@ -1,1 +1,30 @@
-"""storage."""
+"""Data on disk: the log of a partition, its hard state and its snapshots. The only code that opens data files.
+
+`Log` is the way in; `HardStateFile` and `SnapshotStore` keep the small things beside it. All file access
+goes through the `Disk` seam and all blocking work through the `Executor` seam, so that the same code runs
+on real disks and under simulation.
+"""
+
+from quiver.storage.disk import Disk, File, SystemDisk
+from quiver.storage.executor import Executor, ThreadExecutor
+from quiver.storage.hardstate import HardState, HardStateFile
+from quiver.storage.log import Log, LogStatus
+from quiver.storage.recovery import Damage
+from quiver.storage.retention import RetentionPolicy
+from quiver.storage.snapshots import Snapshot, SnapshotStore
+
+__all__ = [
+    "Damage",
+    "Disk",
+    "Executor",
+    "File",
+    "HardState",
+    "HardStateFile",
+    "Log",
+    "LogStatus",
+    "RetentionPolicy",
+    "Snapshot",
+    "SnapshotStore",
+    "SystemDisk",
+    "ThreadExecutor",
+]

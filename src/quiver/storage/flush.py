@@ -16,7 +16,7 @@ from quiver.config import LogSettings
 from quiver.model import Buffer
 from quiver.record.batch import Batch
 from quiver.storage.disk import IOV_MAX, Disk, File
-from quiver.storage.frames import MARK_BYTES, SegmentHeader, encode_mark
+from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, encode_mark
 from quiver.storage.segment import Segment, segment_name
 
 
@@ -69,10 +69,10 @@ class Planner:
         self._disk = disk
         self._directory = directory
         self._settings = settings
-        self.synced_bytes = 0
+        self.synced_bytes = SEGMENT_HEADER_BYTES
         """How much of the active segment's file is known to be on disk."""
-        self.marked_bytes = 0
-        """How much of it the newest mark vouches for."""
+        self.marked_bytes = SEGMENT_HEADER_BYTES
+        """How much of it the newest mark vouches for; before the first batch there is nothing to vouch for."""
 
     def plan(self, segments: list[Segment], batches: Sequence[Batch], *, now_ms: int, sync: bool) -> Flush:
         """Place batches behind the last segment, rolling where due; extends `segments` and their bookkeeping."""
@@ -105,7 +105,7 @@ class Planner:
 
     def replaced(self, size_bytes: int) -> None:
         """Note that the active file now is one that is on disk up to `size_bytes` and vouched for by none."""
-        self.synced_bytes, self.marked_bytes = size_bytes, 0
+        self.synced_bytes, self.marked_bytes = size_bytes, SEGMENT_HEADER_BYTES
 
     def _begin_write(self, active: Segment) -> SegmentWrite:
         write = SegmentWrite(active, is_new=False)
@@ -134,7 +134,7 @@ class Planner:
         )
         segments.append(Segment(header, segment_name(header.first_index)))
         flush.writes.append(SegmentWrite(segments[-1], is_new=True))
-        self.replaced(0)
+        self.replaced(SEGMENT_HEADER_BYTES)
         return segments[-1]
 
     def _place(self, write: SegmentWrite, active: Segment, batch: Batch) -> None:

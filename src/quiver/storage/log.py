@@ -457,9 +457,7 @@ class Log:
 
 def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int) -> Recovery:
     """Recover a directory, or make an empty log in it."""
-    if not disk.exists(directory):
-        disk.make_directory(directory)
-        disk.sync_directory(directory.rpartition("/")[0] or "/")
+    _make_directory(disk, directory)
     recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes)
     if not recovery.segments:
         header = SegmentHeader(
@@ -468,6 +466,16 @@ def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: i
         recovery.segments.append(Segment(header, segment_name(1)))
         start_over(disk, directory, (), recovery.segments[0]).close()
     return recovery
+
+
+def _make_directory(disk: Disk, path: str) -> None:
+    """Make a folder and those above it. On disk after this returns: all their names."""
+    parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    if not disk.exists(path):
+        if parent not in ("/", "."):
+            _make_directory(disk, parent)
+        disk.make_directory(path)
+    disk.sync_directory(parent)
 
 
 def _first_index_of(segment: Segment) -> Index:

@@ -1,6 +1,6 @@
 """Open a log directory after a stop, a crash or a power loss, and say what was found.
 
-Sealed segments are believed by their footer; only the last, active one is read. The rule for its end:
+Sealed segments are believed by their footer; only the last one is read. The rule for its end:
 - a hole that a later mark vouches for, or a whole frame that fails its checksum although no sector of it
   was lost, is **damage**: it was on disk once. It is reported with its range, nothing behind it is served,
   and nothing is cut until the owner asks for that (`cut_damage`);
@@ -119,7 +119,8 @@ def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None
     file = findings.disk.open(findings.path(name))
     try:
         header = _read_header(file)
-        footer = read_footer(file)
+        # Only a successor, begun when the seal was on disk, proves that all the footer tells of is there.
+        footer = None if is_last else read_footer(file)
         if footer is not None:
             if header is None:
                 findings.warnings.append(f"{name}: the segment header is damaged; its copy in the footer is used")
@@ -190,7 +191,7 @@ def _scan_segment(findings: _Findings, file: File, segment: Segment, *, is_last:
         rest = file.read(size - bad.position, bad.position)
         if _is_footer(rest):
             if is_last:
-                _cut(findings, file, segment, size, "an incomplete footer")
+                _cut(findings, file, segment, size, "an unfinished seal")
             else:
                 findings.warnings.append(f"{segment.name}: the footer is damaged; the segment was read instead")
             return segment
@@ -234,11 +235,9 @@ def _is_damage(rest: bytes, bad: BadFrame) -> bool:
     """Tell damage from a torn tail, by the rule at the top of this module."""
     if _is_vouched_for(rest, bad.position):
         return True
-    if len(rest) < HEADER_BYTES:
-        return False  # too short for any batch
     frame_bytes = bad.header.batch_bytes if bad.header else HEADER_BYTES
-    if frame_bytes > len(rest):
-        return False
+    if len(rest.rstrip(b"\0")) < frame_bytes:
+        return False  # it crosses the end of the file, or of what was written of it
     return not _has_lost_sector(rest[:frame_bytes], bad.position)
 
 

@@ -1,0 +1,140 @@
+"""Raft's hard state on disk: term, vote, a commit hint and the membership.
+
+One file with two slots, each a whole checksummed copy. A save writes and syncs the first slot, then the
+second, and only then is it durable. So at rest both slots hold the same state, and whatever one crash,
+torn sector or flipped byte does to one of them, the other holds a state that is either the last
+acknowledged one or a newer one that nobody was told of. Both bad is damage: such a replica must not vote.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from quiver.errors import DamageError, RequestError
+from quiver.model import Buffer, Index, NodeId, Term
+from quiver.record.checksum import crc32c
+from quiver.storage.disk import Disk, File
+from quiver.storage.flush import write_all
+
+HARD_STATE_NAME = "hardstate"
+SLOT_BYTES = 4096
+"""One slot: a multiple of every sector size in use, so that writing one never touches the other."""
+MEMBERSHIP_BYTES_MAX = SLOT_BYTES - 64
+
+_MAGIC = b"QVHS"
+_SLOT = struct.Struct("<4sIQQqQI")
+_CHECKSUM_END = 8
+
+
+class HardState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member must remember before it speaks."""
+
+    term: Term = Term(0)
+    vote: NodeId | None = None
+    commit_index: Index = Index(0)
+    """A hint: the commit index was at least this."""
+    membership: bytes = b""
+    """The newest configurations, as the replication layer encodes them."""
+
+
+class HardStateFile:
+    """The hard state of one log directory. All methods block."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._file: File | None = None
+        self._sequence = 0
+
+    def load(self) -> HardState | None:
+        """Return the saved state; None if none was ever saved here.
+
+        Raises:
+            DamageError: both slots are bad; this replica cannot know how it voted.
+        """
+        path = f"{self._directory}/{HARD_STATE_NAME}"
+        if not self._disk.exists(path):
+            return None
+        self._file = self._file or self._disk.open(path)
+        slots = read_slots(self._file)
+        if not slots:
+            return None
+        self._sequence, state = max(slots, key=_sequence_of)
+        if len(slots) < 2 or slots[0] != slots[1]:
+            self.save(state)  # what the caller acts on from now on must be there twice, too
+        return state
+
+    def save(self, state: HardState) -> None:
+        """Replace the state. On disk after this returns: `state`, twice.
+
+        Raises:
+            RequestError: the membership is larger than a slot; nothing was done.
+            OSError: as the disk raises it; the old or the new state is there, and the file must not be used again.
+        """
+        if len(state.membership) > MEMBERSHIP_BYTES_MAX:
+            raise RequestError(f"a membership of {len(state.membership)} bytes exceeds {MEMBERSHIP_BYTES_MAX}")
+        is_new = self._open_for_save()
+        self._sequence += 1
+        slot = _encode_slot(self._sequence, state)
+        assert self._file is not None
+        for position in (0, SLOT_BYTES):
+            write_all(self._file, [slot], position)
+            self._file.sync()  # on disk after the first round: one new copy; after the second: both
+        if is_new:
+            self._disk.sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open_for_save(self) -> bool:
+        if self._file is not None:
+            return False
+        path = f"{self._directory}/{HARD_STATE_NAME}"
+        is_new = not self._disk.exists(path)
+        self._file = self._disk.open(path, create=is_new)
+        return is_new
+
+
+def read_slots(file: File) -> list[tuple[int, HardState]]:
+    """Return the sequence number and state of each intact slot; empty if nothing was ever saved whole.
+
+    Raises:
+        DamageError: both slots were written and neither is intact.
+    """
+    data = file.read(2 * SLOT_BYTES, 0)
+    slots = [slot for position in (0, SLOT_BYTES) if (slot := _decode_slot(data[position : position + SLOT_BYTES]))]
+    if not slots and any(data[SLOT_BYTES:]):
+        # The second slot is written only when the first is safe, so a save was acknowledged or nearly so.
+        raise DamageError(f"{HARD_STATE_NAME}: both copies are damaged: this replica does not know its vote")
+    return slots
+
+
+def _encode_slot(sequence: int, state: HardState) -> bytes:
+    vote = -1 if state.vote is None else state.vote
+    fields = (sequence, state.term, vote, state.commit_index, len(state.membership))
+    slot = _SLOT.pack(_MAGIC, 0, *fields) + state.membership
+    slot = slot.ljust(SLOT_BYTES, b"\0")
+    checksum = crc32c(slot[_CHECKSUM_END:])
+    return slot[:4] + checksum.to_bytes(4, "little") + slot[_CHECKSUM_END:]
+
+
+def _decode_slot(slot: Buffer) -> tuple[int, HardState] | None:
+    if len(slot) < SLOT_BYTES:
+        return None
+    magic, checksum, sequence, term, vote, commit_index, length = _SLOT.unpack_from(slot)
+    if magic != _MAGIC or crc32c(slot[_CHECKSUM_END:]) != checksum:
+        return None
+    membership = bytes(slot[_SLOT.size : _SLOT.size + length])
+    state = HardState(
+        term=term, vote=None if vote < 0 else NodeId(vote), commit_index=commit_index, membership=membership
+    )
+    return sequence, state
+
+
+def _sequence_of(slot: tuple[int, HardState]) -> int:
+    return slot[0]

@@ -1,0 +1,123 @@
+"""Snapshots of small state (dedup, cursors, membership) beside the log, each tied to an index.
+
+A snapshot is one file, written under a temporary name, synced, then renamed: it is there whole or not at
+all. The newest two are kept, so that damage to one costs a longer replay and not the state, provided the
+log still reaches back to the older one. All methods block.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from quiver.errors import DamageError, DecodeError
+from quiver.model import Buffer, Index, Offset, Term
+from quiver.record.checksum import crc32c
+from quiver.storage.disk import Disk
+from quiver.storage.flush import write_all
+from quiver.storage.recovery import TEMPORARY_SUFFIX
+from quiver.storage.truncation import remove_durably
+
+SNAPSHOTS_KEPT = 2
+_PREFIX = "snapshot-"
+_MAGIC = b"QVSN"
+_VERSION = 1
+_HEADER = struct.Struct("<4sIB3xQQqQ")
+_CHECKSUM_END = 8
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The state that applying every entry up to and including `last_index` leads to."""
+
+    last_index: Index
+    last_term: Term
+    end_offset: Offset
+    """The offset of the first record behind `last_index`."""
+    state: bytes
+
+    def encode(self) -> bytes:
+        """Return the file's bytes."""
+        body = _HEADER.pack(_MAGIC, 0, _VERSION, self.last_index, self.last_term, self.end_offset, len(self.state))
+        body += self.state
+        return body[:4] + crc32c(body[_CHECKSUM_END:]).to_bytes(4, "little") + body[_CHECKSUM_END:]
+
+
+def decode_snapshot(data: Buffer) -> Snapshot:
+    """Return the snapshot that these bytes are.
+
+    Raises:
+        DecodeError: wrong length, magic, version or checksum.
+    """
+    if len(data) < _HEADER.size:
+        raise DecodeError(f"snapshot: {len(data)} bytes are too few")
+    magic, checksum, version, last_index, last_term, end_offset, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or crc32c(data[_CHECKSUM_END:]) != checksum:
+        raise DecodeError("snapshot: wrong magic or checksum")
+    if version != _VERSION or length != len(data) - _HEADER.size:
+        raise DecodeError(f"snapshot: version {version} with {length} bytes of state is not known here")
+    state = bytes(data[_HEADER.size :])
+    return Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
+
+
+class SnapshotStore:
+    """The snapshots of one log directory."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Add a snapshot and forget all but the newest `SNAPSHOTS_KEPT`. On disk after this returns: `snapshot`."""
+        path = f"{self._directory}/{snapshot_name(snapshot.last_index)}"
+        temporary = path + TEMPORARY_SUFFIX
+        if self._disk.exists(temporary):
+            self._disk.remove(temporary)  # of a save that a failure interrupted
+        file = self._disk.open(temporary, create=True)
+        try:
+            write_all(file, [snapshot.encode()], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.rename(temporary, path)
+        self._disk.sync_directory(self._directory)
+        for name in self.names()[:-SNAPSHOTS_KEPT]:
+            remove_durably(self._disk, self._directory, name)
+
+    def load_newest(self) -> tuple[Snapshot | None, tuple[str, ...]]:
+        """Return the newest intact snapshot, if any, and a sentence for each newer one that is damaged.
+
+        Raises:
+            DamageError: there are snapshots and none is intact.
+        """
+        warnings: list[str] = []
+        for name in reversed(self.names()):
+            try:
+                return self._load(name), tuple(warnings)
+            except DecodeError as error:
+                warnings.append(f"{name}: {error}")
+        if warnings:
+            raise DamageError("no snapshot is intact: " + "; ".join(warnings))
+        return None, ()
+
+    def names(self) -> list[str]:
+        """Return the files of the snapshots here, oldest first."""
+        return [name for name in self._disk.names(self._directory) if is_snapshot_name(name)]
+
+    def _load(self, name: str) -> Snapshot:
+        file = self._disk.open(f"{self._directory}/{name}")
+        try:
+            return decode_snapshot(file.read(file.size(), 0))
+        finally:
+            file.close()
+
+
+def snapshot_name(last_index: int) -> str:
+    """Return the file name of the snapshot at this index."""
+    return f"{_PREFIX}{last_index:020d}"
+
+
+def is_snapshot_name(name: str) -> bool:
+    """Tell whether a file name is a snapshot's."""
+    digits = name.removeprefix(_PREFIX)
+    return name.startswith(_PREFIX) and len(digits) == 20 and digits.isdigit()
