@@ -41,7 +41,7 @@ class Row:
         return self.measured >= self.target if self.is_rate else self.measured <= self.target
 
 
-def best_seconds(work: Callable[[], object], *, loops: int = 20, repeats: int = 15) -> float:
+def best_seconds(work: Callable[[], object], *, loops: int = 5, repeats: int = 100) -> float:
     """Return the seconds that one call of `work` takes, in the best of several runs: the rest is other programs."""
     best = float("inf")
     for _ in range(repeats):

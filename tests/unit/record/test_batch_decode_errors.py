@@ -214,6 +214,21 @@ def test_reading_holds_at_most_four_times_the_raw_payload(compression: Compressi
     assert peak <= 4 * raw_bytes
 
 
+@pytest.mark.parametrize("value", [b"", None])
+def test_arrow_holds_at_most_forty_bytes_a_record_beside_the_payload(value: bytes | None) -> None:
+    record_count = 1 << 18
+    batch = Batch.decode(build_batch([value] * record_count, timestamp=1))
+    pool_bytes = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        table = to_arrow(batch)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table.num_rows == record_count
+    assert peak + pa.total_allocated_bytes() - pool_bytes <= 40 * record_count
+
+
 def test_bounds_are_checked_before_anything_is_allocated() -> None:
     lies = forge(b"\0" * 12, record_count=1, compression=Compression.LZ4, raw_bytes=2**32 - 1)
     tracemalloc.start()
