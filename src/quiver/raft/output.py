@@ -35,7 +35,7 @@ class SendEntries(Struct, frozen=True, gc=False):
 
     Read as many entries of [first_index, end_index) as fit `bytes_max`, at least one; send them with the
     fields given here; then call `Raft.sent` with this `ticket`, in the same turn or later. Until then
-    no further permission for this member is given.
+    no further permission for this member is given, unless its state changed so that this one is void.
     """
 
     to: NodeId

@@ -465,3 +465,54 @@ class Cluster:
             for voters in electorates:
                 have = sum(node in holders for node in voters)
                 assert 2 * have > len(voters), f"I6: {index} is committed but durable only on {sorted(holders)}"
+
+
+def core(
+    *,
+    node: int = 1,
+    voters: Iterable[int] = (1, 2, 3),
+    learners: Iterable[int] = (),
+    log: Iterable[int] = (),
+    term: int | None = None,
+    vote: int | None = None,
+    commit: int = 0,
+    recover_until: int | None = None,
+    **settings: Any,
+) -> Raft:
+    """Return one core alone, whose log has entries of these terms; time starts at 0."""
+    terms = list(log)
+    runs: list[tuple[Index, Term]] = []
+    for position, entry_term in enumerate(terms):
+        if not runs or runs[-1][1] != entry_term:
+            runs.append((Index(position + 1), Term(entry_term)))
+    configuration = Configuration(voters=tuple(map(NodeId, voters)), learners=tuple(map(NodeId, learners)))
+    initial = InitialState(
+        term=Term(term if term is not None else max(terms, default=0)),
+        vote=NodeId(vote) if vote is not None else None,
+        last_index=Index(len(terms)),
+        terms=tuple(runs),
+        commit=Index(commit),
+        configurations=((Index(0), configuration),),
+        recover_until=Index(recover_until) if recover_until is not None else None,
+    )
+    return Raft(RaftConfig(id=NodeId(node), **settings), initial, rng=random.Random(1), now_ms=0)
+
+
+def entries(first_index: int, *terms: int) -> tuple[Entry, ...]:
+    """Return entries of these terms from an index on."""
+    return tuple(
+        Entry(Index(first_index + position), Term(term), data=b"%d" % (first_index + position))
+        for position, term in enumerate(terms)
+    )
+
+
+def append(term: int, prev: tuple[int, int], *new: Entry, commit: int = 0, round_: int = 1) -> Append:
+    """Return an append after the entry `prev`, given as (index, term)."""
+    return Append(Term(term), Index(prev[0]), Term(prev[1]), new, Index(commit), round_)
+
+
+def sole(output: Output) -> Any:
+    """Return the only message of an output, whether it waits for the hard state or not."""
+    messages = [*output.messages, *output.messages_after_save]
+    assert len(messages) == 1, messages
+    return messages[0].message

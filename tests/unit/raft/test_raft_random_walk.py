@@ -48,7 +48,8 @@ class Walk:
             (12, self.pass_time),
             (10, self.propose),
             (14, self.sync),
-            (2, self.read),
+            (3, self.read),
+            (2, self.time_out),
             (1, self.crash),
             (3, self.restart),
             (1, self.cut),
@@ -124,6 +125,12 @@ class Walk:
     def pass_time(self) -> None:
         self.cluster.elapse(self.rng.choice([5, 20, 60]), step_ms=20, deliver=False)
 
+    def time_out(self) -> None:
+        """Let one member's patience end before everybody else's."""
+        member = self.up()
+        if member is not None and not member.raft.is_leader and member.raft.next_deadline_ms is not None:
+            self.cluster.campaign(member.id)
+
     def propose(self) -> None:
         leaders = [m for m in self.cluster.members.values() if m.is_up and m.raft.is_leader]
         if leaders:
@@ -138,8 +145,9 @@ class Walk:
 
     def read(self) -> None:
         """A read must see every write that was committed anywhere before it began."""
-        member = self.up()
-        if member is not None:
+        leaders = [m for m in self.cluster.members.values() if m.is_up and m.raft.is_leader]
+        if leaders:
+            member = self.rng.choice(leaders)
             self.next_value += 1
             context, floor = self.next_value, max(self.cluster.committed, default=Index(0))
             self.cluster.reads_expected[context] = floor
