@@ -67,4 +67,4 @@ def _is_idle(state: State, leadership: Leadership) -> bool:
     if not log.commit == log.durable == log.terms.last_index or leadership.reads or leadership.transfer is not None:
         return False
     told_round = max(leadership.commit_round, state.round)
-    return all(peer.match == log.commit and peer.round >= told_round for peer in leadership.peers)
+    return all(peer.match == peer.received == log.commit and peer.round >= told_round for peer in leadership.peers)

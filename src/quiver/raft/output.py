@@ -33,9 +33,10 @@ class HardState(Struct, frozen=True, gc=False):
 class SendEntries(Struct, frozen=True, gc=False):
     """Let the driver send one `Append` with entries from `first_index` on.
 
-    Read as many entries of [first_index, end_index) as fit `bytes_max`, at least one; send them with the
-    fields given here; then call `Raft.sent` with this `ticket`, in the same turn or later. Until then
-    no further permission for this member is given, unless its state changed so that this one is void.
+    Read as many entries of [first_index, end_index) as fit `bytes_max`, at least one; an empty range asks for
+    an append without entries. Send them with the fields given here; then call `Raft.sent` with this `ticket`,
+    in the same turn or later. Until then no further permission for this member is given, unless its state
+    changed so that this one is void.
     """
 
     to: NodeId

@@ -134,6 +134,13 @@ class Progress:
         self.match = Index(0)
         self._forget_inflight()
 
+    def is_unverified(self) -> bool:
+        """Tell whether a restarted member has what it acknowledged but no longer knows that it matches.
+
+        Such a member cannot follow the commit index; an append without entries tells it.
+        """
+        return self.state is ProgressState.PROBE and self.received < self.match
+
     def is_stalled(self, *, now_ms: int, timeout_ms: int) -> bool:
         """Tell whether what was sent must have been lost: not even received for too long.
 

@@ -45,7 +45,9 @@ def send_to_all(state: State, leadership: Leadership) -> None:
 def maybe_send(state: State, progress: Progress) -> None:
     """Permit one append to a member, if there is something to send and its window has room."""
     terms = state.log.terms
-    if progress.ticket or progress.next > terms.last_index or not _has_room(state, progress):
+    if progress.ticket or not _has_room(state, progress):
+        return
+    if progress.next > terms.last_index and not progress.is_unverified():
         return
     prev_index = Index(progress.next - 1)
     prev_term = terms.term_at(prev_index)
