@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from raft_harness import Cluster, append, core, entries, sole
 
 from quiver.errors import InvariantBroken
 from quiver.model import Index, NodeId, Term
 from quiver.raft import AppendResponse, HardState, Heartbeat, Snapshot, TimeoutNow, VoteRequest
-from tests.unit.raft.harness import Cluster, append, core, entries, sole
 
 N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
 

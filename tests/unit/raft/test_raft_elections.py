@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from raft_harness import Cluster, append, core, entries, sole
 
 from quiver.errors import ConfigError, UnavailableError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Heartbeat, RaftConfig, Role, TimeoutNow, VoteRequest, VoteResponse
-from tests.unit.raft.harness import Cluster, append, core, entries, sole
 
 N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
 
@@ -218,6 +220,6 @@ def test_tick_before_the_deadline_does_nothing() -> None:
         {"uncommitted_bytes_max": 0},
     ],
 )
-def test_useless_settings_are_refused(settings: dict[str, int]) -> None:
+def test_useless_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         RaftConfig(id=N1, **settings)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from raft_harness import Cluster, Member, core, sole
+
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Heartbeat, HeartbeatResponse, VoteRequest
-from tests.unit.raft.harness import Cluster, Member, core, sole
 
 N2, N3 = NodeId(2), NodeId(3)
 

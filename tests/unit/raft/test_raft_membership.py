@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from raft_harness import Cluster, Member, append, core, entries
 
 from quiver.errors import RequestError, UnavailableError
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Append, Configuration, Entry, EntryKind, HeartbeatResponse, Role, TimeoutNow
-from tests.unit.raft.harness import Cluster, Member, append, core, entries
+from quiver.raft import Append, Configuration, Entry, EntryKind, HeartbeatResponse, Role, TimeoutNow, VoteResponse
 
 N2 = NodeId(2)
 
@@ -88,8 +88,6 @@ def test_joint_election_needs_both_majorities() -> None:
     entry = Entry(Index(1), Term(1), EntryKind.CONFIG, b"", joint)
     raft.receive(NodeId(1), append(1, (0, 0), entry), 0)
     raft.receive(NodeId(1), TimeoutNow(Term(1)), 0)
-    from quiver.raft import VoteResponse
-
     raft.receive(NodeId(5), VoteResponse(Term(2), True), 0)
     assert raft.role is Role.CANDIDATE  # a majority of the new voters alone is none
     raft.receive(NodeId(2), VoteResponse(Term(2), True), 0)
@@ -99,8 +97,6 @@ def test_joint_election_needs_both_majorities() -> None:
 
 
 def test_joint_election_is_lost_when_one_side_refuses() -> None:
-    from quiver.raft import VoteResponse
-
     raft = core(voters=[4, 5, 6], node=4)
     entry = Entry(Index(1), Term(1), EntryKind.CONFIG, b"", configuration([4, 5, 6], [1, 2, 3]))
     raft.receive(NodeId(1), append(1, (0, 0), entry), 0)
@@ -145,8 +141,6 @@ def test_no_change_before_the_leader_committed_in_its_term() -> None:
     """R13: the rule that single-server changes missed."""
     raft = core()
     raft.receive(N2, TimeoutNow(Term(0)), 0)
-    from quiver.raft import VoteResponse
-
     raft.receive(N2, VoteResponse(Term(1), True), 0)
     with pytest.raises(UnavailableError, match="own term"):
         raft.change_membership(voters=(NodeId(1), N2), now_ms=0)
@@ -208,7 +202,7 @@ def test_removed_leader_leads_until_its_removal_is_committed() -> None:
     leader = cluster.elect(1)
     cluster.elapse(100)
     leader.change([2, 3])
-    while not changes(leader)[-1:] == [configuration([2, 3])]:
+    while changes(leader)[-1:] != [configuration([2, 3])]:
         cluster.deliver(cluster.network[0])
     assert leader.raft.is_leader
     cluster.settle()
@@ -223,7 +217,7 @@ def test_removed_leader_does_not_count_itself() -> None:
     leader = cluster.elect(1)
     cluster.elapse(100)
     leader.change([2, 3])
-    while not changes(leader)[-1:] == [configuration([2, 3])]:
+    while changes(leader)[-1:] != [configuration([2, 3])]:
         cluster.deliver(cluster.network[0])
     final = leader.raft.last_index
     cluster.cut(3)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from raft_harness import Cluster, Member, core
 
 from quiver.errors import OverloadedError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import AppendResponse, Heartbeat, HeartbeatResponse, VoteResponse
-from tests.unit.raft.harness import Cluster, Member, core
 
 N2, N3 = NodeId(2), NodeId(3)
 
 
-def elected(count: int = 3, **settings: object) -> tuple[Cluster, Member]:
-    cluster = Cluster(count, **settings)  # type: ignore[arg-type]
+def elected(count: int = 3, **settings: Any) -> tuple[Cluster, Member]:
+    cluster = Cluster(count, **settings)
     leader = cluster.elect(1)
     cluster.elapse(100)
     return cluster, leader

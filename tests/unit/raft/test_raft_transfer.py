@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from raft_harness import Cluster, Member
 
 from quiver.errors import RequestError, UnavailableError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Append, HeartbeatResponse, TimeoutNow, VoteRequest
-from tests.unit.raft.harness import Cluster, Member
 
 
-def elected(count: int = 3, **settings: object) -> tuple[Cluster, Member]:
-    cluster = Cluster(count, **settings)  # type: ignore[arg-type]
+def elected(count: int = 3, **settings: Any) -> tuple[Cluster, Member]:
+    cluster = Cluster(count, **settings)
     leader = cluster.elect(1)
     cluster.elapse(100)
     return cluster, leader

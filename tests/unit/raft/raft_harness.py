@@ -39,7 +39,7 @@ class Envelope(NamedTuple):
 
 
 class Write(NamedTuple):
-    index: Index
+    end: Index
     term: Term
     generation: int
 
@@ -255,8 +255,8 @@ class Member:
         """Report writes as durable: all, or the oldest `count`."""
         for write in [self.writes.popleft() for _ in range(len(self.writes) if count is None else count)]:
             if write.generation == self.disk.generation:
-                self.disk.synced = max(self.disk.synced, write.index)
-            self.run(self.raft.durable(write.index, write.term))
+                self.disk.synced = max(self.disk.synced, write.end)
+            self.run(self.raft.durable(write.end, write.term))
 
     def finish_restore(self) -> None:
         while self.restoring:
