@@ -2,8 +2,9 @@
 
 `scan` stops at the first bad frame, which is right for whoever serves or appends. An inspection wants to
 know how much is bad and what lies behind it. Resuming is a guess that must not be fooled by a batch that
-lies inside another's payload, so a place is taken up again only where a whole, checksummed batch stands
-whose index could follow: each entry between would have needed at least a header's bytes.
+lies inside another's payload, so the walk is taken up again right behind a bad batch whose header tells its
+length, or else only where a whole, checksummed batch stands whose index could follow: each entry between
+would have needed at least a header's bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from quiver.errors import DecodeError
 from quiver.record.header import HEADER_BYTES, MAGIC, decode_header
 from quiver.storage.disk import File
+from quiver.storage.frames import MARK_BYTES, decode_mark
 from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame, scan
 
 
@@ -46,7 +48,7 @@ def _resume(file: File, bad: BadFrame, end: int, next_index: int) -> int:
     """Return the position of the next batch that can be believed, or `end`."""
     if bad.header is not None:
         behind = bad.position + bad.header.batch_bytes
-        if behind == end or _is_batch(file, behind, end, bad, next_index):
+        if behind == end or _is_mark(file, behind, end) or _is_batch(file, behind, end, bad, next_index):
             return behind
     at = _find_magic(file, bad.position + 1, end)
     while at < end and not _is_batch(file, at, end, bad, next_index):
@@ -54,9 +56,17 @@ def _resume(file: File, bad: BadFrame, end: int, next_index: int) -> int:
     return at
 
 
+def _is_mark(file: File, position: int, end: int) -> bool:
+    try:
+        decode_mark(file.read(max(0, min(MARK_BYTES, end - position)), position), 0)
+    except DecodeError:
+        return False
+    return True
+
+
 def _is_batch(file: File, position: int, end: int, bad: BadFrame, next_index: int) -> bool:
     try:
-        header = decode_header(file.read(min(HEADER_BYTES, max(0, end - position)), position))
+        header = decode_header(file.read(max(0, min(HEADER_BYTES, end - position)), position))
     except DecodeError:
         return False
     entries_between_max = (position - bad.position) // HEADER_BYTES
