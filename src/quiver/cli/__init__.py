@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -17,11 +18,24 @@ from quiver import __version__
 from quiver.cli.config import config
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
 from quiver.cli.log import log
+from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
 
 
+class _Root(click.Group):
+    """Let a command end quietly when whoever read its output has gone (`quiver log dump … | head`)."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _discard_output()
+            ctx.exit(PIPE_CLOSED)
+
+
 @click.group(
+    cls=_Root,
     epilog="Example: quiver log verify quiver-data/partition-0",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -42,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (by default the process's own) and return the exit code."""
     try:
         code = quiver.main(args=arguments, prog_name="quiver", standalone_mode=False)
-        sys.stdout.flush()  # here, where a closed pipe can still be told from an error
+        sys.stdout.flush()  # here, where a closed pipe or a full disk can still be told
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -51,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return PIPE_CLOSED
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the edge: nothing may leave here as a traceback
+    except (Exception, InvariantBroken) as error:  # noqa: BLE001 - the edge: nothing may leave here as a traceback
         return report(error)
     return code if isinstance(code, int) else 0
 
 
 def _discard_output() -> None:
-    """Let what is still buffered go nowhere: whoever read the output has gone, and the interpreter flushes at exit."""
+    """Let what is still buffered go nowhere: the interpreter flushes once more when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

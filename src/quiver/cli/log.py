@@ -6,7 +6,6 @@ Both commands open files for reading only and change nothing.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import click
 
@@ -54,17 +53,15 @@ def verify(context: click.Context, directory: str, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(min=1), help="Print no more frames than this.")
 @click.option("--values", is_flag=True, help="Print the records of each batch, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-@click.pass_context
-def dump(
-    context: click.Context, *, directory: str, first_index: int, limit: int | None, values: bool, as_json: bool
-) -> None:
-    """Print one line for each frame of the log in DIRECTORY, and for each range of bytes that is none."""
+def dump(*, directory: str, first_index: int, limit: int | None, values: bool, as_json: bool) -> None:
+    """Print one line for each frame of the log in DIRECTORY, and for each range of bytes that is none.
+
+    The first column is the byte in the segment's file where the frame begins; ranges are half-open.
+    """
     frames = read_frames(ReadOnlyDisk(), directory.rstrip("/") or "/", first_index=first_index)
-    is_whole = True
     segment = ""
     for name, frame in islice(frames, limit):
         facts = describe_frame(name, frame, with_records=values)
-        is_whole = is_whole and facts["kind"] != "bad"
         if as_json:
             print_json_line(facts)
             continue
@@ -74,8 +71,6 @@ def dump(
         click.echo(format_frame(facts))
         for line in format_records(facts):
             click.echo(line)
-    if not is_whole:
-        context.exit(FOUND)
 
 
 def _print_inspection(inspection: Inspection) -> None:
@@ -119,7 +114,7 @@ def _sentence(finding: Finding) -> str:
 
 def _verdict(inspection: Inspection) -> str:
     segments = inspection.segments
-    facts: dict[str, Any] = {
+    facts = {
         "segments": len(segments),
         "batches": sum(segment.batches for segment in segments),
         "records": sum(segment.records for segment in segments),
@@ -128,4 +123,5 @@ def _verdict(inspection: Inspection) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in facts.items())
     if inspection.is_whole:
         return f"whole: {counts}"
-    return f"damaged in {len(inspection.damage)} places: {counts}"
+    places = "1 place" if len(inspection.damage) == 1 else f"{len(inspection.damage)} places"
+    return f"damaged in {places}: {counts}"

@@ -6,6 +6,7 @@ borders and one line per row, so that `grep`, `cut` and `awk` work on it.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 Cell = str | int | None
+
+_BORDER = 3
+"""What a table's lines and spaces add to each column."""
 
 
 def print_json(value: object) -> None:
@@ -28,24 +32,28 @@ def print_json_line(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Print rows under their column names: as a table at a terminal, else in aligned plain columns."""
+    """Print rows under their column names: as a table at a terminal that is wide enough, else in plain columns."""
     cells = [[_text(cell) for cell in row] for row in rows]
-    is_number = [all(isinstance(row[at], int) for row in rows) for at in range(len(columns))]
-    if sys.stdout.isatty():
-        table = Table()
-        for name, right in zip(columns, is_number, strict=True):
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
-        for row in cells:
-            table.add_row(*row)
-        Console(file=sys.stdout, markup=False, highlight=False).print(table)
-        return
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    is_number = [all(isinstance(row[at], int) for row in rows) for at in range(len(columns))]
+    if sys.stdout.isatty() and sum(widths) + _BORDER * len(widths) < shutil.get_terminal_size().columns:
+        _draw_table(columns, cells, is_number)
+        return
     for row in ([*columns], *cells):
         padded = (
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, is_number, strict=True)
         )
         click.echo("  ".join(padded).rstrip())
+
+
+def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> None:
+    table = Table()
+    for name, right in zip(columns, is_number, strict=True):
+        table.add_column(name, justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout, markup=False, highlight=False).print(table)
 
 
 def _text(cell: Cell) -> str:
