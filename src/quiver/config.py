@@ -54,6 +54,37 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = 64 * MIB
 
 
+class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How Raft groups elect, replicate and rest."""
+
+    election_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=600_000,
+            description="Silence of a leader after which members look for another; each waits up to twice as long.",
+        ),
+    ] = 400
+    heartbeat_interval_ms: Annotated[
+        int, Meta(ge=1, le=60_000, description="Time between two heartbeats; well below election_timeout_ms.")
+    ] = 100
+    append_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=32 * MIB, description="Bytes of batches in one message to a follower.")
+    ] = MIB
+    inflight_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=1024 * MIB, description="Bytes sent to a follower but not acknowledged by it yet.")
+    ] = 16 * MIB
+    inflight_messages_max: Annotated[
+        int, Meta(ge=1, le=100_000, description="Messages sent to a follower but not acknowledged by it yet.")
+    ] = 64
+    uncommitted_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=4096 * MIB, description="Proposed but uncommitted bytes at which proposals are refused.")
+    ] = 64 * MIB
+    hibernation: Annotated[
+        bool, Meta(description="Whether idle groups stop their timers and rely on the nodes' own heartbeats.")
+    ] = True
+
+
 class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the program says on standard error."""
 
@@ -69,6 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Every setting of a node, by section."""
 
     log: LogSettings = LogSettings()
+    replication: ReplicationSettings = ReplicationSettings()
     logging: LoggingSettings = LoggingSettings()
 
 

@@ -15,12 +15,18 @@ from quiver.model import Buffer, NodeId
 MessageHandler = Callable[[NodeId, memoryview], None]
 """Called with the sending node and one whole message, in the owner's event loop."""
 
+LostHandler = Callable[[NodeId], None]
+"""Called with a node to which a connection broke: what was queued or under way to it may be lost."""
+
 
 class Network(Protocol):
     """One node's way to the others."""
 
-    def start(self, handler: MessageHandler) -> None:
-        """Begin to deliver incoming messages to `handler`."""
+    def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
+        """Begin to deliver incoming messages to `handler`, and to call `on_lost` when the way to a node breaks.
+
+        The second is a hint that spares waiting for a timeout: it may come late, falsely or never.
+        """
         ...
 
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:

@@ -11,7 +11,7 @@ from quiver.storage.hardstate import HardState, HardStateFile
 from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
 from quiver.storage.retention import RetentionPolicy
-from quiver.storage.snapshots import Snapshot, SnapshotStore
+from quiver.storage.snapshots import Snapshot, SnapshotStore, decode_snapshot
 
 __all__ = [
     "Damage",
@@ -27,4 +27,5 @@ __all__ = [
     "SnapshotStore",
     "SystemDisk",
     "ThreadExecutor",
+    "decode_snapshot",
 ]

@@ -182,6 +182,12 @@ class Log:
             return self._tail.term_at(index)
         return self._segments[self._segment_of_index(max(index, self.first_index))].term_at(index)
 
+    def offset_after(self, index: Index) -> Offset | None:
+        """Return the offset of the first record behind an entry; None if the log does not know the entry."""
+        if not self.first_index - 1 <= index < self._end_index:
+            return None
+        return self._end_offset if index + 1 == self._end_index else self._base_offset_of(Index(index + 1))
+
     def term_starts(self) -> list[tuple[Index, Term]]:
         """Return each term in the log with the first index that the log still has of it, in order."""
         starts: list[tuple[Index, Term]] = []
@@ -214,20 +220,26 @@ class Log:
     def append(self, batches: Sequence[Batch]) -> None:
         """Add stamped batches at the end; readers see them at once, `wait_durable` tells when they are safe.
 
-        All or nothing: on an error none was taken.
+        All or nothing: on an error none was taken. Whoever may refuse work calls `check_room` first.
 
         Raises:
             LogClosedError: the log is closed or has failed.
-            OverloadedError: too much waits to be written; nothing was done.
         """
         self._writer.check_open()
         size_bytes = sum(len(batch.data) for batch in batches)
-        waiting_bytes = self._writer.pending_bytes
-        if waiting_bytes and waiting_bytes + size_bytes > self._settings.pending_bytes_max:
-            raise OverloadedError(f"{self.directory}: {waiting_bytes} bytes wait to be written; try again later")
         for batch in batches:
             self._append_one(batch)
         self._writer.enqueue(batches, size_bytes)
+
+    def check_room(self, size_bytes: int) -> None:
+        """Refuse work of this size while too much waits for the disk.
+
+        Raises:
+            OverloadedError: `pending_bytes_max` would be exceeded; nothing was done.
+        """
+        waiting_bytes = self._writer.pending_bytes
+        if waiting_bytes and waiting_bytes + size_bytes > self._settings.pending_bytes_max:
+            raise OverloadedError(f"{self.directory}: {waiting_bytes} bytes wait to be written; try again later")
 
     def _append_one(self, batch: Batch) -> None:
         header = batch.header

@@ -100,6 +100,16 @@ class SnapshotStore:
             raise DamageError("no snapshot is intact: " + "; ".join(warnings))
         return None, ()
 
+    def load_from(self, index: Index) -> Snapshot | None:
+        """Return the oldest intact snapshot that reaches `index`; None if there is none."""
+        for name in self.names():
+            if name >= snapshot_name(index):
+                try:
+                    return self._load(name)
+                except DecodeError:
+                    continue  # the next one will do
+        return None
+
     def names(self) -> list[str]:
         """Return the files of the snapshots here, oldest first."""
         return [name for name in self._disk.names(self._directory) if is_snapshot_name(name)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from quiver.clock import Rng
 from quiver.model import Buffer, NodeId
-from quiver.replication.network import MessageHandler
+from quiver.replication.network import LostHandler, MessageHandler
 from quiver.testing.latency import Latency
 from quiver.testing.link import Link, Message
 from quiver.testing.loop import SimulatedLoop
@@ -87,6 +87,10 @@ class SimulatedNetwork:
         for link in self._links.values():
             if link.source == node:
                 self._lose_some(link.on_the_way())
+        for other in self._ports.values():
+            if other.on_lost is not None:
+                delay_ns = self.rates.latency.draw_ns(self._rng)
+                self._loop.call_later_ns(delay_ns, other.on_lost, node, context=other.context)
 
     # Cuts and clogs.
 
@@ -266,12 +270,17 @@ class SimulatedPort:
         self._node = node
         self._is_open = True
         self.handler: MessageHandler | None = None
+        self.on_lost: LostHandler | None = None
         self.context: contextvars.Context | None = None
         self._inboxes: dict[NodeId, deque[Message]] = {}
 
-    def start(self, handler: MessageHandler) -> None:
-        """Deliver incoming messages to `handler`, in the node scope that this is called from."""
+    def start(self, handler: MessageHandler, on_lost: LostHandler | None = None) -> None:
+        """Deliver incoming messages to `handler`, in the node scope that this is called from.
+
+        `on_lost` is called when a node is killed, some time later, as a broken connection would tell.
+        """
         self.handler = handler
+        self.on_lost = on_lost
         self.context = contextvars.copy_context()
 
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:

@@ -1,0 +1,73 @@
+"""Raft entries as batches: how the core's entries look in the partition log.
+
+A proposed entry *is* a batch, stamped with its term, index and base offset; its bytes are never encoded
+again on the way to followers or to disk. The entries that the core makes itself become control batches,
+whose payload begins with one byte that says what they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quiver.errors import DecodeError
+from quiver.model import Index, Offset, Term
+from quiver.raft import Configuration, Entry, EntryKind
+from quiver.record import Batch, build_control_batch, stamp
+
+CONTROL_NOOP = b"\x01"
+CONTROL_CONFIG = b"\x02"
+CONTROL_STATE = b"\x03"
+"""A control batch of the layer above (cursors and the like): an ordinary proposal to Raft."""
+
+_configuration_decoder = msgspec.msgpack.Decoder(Configuration)
+
+
+class KnownConfiguration(msgspec.Struct, frozen=True, array_like=True):
+    """A configuration and the entry that brought it."""
+
+    index: Index
+    term: Term
+    configuration: Configuration
+
+
+def encode_configuration(configuration: Configuration) -> bytes:
+    """Return a configuration's bytes."""
+    return msgspec.msgpack.encode(configuration)
+
+
+def encode_own_entry(entry: Entry, *, base_offset: Offset, timestamp: int) -> Batch:
+    """Return the control batch for an entry that the core made itself."""
+    payload = CONTROL_NOOP
+    if entry.configuration is not None:
+        payload = CONTROL_CONFIG + encode_configuration(entry.configuration)
+    built = build_control_batch(payload, timestamp=timestamp)
+    stamped = stamp(built, term=entry.term, index=entry.index, base_offset=base_offset, append_timestamp=timestamp)
+    return Batch.decode(stamped, verify=False)
+
+
+def decode_entry(batch: Batch) -> Entry:
+    """Return the core's view of a batch.
+
+    Raises:
+        DecodeError: a control batch that this program does not know.
+    """
+    header = batch.header
+    if not header.is_control:
+        return Entry(header.index, header.term, EntryKind.DATA, batch.data)
+    payload = bytes(batch.payload())
+    match payload[:1]:
+        case b"\x01":
+            return Entry(header.index, header.term, EntryKind.NOOP, batch.data)
+        case b"\x02":
+            return Entry(header.index, header.term, EntryKind.CONFIG, batch.data, _decode_configuration(payload[1:]))
+        case b"\x03":
+            return Entry(header.index, header.term, EntryKind.DATA, batch.data)
+        case kind:
+            raise DecodeError(f"a control batch of unknown kind {kind!r}")
+
+
+def _decode_configuration(data: bytes) -> Configuration:
+    try:
+        return _configuration_decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise DecodeError(f"a configuration that cannot be read: {error}") from None

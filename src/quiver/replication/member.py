@@ -1,0 +1,603 @@
+"""One member of one Raft group: the core's outputs carried out over the log and the network.
+
+Everything runs in one event loop. An event (message, tick, proposal, "durable") goes into the core, and its
+output is carried out at once, in the order that `raft.Output` demands. Only two things are waited for: a
+hard state to be saved and a snapshot to be restored; outputs that come meanwhile queue behind them.
+
+Proposals that arrive in one turn of the loop share one append, one message per follower and one flush.
+Batches go to disk and to followers as the bytes they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from quiver.clock import Clock, Rng
+from quiver.config import ReplicationSettings
+from quiver.errors import DecodeError, OverloadedError, QuiverError, StorageError, UnavailableError
+from quiver.model import Buffer, GroupId, Index, NodeId, Term
+from quiver.raft import (
+    Append,
+    InstallSnapshot,
+    Message,
+    Output,
+    Raft,
+    RaftConfig,
+    Role,
+    Safeguard,
+    SendEntries,
+    SendSnapshot,
+    Status,
+)
+from quiver.raft import Snapshot as SnapshotMark
+from quiver.record import Batch, BatchHeader, stamp
+from quiver.replication.codec import AppendHead, Item
+from quiver.replication.entries import decode_entry, encode_own_entry
+from quiver.replication.machine import StateMachine
+from quiver.replication.opening import MemberFiles, SnapshotState, decode_snapshot_state, encode_snapshot_state
+from quiver.replication.persistence import Persistence
+from quiver.replication.waiting import Proposal, Waiters
+from quiver.storage import Executor, LogStatus, Snapshot, decode_snapshot
+
+APPLY_BYTES_MAX = 1024 * 1024
+"""What is read at once to be applied, when it is no longer in memory."""
+
+
+NOTHING_WRITTEN = (Index(0), Term(0))
+"""Stands for what was on disk before this life: no report about it is ever waited for."""
+
+
+class Host(Protocol):
+    """What a member needs of the node that it lives on."""
+
+    @property
+    def id(self) -> NodeId:
+        """Return the node."""
+        ...
+
+    def post(self, to: NodeId, item: Item, payloads: Sequence[Buffer] = ()) -> None:
+        """Send a message with the next parcel to a node, in this turn of the loop."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work that belongs to the node; its failure is the node's."""
+        ...
+
+    def fail(self, error: StorageError) -> None:
+        """Stop the node: its disk can no longer be trusted."""
+        ...
+
+    def deadline_changed(self, member: Member) -> None:
+        """Take note of when the member wants to be ticked."""
+        ...
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """A snapshot of one member."""
+
+    group: GroupId
+    raft: Status
+    log: LogStatus
+    applied_index: Index
+    waiting: int
+
+
+class _Step(msgspec.Struct):
+    """An output with the bytes that belong to it."""
+
+    output: Output
+    batches: Sequence[Batch]
+    snapshot: Snapshot | None
+
+
+class Member:
+    """One member of one group. Made by `Replicator.open_member`."""
+
+    def __init__(
+        self,
+        group: GroupId,
+        files: MemberFiles,
+        machine: StateMachine,
+        *,
+        host: Host,
+        executor: Executor,
+        clock: Clock,
+        rng: Rng,
+        settings: ReplicationSettings,
+        disabled: frozenset[Safeguard] = frozenset(),
+    ) -> None:
+        self.group = group
+        self.next_deadline_ms: int | None = None
+        self.on_role: Callable[[Role, Term, NodeId | None], None] | None = None
+        """Called when the member's role or leader changes."""
+        self._host = host
+        self._executor = executor
+        self._clock = clock
+        self._settings = settings
+        self._machine = machine
+        self._log = files.log
+        self._persistence = Persistence(files)
+        self._applied = files.applied_index
+        self._applied_before = files.initial.commit
+        self._waiters = Waiters()
+        self._proposals: list[Proposal] = []
+        self._contexts = 0
+        self._steps: deque[_Step] = deque()
+        self._is_blocked = False
+        self._is_reading = False
+        self._is_closed = False
+        self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
+        machine.restore(files.machine_state)
+        self._raft = Raft(_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
+        self.next_deadline_ms = self._raft.next_deadline_ms
+        self._log.on_durable = self._handle_durable
+        self._log.on_failure = host.fail
+        self._apply()
+
+    # -- questions -------------------------------------------------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        """Tell whether this member leads and knows everything that is committed."""
+        return self._raft.is_ready
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Return the leader of the group, as far as known."""
+        return self._raft.leader
+
+    @property
+    def commit_index(self) -> Index:
+        """Return up to where entries are committed, as far as known here."""
+        return self._raft.commit_index
+
+    @property
+    def applied_index(self) -> Index:
+        """Return up to where the state machine has been told."""
+        return self._applied
+
+    @property
+    def raft(self) -> Raft:
+        """Return the core, for those who watch it; they must not feed it."""
+        return self._raft
+
+    def status(self) -> MemberStatus:
+        """Return a snapshot for people and metrics."""
+        return MemberStatus(
+            group=self.group,
+            raft=self._raft.status(),
+            log=self._log.status(),
+            applied_index=self._applied,
+            waiting=len(self._waiters),
+        )
+
+    def has_member(self, node: NodeId) -> bool:
+        """Tell whether a node belongs to the group."""
+        return self._raft.configuration.includes(node)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    async def propose(self, batches: Sequence[Buffer]) -> list[BatchHeader]:
+        """Append unstamped batches; return their stamped headers when they are committed and applied.
+
+        Takes the buffers over: writable ones are stamped in place. All of them are appended, or none.
+
+        Raises:
+            UnavailableError: not done; this member does not lead, see `leader`.
+            OverloadedError: not done; too much is uncommitted.
+            OutcomeUnknownError: leadership was lost on the way; another leader decides.
+        """
+        if not self._raft.is_leader:
+            raise self._not_leader()
+        done: asyncio.Future[list[BatchHeader]] = asyncio.get_running_loop().create_future()
+        self._proposals.append(Proposal(list(batches), done))
+        if len(self._proposals) == 1:
+            asyncio.get_running_loop().call_soon(self._propose_queued)
+        return await done
+
+    async def read_barrier(self) -> Index:
+        """Return once everything committed before this call is applied here: what is read then is current.
+
+        Raises:
+            UnavailableError: this member does not lead, or lost leadership meanwhile; see `leader`.
+            OverloadedError: too many reads wait.
+        """
+        done: asyncio.Future[Index] = asyncio.get_running_loop().create_future()
+        self._contexts += 1
+        self._waiters.add_read(self._contexts, done)
+        try:
+            self._carry_out(self._raft.read(self._contexts, self._now_ms()))
+        except QuiverError:
+            self._waiters.forget_read(self._contexts)
+            raise
+        return await done
+
+    def transfer_leadership(self, to: NodeId) -> None:
+        """Begin to hand leadership to another voter; `on_role` tells when it has happened.
+
+        Raises:
+            UnavailableError: not done; this member does not lead, or cannot hand over now.
+            RequestError: not done; the target is not another voter.
+        """
+        self._carry_out(self._raft.transfer_leadership(to, self._now_ms()))
+
+    def change_membership(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = ()) -> None:
+        """Begin to move the group to these members; `status().raft.configuration` tells how far it is.
+
+        Raises:
+            UnavailableError: not done; this member does not lead, or another change is pending, or a learner lags.
+            RequestError: not done; the target can never be reached in one change from here.
+        """
+        self._carry_out(self._raft.change_membership(voters=voters, learners=learners, now_ms=self._now_ms()))
+
+    async def take_snapshot(self) -> None:
+        """Save the state machine's state, and let the log forget what the snapshot before this one covers.
+
+        Raises:
+            StorageError: the disk failed; the node stops.
+        """
+        last_index = self._applied
+        last_term = self._raft.term_at(last_index)
+        end_offset = self._log.offset_after(last_index)
+        if last_term is None or end_offset is None or not last_index:
+            return  # nothing applied since the log's start
+        configuration = self._persistence.configuration_at(last_index)
+        state = encode_snapshot_state(SnapshotState(configuration, self._machine.snapshot()))
+        snapshot = Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
+        oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
+        await self._log.truncate_prefix(Index(oldest + 1))
+        self._raft.compacted(self._log.first_index)
+
+    async def close(self) -> None:
+        """Stop taking part, answer everybody who waits, and close the files; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.next_deadline_ms = None
+        for proposal in self._proposals:
+            proposal.refuse(UnavailableError("this member is closing; ask another"))
+        self._proposals.clear()
+        self._waiters.abandon()
+        await self._log.close()
+        self._persistence.close()
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Let time pass."""
+        self._carry_out(self._raft.tick(now_ms))
+
+    def wake(self) -> None:
+        """Start the timers of a sleeping group: a node of it stopped answering or is new."""
+        self._carry_out(self._raft.wake(self._now_ms()))
+
+    def peer_lost(self, node: NodeId) -> None:
+        """Take note that what was under way to a node may be lost."""
+        self._carry_out(self._raft.peer_unreachable(node))
+
+    def receive(self, from_: NodeId, item: Item, batches: list[Batch], payload: memoryview) -> None:
+        """Take a message from another member.
+
+        Raises:
+            DecodeError: the bytes that came with it are not what they should be; nothing was done.
+        """
+        message, snapshot = _as_message(item, batches, payload)
+        output = self._raft.receive(from_, message, self._now_ms())
+        kept = len(output.append)
+        self._carry_out(output, batches[len(batches) - kept :] if kept else (), snapshot)
+
+    def _propose_queued(self) -> None:
+        proposals, self._proposals = self._proposals, []
+        if not proposals:
+            return
+        try:
+            self._log.check_room(sum(proposal.size_bytes for proposal in proposals))
+            term, index = self._raft.next_slot()
+            batches = self._stamp(proposals, term, index)
+            output = self._raft.propose([decode_entry(batch) for batch in batches], self._now_ms())
+        except OverloadedError as error:
+            for proposal in proposals:
+                proposal.refuse(error)
+        except QuiverError:
+            for proposal in proposals:
+                proposal.refuse(self._not_leader())
+        else:
+            for proposal in proposals:
+                self._waiters.add_proposal(proposal)
+            self._carry_out(output, batches)
+
+    def _stamp(self, proposals: Sequence[Proposal], term: Term, index: Index) -> list[Batch]:
+        now_ms, offset = self._clock.wall_ms(), self._log.end_offset
+        stamped: list[Batch] = []
+        for proposal in proposals:
+            for data in proposal.batches:
+                data = stamp(data, term=term, index=index, base_offset=offset, append_timestamp=now_ms)
+                batch = Batch.decode(data, verify=False)
+                index, offset = Index(index + 1), batch.header.end_offset
+                proposal.headers.append(batch.header)
+                stamped.append(batch)
+            proposal.end_index = index
+        return stamped
+
+    def _handle_durable(self, durable_end: Index) -> None:
+        """Tell the core what is durable, with the term in which that was written (R7)."""
+        terms = self._write_terms
+        while len(terms) > 1 and terms[1][0] < durable_end:
+            terms.pop(0)
+        self._carry_out(self._raft.durable(Index(durable_end - 1), terms[0][1]))
+        self._apply()
+
+    # -- carrying out ----------------------------------------------------------------------------
+
+    def _carry_out(self, output: Output, batches: Sequence[Batch] = (), snapshot: Snapshot | None = None) -> None:
+        if self._is_closed:
+            return
+        if output.next_deadline_ms != self.next_deadline_ms:
+            self.next_deadline_ms = output.next_deadline_ms
+            self._host.deadline_changed(self)
+        step = _Step(output, batches, snapshot)
+        if self._is_blocked:
+            self._steps.append(step)
+        else:
+            self._begin(step)
+
+    def _begin(self, step: _Step) -> None:
+        """Steps 1 to 5 of the contract."""
+        output = step.output
+        if output.hard_state is not None:
+            self._persistence.set_vote(output.hard_state.term, output.hard_state.vote)
+        changes = [entry for entry in output.append if entry.configuration is not None]
+        if changes:
+            # A configuration is saved before its entry can reach the log: see `opening`.
+            first_index = changes[0].index if output.truncate_from is None else output.truncate_from
+            self._persistence.add_configurations(changes, first_index=first_index, commit_index=self._raft.commit_index)
+            self._block(self._plan_save(), partial(self._write, step))
+        elif output.restore is not None:
+            assert step.snapshot is not None, "the core restores what was just received"
+            self._is_blocked = True
+            self._host.spawn(self._restore(step, step.snapshot))
+        else:
+            self._write(step)
+
+    def _write(self, step: _Step) -> None:
+        output = step.output
+        if output.truncate_from is not None:
+            self._log.truncate_suffix(output.truncate_from)
+            kept = [item for item in self._write_terms if item[0] < output.truncate_from]
+            self._write_terms = kept or [NOTHING_WRITTEN]
+        if output.append:
+            self._append(step)
+        for outgoing in output.messages:
+            self._post(outgoing.to, outgoing.message)
+        if output.hard_state is not None:
+            self._block(self._plan_save(), partial(self._finish, step))
+        else:
+            self._finish(step)
+
+    def _append(self, step: _Step) -> None:
+        output = step.output
+        first_index = output.append[0].index
+        if self._write_terms[-1][1] != output.term:
+            self._write_terms.append((first_index, output.term))
+        batches = list(step.batches)
+        own = output.append[len(batches) :]  # what the core added itself comes last
+        if own:
+            timestamp = self._clock.wall_ms()
+            offset = batches[-1].header.end_offset if batches else self._log.end_offset
+            batches += [encode_own_entry(entry, base_offset=offset, timestamp=timestamp) for entry in own]
+        self._log.append(batches)
+
+    def _finish(self, step: _Step) -> None:
+        """Steps 6 and 7 of the contract."""
+        output = step.output
+        for outgoing in output.messages_after_save:
+            self._post(outgoing.to, outgoing.message)
+        for permission in output.send:
+            self._send_entries(permission)
+        for snapshot in output.send_snapshot:
+            self._host.spawn(self._send_snapshot(snapshot))
+        for context in output.reads_failed:
+            self._waiters.fail_read(context)
+        for ready in output.reads:
+            self._waiters.confirm_read(ready.context, ready.index)
+        if output.proposals_lost is not None:
+            self._waiters.lose(output.proposals_lost)
+        if output.recovered:
+            self._persistence.clear_recovery()
+            self._block(self._plan_save(), _do_nothing)
+        if output.became is not None and self.on_role is not None:
+            self.on_role(output.became.role, output.became.term, output.became.leader)
+        if output.committed or output.reads:
+            self._apply()
+
+    def _block(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Let `work` be done on disk before `then` and before anything that comes later."""
+        self._is_blocked = True
+        self._executor.submit(work).add_done_callback(partial(self._unblock, then))
+
+    def _unblock(self, then: Callable[[], None], finished: asyncio.Future[None]) -> None:
+        error = finished.exception()
+        if error is not None:
+            self._host.fail(_as_storage_error(error))
+        else:
+            self._go_on(then)
+
+    def _go_on(self, then: Callable[[], None]) -> None:
+        self._is_blocked = False
+        then()
+        while self._steps and not self._is_blocked:
+            self._begin(self._steps.popleft())
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _post(self, to: NodeId, message: Message) -> None:
+        assert not isinstance(message, Append | InstallSnapshot), "those are sent with their payload"
+        self._host.post(to, Item(self.group, plain=message))
+
+    def _send_entries(self, permission: SendEntries) -> None:
+        found = self._log.read_entries_nowait(
+            permission.first_index, end_index=permission.end_index, bytes_max=permission.bytes_max
+        )
+        if found is None:
+            self._host.spawn(self._send_from_disk(permission))
+        else:
+            self._send_append(permission, found)
+
+    async def _send_from_disk(self, permission: SendEntries) -> None:
+        try:
+            found = await self._log.read_entries(
+                permission.first_index, end_index=permission.end_index, bytes_max=permission.bytes_max
+            )
+        except StorageError:
+            found = []  # removed by compaction or damaged here: the core sees that nothing was sent
+        self._send_append(permission, found)
+
+    def _send_append(self, permission: SendEntries, batches: list[Batch]) -> None:
+        size_bytes = sum(len(batch.data) for batch in batches)
+        if batches and self._raft.term == permission.term:
+            head = AppendHead(
+                permission.term, permission.prev_index, permission.prev_term, permission.commit, permission.round
+            )
+            payloads = [batch.data for batch in batches]
+            self._host.post(permission.to, Item(self.group, size_bytes, append=head), payloads)
+        end_index = Index(permission.first_index + len(batches))
+        self._carry_out(
+            self._raft.sent(permission.to, ticket=permission.ticket, end_index=end_index, size_bytes=size_bytes)
+        )
+
+    # -- applying --------------------------------------------------------------------------------
+
+    def _apply(self) -> None:
+        """Tell the state machine what is committed and durable here, then answer those who waited for it."""
+        end_index = Index(self._raft.applicable_index + 1)
+        while self._applied + 1 < end_index and not self._is_reading:
+            first_index = Index(self._applied + 1)
+            batches = self._log.read_entries_nowait(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
+            if batches is None:
+                self._is_reading = True
+                self._host.spawn(self._read_to_apply(first_index, end_index))
+                return
+            self._apply_batches(batches)
+        self._waiters.applied(self._applied)
+
+    def _apply_batches(self, batches: list[Batch]) -> None:
+        self._machine.apply(batches)
+        self._applied = batches[-1].header.index
+        if self._applied > self._applied_before:
+            self._raft.applied(self._applied)
+
+    async def _read_to_apply(self, first_index: Index, end_index: Index) -> None:
+        try:
+            batches = await self._log.read_entries(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
+        except StorageError as error:
+            self._host.fail(error)
+            return
+        self._is_reading = False
+        if self._applied + 1 == first_index:  # else a snapshot was restored meanwhile
+            self._apply_batches(batches)
+        self._apply()
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    async def _send_snapshot(self, permission: SendSnapshot) -> None:
+        snapshot = await self._run(partial(self._persistence.load_snapshot, permission.needed_index))
+        if snapshot is None:
+            self._carry_out(self._raft.snapshot_failed(permission.to, ticket=permission.ticket))
+            return
+        configuration = decode_snapshot_state(snapshot.state).configuration
+        mark = SnapshotMark(snapshot.last_index, snapshot.last_term, configuration)
+        message = InstallSnapshot(permission.term, mark, permission.round)
+        payload = snapshot.encode()
+        self._host.post(permission.to, Item(self.group, len(payload), plain=message), [payload])
+        self._carry_out(self._raft.snapshot_sent(permission.to, ticket=permission.ticket))
+
+    async def _restore(self, step: _Step, snapshot: Snapshot) -> None:
+        """Replace log and state by a snapshot. The file comes first: a crash behind it is finished by `opening`."""
+        state = decode_snapshot_state(snapshot.state)
+        self._persistence.stand_on(snapshot.last_index, snapshot.last_term, state.configuration)
+        await self._run(partial(self._persistence.save_snapshot, snapshot))
+        await self._run(self._plan_save())
+        try:
+            await self._log.reset(
+                first_index=Index(snapshot.last_index + 1),
+                first_offset=snapshot.end_offset,
+                previous_term=snapshot.last_term,
+            )
+        except StorageError as error:
+            self._host.fail(error)
+            raise
+        self._machine.restore(state.machine)
+        self._applied = self._applied_before = snapshot.last_index
+        self._write_terms = [NOTHING_WRITTEN]
+        self._go_on(partial(self._write, step))
+        self._carry_out(self._raft.snapshot_restored(snapshot.last_index))
+        self._apply()
+
+    # -- small things ----------------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        try:
+            return await self._executor.submit(work)
+        except OSError as error:
+            failure = _as_storage_error(error)
+            self._host.fail(failure)
+            raise failure from error
+
+    def _plan_save(self) -> Callable[[], None]:
+        return self._persistence.plan_save(self._raft.commit_index)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
+    def _not_leader(self) -> UnavailableError:
+        leader = self._raft.leader
+        hint = "no leader is known yet" if leader is None else f"node {leader} leads"
+        return UnavailableError(f"not done: this member cannot take proposals now; {hint}")
+
+
+def _raft_config(node: NodeId, settings: ReplicationSettings, disabled: frozenset[Safeguard]) -> RaftConfig:
+    return RaftConfig(
+        id=node,
+        election_timeout_ms=settings.election_timeout_ms,
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        append_bytes_max=settings.append_bytes_max,
+        inflight_messages_max=settings.inflight_messages_max,
+        inflight_bytes_max=settings.inflight_bytes_max,
+        uncommitted_bytes_max=settings.uncommitted_bytes_max,
+        hibernation=settings.hibernation,
+        disabled=disabled,
+    )
+
+
+def _as_message(item: Item, batches: list[Batch], payload: memoryview) -> tuple[Message, Snapshot | None]:
+    """Return the core's message for a received item, and the snapshot that came with it."""
+    if item.append is not None:
+        head = item.append
+        entries = [decode_entry(batch) for batch in batches]
+        return Append(head.term, head.prev_index, head.prev_term, entries, head.commit, head.round), None
+    assert item.plain is not None, "the codec lets nothing else through"
+    if not isinstance(item.plain, InstallSnapshot):
+        return item.plain, None
+    snapshot = decode_snapshot(payload)
+    decode_snapshot_state(snapshot.state)
+    if (snapshot.last_index, snapshot.last_term) != (item.plain.snapshot.last_index, item.plain.snapshot.last_term):
+        raise DecodeError("a snapshot that is not the one announced")
+    return item.plain, snapshot
+
+
+def _as_storage_error(error: BaseException) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
+    if isinstance(error, OSError):
+        return StorageError(f"hard state or snapshot: {error}")
+    raise error
+
+
+def _do_nothing() -> None:
+    """Follow a save that nothing waits for."""

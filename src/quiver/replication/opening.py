@@ -1,0 +1,203 @@
+"""Open one member of a group from its directory: what the disk says becomes the core's first state.
+
+Beside the log lie the hard state (term, vote, configurations, a recovery mark) and the snapshots. They
+are written in an order that lets every crash be understood here:
+- a configuration is saved in the hard state *before* its entry goes to the log, with the entry's term, so
+  that whatever the log holds is known without reading it, and what it does not hold is recognised;
+- a snapshot that is not part of the log was being installed: the log is started over behind it;
+- damage is marked in the hard state before it is cut off: until the entries are back the member does not
+  vote (R18), also if it is restarted on the way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.config import LogSettings
+from quiver.errors import DamageError, DecodeError
+from quiver.model import Index, NodeId, Term
+from quiver.raft import Configuration, InitialState
+from quiver.replication.entries import KnownConfiguration
+from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapshot, SnapshotStore
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """What the hard state keeps for the driver beside term and vote."""
+
+    configurations: tuple[KnownConfiguration, ...] = ()
+    recover_until: Index | None = None
+    """The last entry that this member may have acknowledged and then lost."""
+
+
+class SnapshotState(msgspec.Struct, frozen=True):
+    """What a snapshot file holds: the state machine's part and the driver's."""
+
+    configuration: Configuration
+    machine: bytes
+
+
+class MemberFiles(msgspec.Struct):
+    """The open files of one member, and the state they are in."""
+
+    log: Log
+    hard_state: HardStateFile
+    snapshots: SnapshotStore
+    initial: InitialState
+    membership: Membership
+    machine_state: bytes
+    applied_index: Index
+    warnings: tuple[str, ...]
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """The seams that a member's files are reached through."""
+
+    disk: Disk
+    executor: Executor
+    clock: Clock
+    settings: LogSettings
+
+    def open_log(self, directory: str, *, discard_damage: bool = False) -> Log:
+        """Open a log; blocking."""
+        return Log.open(
+            directory,
+            disk=self.disk,
+            executor=self.executor,
+            clock=self.clock,
+            settings=self.settings,
+            discard_damage=discard_damage,
+        )
+
+
+async def open_files(storage: Storage, directory: str, *, bootstrap: Configuration | None) -> MemberFiles:
+    """Open or create a member's files. `bootstrap` names the first members of a new group, once in its life.
+
+    Raises:
+        StorageError: the disk failed, or what it holds cannot be used.
+    """
+    submit = storage.executor.submit
+    log = await submit(partial(storage.open_log, directory))
+    file = HardStateFile(storage.disk, directory)
+    hard_state = await submit(partial(_load_hard_state, file, log, bootstrap))
+    membership = decode_membership(hard_state.membership)
+    if log.damage:
+        hard_state, membership, log = await _set_damage_aside(storage, directory, log, file, hard_state, membership)
+    snapshots = SnapshotStore(storage.disk, directory)
+    snapshot, warnings = await submit(snapshots.load_newest)
+    if snapshot is not None:
+        await _stand_on_snapshot(log, snapshot)
+    state = decode_snapshot_state(snapshot.state) if snapshot else None
+    known = _configurations_in_log(log, membership, snapshot, state)
+    membership = Membership(known, membership.recover_until)
+    return MemberFiles(
+        log=log,
+        hard_state=file,
+        snapshots=snapshots,
+        initial=_initial_state(log, hard_state, membership, snapshot),
+        membership=membership,
+        machine_state=state.machine if state else b"",
+        applied_index=snapshot.last_index if snapshot else Index(0),
+        warnings=(*log.warnings, *warnings),
+    )
+
+
+def encode_membership(membership: Membership) -> bytes:
+    """Return the bytes that the hard state keeps."""
+    return msgspec.msgpack.encode(membership)
+
+
+def decode_membership(data: bytes) -> Membership:
+    """Read back what `encode_membership` wrote; the hard state's checksum has been verified."""
+    return msgspec.msgpack.decode(data, type=Membership) if data else Membership()
+
+
+def encode_snapshot_state(state: SnapshotState) -> bytes:
+    """Return the bytes that a snapshot file keeps."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode_snapshot_state(data: bytes) -> SnapshotState:
+    """Read back what `encode_snapshot_state` wrote.
+
+    Raises:
+        DecodeError: the bytes are something else.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=SnapshotState)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise DecodeError(f"a snapshot that cannot be read: {error}") from None
+
+
+def _load_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | None) -> HardState:
+    hard_state = file.load()
+    if hard_state is not None:
+        return hard_state
+    if log.end_index > 1:
+        raise DamageError(f"{log.directory}: the log has no hard state: this member does not know its vote")
+    known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
+    hard_state = HardState(membership=encode_membership(Membership(known)))
+    file.save(hard_state)
+    return hard_state
+
+
+async def _set_damage_aside(
+    storage: Storage, directory: str, log: Log, file: HardStateFile, hard_state: HardState, membership: Membership
+) -> tuple[HardState, Membership, Log]:
+    lost_until = max(damage.end_index_max for damage in log.damage) - 1
+    membership = Membership(membership.configurations, Index(max(lost_until, membership.recover_until or 0)))
+    hard_state = msgspec.structs.replace(hard_state, membership=encode_membership(membership))
+    await storage.executor.submit(partial(file.save, hard_state))
+    await log.close()
+    log = await storage.executor.submit(partial(storage.open_log, directory, discard_damage=True))
+    return hard_state, membership, log
+
+
+async def _stand_on_snapshot(log: Log, snapshot: Snapshot) -> None:
+    """Start the log over behind a snapshot that a crash kept from replacing it."""
+    if log.term_at(snapshot.last_index) == snapshot.last_term:
+        return
+    if snapshot.last_index < log.first_index - 1:
+        raise DamageError(
+            f"{log.directory}: the log starts at {log.first_index} and the newest intact snapshot ends at "
+            f"{snapshot.last_index}: the state between is lost here"
+        )
+    await log.reset(
+        first_index=Index(snapshot.last_index + 1),
+        first_offset=snapshot.end_offset,
+        previous_term=snapshot.last_term,
+    )
+
+
+def _configurations_in_log(
+    log: Log, membership: Membership, snapshot: Snapshot | None, state: SnapshotState | None
+) -> tuple[KnownConfiguration, ...]:
+    """Return the configurations whose entries the log holds, or held before its start."""
+    known = [item for item in membership.configurations if _is_in_log(log, item)]
+    if snapshot is not None and state is not None:
+        known = [item for item in known if item.index > snapshot.last_index]
+        known.insert(0, KnownConfiguration(snapshot.last_index, snapshot.last_term, state.configuration))
+    return tuple(known)
+
+
+def _is_in_log(log: Log, item: KnownConfiguration) -> bool:
+    return item.index < log.first_index or log.term_at(item.index) == item.term
+
+
+def _initial_state(log: Log, hard_state: HardState, membership: Membership, snapshot: Snapshot | None) -> InitialState:
+    last_index = Index(log.end_index - 1)
+    committed = max(hard_state.commit_index, snapshot.last_index if snapshot else 0)
+    vote: NodeId | None = hard_state.vote
+    return InitialState(
+        term=hard_state.term,
+        vote=vote,
+        first_index=log.first_index,
+        last_index=last_index,
+        base_term=log.term_at(Index(log.first_index - 1)) or Term(0),
+        terms=tuple(log.term_starts()),
+        commit=Index(min(committed, last_index)),
+        configurations=tuple((item.index, item.configuration) for item in membership.configurations),
+        recover_until=membership.recover_until,
+    )
