@@ -59,7 +59,7 @@ coverage: setup ## measure branch coverage; fails below 100 % of record/, storag
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
 
 bench: setup ## measure, and print tables; BENCH="log" runs only those benches
-	$(BIN)/python -m benches $(BENCH)
+	$(BIN)/python benches/run.py $(BENCH)
 
 fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "error: fuzzing needs atheris, which has wheels for Linux and Python up to 3.13 only" >&2; exit 1; }

@@ -1,0 +1,31 @@
+"""Run benches and print their tables: `make bench`, or `make bench BENCH="record log"`.
+
+A bench is a file `bench_<name>.py` beside this one. It is run as a program of its own, so that none warms
+up or slows down another; it prints its tables and exits with 0 if every target was reached.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def main(names: list[str]) -> int:
+    """Run the named benches, by default all; return 1 if one is unknown or missed a target."""
+    known = {path.stem.removeprefix("bench_"): path for path in sorted(HERE.glob("bench_*.py"))}
+    if unknown := set(names) - known.keys():
+        print(f"error: no bench {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
+        return 1
+    print(f"{platform.platform()}, {platform.machine()}, Python {platform.python_version()}", flush=True)
+    runs = {name: subprocess.run([sys.executable, str(known[name])], check=False) for name in names or known}
+    failed = [name for name, run in runs.items() if run.returncode]
+    print(f"\n{'missed: ' + ', '.join(failed) if failed else 'every target was reached'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
