@@ -15,8 +15,9 @@ import pytest
 from quiver import __version__, errors
 from quiver.cli import main, quiver
 from quiver.cli.exits import report
+from quiver.cli.reference import show_value
 from quiver.clock import SystemClock
-from quiver.config import LogSettings
+from quiver.config import LogSettings, all_settings
 from quiver.errors import InvariantBroken, QuiverError
 from quiver.model import Index, NodeId, Offset, ProducerId, Term
 from quiver.record import Batch, BatchHeader, Compression, build_batch, build_control_batch, stamp
@@ -84,7 +85,7 @@ def test_verify_of_a_whole_log_ends_with_0_and_a_verdict(directory: Path, capsys
     assert lines[1].split()[:2] == [FIRST, "sealed"]
     assert lines[-2].split()[1] == "active"
     size_bytes = sum(map(len, before.values()))
-    assert lines[-1] == f"whole: {len(before)} segments, 9 batches, 18 records, {size_bytes} bytes"
+    assert lines[-1] == f"whole: segments={len(before)} batches=9 records=18 bytes={size_bytes}"
     assert snapshot_of(directory) == before
 
 
@@ -117,7 +118,7 @@ def test_verify_of_a_damaged_log_ends_with_1_names_the_place_and_changes_nothing
     *_, damage, verdict = capsys.readouterr().out.splitlines()
     assert damage.startswith(f"damage: {FIRST}: bytes 64..")
     assert ", entries 1..2 at most: " in damage
-    assert verdict.startswith("damaged in 1 place: ")
+    assert verdict.startswith("damaged: places=1 segments=")
     assert snapshot_of(directory) == before
 
 
@@ -368,6 +369,14 @@ def test_config_show_reads_the_environment_and_prints_json(
     monkeypatch.setenv("QUIVER_LOGGING__LEVEL", "error")
     assert main(["config", "show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["logging"] == {"level": "error", "format": "text"}
+
+
+def test_every_setting_has_a_flag_that_takes_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [part for setting in all_settings() for part in (setting.flag, show_value(setting.default))]
+    assert main(["config", "show", *given]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert len(rows) == len(given) // 2
+    assert all(value == default for _, value, default in rows)
 
 
 def test_bad_setting_ends_with_2_and_names_the_key(capsys: pytest.CaptureFixture[str]) -> None:

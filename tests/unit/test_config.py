@@ -90,7 +90,8 @@ def test_section_that_is_no_table_is_refused_when_a_flag_wants_to_go_into_it() -
 def test_every_setting_says_what_it_is_and_what_is_allowed() -> None:
     for setting in all_settings():
         assert setting.description.endswith("."), setting.key
-        assert setting.choices or setting.at_least is not None, setting.key
+        is_bounded = setting.choices or setting.at_least is not None
+        assert is_bounded or isinstance(setting.default, bool), setting.key
 
 
 def test_setting_has_one_name_in_each_place() -> None:

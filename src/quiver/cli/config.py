@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from quiver.cli.output import print_json, print_table
-from quiver.cli.reference import render_reference
+from quiver.cli.reference import render_reference, show_value
 from quiver.cli.settings_options import settings_from, settings_options
 from quiver.config import all_settings
 
@@ -26,7 +26,7 @@ def show(as_json: bool, **options: str | None) -> None:
         print_json(settings)
         return
     tree = msgspec.to_builtins(settings)
-    rows = [(s.key, str(tree[s.section][s.name]), str(s.default)) for s in all_settings()]
+    rows = [(s.key, show_value(tree[s.section][s.name]), show_value(s.default)) for s in all_settings()]
     print_table(("setting", "value", "default"), rows)
 
 

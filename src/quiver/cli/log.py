@@ -120,8 +120,5 @@ def _verdict(inspection: Inspection) -> str:
         "records": sum(segment.records for segment in segments),
         "bytes": sum(segment.size_bytes for segment in segments),
     }
-    counts = ", ".join(f"{count} {name}" for name, count in facts.items())
-    if inspection.is_whole:
-        return f"whole: {counts}"
-    places = "1 place" if len(inspection.damage) == 1 else f"{len(inspection.damage)} places"
-    return f"damaged in {places}: {counts}"
+    counts = " ".join(f"{name}={count}" for name, count in facts.items())
+    return f"whole: {counts}" if inspection.is_whole else f"damaged: places={len(inspection.damage)} {counts}"

@@ -55,6 +55,8 @@ def _render_sections() -> Iterator[str]:
 
 
 def _allowed(setting: Setting) -> str:
+    if isinstance(setting.default, bool):
+        return "`true`, `false`"
     if setting.choices:
         return ", ".join(f"`{choice}`" for choice in setting.choices)
     if setting.at_most is None:
@@ -67,4 +69,9 @@ def _amount(setting: Setting, value: object) -> str:
     for unit, name in _UNITS.get(setting.name.removesuffix("_max").rpartition("_")[2], ()):
         if isinstance(value, int | float) and value > unit and value % unit == 0:
             return f"`{int(value)}` ({int(value) // unit} {name})"
-    return f"`{value}`"
+    return f"`{show_value(value)}`"
+
+
+def show_value(value: object) -> str:
+    """Return a setting's value as TOML has it, text without its quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

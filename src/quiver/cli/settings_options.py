@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from quiver.cli.reference import show_value
 from quiver.config import Setting, Settings, all_settings, load_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -23,8 +24,8 @@ def settings_options(command: Command) -> Command:
         option = click.option(
             setting.flag,
             _parameter(setting),
-            type=click.Choice(setting.choices) if setting.choices else str,
-            help=f"{_plain(setting.description)} Default: {setting.default}.",
+            type=_kind(setting),
+            help=f"{_plain(setting.description)} Default: {show_value(setting.default)}.",
         )
         command = option(command)
     path = click.Path(exists=True, dir_okay=False)
@@ -44,6 +45,13 @@ def settings_from(options: dict[str, str | None]) -> Settings:
     given = {setting.key: options[_parameter(setting)] for setting in all_settings()}
     flags = {key: value for key, value in given.items() if value is not None}
     return load_settings(text, environment=os.environ, flags=flags)
+
+
+def _kind(setting: Setting) -> click.ParamType[Any]:
+    """Return what click checks of a flag; bounds are left to `load_settings`, which checks all sources alike."""
+    if isinstance(setting.default, bool):
+        return click.Choice(("true", "false"))
+    return click.Choice(setting.choices) if setting.choices else click.STRING
 
 
 def _parameter(setting: Setting) -> str:
