@@ -1,1 +1,12 @@
-"""replication."""
+"""The asyncio driver of the Raft core: many groups per node, over the partition logs and one network.
+
+`Replicator` is a node's way in; `Member` is its part in one group. The layer above brings a `StateMachine`.
+"""
+
+from quiver.replication.entries import CONTROL_STATE
+from quiver.replication.machine import StateMachine
+from quiver.replication.member import Member, MemberStatus
+from quiver.replication.network import Network
+from quiver.replication.replicator import Replicator, ReplicatorStatus
+
+__all__ = ["CONTROL_STATE", "Member", "MemberStatus", "Network", "Replicator", "ReplicatorStatus", "StateMachine"]

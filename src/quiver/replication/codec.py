@@ -20,15 +20,20 @@ import msgspec
 from quiver.errors import DecodeError
 from quiver.model import Buffer, GroupId, Index, Term
 from quiver.raft import (
+    Append,
     AppendResponse,
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
+    Message,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
 from quiver.record import Batch, decode_batches
+from quiver.replication.entries import decode_entry
+from quiver.replication.opening import decode_snapshot_state
+from quiver.storage import Snapshot, decode_snapshot
 
 _LENGTH = Layout("<I")
 
@@ -71,6 +76,26 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     item: Item
     batches: list[Batch]
     payload: memoryview
+
+    def as_message(self) -> tuple[Message, Snapshot | None]:
+        """Return the core's message, and the snapshot that came with it.
+
+        Raises:
+            DecodeError: entries or a snapshot that this program does not know.
+        """
+        if self.item.append is not None:
+            head = self.item.append
+            entries = [decode_entry(batch) for batch in self.batches]
+            return Append(head.term, head.prev_index, head.prev_term, entries, head.commit, head.round), None
+        message = self.item.plain
+        assert message is not None, "decoding lets nothing else through"
+        if not isinstance(message, InstallSnapshot):
+            return message, None
+        snapshot, mark = decode_snapshot(self.payload), message.snapshot
+        decode_snapshot_state(snapshot.state)
+        if (snapshot.last_index, snapshot.last_term) != (mark.last_index, mark.last_term):
+            raise DecodeError("a snapshot that is not the one announced")
+        return message, snapshot
 
 
 _encoder = msgspec.msgpack.Encoder()

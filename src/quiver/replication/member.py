@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
-from quiver.errors import DecodeError, OverloadedError, QuiverError, StorageError, UnavailableError
+from quiver.errors import OverloadedError, QuiverError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Term
 from quiver.raft import (
     Append,
@@ -37,45 +37,18 @@ from quiver.raft import (
 )
 from quiver.raft import Snapshot as SnapshotMark
 from quiver.record import Batch, BatchHeader, stamp
-from quiver.replication.codec import AppendHead, Item
+from quiver.replication.applier import Applier
+from quiver.replication.codec import AppendHead, Item, Received
 from quiver.replication.entries import decode_entry, encode_own_entry
+from quiver.replication.host import Host
 from quiver.replication.machine import StateMachine
 from quiver.replication.opening import MemberFiles, SnapshotState, decode_snapshot_state, encode_snapshot_state
 from quiver.replication.persistence import Persistence
 from quiver.replication.waiting import Proposal, Waiters
-from quiver.storage import Executor, LogStatus, Snapshot, decode_snapshot
-
-APPLY_BYTES_MAX = 1024 * 1024
-"""What is read at once to be applied, when it is no longer in memory."""
-
+from quiver.storage import Executor, LogStatus, Snapshot
 
 NOTHING_WRITTEN = (Index(0), Term(0))
 """Stands for what was on disk before this life: no report about it is ever waited for."""
-
-
-class Host(Protocol):
-    """What a member needs of the node that it lives on."""
-
-    @property
-    def id(self) -> NodeId:
-        """Return the node."""
-        ...
-
-    def post(self, to: NodeId, item: Item, payloads: Sequence[Buffer] = ()) -> None:
-        """Send a message with the next parcel to a node, in this turn of the loop."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work that belongs to the node; its failure is the node's."""
-        ...
-
-    def fail(self, error: StorageError) -> None:
-        """Stop the node: its disk can no longer be trusted."""
-        ...
-
-    def deadline_changed(self, member: Member) -> None:
-        """Take note of when the member wants to be ticked."""
-        ...
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -120,20 +93,20 @@ class Member:
         self._executor = executor
         self._clock = clock
         self._settings = settings
-        self._machine = machine
         self._log = files.log
         self._persistence = Persistence(files)
-        self._applied = files.applied_index
-        self._applied_before = files.initial.commit
+        self._committed_before = files.initial.commit
+        self._applier = Applier(
+            machine, self._log, host=host, applied_index=files.applied_index, on_applied=self._handle_applied
+        )
         self._waiters = Waiters()
         self._proposals: list[Proposal] = []
         self._contexts = 0
         self._steps: deque[_Step] = deque()
         self._is_blocked = False
-        self._is_reading = False
         self._is_closed = False
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
-        machine.restore(files.machine_state)
+        self._applier.restore(files.machine_state, files.applied_index)
         self._raft = Raft(_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
         self.next_deadline_ms = self._raft.next_deadline_ms
         self._log.on_durable = self._handle_durable
@@ -160,7 +133,7 @@ class Member:
     @property
     def applied_index(self) -> Index:
         """Return up to where the state machine has been told."""
-        return self._applied
+        return self._applier.index
 
     @property
     def raft(self) -> Raft:
@@ -173,7 +146,7 @@ class Member:
             group=self.group,
             raft=self._raft.status(),
             log=self._log.status(),
-            applied_index=self._applied,
+            applied_index=self._applier.index,
             waiting=len(self._waiters),
         )
 
@@ -242,13 +215,13 @@ class Member:
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        last_index = self._applied
+        last_index = self._applier.index
         last_term = self._raft.term_at(last_index)
         end_offset = self._log.offset_after(last_index)
         if last_term is None or end_offset is None or not last_index:
             return  # nothing applied since the log's start
         configuration = self._persistence.configuration_at(last_index)
-        state = encode_snapshot_state(SnapshotState(configuration, self._machine.snapshot()))
+        state = encode_snapshot_state(SnapshotState(configuration, self._applier.snapshot()))
         snapshot = Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
         oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
         await self._log.truncate_prefix(Index(oldest + 1))
@@ -281,16 +254,16 @@ class Member:
         """Take note that what was under way to a node may be lost."""
         self._carry_out(self._raft.peer_unreachable(node))
 
-    def receive(self, from_: NodeId, item: Item, batches: list[Batch], payload: memoryview) -> None:
+    def receive(self, from_: NodeId, received: Received) -> None:
         """Take a message from another member.
 
         Raises:
             DecodeError: the bytes that came with it are not what they should be; nothing was done.
         """
-        message, snapshot = _as_message(item, batches, payload)
+        message, snapshot = received.as_message()
         output = self._raft.receive(from_, message, self._now_ms())
         kept = len(output.append)
-        self._carry_out(output, batches[len(batches) - kept :] if kept else (), snapshot)
+        self._carry_out(output, received.batches[len(received.batches) - kept :] if kept else (), snapshot)
 
     def _propose_queued(self) -> None:
         proposals, self._proposals = self._proposals, []
@@ -471,38 +444,6 @@ class Member:
             self._raft.sent(permission.to, ticket=permission.ticket, end_index=end_index, size_bytes=size_bytes)
         )
 
-    # -- applying --------------------------------------------------------------------------------
-
-    def _apply(self) -> None:
-        """Tell the state machine what is committed and durable here, then answer those who waited for it."""
-        end_index = Index(self._raft.applicable_index + 1)
-        while self._applied + 1 < end_index and not self._is_reading:
-            first_index = Index(self._applied + 1)
-            batches = self._log.read_entries_nowait(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
-            if batches is None:
-                self._is_reading = True
-                self._host.spawn(self._read_to_apply(first_index, end_index))
-                return
-            self._apply_batches(batches)
-        self._waiters.applied(self._applied)
-
-    def _apply_batches(self, batches: list[Batch]) -> None:
-        self._machine.apply(batches)
-        self._applied = batches[-1].header.index
-        if self._applied > self._applied_before:
-            self._raft.applied(self._applied)
-
-    async def _read_to_apply(self, first_index: Index, end_index: Index) -> None:
-        try:
-            batches = await self._log.read_entries(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
-        except StorageError as error:
-            self._host.fail(error)
-            return
-        self._is_reading = False
-        if self._applied + 1 == first_index:  # else a snapshot was restored meanwhile
-            self._apply_batches(batches)
-        self._apply()
-
     # -- snapshots -------------------------------------------------------------------------------
 
     async def _send_snapshot(self, permission: SendSnapshot) -> None:
@@ -532,12 +473,23 @@ class Member:
         except StorageError as error:
             self._host.fail(error)
             raise
-        self._machine.restore(state.machine)
-        self._applied = self._applied_before = snapshot.last_index
+        self._applier.restore(state.machine, snapshot.last_index)
+        self._committed_before = snapshot.last_index
         self._write_terms = [NOTHING_WRITTEN]
         self._go_on(partial(self._write, step))
         self._carry_out(self._raft.snapshot_restored(snapshot.last_index))
         self._apply()
+
+    # -- applying --------------------------------------------------------------------------------
+
+    def _apply(self) -> None:
+        self._applier.advance(Index(self._raft.applicable_index + 1))
+        self._waiters.applied(self._applier.index)
+
+    def _handle_applied(self, index: Index) -> None:
+        if index > self._committed_before:
+            self._raft.applied(index)
+        self._waiters.applied(index)
 
     # -- small things ----------------------------------------------------------------------------
 
@@ -573,22 +525,6 @@ def _raft_config(node: NodeId, settings: ReplicationSettings, disabled: frozense
         hibernation=settings.hibernation,
         disabled=disabled,
     )
-
-
-def _as_message(item: Item, batches: list[Batch], payload: memoryview) -> tuple[Message, Snapshot | None]:
-    """Return the core's message for a received item, and the snapshot that came with it."""
-    if item.append is not None:
-        head = item.append
-        entries = [decode_entry(batch) for batch in batches]
-        return Append(head.term, head.prev_index, head.prev_term, entries, head.commit, head.round), None
-    assert item.plain is not None, "the codec lets nothing else through"
-    if not isinstance(item.plain, InstallSnapshot):
-        return item.plain, None
-    snapshot = decode_snapshot(payload)
-    decode_snapshot_state(snapshot.state)
-    if (snapshot.last_index, snapshot.last_term) != (item.plain.snapshot.last_index, item.plain.snapshot.last_term):
-        raise DecodeError("a snapshot that is not the one announced")
-    return item.plain, snapshot
 
 
 def _as_storage_error(error: BaseException) -> StorageError:

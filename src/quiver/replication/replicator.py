@@ -24,6 +24,7 @@ from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration, Safeguard
 from quiver.replication.codec import Item, decode_parcel, encode_parcel
+from quiver.replication.host import Scheduled
 from quiver.replication.machine import StateMachine
 from quiver.replication.member import Member, MemberStatus
 from quiver.replication.network import Network
@@ -218,12 +219,12 @@ class Replicator:
         if self._on_failure is not None:
             self._on_failure(error)
 
-    def deadline_changed(self, member: Member) -> None:
+    def deadline_changed(self, member: Scheduled) -> None:
         """Look at a member's deadline at every tick, or no longer."""
         if member.next_deadline_ms is None:
             self._awake.pop(member.group, None)
         elif member.group in self._members:
-            self._awake[member.group] = member
+            self._awake[member.group] = self._members[member.group]
 
     # -- parcels ---------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class Replicator:
             for message in received:
                 member = self._members.get(message.item.group)
                 if member is not None:
-                    member.receive(from_, message.item, message.batches, message.payload)
+                    member.receive(from_, message)
         except DecodeError as error:
             self._parcels_refused += 1
             logger.warning("parcel refused", extra={"facts": {"from": from_, "reason": str(error)}})

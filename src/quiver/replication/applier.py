@@ -1,0 +1,76 @@
+"""Tell the state machine what is committed, in order, and remember how far that has come.
+
+What is committed and durable here is applied in the event loop, from memory where the log still has it
+there; the rest is read from disk first. A restored snapshot moves the applier ahead at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver.errors import StorageError
+from quiver.model import Index
+from quiver.record import Batch
+from quiver.replication.host import Host
+from quiver.replication.machine import StateMachine
+from quiver.storage import Log
+
+APPLY_BYTES_MAX = 1024 * 1024
+"""What is applied at once."""
+
+
+class Applier:
+    """The progress of one member's state machine."""
+
+    def __init__(
+        self, machine: StateMachine, log: Log, *, host: Host, applied_index: Index, on_applied: Callable[[Index], None]
+    ) -> None:
+        self.index = applied_index
+        self._machine = machine
+        self._log = log
+        self._host = host
+        self._on_applied = on_applied
+        self._end_index = Index(applied_index + 1)
+        self._is_reading = False
+
+    def advance(self, end_index: Index) -> None:
+        """Apply everything below `end_index`, now or as soon as it is read."""
+        self._end_index = max(self._end_index, end_index)
+        self._apply()
+
+    def restore(self, state: bytes, index: Index) -> None:
+        """Replace the state by a snapshot of everything up to and including `index`."""
+        self._machine.restore(state)
+        self.index = index
+        self._end_index = max(self._end_index, Index(index + 1))
+
+    def snapshot(self) -> bytes:
+        """Return the state after everything up to and including `index`."""
+        return self._machine.snapshot()
+
+    def _apply(self) -> None:
+        end_index = self._end_index
+        while self.index + 1 < end_index and not self._is_reading:
+            first_index = Index(self.index + 1)
+            batches = self._log.read_entries_nowait(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
+            if batches is None:
+                self._is_reading = True
+                self._host.spawn(self._read(first_index, end_index))
+                return
+            self._apply_batches(batches)
+
+    def _apply_batches(self, batches: list[Batch]) -> None:
+        self._machine.apply(batches)
+        self.index = batches[-1].header.index
+        self._on_applied(self.index)
+
+    async def _read(self, first_index: Index, end_index: Index) -> None:
+        try:
+            batches = await self._log.read_entries(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
+        except StorageError as error:
+            self._host.fail(error)
+            return
+        self._is_reading = False
+        if self.index + 1 == first_index:  # else a snapshot was restored meanwhile
+            self._apply_batches(batches)
+        self._apply()
