@@ -166,7 +166,7 @@ class Member:
             OverloadedError: not done; too much is uncommitted.
             OutcomeUnknownError: leadership was lost on the way; another leader decides.
         """
-        if not self._raft.is_leader:
+        if self._is_closed or not self._raft.is_leader:
             raise self._not_leader()
         done: asyncio.Future[list[BatchHeader]] = asyncio.get_running_loop().create_future()
         self._proposals.append(Proposal(list(batches), done))
@@ -181,6 +181,8 @@ class Member:
             UnavailableError: this member does not lead, or lost leadership meanwhile; see `leader`.
             OverloadedError: too many reads wait.
         """
+        if self._is_closed:
+            raise self._not_leader()
         done: asyncio.Future[Index] = asyncio.get_running_loop().create_future()
         self._contexts += 1
         self._waiters.add_read(self._contexts, done)
@@ -227,18 +229,21 @@ class Member:
         await self._log.truncate_prefix(Index(oldest + 1))
         self._raft.compacted(self._log.first_index)
 
-    async def close(self) -> None:
-        """Stop taking part, answer everybody who waits, and close the files; idempotent."""
-        if self._is_closed:
-            return
+    def abandon(self) -> None:
+        """Stop taking part at once and answer everybody who waits; the files are left as they are."""
         self._is_closed = True
         self.next_deadline_ms = None
         for proposal in self._proposals:
-            proposal.refuse(UnavailableError("this member is closing; ask another"))
+            proposal.refuse(UnavailableError("not done: this member is closing; ask another"))
         self._proposals.clear()
         self._waiters.abandon()
-        await self._log.close()
-        self._persistence.close()
+
+    async def close(self) -> None:
+        """Stop taking part, answer everybody who waits, and close the files; idempotent."""
+        if not self._is_closed:
+            self.abandon()
+            await self._log.close()
+            self._persistence.close()
 
     # -- events ----------------------------------------------------------------------------------
 

@@ -213,6 +213,8 @@ class Replicator:
             return
         self._failure = error
         logger.error("storage failed, node stops", extra={"facts": {"node": self._node, "error": str(error)}})
+        for member in self._members.values():
+            member.abandon()
         self._members.clear()
         self._awake.clear()
         self._failed.set()

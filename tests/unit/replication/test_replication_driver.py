@@ -1,0 +1,373 @@
+"""The driver over real logs on simulated disks: proposals, reads, failover, membership, snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+from replication_cluster import DIRECTORY, GROUP, Cluster, ValuesMachine, run_in, simulate
+
+from quiver.config import ReplicationSettings
+from quiver.errors import (
+    DamageError,
+    OutcomeUnknownError,
+    OverloadedError,
+    QuiverError,
+    RequestError,
+    StorageError,
+    UnavailableError,
+)
+from quiver.model import GroupId, NodeId
+from quiver.raft import Configuration
+from quiver.record import build_batch, build_control_batch
+from quiver.replication import CONTROL_STATE
+
+
+@simulate
+async def test_proposals_are_applied_in_order_on_every_node(cluster: Cluster) -> None:
+    values = [b"value %d" % n for n in range(50)]
+    headers = [(await cluster.propose(value))[0] for value in values]
+    assert [header.base_offset for header in headers] == list(range(50))
+    await cluster.wait_equal(values)
+    logs = [node.member.status().log for node in cluster.nodes.values()]
+    assert len({(log.end_index, log.end_offset, log.last_term) for log in logs}) == 1
+
+
+@simulate
+async def test_proposals_of_one_turn_share_one_append(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    await cluster.propose(b"first")
+    before = leader.replicator.status().parcels_sent
+    await asyncio.gather(*(cluster.propose(b"%d" % n) for n in range(40)))
+    assert leader.replicator.status().parcels_sent - before <= 12
+    await cluster.wait(lambda: all(len(node.machine.values) == 41 for node in cluster.nodes.values()))
+
+
+@simulate
+async def test_control_batches_of_the_layer_above_are_ordinary_entries(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    (header,) = await leader.member.propose([build_control_batch(CONTROL_STATE + b"cursor", timestamp=1)])
+    assert header.is_control
+    (after,) = await cluster.propose(b"x")
+    assert after.base_offset == header.base_offset
+
+
+@simulate
+async def test_follower_refuses_and_names_the_leader(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    follower = await cluster.wait(
+        lambda: next(
+            (node for node in cluster.nodes.values() if node.member.leader == leader.id and node is not leader), None
+        )
+    )
+    with pytest.raises(UnavailableError, match=f"node {leader.id} leads"):
+        await follower.member.propose([build_batch([b"x"], timestamp=1)])
+    with pytest.raises(UnavailableError):
+        await follower.member.read_barrier()
+    with pytest.raises(UnavailableError):
+        follower.member.transfer_leadership(leader.id)
+
+
+@simulate
+async def test_killed_leader_is_replaced_and_comes_back_with_everything(cluster: Cluster) -> None:
+    for n in range(10):
+        await cluster.propose(b"%d" % n)
+    old = await cluster.leader()
+    old.kill(loses_power=True)
+    for n in range(10, 20):
+        await cluster.propose(b"%d" % n)
+    assert (await cluster.leader()) is not old
+    old.start()
+    await cluster.wait_equal([b"%d" % n for n in range(20)])
+
+
+@simulate
+async def test_all_nodes_losing_power_lose_nothing(cluster: Cluster) -> None:
+    values = [b"%d" % n for n in range(30)]
+    for value in values:
+        await cluster.propose(value)
+    for _ in range(3):
+        for node in cluster.nodes.values():
+            node.kill(loses_power=True)
+        for node in cluster.nodes.values():
+            node.start()
+        await asyncio.sleep(0)
+        values.append(b"again")
+        await cluster.propose(b"again")
+        await cluster.wait_equal(values)
+
+
+@simulate
+async def test_isolated_leader_answers_unknown_and_its_entries_are_replaced(cluster: Cluster) -> None:
+    await cluster.propose(b"before")
+    old = await cluster.leader()
+    cluster.network.isolate(old.id)
+    with pytest.raises(OutcomeUnknownError):
+        await old.member.propose([build_batch([b"lost"], timestamp=1)])
+    await cluster.propose(b"after")
+    cluster.network.heal()
+    await cluster.wait_equal([b"before", b"after"])
+
+
+@simulate
+async def test_isolated_leader_does_not_confirm_reads(cluster: Cluster) -> None:
+    old = await cluster.leader()
+    cluster.network.isolate(old.id)
+    with pytest.raises(UnavailableError):
+        await old.member.read_barrier()
+
+
+@simulate
+async def test_read_barrier_sees_everything_acknowledged_before(cluster: Cluster) -> None:
+    for n in range(20):
+        await cluster.propose(b"%d" % n)
+        leader = await cluster.leader()
+        await leader.member.read_barrier()
+        assert len(leader.machine.values) == n + 1
+
+
+@simulate
+async def test_transfer_moves_leadership_without_a_lost_proposal(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    roles: list[str] = []
+    leader.member.on_role = lambda role, term, node: roles.append(f"{role} {term} {node}")
+    target = next(node for node in cluster.nodes.values() if node is not leader)
+    leader.member.transfer_leadership(target.id)
+    await cluster.propose(b"x")
+    assert (await cluster.leader()) is target
+    assert roles
+    with pytest.raises(RequestError):
+        target.member.transfer_leadership(NodeId(99))
+
+
+@simulate
+async def test_members_are_added_and_removed_while_work_goes_on(cluster: Cluster) -> None:
+    await cluster.propose(b"1")
+    await cluster.leader()
+    added = cluster.add(4)
+    leader = await cluster.leader()
+    leader.member.change_membership(voters=(NodeId(1), NodeId(2), NodeId(3)), learners=(NodeId(4),))
+    await cluster.wait(lambda: added.machine.values == [b"1"])
+    removed = next(node for node in cluster.nodes.values() if node not in (leader, added))
+    voters = tuple(n for n in cluster.nodes if n != removed.id)
+    leader.member.change_membership(voters=voters)
+    await cluster.wait(lambda: leader.member.raft.configuration == Configuration(voters=voters))
+    removed.kill()
+    await cluster.propose(b"2")
+    for node in (leader, added):
+        node.kill(loses_power=True)
+    for node in (leader, added):
+        node.start()
+    await cluster.propose(b"3")
+    await cluster.wait(lambda: added.machine.values == [b"1", b"2", b"3"])
+    assert added.member.raft.configuration == Configuration(voters=voters)
+
+
+@simulate
+async def test_lagging_follower_gets_a_snapshot_and_then_the_rest(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    late = next(node for node in cluster.nodes.values() if node is not leader)
+    late.kill()
+    values = [b"%d" % n * 20 for n in range(60)]
+    for n, value in enumerate(values):
+        await cluster.propose(value)
+        if n % 20 == 19:
+            await (await cluster.leader()).member.take_snapshot()
+    leader = await cluster.leader()
+    assert leader.member.status().log.first_index > 10
+    late.start()
+    await cluster.wait(lambda: late.machine.values == values)
+    assert late.member.status().log.first_index > 10
+    await cluster.propose(b"more")
+    await cluster.wait_equal([*values, b"more"])
+    late.kill(loses_power=True)
+    late.start()
+    await cluster.wait_equal([*values, b"more"])
+
+
+@simulate
+async def test_snapshot_of_nothing_is_not_taken(cluster: Cluster) -> None:
+    fresh = cluster.add(9)
+    await cluster.wait(lambda: hasattr(fresh, "member"))
+    await fresh.member.take_snapshot()
+    assert not [path for path in fresh.disk.paths() if "snapshot" in path]
+
+
+@simulate
+async def test_failed_sync_stops_the_node_and_the_others_go_on(cluster: Cluster) -> None:
+    await cluster.propose(b"1")
+    leader = await cluster.leader()
+    leader.disk.fail("sync", nth=1)
+    with pytest.raises(QuiverError):
+        await asyncio.wait_for(leader.member.propose([build_batch([b"2"], timestamp=1)]), 5)
+    assert await leader.replicator.wait_failed() is leader.failures[0]
+    leader.kill()
+    await cluster.propose(b"3")
+    leader.start()
+    await cluster.wait(lambda: len({tuple(node.machine.values) for node in cluster.nodes.values()}) == 1)
+
+
+@simulate
+async def test_failed_hard_state_stops_the_node(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    follower = next(node for node in cluster.nodes.values() if node is not leader)
+    follower.disk.fail("sync", nth=1, path=f"{DIRECTORY}/hardstate", error=errno.ENOSPC)
+    leader.kill()
+    other = next(node for node in cluster.nodes.values() if node not in (leader, follower))
+    await cluster.wait(lambda: follower.failures)
+    follower.kill()
+    leader.start()
+    await cluster.propose(b"x")
+    assert other.machine.values is not None
+
+
+@simulate
+async def test_damaged_log_is_repaired_from_the_others(cluster: Cluster) -> None:
+    values = [b"%d" % n * 30 for n in range(12)]
+    for value in values:
+        await cluster.propose(value)
+    await cluster.wait_equal(values)
+    leader = await cluster.leader()
+    victim = next(node for node in cluster.nodes.values() if node is not leader)
+    victim.kill()
+    path = [path for path in victim.disk.paths() if path.endswith(".log")][-1]
+    victim.disk.flip_bit(path, 64 + 150)
+    victim.start()
+    await cluster.wait(lambda: hasattr(victim, "member") and victim.machine.values == values)
+    assert not victim.member.status().raft.recovering
+    victim.kill(loses_power=True)
+    victim.start()
+    await cluster.wait_equal(values)
+
+
+@simulate
+async def test_log_without_its_hard_state_is_refused(cluster: Cluster) -> None:
+    await cluster.propose(b"x")
+    leader = await cluster.leader()
+    victim = next(node for node in cluster.nodes.values() if node is not leader)
+    await cluster.wait(lambda: victim.machine.values)
+    await victim.replicator.close_member(GROUP)
+    victim.disk.remove(f"{DIRECTORY}/hardstate")
+    with pytest.raises(DamageError, match="hard state"):
+        await victim.replicator.open_member(GROUP, DIRECTORY, ValuesMachine())
+
+
+@simulate
+async def test_group_cannot_be_opened_twice(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    with pytest.raises(RequestError):
+        await leader.replicator.open_member(GROUP, DIRECTORY, ValuesMachine())
+
+
+@simulate
+async def test_closing_a_member_answers_everybody(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    cluster.network.isolate(leader.id)
+    proposing = asyncio.ensure_future(leader.member.propose([build_batch([b"x"], timestamp=1)]))
+    reading = asyncio.ensure_future(leader.member.read_barrier())
+    await asyncio.sleep(0.05)
+    late = asyncio.ensure_future(leader.member.propose([build_batch([b"y"], timestamp=1)]))
+    await asyncio.sleep(0)
+    await leader.replicator.close_member(GROUP)
+    results = await asyncio.gather(proposing, reading, late, return_exceptions=True)
+    assert isinstance(results[0], OutcomeUnknownError)
+    assert isinstance(results[1], UnavailableError)
+    assert isinstance(results[2], UnavailableError | OutcomeUnknownError)
+    await leader.member.close()
+
+
+@simulate
+async def test_garbage_from_the_network_is_refused_and_harmless(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    port = cluster.network.port(NodeId(77))
+    for junk in (b"", b"\xff\xff\xff\xff", b"\x04\0\0\0\x93\x01\x02\x03", bytes(100)):
+        port.send(leader.id, [junk])
+    await cluster.wait(lambda: leader.replicator.status().parcels_refused >= 4)
+    await cluster.propose(b"x")
+
+
+def test_single_member_group_commits_alone_and_survives_power_loss() -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.propose(b"1")
+        (node,) = cluster.nodes.values()
+        assert await node.member.read_barrier()
+        node.kill(loses_power=True)
+        node.start()
+        await cluster.propose(b"2")
+        await cluster.wait_equal([b"1", b"2"])
+
+    run_in(Cluster(1), test)
+
+
+def test_overload_is_refused_as_not_done() -> None:
+    async def test(cluster: Cluster) -> None:
+        leader = await cluster.leader()
+        followers = [node for node in cluster.nodes.values() if node is not leader]
+        for node in followers:
+            cluster.loop.pause(node.id)
+        waiting = [
+            asyncio.ensure_future(leader.member.propose([build_batch([b"x" * 600], timestamp=1)])) for _ in range(2)
+        ]
+        await asyncio.sleep(0.01)
+        with pytest.raises(OverloadedError):
+            await leader.member.propose([build_batch([b"x" * 900], timestamp=1)])
+        for node in followers:
+            cluster.loop.resume(node.id)
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run_in(Cluster(settings=ReplicationSettings(uncommitted_bytes_max=2048, hibernation=False)), test)
+
+
+def test_idle_group_sleeps_and_wakes_when_its_leader_dies() -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.propose(b"1")
+        await cluster.wait(lambda: all(node.member.raft.status().hibernating for node in cluster.nodes.values()))
+        await asyncio.sleep(5)
+        sent = sum(node.replicator.status().parcels_sent for node in cluster.nodes.values())
+        await asyncio.sleep(1)
+        sent = sum(node.replicator.status().parcels_sent for node in cluster.nodes.values()) - sent
+        assert sent <= 6 * 11, "one empty parcel per pair of nodes and heartbeat interval"
+        assert all(node.member.raft.status().hibernating for node in cluster.nodes.values())
+        await cluster.propose(b"2")
+        await cluster.wait(lambda: all(node.member.raft.status().hibernating for node in cluster.nodes.values()))
+        leader = await cluster.leader()
+        cluster.loop.pause(leader.id)
+        await cluster.wait(
+            lambda: any(node.member.is_leader for node in cluster.nodes.values() if node is not leader) or None
+        )
+        cluster.loop.resume(leader.id)
+        await cluster.propose(b"3")
+        await cluster.wait_equal([b"1", b"2", b"3"])
+
+    run_in(Cluster(settings=ReplicationSettings()), test)
+
+
+def test_many_groups_share_parcels() -> None:
+    async def test(cluster: Cluster) -> None:
+        groups = [GroupId(n) for n in range(2, 22)]
+        await cluster.leader()
+        for node in cluster.nodes.values():
+            for group in groups:
+                with cluster.loop.node_scope(node.id):
+                    opening = node.replicator.open_member(
+                        group, f"/data/group-{group}", ValuesMachine(), bootstrap=cluster.voters
+                    )
+                    await cluster.loop.create_task(opening)
+        await asyncio.sleep(5)
+        statuses = [node.replicator.status() for node in cluster.nodes.values()]
+        leaders = [member.raft.leader for status in statuses for member in status.members]
+        assert None not in leaders
+        sent = sum(status.parcels_sent for status in statuses)
+        await asyncio.sleep(1)
+        sent = sum(node.replicator.status().parcels_sent for node in cluster.nodes.values()) - sent
+        assert sent < 20 * 3 * 10, "far fewer parcels than heartbeats of groups"
+        assert all(peer.is_alive for status in statuses for peer in status.peers)
+
+    run_in(Cluster(), test)
+
+
+def test_errors_tell_what_was_done() -> None:
+    assert UnavailableError("x").outcome == "not_done"
+    assert OutcomeUnknownError("x").outcome == "unknown"
+    assert issubclass(DamageError, StorageError)
