@@ -48,7 +48,11 @@ class Flush:
             if write.is_new:
                 file = self._disk.open(f"{self._directory}/{write.name}", create=True)
             assert file is not None, "a log without an open file begins a flush with a new segment"
-            self._write_segment(file, write)
+            try:
+                self._write_segment(file, write)
+            except BaseException:
+                file.close()  # a failed log writes no more; only this flush knows a file that it began
+                raise
         return file
 
     def _write_segment(self, file: File, write: SegmentWrite) -> None:
@@ -158,10 +162,21 @@ def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:
 
 
 def _write_some(file: File, buffers: Sequence[Buffer], position: int) -> int:
-    total = sum(map(len, buffers))
-    written = file.write(buffers, position)
-    while written < total:
-        # Rare: go on with the rest as one buffer. A disk that takes nothing at all raises an error instead.
-        rest = b"".join(buffers)[written:]
-        written += file.write([rest], position + written)
-    return position + total
+    end = position + sum(map(len, buffers))
+    position += file.write(buffers, position)
+    while position < end:
+        # Rare. A disk that takes nothing at all raises an error instead.
+        buffers = _last_bytes(buffers, end - position)
+        position += file.write(buffers, position)
+    return end
+
+
+def _last_bytes(buffers: Sequence[Buffer], length: int) -> list[Buffer]:
+    """Return views of the last `length` bytes of `buffers`, none of them empty."""
+    rest: list[Buffer] = []
+    for buffer in reversed(buffers):
+        if length <= 0:
+            break
+        rest.append(memoryview(buffer)[-length:])
+        length -= len(buffer)
+    return rest[::-1]

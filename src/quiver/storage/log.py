@@ -26,7 +26,7 @@ from quiver.model import Index, Offset, Term
 from quiver.record.batch import Batch
 from quiver.storage.disk import Disk
 from quiver.storage.executor import Executor
-from quiver.storage.frames import SEGMENT_HEADER_BYTES, SegmentHeader
+from quiver.storage.frames import SegmentHeader
 from quiver.storage.reader import Place, Wanted, read_batches, take_wanted
 from quiver.storage.recovery import Damage, Recovery, cut_damage, recover
 from quiver.storage.retention import RetentionPolicy, count_removable
@@ -82,7 +82,7 @@ class Log:
             report_failure=self._handle_failure,
         )
         self._cuts = 0
-        self._is_removing = False
+        self._removing: frozenset[Segment] = frozenset()
         self._view_segments()
 
     # -- opening ---------------------------------------------------------------------------------
@@ -102,7 +102,8 @@ class Log:
 
         With damage found the log serves what lies before it and refuses appends, unless `discard_damage` is
         given: then everything from the first damage on is set aside, and the caller owes the cluster not to
-        act as if it still had it (`log.damage` tells the range).
+        act as if it still had it (`log.damage` tells the range). A crash while it is set aside may leave no
+        trace of the damage: note the range first, from a log opened without `discard_damage`.
 
         Raises:
             DamageError: the directory cannot be understood at all.
@@ -191,9 +192,13 @@ class Log:
     def term_starts(self) -> list[tuple[Index, Term]]:
         """Return each term in the log with the first index that the log still has of it, in order."""
         starts: list[tuple[Index, Term]] = []
+        durable_end = self._writer.durable_end
         for segment in self._segments:
-            starts.extend(start for start in segment.terms if not starts or starts[-1][1] != start[1])
-        for index in range(max(self._tail.first_index, self._segments[-1].end_index), self._end_index):
+            for start in segment.terms:
+                # A segment that waits for a cut, or lies behind damage, knows more than the log has.
+                if start[0] < durable_end and (not starts or starts[-1][1] != start[1]):
+                    starts.append(start)
+        for index in range(durable_end, self._end_index):
             term = self._tail.term_at(index)
             if not starts or starts[-1][1] != term:
                 starts.append((Index(index), term))
@@ -303,12 +308,12 @@ class Log:
         if index >= self._tail.first_index:
             return self._tail.get(index).header.base_offset
         segment = self._segments[self._segment_of_index(index)]
-        place = Place(segment, segment.position_before_index(index), segment.size_bytes)
+        place = Place([segment], segment.position_before_index(index), segment.size_bytes)
         wanted = Wanted(first_index=index, end_index=index + 1, bytes_max=1)
-        return read_batches(self._disk, self.directory, [place], wanted)[0].header.base_offset
+        return read_batches(self._disk, self.directory, place, wanted)[0].header.base_offset
 
     async def truncate_prefix(self, first_index: Index) -> None:
-        """Remove the whole segments that lie below `first_index`; never the active one."""
+        """Remove the whole segments that lie below `first_index`; never the last one."""
         removable = 0
         while removable < len(self._segments) - 1 and self._segments[removable].end_index <= first_index:
             removable += 1
@@ -324,19 +329,26 @@ class Log:
         await self._remove_oldest(count_removable(self._segments, policy, now_ms=now_ms))
 
     async def _remove_oldest(self, count: int) -> None:
-        names = [segment.name for segment in self._segments[:count]]
-        if not names:
-            return
-        self._is_removing = True
-        try:
-            await self._writer.run_exclusively(lambda: partial(remove_prefix, self._disk, self.directory, names))
-        finally:
-            self._is_removing = False
+        oldest = frozenset(self._segments[:count])
+        if oldest:
+            await self._writer.run_exclusively(partial(self._plan_removal, oldest), apply=self._finish_removal)
+
+    def _plan_removal(self, oldest: frozenset[Segment]) -> Callable[[], None]:
+        """Return the file work that removes what of `oldest` is still the log's, and not its last segment."""
+        self._removing = oldest.intersection(self._segments[:-1])
+        names = [segment.name for segment in self._segments if segment in self._removing]
+        return partial(remove_prefix, self._disk, self.directory, names)
+
+    def _finish_removal(self, _: None) -> None:
         # The log starts later only now that the files are gone for good: its start never goes back.
-        del self._segments[: sum(segment.name in names for segment in self._segments[: len(names)])]
+        self._segments[:] = [segment for segment in self._segments if segment not in self._removing]
+        self._removing = frozenset()
 
     async def reset(self, *, first_index: Index, first_offset: Offset, previous_term: Term) -> None:
-        """Drop everything and start over, empty, at another place (a snapshot was installed)."""
+        """Drop everything and start over, empty, at another place (a snapshot was installed).
+
+        The log is the new one at once, and takes appends; on disk after this returns: nothing of the old one.
+        """
         self._writer.check_open()
         self._cuts += 1
         header = SegmentHeader(
@@ -346,11 +358,9 @@ class Log:
             previous_term=previous_term,
             created_ms=self._clock.wall_ms(),
         )
-        segment = Segment(header, segment_name(first_index))
-        old_names = self._writer.start_over(segment)
+        done = self._writer.start_over(Segment(header, segment_name(first_index)))
         self._view_segments()
-        work = partial(start_over, self._disk, self.directory, old_names, segment)
-        self._writer.adopt_file(await self._writer.run_exclusively(lambda: work))
+        await done
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -421,47 +431,49 @@ class Log:
         Raises:
             DamageError: a batch on the way fails its checksum.
         """
-        wanted = Wanted(
-            timestamp_min=timestamp, end_offset=end_offset, end_index=self._end_index, bytes_max=1, data_only=True
-        )
-        found = await self._find_on_disk(wanted) or self._take_from_tail(self._tail.first_index, wanted)
+        wanted = Wanted(timestamp_min=timestamp, end_offset=end_offset, end_index=0, bytes_max=1, data_only=True)
+        found: list[Batch] | None = None
+        while found is None:
+            found = await self._find_timestamp(wanted)
         for batch in found:
             return next(record.offset for record in batch.records() if record.timestamp >= timestamp)
         return None
 
-    async def _find_on_disk(self, wanted: Wanted) -> list[Batch]:
-        """Return the first batch before the tail that is not older than wanted."""
-        found: list[Batch] | None = None
-        while found is None:
-            newest = wanted.timestamp_min
-            at = next((n for n, segment in enumerate(self._segments) if segment.max_timestamp >= newest), None)
-            if at is None or self._segments[at].first_index >= self._tail.first_index:
-                return []
+    async def _find_timestamp(self, wanted: Wanted) -> list[Batch] | None:
+        """Return the first batch that is not older than wanted, on disk or else in memory; None to look again."""
+        tail_index = self._tail.first_index
+        newest = wanted.timestamp_min
+        at = next((n for n, segment in enumerate(self._segments) if segment.max_timestamp >= newest), None)
+        if at is not None and self._segments[at].first_index < tail_index:
             position = self._segments[at].position_before_timestamp(newest)
-            before_tail = msgspec.structs.replace(wanted, end_index=self._tail.first_index)
-            found = await self._read_disk(at, position, before_tail)
-        return found
+            found = await self._read_disk(at, position, msgspec.structs.replace(wanted, end_index=tail_index))
+            if found is None or found:
+                return found
+        if self._tail.first_index > tail_index:
+            return None  # batches have left the memory meanwhile, and the disk was not searched for them
+        return self._take_from_tail(tail_index, msgspec.structs.replace(wanted, end_index=self._end_index))
 
     def _take_from_tail(self, first_index: Index, wanted: Wanted) -> list[Batch]:
         return take_wanted(map(self._tail.get, range(first_index, self._end_index)), wanted)
 
     async def _read_disk(self, at: int, first_position: int, wanted: Wanted) -> list[Batch] | None:
         """Read from segment number `at` on; None if the log was cut meanwhile and the caller must look again."""
-        cuts, name = self._cuts, self._segments[at].name
-        places = [Place(segment, SEGMENT_HEADER_BYTES, segment.size_bytes) for segment in self._segments[at:]]
-        places[0] = Place(places[0].segment, first_position, places[0].end_position)
+        cuts, segments = self._cuts, self._segments[at:]
+        place = Place(segments, first_position, segments[-1].size_bytes)
         try:
-            return await self._executor.submit(partial(read_batches, self._disk, self.directory, places, wanted))
+            found = await self._executor.submit(partial(read_batches, self._disk, self.directory, place, wanted))
         except (DamageError, FileNotFoundError) as error:
-            if cuts != self._cuts or all(segment.name != name for segment in self._segments):
+            if cuts != self._cuts or segments[0] not in self._segments:
                 return None
             if isinstance(error, DamageError):
                 raise
-            if self._is_removing:
-                raise TrimmedError(f"{name} is being removed by retention") from None
+            if segments[0] in self._removing:
+                raise TrimmedError(f"{segments[0].name} is being removed by retention") from None
             raise StorageError(f"{self.directory}: a segment is missing: {error}") from error
         except OSError as error:
             raise StorageError(f"{self.directory}: cannot be read: {error}") from error
+        # What was cut while it was read may be mixed with what replaced it.
+        return found if cuts == self._cuts else None
 
     def _segment_of_index(self, index: int) -> int:
         return bisect_right(self._segments, index, key=_first_index_of) - 1
@@ -476,7 +488,7 @@ def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: i
             generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
         )
         recovery.segments.append(Segment(header, segment_name(1)))
-        start_over(disk, directory, (), recovery.segments[0]).close()
+        start_over(disk, directory, recovery.segments[0]).close()
     return recovery
 
 

@@ -16,6 +16,7 @@ from quiver.errors import DamageError
 from quiver.record.batch import Batch
 from quiver.record.header import BatchHeader
 from quiver.storage.disk import Disk
+from quiver.storage.frames import SEGMENT_HEADER_BYTES
 from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame, scan
 from quiver.storage.segment import NO_TIMESTAMP, Segment
 
@@ -24,9 +25,9 @@ UNBOUNDED = (1 << 63) - 1
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """A part of a segment to be read."""
+    """A part of a log to be read: consecutive segments, from a position in the first to one in the last."""
 
-    segment: Segment
+    segments: Sequence[Segment]
     first_position: int
     end_position: int
 
@@ -60,47 +61,68 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def take_wanted(batches: Iterable[Batch], wanted: Wanted) -> list[Batch]:
-    """Return the wanted ones of consecutive batches, looking no further than needed."""
+    """Return the wanted ones of consecutive batches, looking no further than needed.
+
+    Raises:
+        DamageError: as `batches` raises it, if that is before the first wanted one.
+    """
     found: list[Batch] = []
+    try:
+        _take_into(found, batches, wanted)
+    except DamageError:
+        if not found:
+            raise  # what lies before the damage is served, and the next read will meet it
+    return found
+
+
+def _take_into(found: list[Batch], batches: Iterable[Batch], wanted: Wanted) -> None:
     size_bytes = 0
     for batch in batches:
         header = batch.header
         if header.index >= wanted.end_index or header.end_offset > wanted.end_offset:
-            break
+            return
         if wanted.includes(header):
             if found and size_bytes + len(batch.data) > wanted.bytes_max:
-                break
+                return
             found.append(batch)
             size_bytes += len(batch.data)
         # Decide before the next frame is looked at, which may not be whole yet.
         if size_bytes >= wanted.bytes_max or header.index + 1 >= wanted.end_index:
-            break
-    return found
+            return
 
 
-def read_batches(disk: Disk, directory: str, places: Sequence[Place], wanted: Wanted) -> list[Batch]:
-    """Return the wanted batches from consecutive places of a log's segments.
+def read_batches(disk: Disk, directory: str, place: Place, wanted: Wanted) -> list[Batch]:
+    """Return the wanted batches from a place in a log.
 
     Raises:
         DamageError: the next wanted batch fails its checksum.
         FileNotFoundError: a segment was removed meanwhile.
     """
     chunk_bytes = min(max(wanted.bytes_max, CHUNK_BYTES_MIN), CHUNK_BYTES)
-    return take_wanted(_batches(disk, directory, places, chunk_bytes), wanted)
+    return take_wanted(_batches(disk, directory, place, chunk_bytes), wanted)
 
 
-def _batches(disk: Disk, directory: str, places: Sequence[Place], chunk_bytes: int) -> Iterator[Batch]:
+def _batches(disk: Disk, directory: str, place: Place, chunk_bytes: int) -> Iterator[Batch]:
     expected: int | None = None
-    for place in places:
-        file = disk.open(f"{directory}/{place.segment.name}")
+    for segment, first_position, end_position in _parts(place):
+        file = disk.open(f"{directory}/{segment.name}")
         try:
-            for frame in scan(file, place.first_position, place.end_position, chunk_bytes=chunk_bytes):
-                batch = _checked(place.segment, frame, expected)
+            for frame in scan(file, first_position, end_position, chunk_bytes=chunk_bytes):
+                batch = _checked(segment, frame, expected)
                 if batch is not None:
                     expected = batch.header.index + 1
                     yield batch
         finally:
             file.close()
+
+
+def _parts(place: Place) -> Iterator[tuple[Segment, int, int]]:
+    """Yield each segment with the positions to read; only of the last may the size still change."""
+    first_position = place.first_position
+    for segment in place.segments:
+        is_last = segment is place.segments[-1]
+        yield segment, first_position, place.end_position if is_last else segment.size_bytes
+        first_position = SEGMENT_HEADER_BYTES
 
 
 def _checked(segment: Segment, frame: Frame | BadFrame, expected: int | None) -> Batch | None:

@@ -1,6 +1,6 @@
 """Decide what a log may forget: pure arithmetic over its segments.
 
-Retention works in whole segments, oldest first, and never touches the active one. A limit that is not
+Retention works in whole segments, oldest first, and never touches the last one. A limit that is not
 set lets nothing go; when several are set, a segment goes as soon as any of them lets it go.
 """
 
@@ -29,8 +29,8 @@ def count_removable(segments: Sequence[Segment], policy: RetentionPolicy, *, now
     """Return how many of the oldest segments may be removed now."""
     size_bytes = sum(segment.size_bytes for segment in segments)
     removable = 0
-    for segment in segments:
-        if not segment.is_sealed or not _may_go(segment, policy, size_bytes, now_ms):
+    for segment in segments[:-1]:
+        if not _may_go(segment, policy, size_bytes, now_ms):
             break
         removable += 1
         size_bytes -= segment.size_bytes

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from quiver.errors import DamageError
 from quiver.model import Index
 from quiver.storage.disk import Disk, File
+from quiver.storage.flush import write_all
 from quiver.storage.recovery import TEMPORARY_SUFFIX
 from quiver.storage.scan import BadFrame, scan
-from quiver.storage.segment import Segment
+from quiver.storage.segment import Segment, is_segment_name
 
 
 def cut_suffix(
@@ -30,9 +31,13 @@ def cut_suffix(
     for segment in reversed(segments[len(kept) :]):
         remove_durably(disk, directory, segment.name)
     file = disk.open(f"{directory}/{kept[-1].name}")
-    shortened = _shorten(kept[-1], file, end_index, index_interval_bytes)
-    file.truncate(shortened.size_bytes)
-    file.sync()
+    try:
+        shortened = _shorten(kept[-1], file, end_index, index_interval_bytes)
+        file.truncate(shortened.size_bytes)
+        file.sync()
+    except BaseException:
+        file.close()
+        raise
     return shortened, file
 
 
@@ -60,20 +65,24 @@ def remove_prefix(disk: Disk, directory: str, names: Sequence[str]) -> None:
         remove_durably(disk, directory, name)
 
 
-def start_over(disk: Disk, directory: str, old_names: Sequence[str], segment: Segment) -> File:
+def start_over(disk: Disk, directory: str, segment: Segment) -> File:
     """Replace all segments by an empty one of the next generation; return its open file.
 
     The rename decides: before it the old log is there, after it the new one, and recovery finishes the removal.
     """
     path = f"{directory}/{segment.name}"
     file = disk.open(path + TEMPORARY_SUFFIX, create=True)
-    file.write([segment.header.encode()], 0)
-    file.sync()
-    disk.rename(path + TEMPORARY_SUFFIX, path)
-    disk.sync_directory(directory)  # on disk now: the new log's start
-    for name in old_names:
-        if name != segment.name:
-            remove_durably(disk, directory, name)
+    try:
+        write_all(file, [segment.header.encode()], 0)
+        file.sync()
+        disk.rename(path + TEMPORARY_SUFFIX, path)
+        disk.sync_directory(directory)  # on disk now: the new log's start
+        for name in disk.names(directory):
+            if is_segment_name(name) and name != segment.name:
+                remove_durably(disk, directory, name)
+    except BaseException:
+        file.close()
+        raise
     return file
 
 

@@ -3,7 +3,8 @@
 The writer owns the segments, the open active file and the queue of batches that wait for the disk.
 Its pieces of work run in the executor; between two of them it looks at what has been asked for
 meanwhile: first a cut of the suffix, then exclusive jobs (retention, reset, roll), then a flush of all
-batches that wait (group commit).
+batches that wait (group commit). A job decides what it does when its turn comes, and what follows from it
+is applied before the next piece of work begins: between the two the log may have been cut or replaced.
 
 Durability is reported in order, and only for what is on disk by the log's setting. The first failure is
 final: nothing is written or synced again, and all that was not durable is given up.
@@ -16,7 +17,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from quiver.clock import Clock
 from quiver.config import LogSettings
@@ -27,12 +28,21 @@ from quiver.storage.disk import Disk, File
 from quiver.storage.executor import Executor
 from quiver.storage.flush import Flush, Planner
 from quiver.storage.segment import Segment
-from quiver.storage.truncation import cut_suffix
+from quiver.storage.truncation import cut_suffix, start_over
 
 T = TypeVar("T")
+_Done = asyncio.Future[None]
 
 MARK_AFTER_IDLE_S = 1.0
 """How long after the last flush a mark is written that vouches for it."""
+
+
+class _Job(NamedTuple):
+    """File work that waits for its turn."""
+
+    make_work: Callable[[], Callable[[], Any]]
+    apply: Callable[[Any], None]
+    done: _Done
 
 
 class Writer:
@@ -65,8 +75,10 @@ class Writer:
         self._file: File | None = None
         self._pending: list[Batch] = []
         self._cut_to: Index | None = None
-        self._jobs: deque[tuple[Callable[[], Callable[[], Any]], asyncio.Future[Any]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._is_working = False
+        self._is_closing = False
+        self._closing = asyncio.Lock()
         self._flushing_end: Index | None = None
         self._waiters: list[tuple[Index, int, asyncio.Future[None]]] = []
         self._waiters_made = 0
@@ -96,33 +108,36 @@ class Writer:
         self._reject_waiters(LogClosedError("the entry was replaced before it was durable"), after=end_index)
         self._work()
 
-    def start_over(self, segment: Segment) -> list[str]:
-        """Let `segment`, empty and not on disk yet, be all of the log; return the files that are to go."""
-        old_names = [old.name for old in self.segments]
+    def start_over(self, segment: Segment) -> asyncio.Future[None]:
+        """Let `segment`, empty and not on disk yet, be all of the log; the future tells when it is on disk."""
         self._forget_pending(Index(0))
         self._cut_to = self._flushing_end = None
         self.segments[:] = [segment]
         self.durable_end = segment.end_index
         self._reject_waiters(LogClosedError("the log was replaced by a snapshot"), after=Index(0))
-        return old_names
+        work = partial(start_over, self._disk, self._directory, segment)
+        return self.run_exclusively(lambda: work, apply=partial(self._adopt, segment, segment))
 
-    def adopt_file(self, file: File) -> None:
-        """Go on with another active file, which is durable as it is."""
-        if self._file is not None:
-            self._file.close()
-        self._file = file
-        self._planner.replaced(self.segments[-1].size_bytes)
+    def run_exclusively(
+        self, make_work: Callable[[], Callable[[], T]], *, apply: Callable[[T], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Run file work between flushes, whether or not somebody still waits for it when its turn comes.
 
-    def run_exclusively(self, make_work: Callable[[], Callable[[], T]]) -> asyncio.Future[T]:
-        """Run file work between flushes. `make_work` is called in the loop when its turn comes."""
+        `make_work` is called in the loop at its turn, `apply` with what the work returned before the next turn.
+        """
         self.check_open()
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.append((make_work, done))
+        return self._queue(make_work, apply or _ignore)
+
+    def _queue(self, make_work: Callable[[], Callable[[], T]], apply: Callable[[T], None]) -> asyncio.Future[None]:
+        done: _Done = asyncio.get_running_loop().create_future()
+        self._jobs.append(_Job(make_work, apply, done))
         self._work()
         return done
 
     def plan_roll(self) -> Callable[[], None]:
-        """Return the file work that seals the active segment and begins a new one."""
+        """Return the file work that seals the active segment and begins a new one, if it still holds anything."""
+        if self.segments[-1].is_sealed or self.segments[-1].is_empty:
+            return _do_nothing
         flush = self._planner.plan_roll(self.segments, now_ms=self._clock.wall_ms())
         return partial(self._run_flush, flush)
 
@@ -141,28 +156,31 @@ class Writer:
         """Raise `LogClosedError` if nothing can be written any more."""
         if self.failure is not None:
             raise LogClosedError(f"{self._directory}: the log takes no appends: {self.failure}") from self.failure
+        if self._is_closing:
+            raise LogClosedError(f"{self._directory}: the log is being closed")
 
     async def close(self) -> None:
         """Write what waits, vouch for it, and close the file; idempotent, never raises for a failed log."""
-        if self.failure is None:
-            try:
-                await self._flush_all()
-                await self.run_exclusively(self._plan_last_mark)
-            except StorageError:
-                pass  # the failure has been reported; there is nothing left to write
-        if self.failure is None:
-            self.failure = LogClosedError(f"{self._directory}: the log is closed")
-        self._cancel_timer()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        async with self._closing:
+            if self.failure is None:
+                self._is_closing = True
+                self._cancel_timer()
+                await self._write_last()
+            if self.failure is None:
+                self.failure = LogClosedError(f"{self._directory}: the log is closed")
+            self._reject_waiters(self.failure, after=self.durable_end)
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
-    async def _flush_all(self) -> None:
-        """Wait until nothing is queued; a job's turn comes only when no flush is under way."""
-        while self._pending or self._cut_to is not None:
-            end = Index(self._pending[-1].header.index + 1) if self._pending else self.durable_end
-            await self.run_exclusively(lambda: _do_nothing)
-            await self.wait_durable(end)
+    async def _write_last(self) -> None:
+        """Wait until all that was asked for before the close is done, and a mark vouches for it."""
+        try:
+            while self._pending or self._cut_to is not None:
+                await self._queue(lambda: _do_nothing, _ignore)  # its turn is before the flush, which begins then
+            await self._queue(self._plan_last_mark, _ignore)
+        except StorageError:
+            pass  # the failure has been reported; there is nothing left to write
 
     def _plan_last_mark(self) -> Callable[[], None]:
         """Return work that syncs and marks: a clean stop leaves nothing that a restart could doubt."""
@@ -188,25 +206,27 @@ class Writer:
         if self._cut_to is not None:
             self._begin_cut(self._cut_to)
         elif self._jobs:
-            make_work, done = self._jobs.popleft()
-            self._begin(make_work(), partial(_resolve, done), done)
+            job = self._jobs.popleft()
+            self._begin(job.make_work(), partial(_complete, job), job.done)
         elif self._pending:
             self._begin_flush()
 
-    def _begin(self, work: Callable[[], T], then: Callable[[T], None], done: asyncio.Future[Any] | None = None) -> None:
+    def _begin(self, work: Callable[[], T], then: Callable[[T], None], done: _Done | None = None) -> None:
         self._is_working = True
         self._executor.submit(work).add_done_callback(partial(self._finish, then, done))
 
-    def _finish(self, then: Callable[[T], None], done: asyncio.Future[Any] | None, finished: asyncio.Future[T]) -> None:
+    def _finish(self, then: Callable[[T], None], done: _Done | None, finished: asyncio.Future[T]) -> None:
         self._is_working = False
         error = finished.exception()
         if error is None:
             then(finished.result())
             self._work()
         else:
-            self._fail(error)
+            failure = self._fail(error)
             if done is not None and not done.done():
-                done.set_exception(self.failure or error)
+                done.set_exception(failure)
+            if not isinstance(error, OSError | StorageError):
+                raise error  # a fault of this program: the event loop's handler shall hear of it
 
     def _begin_cut(self, end_index: Index) -> None:
         self._cut_to = None
@@ -220,11 +240,21 @@ class Writer:
             index_interval_bytes=self._settings.index_interval_bytes,
         )
         self.segments[:] = kept
-        self._begin(work, self._finish_cut)
+        self._begin(work, partial(self._finish_cut, kept[-1]))
 
-    def _finish_cut(self, shortened: tuple[Segment, File]) -> None:
-        self.segments[-1], file = shortened
-        self.adopt_file(file)
+    def _finish_cut(self, segment: Segment, shortened: tuple[Segment, File]) -> None:
+        self._adopt(segment, *shortened)
+
+    def _adopt(self, expected: Segment, replacement: Segment, file: File) -> None:
+        """Go on with another active file, which is on disk as it is, unless the log was replaced meanwhile."""
+        if self.segments[-1] is not expected:
+            file.close()
+            return
+        self.segments[-1] = replacement
+        if self._file is not None:
+            self._file.close()
+        self._file = file
+        self._planner.replaced(replacement.size_bytes)
 
     def _begin_flush(self) -> None:
         batches, self._pending = self._pending, []
@@ -255,19 +285,19 @@ class Writer:
         if self._flushing_end is not None:
             self._flushing_end = min(self._flushing_end, end_index)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> StorageError:
         """Stop for good: a failed sync may have dropped bytes that a second one would call safe."""
-        if not isinstance(error, OSError | StorageError):
-            raise error
-        self.failure = LogFailedError(f"{self._directory}: {error}; the log takes no more appends")
-        self.failure.__cause__ = error
+        self.failure = failure = LogFailedError(f"{self._directory}: {error}; the log takes no more appends")
+        failure.__cause__ = error
         self._cancel_timer()
         self._forget_pending(self.durable_end)
-        self._reject_waiters(self.failure, after=Index(0))
-        for _, done in self._jobs:
-            done.set_exception(self.failure)
+        self._reject_waiters(failure, after=Index(0))
+        for job in self._jobs:
+            if not job.done.done():
+                job.done.set_exception(failure)
         self._jobs.clear()
-        self._report_failure(self.failure)
+        self._report_failure(failure)
+        return failure
 
     # -- waiters ---------------------------------------------------------------------------------
 
@@ -292,7 +322,7 @@ class Writer:
 
     def _start_timer(self) -> None:
         """Look again after a while: to sync (durability `interval`) or to vouch for the last flush."""
-        if self._timer is None and self._settings.durability != "none":
+        if self._timer is None and not self._is_closing and self._settings.durability != "none":
             is_fsync = self._settings.durability == "fsync"
             delay_s = MARK_AFTER_IDLE_S if is_fsync else self._settings.flush_interval_ms / 1000
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle_timer)
@@ -323,13 +353,14 @@ def _do_nothing() -> None:
     """Stand for work when only its turn is waited for."""
 
 
-def _ignore(_: None) -> None:
-    """Take the result of work that nobody waits for."""
+def _ignore(_: object) -> None:
+    """Take the result of work that nothing follows from."""
 
 
-def _resolve(done: asyncio.Future[T], result: T) -> None:
-    if not done.done():
-        done.set_result(result)
+def _complete(job: _Job, result: object) -> None:
+    job.apply(result)
+    if not job.done.done():
+        job.done.set_result(None)
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:
