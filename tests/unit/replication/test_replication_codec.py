@@ -1,0 +1,153 @@
+"""Parcels: everything that goes in comes out, and nothing else does any harm."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import DecodeError
+from quiver.model import Buffer, GroupId, Index, Offset, Term
+from quiver.raft import Append, Configuration, Entry, EntryKind, Heartbeat, InstallSnapshot, Snapshot, TimeoutNow
+from quiver.record import Batch, build_batch, build_control_batch, stamp
+from quiver.replication.codec import AppendHead, Head, Item, decode_parcel, encode_parcel
+from quiver.replication.entries import CONTROL_STATE, decode_entry, encode_own_entry
+from quiver.replication.opening import SnapshotState, encode_snapshot_state
+from quiver.storage import Snapshot as SnapshotFile
+
+GROUP = GroupId(7)
+MEMBERS = Configuration(voters=(1, 2, 3))  # type: ignore[arg-type]  # plain numbers for node ids
+
+
+def stamped(built: bytes, index: int) -> bytes:
+    return bytes(stamp(built, term=Term(3), index=Index(index), base_offset=Offset(5), append_timestamp=9))
+
+
+def joined(parts: list[Buffer]) -> memoryview:
+    return memoryview(b"".join(parts))
+
+
+def test_append_carries_its_batches_as_the_bytes_they_are() -> None:
+    batches = [stamped(build_batch([b"a", b"b"], timestamp=1), 11), stamped(build_batch([b"c"], timestamp=1), 12)]
+    size_bytes = sum(map(len, batches))
+    item = Item(GROUP, size_bytes, append=AppendHead(Term(3), Index(10), Term(2), Index(9), 4))
+    other = Item(GroupId(8), plain=Heartbeat(Term(5), Index(6), 7))
+    incarnation, (received, beat) = decode_parcel(joined(encode_parcel(42, [item, other], batches)))
+    assert incarnation == 42
+    message, snapshot = received.as_message()
+    assert isinstance(message, Append)
+    assert snapshot is None
+    assert [bytes(entry.data) for entry in message.entries] == batches
+    assert [entry.index for entry in message.entries] == [11, 12]
+    assert beat.as_message() == (Heartbeat(Term(5), Index(6), 7), None)
+
+
+def test_snapshot_carries_its_file() -> None:
+    state = encode_snapshot_state(SnapshotState(MEMBERS, b"machine"))
+    file = SnapshotFile(last_index=Index(4), last_term=Term(2), end_offset=Offset(3), state=state)
+    for mark_index, is_right in ((4, True), (5, False)):
+        mark = Snapshot(Index(mark_index), Term(2), MEMBERS)
+        item = Item(GROUP, len(file.encode()), plain=InstallSnapshot(Term(3), mark, 1))
+        _, (received,) = decode_parcel(joined(encode_parcel(1, [item], [file.encode()])))
+        if is_right:
+            assert received.as_message() == (item.plain, file)
+        else:
+            with pytest.raises(DecodeError, match="announced"):
+                received.as_message()
+
+
+def test_snapshot_with_foreign_state_is_refused() -> None:
+    file = SnapshotFile(last_index=Index(4), last_term=Term(2), end_offset=Offset(3), state=b"something else")
+    item = Item(GROUP, len(file.encode()), plain=InstallSnapshot(Term(3), Snapshot(Index(4), Term(2), MEMBERS), 1))
+    _, (received,) = decode_parcel(joined(encode_parcel(1, [item], [file.encode()])))
+    with pytest.raises(DecodeError):
+        received.as_message()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Item(GROUP),
+        Item(GROUP, append=AppendHead(Term(1), Index(0), Term(0), Index(0), 0), plain=TimeoutNow(Term(1))),
+        Item(GROUP, payload_bytes=5, plain=TimeoutNow(Term(1))),
+        Item(GROUP, payload_bytes=-1, plain=TimeoutNow(Term(1))),
+        Item(GROUP, payload_bytes=3, append=AppendHead(Term(1), Index(0), Term(0), Index(0), 0)),
+    ],
+)
+def test_items_that_do_not_add_up_are_refused(item: Item) -> None:
+    with pytest.raises(DecodeError):
+        decode_parcel(joined(encode_parcel(1, [item], [b"abc"])))
+
+
+def test_bytes_too_many_are_refused() -> None:
+    parcel = joined(encode_parcel(1, [Item(GROUP, plain=TimeoutNow(Term(1)))], [b"abc"]))
+    with pytest.raises(DecodeError, match="too many"):
+        decode_parcel(parcel)
+
+
+def test_append_with_a_flipped_bit_is_refused_whole() -> None:
+    batch = stamped(build_batch([b"payload"], timestamp=1), 11)
+    item = Item(GROUP, len(batch), append=AppendHead(Term(3), Index(10), Term(2), Index(9), 4))
+    parcel = bytearray(joined(encode_parcel(1, [item], [batch])))
+    for position in range(len(parcel) - len(batch), len(parcel)):
+        parcel[position] ^= 4
+        with pytest.raises(DecodeError):
+            decode_parcel(memoryview(bytes(parcel)))
+        parcel[position] ^= 4
+    decode_parcel(memoryview(bytes(parcel)))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_decode_error_or_nothing(data: bytes) -> None:
+    for parcel in (data, struct.pack("<I", len(data)) + data):
+        try:
+            _, items = decode_parcel(memoryview(parcel))
+            for item in items:
+                item.as_message()
+        except DecodeError:
+            pass
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers(-5, 1 << 40) | st.text(max_size=9) | st.binary(max_size=9), st.lists, max_leaves=9
+    )
+)
+def test_arbitrary_heads_raise_decode_error_or_nothing(head: object) -> None:
+    encoded = msgspec.msgpack.encode([1, [head]])
+    with contextlib.suppress(DecodeError):
+        decode_parcel(memoryview(struct.pack("<I", len(encoded)) + encoded))
+
+
+def test_own_entries_become_control_batches_and_back() -> None:
+    for entry in (
+        Entry(Index(4), Term(2), EntryKind.NOOP),
+        Entry(Index(5), Term(2), EntryKind.CONFIG, b"", MEMBERS),
+    ):
+        batch = encode_own_entry(entry, base_offset=Offset(9), timestamp=77)
+        found = decode_entry(Batch.decode(bytes(batch.data)))
+        assert (found.index, found.term, found.kind, found.configuration) == (
+            entry.index,
+            entry.term,
+            entry.kind,
+            entry.configuration,
+        )
+        assert batch.header.end_offset == 9
+
+
+def test_control_batches_of_other_kinds() -> None:
+    ours = Batch.decode(stamped(build_control_batch(CONTROL_STATE + b"x", timestamp=1), 3))
+    assert decode_entry(ours).kind is EntryKind.DATA
+    for payload in (b"", b"\x09", b"\x02not a configuration"):
+        with pytest.raises(DecodeError):
+            decode_entry(Batch.decode(stamped(build_control_batch(payload, timestamp=1), 3)))
+
+
+def test_head_is_small_for_a_heartbeat() -> None:
+    parcel = joined(encode_parcel(1 << 60, [Item(GROUP, plain=Heartbeat(Term(5), Index(600), 70))], []))
+    assert len(parcel) < 80
+    assert msgspec.msgpack.decode(parcel[4:], type=Head).items[0].group == GROUP
