@@ -21,6 +21,7 @@ import msgspec
 from quiver.clock import Clock, Rng
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import DecodeError, RequestError, StorageError
+from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration, Safeguard
 from quiver.replication.codec import Item, decode_parcel, encode_parcel
@@ -143,7 +144,7 @@ class Replicator:
             raise RequestError(f"group {group} is open already")
         files = await open_files(self._storage, directory, bootstrap=bootstrap)
         for warning in files.warnings:
-            logger.warning("log recovered with a finding", extra={"facts": {"group": group, "finding": warning}})
+            logger.warning("log recovered with a finding", extra=facts(group=group, finding=warning))
         member = Member(
             group,
             files,
@@ -212,7 +213,7 @@ class Replicator:
         if self._failure is not None:
             return
         self._failure = error
-        logger.error("storage failed, node stops", extra={"facts": {"node": self._node, "error": str(error)}})
+        logger.error("storage failed, node stops", extra=facts(node=self._node, error=str(error)))
         for member in self._members.values():
             member.abandon()
         self._members.clear()
@@ -254,7 +255,7 @@ class Replicator:
                     member.receive(from_, message)
         except DecodeError as error:
             self._parcels_refused += 1
-            logger.warning("parcel refused", extra={"facts": {"from": from_, "reason": str(error)}})
+            logger.warning("parcel refused", extra=facts(sender=from_, reason=str(error)))
 
     # -- who is alive ----------------------------------------------------------------------------
 
