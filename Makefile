@@ -54,7 +54,7 @@ test: lint types ## everything: style, types, all tests
 
 coverage: setup ## measure branch coverage; fails below 100 % of record/, storage/ and raft/
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -n $(WORKERS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
 
