@@ -341,8 +341,8 @@ class Raft:
                 state.send(from_, VoteResponse(state.term, granted=False, pre=message.pre))
             case AppendResponse() | HeartbeatResponse() | VoteResponse():
                 return not state.guards(Safeguard.IGNORE_OLD_TERM_RESPONSES)
-            case TimeoutNow():
-                pass
+            case _:
+                pass  # a transfer that is over
         return False
 
     def _dispatch(self, from_: NodeId, message: Message) -> None:

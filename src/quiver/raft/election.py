@@ -54,6 +54,8 @@ def handle_vote_response(state: State, from_: NodeId, message: VoteResponse) -> 
 
 def refuse_pre_vote(state: State, to: NodeId) -> None:
     """Refuse for the leader's sake, so that the asker need not wait for its timeout."""
+    if state.tracing:
+        state.trace(f"refuses n{to} a pre-vote: its leader is alive")
     state.send(to, VoteResponse(state.term, granted=False, pre=True))
 
 

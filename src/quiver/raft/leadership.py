@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from quiver.model import Index, NodeId
 from quiver.raft.configuration import Configuration, majority_value
-from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.progress import Progress
 from quiver.raft.reads import ReadQueue
 
 
@@ -107,8 +107,6 @@ class Leadership:
         while uncommitted and uncommitted[0][0] <= commit:
             self.uncommitted_bytes -= uncommitted.popleft()[1]
 
-    def successor(self, voters: tuple[NodeId, ...]) -> NodeId | None:
-        """Return the voter that has the most of the log, the lowest id among equals."""
-        fit = [self.progress[node] for node in sorted(voters) if node != self.own.node]
-        fit = [progress for progress in fit if progress.state is not ProgressState.LOST]
-        return max(fit, key=lambda progress: progress.match).node if fit else None
+    def successor(self, voters: tuple[NodeId, ...]) -> NodeId:
+        """Return the voter that has the most of the log, the lowest id among equals; a lost one has nothing."""
+        return max(sorted(voters), key=lambda node: self.progress[node].match)

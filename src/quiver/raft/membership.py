@@ -58,9 +58,7 @@ def after_commit(state: State, leadership: Leadership) -> None:
 def _leave(state: State, leadership: Leadership) -> None:
     """Step down as a removed leader: tell the commit, hand over, and follow (§6, R14)."""
     sending.broadcast_heartbeat(state, leadership)
-    successor = leadership.successor(state.configuration.voters)
-    if successor is not None:
-        state.send(successor, TimeoutNow(state.term))
+    state.send(leadership.successor(state.configuration.voters), TimeoutNow(state.term))
     if state.tracing:
         state.trace("removed from the group: stepping down")
     state.become_follower(state.term, None)

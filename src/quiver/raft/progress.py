@@ -52,6 +52,7 @@ class Progress:
         "probe_sent",
         "received",
         "round",
+        "sending_from",
         "state",
         "ticket",
     )
@@ -68,6 +69,7 @@ class Progress:
         self.inflight: deque[tuple[Index, int]] = deque()
         self.inflight_bytes = 0
         self.ticket = 0
+        self.sending_from = next_index
         self.probe_sent = False
 
     def advance(self, match: Index, received: Index, *, now_ms: int) -> bool:
@@ -86,16 +88,23 @@ class Progress:
             self.inflight_bytes -= inflight.popleft()[1]
         return True
 
-    def record_sent(self, end_index: Index, size_bytes: int, *, now_ms: int) -> None:
-        """Take note of an append that left with entries up to `end_index`."""
+    def begin_sending(self, ticket: int) -> None:
+        """Take note of a permission to send from `next` on."""
+        self.ticket = ticket
+        self.sending_from = self.next
+
+    def record_sent(self, end_index: Index, size_bytes: int, *, now_ms: int) -> bool:
+        """Take note of an append that left with entries up to `end_index`; tell whether it had any."""
+        self.ticket = 0
         if self.state is ProgressState.PROBE:
             self.probe_sent = True
-        elif self.state is ProgressState.REPLICATE:
+        elif end_index > max(self.sending_from, self.match + 1):  # else nothing left, or the answer was faster
             if not self.inflight:
                 self.moved_ms = now_ms
             self.inflight.append((Index(end_index - 1), size_bytes))
             self.inflight_bytes += size_bytes
             self.next = max(self.next, end_index)
+        return end_index > self.sending_from
 
     def begin_probe(self, next_index: Index, *, wait: bool) -> None:
         """Go back to one append at a time; with `wait` not before the member is heard again."""

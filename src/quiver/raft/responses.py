@@ -78,12 +78,17 @@ def _note_restart(state: State, progress: Progress, message: AppendResponse | He
 
 def _advance(state: State, progress: Progress, message: AppendResponse | HeartbeatResponse) -> bool:
     terms = state.log.terms
+    known_before = max(progress.match, progress.received)
     match = min(message.match_index, terms.last_index)
     received = min(message.received_index, terms.last_index)
     moved = progress.advance(match, received, now_ms=state.now_ms)
-    if progress.state is ProgressState.SNAPSHOT and max(progress.match, progress.received) >= terms.base_index:
-        progress.begin_replicate()
-        progress.ticket = 0
+    known = max(progress.match, progress.received)
+    if progress.state is ProgressState.SNAPSHOT:
+        if known >= terms.base_index:
+            progress.ticket = 0
+            progress.begin_replicate()
+        elif known > known_before and not progress.ticket:  # installed, but the log's start has moved on since
+            progress.begin_probe(Index(known + 1), wait=False)
     return moved
 
 

@@ -55,7 +55,7 @@ def maybe_send(state: State, progress: Progress) -> None:
         _send_snapshot(state, progress)
         return
     config = state.config
-    progress.ticket = state.next_ticket()
+    progress.begin_sending(state.next_ticket())
     state.output.send.append(
         SendEntries(
             progress.node,
@@ -74,12 +74,9 @@ def maybe_send(state: State, progress: Progress) -> None:
 
 def record_sent(state: State, progress: Progress, *, end_index: Index, size_bytes: int) -> None:
     """Take note of what the driver sent under a permission, and permit the next append."""
-    progress.ticket = 0
     invariant(end_index <= state.log.terms.last_index + 1, "no member is sent what is not in the log")
-    if end_index <= progress.next and progress.state is ProgressState.REPLICATE:
-        return  # nothing was read, or the answer was faster; the next heartbeat or answer tries again
-    progress.record_sent(end_index, size_bytes, now_ms=state.now_ms)
-    maybe_send(state, progress)
+    if progress.record_sent(end_index, size_bytes, now_ms=state.now_ms):
+        maybe_send(state, progress)  # else nothing could be read: the next answer or heartbeat tries again
 
 
 def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool = False) -> None:

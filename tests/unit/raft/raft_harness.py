@@ -195,7 +195,10 @@ class Member:
             floor = self.cluster.reads_expected.get(ready.context, Index(0))
             assert ready.index >= floor, f"R11: read {ready.context} sees {ready.index}, {floor} was committed before"
             self.reads[ready.context] = ready.index
-        self.reads_failed.extend(output.reads_failed)
+            self.cluster.report(f"n{self.id}: read {ready.context} may be answered at {ready.index}")
+        for context in output.reads_failed:
+            self.reads_failed.append(context)
+            self.cluster.report(f"n{self.id}: read {context} failed")
         if output.became is not None:
             self.roles.append((output.became.role, output.became.term))
         if output.recovered:
@@ -323,7 +326,9 @@ class Cluster:
         self.now_ms = 1_000
         self.report: Reporter = report or (lambda line: None)
         self.network: list[Envelope] = []
+        self.delivered: deque[Envelope] = deque(maxlen=1_000)
         self.cuts: set[tuple[int, int]] = set()
+        self.stopped: set[int] = set()
         self.leaders: dict[Term, NodeId] = {}
         self.committed: dict[Index, Entry] = {}
         self.reads_expected: dict[int, Index] = {}
@@ -359,6 +364,7 @@ class Cluster:
         """Deliver one message now; it need not be in the network (a duplicate)."""
         if envelope in self.network:
             self.network.remove(envelope)
+        self.delivered.append(envelope)
         member = self.members[envelope.to]
         if member.is_up:
             member.receive(envelope.from_, envelope.message)
@@ -366,9 +372,10 @@ class Cluster:
     def settle(self, limit: int = 10_000) -> None:
         """Deliver everything, in order, until nothing is left."""
         for _ in range(limit):
-            if not self.network:
+            waiting = next((e for e in self.network if e.to not in self.stopped), None)
+            if waiting is None:
                 return
-            self.deliver(self.network[0])
+            self.deliver(waiting)
         raise AssertionError("the cluster does not come to rest")
 
     def drop(self, kind: type | None = None, *, to: int | None = None, from_: int | None = None) -> int:
@@ -398,7 +405,8 @@ class Cluster:
             self.now_ms = min(self.now_ms + step_ms, end_ms)
             for member in self.members.values():
                 deadline_ms = member.raft.next_deadline_ms
-                if member.is_up and deadline_ms is not None and deadline_ms <= self.now_ms:
+                is_running = member.is_up and member.id not in self.stopped
+                if is_running and deadline_ms is not None and deadline_ms <= self.now_ms:
                     member.tick()
             if deliver:
                 self.settle()

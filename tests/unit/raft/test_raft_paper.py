@@ -101,7 +101,8 @@ def test_5_1_answers_and_orders_of_an_earlier_term_are_ignored() -> None:
 
 
 def test_5_2_members_start_as_followers() -> None:
-    assert core().role is Role.FOLLOWER
+    raft = core()
+    assert (raft.id, raft.role) == (N1, Role.FOLLOWER)
 
 
 def test_5_2_follower_stays_one_while_it_hears_a_leader() -> None:

@@ -53,9 +53,23 @@ def test_report_that_nothing_could_be_read_waits_for_the_next_heartbeat() -> Non
     permission = leader.propose(b"a").send[0]
     output = leader.raft.sent(N2, ticket=permission.ticket, end_index=permission.first_index, size_bytes=0)
     assert output.send == []
+    assert peer(leader, 2).inflight_messages == 0
     leader.permissions.clear()
     cluster.now_ms += 100
     assert [p.to for p in leader.tick().send] == [2]
+
+
+def test_answer_may_overtake_the_report_of_sending() -> None:
+    cluster, leader = elected()
+    cluster.quorum_checked = False  # the answer is made up
+    leader.auto_send = False
+    permission = leader.propose(b"a").send[0]
+    index = Index(2)
+    leader.receive(2, AppendResponse(Term(1), True, index, index, index, 1))
+    leader.propose(b"b")
+    output = leader.raft.sent(N2, ticket=permission.ticket, end_index=Index(3), size_bytes=1)
+    assert [(p.to, p.first_index) for p in output.send] == [(2, 3)]
+    assert peer(leader, 2).inflight_messages == 0
 
 
 def test_stale_ticket_is_ignored() -> None:
