@@ -45,7 +45,7 @@ from quiver.replication.machine import StateMachine
 from quiver.replication.opening import MemberFiles, SnapshotState, decode_snapshot_state, encode_snapshot_state
 from quiver.replication.persistence import Persistence
 from quiver.replication.waiting import Proposal, Waiters
-from quiver.storage import Executor, LogStatus, Snapshot
+from quiver.storage import Executor, Log, LogStatus, Snapshot
 
 NOTHING_WRITTEN = (Index(0), Term(0))
 """Stands for what was on disk before this life: no report about it is ever waited for."""
@@ -140,6 +140,11 @@ class Member:
         """Return the core, for those who watch it; they must not feed it."""
         return self._raft
 
+    @property
+    def log(self) -> Log:
+        """Return the log, for those who read it; they must not change it, nor read what is not applied."""
+        return self._log
+
     def status(self) -> MemberStatus:
         """Return a snapshot for people and metrics."""
         return MemberStatus(
@@ -166,13 +171,25 @@ class Member:
             OverloadedError: not done; too much is uncommitted.
             OutcomeUnknownError: leadership was lost on the way; another leader decides.
         """
+        return await self.propose_nowait(batches)
+
+    def propose_nowait(
+        self, batches: Sequence[Buffer], *, term: Term | None = None
+    ) -> asyncio.Future[list[BatchHeader]]:
+        """Begin what `propose` waits for; with `term` refuse unless the batches are appended in that very term.
+
+        Everything that is refused has nothing behind it that is not: proposals of one turn share their fate.
+
+        Raises:
+            UnavailableError: not done; this member does not lead, see `leader`.
+        """
         if self._is_closed or not self._raft.is_leader:
             raise self._not_leader()
         done: asyncio.Future[list[BatchHeader]] = asyncio.get_running_loop().create_future()
-        self._proposals.append(Proposal(list(batches), done))
+        self._proposals.append(Proposal(list(batches), done, term))
         if len(self._proposals) == 1:
             asyncio.get_running_loop().call_soon(self._propose_queued)
-        return await done
+        return done
 
     async def read_barrier(self) -> Index:
         """Return once everything committed before this call is applied here: what is read then is current.
@@ -271,7 +288,12 @@ class Member:
         self._carry_out(output, received.batches[len(received.batches) - kept :] if kept else (), snapshot)
 
     def _propose_queued(self) -> None:
-        proposals, self._proposals = self._proposals, []
+        queued, self._proposals = self._proposals, []
+        proposals = [proposal for proposal in queued if proposal.term in (None, self._raft.term)]
+        if len(proposals) < len(queued):
+            for proposal in queued:
+                if proposal not in proposals:
+                    proposal.refuse(self._not_leader())
         if not proposals:
             return
         try:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TypeVar
 
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
-from quiver.model import Buffer, Index
+from quiver.model import Buffer, Index, Term
 from quiver.record import BatchHeader
 
 T = TypeVar("T")
@@ -21,10 +21,13 @@ T = TypeVar("T")
 class Proposal:
     """Batches that one caller wants appended together."""
 
-    __slots__ = ("batches", "done", "end_index", "headers", "size_bytes")
+    __slots__ = ("batches", "done", "end_index", "headers", "size_bytes", "term")
 
-    def __init__(self, batches: list[Buffer], done: asyncio.Future[list[BatchHeader]]) -> None:
+    def __init__(
+        self, batches: list[Buffer], done: asyncio.Future[list[BatchHeader]], term: Term | None = None
+    ) -> None:
         self.batches = batches
+        self.term = term
         self.size_bytes = sum(map(len, batches))
         self.done = done
         self.headers: list[BatchHeader] = []
