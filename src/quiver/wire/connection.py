@@ -1,0 +1,187 @@
+"""One TCP connection as both sides see it: bytes in, frames to a hook, frames out, and its end.
+
+It owns the transport, the reader and one deadline (for the handshake, later for closing). What frames mean is its
+subclasses' business: `IncomingConnection` in `listener`, `OutgoingConnection` in `link`.
+
+Invariants: hooks are called in this order: `handle_opened`, `handle_frame` any number of times, `handle_closed` once;
+no frame is handed on after the connection began to close; a stream that is not made of valid frames is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import cast
+
+from quiver.errors import DecodeError
+from quiver.wire.context import Context
+from quiver.wire.frames import Frame, FrameReader
+from quiver.wire.handshake import HANDSHAKE_BYTES_MAX, Refusal, RefusalCode, encode_refusal, refuse
+
+CLOSE_TIMEOUT_S = 1.0
+"""How long a closing connection may take to send what it still holds."""
+
+
+class Connection(asyncio.BufferedProtocol, ABC):
+    """Read frames from a socket and write to it; until the handshake is done, frames are held to a small bound.
+
+    As long as it is open it is in the context's `connections`, so that its owner can end them all.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.reader = FrameReader(HANDSHAKE_BYTES_MAX)
+        self.peer_host, self.peer_port = "", 0
+        self.is_paused = False
+        self.end_reason = ""
+        self.refusal: Refusal | None = None
+        self._is_open = False
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._closed = self._loop.create_future()
+
+    # What a subclass says.
+
+    @abstractmethod
+    def handle_opened(self) -> None:
+        """Begin: the socket is connected."""
+
+    @abstractmethod
+    def handle_frame(self, frame: Frame) -> None:
+        """Take one frame; may end the connection."""
+
+    @abstractmethod
+    def handle_closed(self) -> None:
+        """Take note that the connection ended; `end_reason` says why."""
+
+    def handle_writable(self) -> None:
+        """Take note that the socket takes bytes again."""
+
+    # What its owner does with it.
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Return how much was written but not yet taken by the socket."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def can_write(self) -> bool:
+        """Tell whether the socket takes bytes now."""
+        # A failed write closes the transport before `connection_lost` is called.
+        return not self.is_paused and self._transport is not None and not self._transport.is_closing()
+
+    def prove(self) -> None:
+        """End the handshake: from now on frames may have their full size."""
+        self._cancel_deadline()
+        self.reader.frame_bytes_max = self.context.settings.frame_bytes_max
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write bytes; what the socket does not take now is kept, and `can_write` is false until it did."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell the other side why, then close."""
+        if not self._is_open:
+            return
+        self.refusal = refusal
+        self.write(encode_refusal(refusal))
+        self.close(f"refused by this side: {refusal.code}: {refusal.sentence}")
+
+    def close(self, reason: str) -> None:
+        """Close once all that was written is sent, or after a second without it; no frame is handed on any more."""
+        if not self._is_open or self._transport is None:
+            return
+        self._is_open = False
+        self.end_reason = reason
+        self._transport.close()
+        self._set_deadline(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def abort(self, reason: str) -> None:
+        """Close at once, and lose what was not sent; no frame is handed on any more."""
+        self._is_open = False
+        self.end_reason = self.end_reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended."""
+        await asyncio.shield(self._closed)
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake and its deadline."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._is_open = True
+        self.context.connections.add(self)
+        # Any byte that the socket did not take pauses the writer: what waits, waits in one place, uncopied.
+        self._transport.set_write_buffer_limits(high=0)
+        _tune(transport.get_extra_info("socket"), self.context.settings.unanswered_timeout_ms)
+        name = transport.get_extra_info("peername")
+        self.peer_host, self.peer_port = name[:2] if name else ("", 0)
+        self._set_deadline(self.context.settings.handshake_timeout_ms / 1000, self._refuse_late)
+        self.handle_opened()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Return where to receive."""
+        return self.reader.writable()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Hand on every frame that is complete now."""
+        self.reader.received(nbytes)
+        try:
+            while self._is_open and (frame := self.reader.next_frame()) is not None:
+                self.handle_frame(frame)
+        except DecodeError as error:
+            self.refuse(refuse(RefusalCode.BAD_FRAME, error.message))
+
+    def pause_writing(self) -> None:
+        """Remember that the socket is full."""
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        self.is_paused = False
+        self.handle_writable()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Report the end, once."""
+        self._cancel_deadline()
+        self.end_reason = self.end_reason or (str(error) if error else "closed by the other side")
+        self._transport, self._is_open = None, False
+        self.context.connections.discard(self)
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self.handle_closed()
+
+    def _refuse_late(self) -> None:
+        sentence = f"no hello within {self.context.settings.handshake_timeout_ms} ms"
+        self.refuse(refuse(RefusalCode.HELLO_LATE, sentence))
+
+    def _set_deadline(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._cancel_deadline()
+        self._deadline = self._loop.call_later(delay_s, action)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _tune(sock: socket.socket, unanswered_timeout_ms: int) -> None:
+    """Send small frames at once, and let the system give up a machine that went silent.
+
+    Without the latter, a connection that outlived a long cut of the network sends again only when TCP's own
+    doubling wait is over, many seconds after the network is back.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        idle_s = max(1, unanswered_timeout_ms // 2000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unanswered_timeout_ms)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

@@ -1,0 +1,208 @@
+"""Frames: how messages are told apart in a stream of bytes. Pure: bytes in, frames out, no input or output.
+
+A frame is a fixed header of 12 bytes, a head (a few fields, msgpack) and a raw payload; the byte table is in
+`docs/protocol/wire.md`. The checksum covers kind to head. It covers the payload only if the sender says so by a
+flag: batches carry checksums of their own, and who sends nothing else need not touch their bytes once more.
+
+Invariants: a frame's length is checked against the bound as soon as its first four bytes are there, before
+anything is allocated by it; a frame that is handed out owns its memory, which is never written again; every
+received byte is copied at most twice, however the stream was cut into pieces. Nothing here trusts its input:
+whatever is wrong with it is a `DecodeError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from quiver.errors import DecodeError, invariant
+from quiver.model import Buffer
+from quiver.record.checksum import crc32c
+
+HEADER = struct.Struct("<IIBBH")
+"""Length of all that follows it, checksum, kind, flags, length of the head."""
+HEADER_BYTES = HEADER.size
+LENGTH_BYTES = 4
+CHECKED_FROM = 8
+"""Where the bytes under the checksum begin: at the kind."""
+HEAD_BYTES_MAX = 0xFFFF
+FRAME_BYTES_LIMIT = 1 << 30
+"""The most that any setting may allow: far below what the length can express."""
+
+CHECKED_PAYLOAD = 0x01
+"""Flag: the checksum covers the payload as well."""
+KNOWN_FLAGS = CHECKED_PAYLOAD
+
+JOIN_BYTES_MAX = 16 * 1024
+"""Parts shorter than this are copied into one buffer: that costs less than handling each by itself."""
+BUFFER_BYTES_MIN = 4 * 1024
+BUFFER_BYTES_MAX = 64 * 1024
+"""A reader's buffer starts small, since most connections are idle, and grows when a read has filled it."""
+
+_FRONT = struct.Struct("<II")
+_REST = struct.Struct("<BBH")
+_LENGTH = struct.Struct("<I")
+_CHECKSUM_BYTES = 4
+
+
+class Kind(IntEnum):
+    """What a frame is; numbers are never used again."""
+
+    HELLO = 1
+    REFUSAL = 2
+    MESSAGE = 3
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Frame(NamedTuple):
+    """One whole frame; `head` and `payload` may be kept, and never change."""
+
+    kind: Kind
+    head: memoryview
+    payload: memoryview
+
+
+def encode_frame(
+    kind: Kind, head: bytes = b"", parts: Sequence[Buffer] = (), *, check_payload: bool = False
+) -> list[Buffer]:
+    """Return the buffers that make up one frame, whose payload is given in parts of unsigned bytes.
+
+    Large parts are returned as they are, without a copy: they must not change until they are sent.
+    """
+    invariant(len(head) <= HEAD_BYTES_MAX, "the head of a frame is too long", head_bytes=len(head))
+    rest = _REST.pack(kind, CHECKED_PAYLOAD if check_payload else 0, len(head))
+    if sum(map(len, parts)) >= JOIN_BYTES_MAX:
+        return _encode_large(rest + head, parts, check_payload=check_payload)
+    body = b"".join((rest, head, *parts))
+    checksum = crc32c(body if check_payload else body[: len(rest) + len(head)])
+    return [_FRONT.pack(_CHECKSUM_BYTES + len(body), checksum) + body]
+
+
+def _encode_large(checked: bytes, parts: Sequence[Buffer], *, check_payload: bool) -> list[Buffer]:
+    checksum = crc32c(checked)
+    if check_payload:
+        for part in parts:
+            checksum = crc32c(part, checksum)
+    length = _CHECKSUM_BYTES + len(checked) + sum(map(len, parts))
+    buffers: list[Buffer] = []
+    small: list[Buffer] = [_FRONT.pack(length, checksum), checked]
+    for part in parts:
+        if len(part) < JOIN_BYTES_MAX:
+            small.append(part)
+            continue
+        if small:
+            buffers.append(b"".join(small))
+            small = []
+        buffers.append(part)
+    if small:
+        buffers.append(b"".join(small))
+    return buffers
+
+
+class FrameReader:
+    """Cut a received stream into frames.
+
+    Its user receives into `writable()`, says with `received` how much came, and takes frames with `next_frame`
+    until there is none. After a `DecodeError` the stream has no boundaries any more and the reader no use.
+    """
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        """Greatest length of a whole frame; may be changed between two frames."""
+        self._view = memoryview(bytearray(BUFFER_BYTES_MIN))
+        self._first = 0
+        self._end = 0
+        # How many bytes, counted from `_first`, the next frame is known to need.
+        self._wanted_bytes = HEADER_BYTES
+        # A frame that does not fit the buffer is received straight into memory of its own.
+        self._large: memoryview | None = None
+        self._large_end = 0
+
+    def writable(self) -> memoryview:
+        """Return where the next received bytes go; never empty."""
+        if self._large is not None:
+            return self._large[self._large_end :]
+        if self._first == self._end or self._first + self._wanted_bytes > len(self._view):
+            self._make_room()
+        return self._view[self._end :]
+
+    def received(self, count: int) -> None:
+        """Take note that so many bytes were written into what `writable` returned."""
+        if self._large is not None:
+            self._large_end += count
+        else:
+            self._end += count
+
+    def next_frame(self) -> Frame | None:
+        """Return the next whole frame, or None until more is received.
+
+        Raises:
+            DecodeError: the stream does not go on with a valid frame.
+        """
+        if self._large is not None:
+            return self._finish_large()
+        held_bytes = self._end - self._first
+        if held_bytes < LENGTH_BYTES:
+            self._wanted_bytes = HEADER_BYTES
+            return None
+        frame_bytes = LENGTH_BYTES + _LENGTH.unpack_from(self._view, self._first)[0]
+        if not HEADER_BYTES <= frame_bytes <= self.frame_bytes_max:
+            raise DecodeError(f"frame of {frame_bytes} bytes, must be {HEADER_BYTES} to {self.frame_bytes_max}")
+        if held_bytes < frame_bytes:
+            self._expect(frame_bytes)
+            return None
+        end = self._first + frame_bytes
+        frame = _decode_frame(memoryview(bytes(self._view[self._first : end])))
+        self._first = end
+        return frame
+
+    def _make_room(self) -> None:
+        """Move the beginning of an unfinished frame to the front, of a larger buffer if the last read filled it.
+
+        It is called at most once for each frame, so that a stream in tiny pieces does not move bytes over and over.
+        """
+        held = self._view[self._first : self._end]
+        if self._end == len(self._view) < BUFFER_BYTES_MAX:
+            self._view = memoryview(bytearray(4 * len(self._view)))
+        self._view[: len(held)] = held
+        self._first, self._end = 0, len(held)
+
+    def _expect(self, frame_bytes: int) -> None:
+        self._wanted_bytes = frame_bytes
+        if frame_bytes <= len(self._view):
+            return
+        held = self._view[self._first : self._end]
+        self._large = memoryview(bytearray(frame_bytes))
+        self._large[: len(held)] = held
+        self._large_end = len(held)
+        # The read that brought this filled the buffer or it did not: `_end` must go on to say so.
+        self._first = self._end
+
+    def _finish_large(self) -> Frame | None:
+        assert self._large is not None
+        if self._large_end < len(self._large):
+            return None
+        whole, self._large = self._large.toreadonly(), None
+        return _decode_frame(whole)
+
+
+def _decode_frame(whole: memoryview) -> Frame:
+    """Check a frame's header against its bytes and take it apart.
+
+    Raises:
+        DecodeError: the checksum or the head's length is wrong, or the kind or a flag unknown.
+    """
+    _, checksum, kind_number, flags, head_bytes = HEADER.unpack_from(whole)
+    head_end = HEADER_BYTES + head_bytes
+    if head_end > len(whole):
+        raise DecodeError(f"head of {head_bytes} bytes in a frame of {len(whole)}")
+    if crc32c(whole[CHECKED_FROM:] if flags & CHECKED_PAYLOAD else whole[CHECKED_FROM:head_end]) != checksum:
+        raise DecodeError("frame's checksum is wrong")
+    kind = _KINDS.get(kind_number)
+    if kind is None or flags & ~KNOWN_FLAGS:
+        raise DecodeError(f"frame of unknown kind {kind_number} or with unknown flags {flags:#04x}")
+    return Frame(kind, whole[HEADER_BYTES:head_end], whole[head_end:])

@@ -1,0 +1,233 @@
+"""The way out to one peer: dials, says hello, sends, and dials again when the connection breaks.
+
+It owns the one outgoing connection to its peer and the queue before it. It never blocks a sender: what does not fit
+is dropped and counted, because Raft repeats what matters and a late message is worth less than a new one.
+
+A link is always in one of three states: *connecting* (messages wait), *connected* (messages leave), *waiting* until
+it tries again (messages are dropped: they would be stale by then).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from quiver.errors import RequestError
+from quiver.logs import facts
+from quiver.model import Buffer, NodeId
+from quiver.wire.connection import Connection
+from quiver.wire.context import Address, Context
+from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
+from quiver.wire.handshake import Hello, Refusal, RefusalCode, decode_refusal, encode_hello, judge_hello, refuse
+from quiver.wire.outbox import CHUNK_BYTES, Outbox
+from quiver.wire.quietlog import QuietLog
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """Send messages to one peer, over a connection that is made again whenever it breaks."""
+
+    def __init__(self, peer: NodeId, address: Address, context: Context) -> None:
+        self.peer = peer
+        self.address = address
+        self.context = context
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.messages_dropped = 0
+        self.connects = 0
+        self.last_error = ""
+        self._quiet_log = QuietLog(logger, context.clock)
+        self._outbox = Outbox()
+        self._connection: OutgoingConnection | None = None
+        self._incarnation: int | None = None
+        self._is_closed = False
+        self._is_waiting = False
+        self._is_flush_due = False
+        self._attempts = 0
+        self._hurry = asyncio.Event()
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether messages leave now."""
+        return self._connection is not None
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Return how many bytes wait for the socket."""
+        held_bytes = self._outbox.bytes
+        return held_bytes if self._connection is None else held_bytes + self._connection.backlog_bytes
+
+    # Sending.
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Queue one message; it is dropped if the peer is not reachable or the queue is full.
+
+        Raises:
+            RequestError: the message is larger than any frame may be.
+        """
+        settings = self.context.settings
+        size_bytes = HEADER_BYTES + sum(map(len, parts))
+        if size_bytes > settings.frame_bytes_max:
+            raise RequestError(f"message of {size_bytes} bytes, at most {settings.frame_bytes_max} can be sent")
+        if self._is_waiting or self._outbox.bytes + size_bytes > settings.peer_buffer_bytes_max:
+            self.messages_dropped += 1
+            return
+        # A Raft message holds more than batches, and what is not a batch has no other checksum.
+        self._outbox.push(encode_frame(Kind.MESSAGE, b"", parts, check_payload=True))
+        self.messages_out += 1
+        self.bytes_out += size_bytes
+        if self._outbox.bytes >= CHUNK_BYTES:
+            self.flush()
+        elif not self._is_flush_due:
+            # What is sent in one turn of the loop leaves in one write.
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush_later)
+
+    def flush(self) -> None:
+        """Write as much as the socket takes now."""
+        connection = self._connection
+        while connection is not None and self._outbox.bytes and connection.can_write:
+            connection.write(self._outbox.next_chunk())
+
+    def _flush_later(self) -> None:
+        self._is_flush_due = False
+        self.flush()
+
+    # Connecting.
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        while True:
+            started_at_ms = self.context.clock.monotonic_ms()
+            await self._connect()
+            if self._connection is not None:
+                await self._connection.wait_closed()
+            lasted_ms = self.context.clock.monotonic_ms() - started_at_ms
+            # A connection that breaks as soon as it is made must not be made again at full speed.
+            self._attempts = 0 if lasted_ms >= self.context.settings.reconnect_delay_ms_max else self._attempts + 1
+            await self._wait_to_retry()
+
+    def hurry(self, incarnation: int) -> None:
+        """Take note that the peer was heard from: try at once if waiting, and leave a connection to its former life."""
+        self._hurry.set()
+        if self._connection is not None and self._incarnation != incarnation:
+            self._connection.abort("the peer was started anew")
+
+    def close(self) -> None:
+        """Send what the socket takes now, then end the connection for good, without a report."""
+        self._is_closed = True
+        self.flush()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close("closed by this side")
+        self._start_waiting()
+
+    async def _connect(self) -> None:
+        """Try once; afterwards there is a connection whose handshake is done, or the reason why not is noted."""
+        settings = self.context.settings
+        self._is_waiting = False
+        connection = OutgoingConnection(self)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(settings.connect_timeout_ms / 1000):
+                await loop.create_connection(lambda: connection, *self.address)
+            if not await connection.greeted:
+                self._note_failure(connection.end_reason)
+        except (OSError, UnicodeError, OverflowError) as error:
+            self._note_failure(str(error) or f"not connected within {settings.connect_timeout_ms} ms")
+        finally:
+            if self._connection is None:
+                connection.abort("given up")
+                self._start_waiting()
+
+    async def _wait_to_retry(self) -> None:
+        settings = self.context.settings
+        doublings = min(max(self._attempts - 1, 0), 16)
+        delay_ms = min(settings.reconnect_delay_ms_max, settings.reconnect_delay_ms_min << doublings)
+        self._hurry.clear()
+        with suppress(TimeoutError):
+            # Jitter keeps the nodes that lost a peer together from dialling it together for ever.
+            async with asyncio.timeout(delay_ms * (0.5 + self.context.rng.random() / 2) / 1000):
+                await self._hurry.wait()
+
+    def _start_waiting(self) -> None:
+        self._is_waiting = True
+        self.messages_dropped += self._outbox.clear()
+
+    # What its connection reports.
+
+    def handle_greeted(self, connection: OutgoingConnection, hello: Hello) -> None:
+        """Begin to send: the peer agreed."""
+        if self._is_closed:
+            connection.abort("closed by this side")
+            return
+        self._connection, self._incarnation = connection, hello.incarnation
+        self.connects += 1
+        logger.info("peer connected", extra=facts(peer=self.peer, address=self._address_name))
+        self.context.on_greeted(hello)
+        self.flush()
+
+    def handle_closed(self, connection: OutgoingConnection) -> None:
+        """Drop what was queued for a connection that broke, and report it."""
+        if self._connection is not connection:
+            return
+        self._connection = None
+        self._start_waiting()
+        self._note_failure(connection.end_reason)
+        self.context.on_lost(self.peer)
+
+    def _note_failure(self, error: str) -> None:
+        self.last_error = error
+        self._quiet_log.warn(error, "peer not connected", peer=self.peer, address=self._address_name, error=error)
+
+    @property
+    def _address_name(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+
+class OutgoingConnection(Connection):
+    """The side that dialled: says hello, waits for the answer, then only sends."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link.context)
+        self._link = link
+        self.greeted: asyncio.Future[bool] = self._loop.create_future()
+        """Done when the handshake is: true if the peer agreed."""
+
+    def handle_opened(self) -> None:
+        """Say hello."""
+        self.write(encode_hello(self._link.context.hello))
+
+    def handle_frame(self, frame: Frame) -> None:
+        """Take the answer; after it, nothing but a refusal may come."""
+        if frame.kind is Kind.REFUSAL:
+            refusal = decode_refusal(frame)
+            self.close(f"refused by the other side: {refusal.code}: {refusal.sentence}")
+        elif self.greeted.done():
+            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that dialled"))
+        else:
+            self._take_answer(judge_hello(frame, self._link.context.hello, dialled=self._link.peer))
+
+    def handle_closed(self) -> None:
+        """Let the link know."""
+        self._settle(is_agreed=False)
+        self._link.handle_closed(self)
+
+    def handle_writable(self) -> None:
+        """Send on."""
+        self._link.flush()
+
+    def _take_answer(self, answer: Hello | Refusal) -> None:
+        if isinstance(answer, Refusal):
+            self.refuse(answer)
+            return
+        self.prove()
+        self._settle(is_agreed=True)
+        self._link.handle_greeted(self, answer)
+
+    def _settle(self, *, is_agreed: bool) -> None:
+        if not self.greeted.done():
+            self.greeted.set_result(is_agreed)
