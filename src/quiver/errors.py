@@ -106,7 +106,7 @@ class ConfigError(QuiverError):
     code = "bad_config"
 
 
-class InvariantBroken(SystemExit):  # noqa: N818 - it is not an error to handle: it ends the process
+class InvariantBroken(SystemExit):
     """End the process: the program found itself in a state that its design excludes."""
 
 
