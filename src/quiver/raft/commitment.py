@@ -10,14 +10,13 @@ from quiver.model import Index
 from quiver.raft import membership, sending
 from quiver.raft.leadership import Leadership
 from quiver.raft.output import ReadReady
-from quiver.raft.safeguards import Safeguard
 from quiver.raft.state import State
 
 
 def advance(state: State, leadership: Leadership) -> None:
     """Commit what a quorum holds. The member may not be the leader any more afterwards."""
     index = leadership.agreed_match()
-    if index < leadership.first_own_index and state.guards(Safeguard.COMMIT_OWN_TERM_ONLY):
+    if index < leadership.first_own_index and state.guards.commit_own_term_only:
         return
     was_ready = is_ready(state, leadership)
     if not state.commit_to(index):
@@ -38,11 +37,11 @@ def is_ready(state: State, leadership: Leadership) -> bool:
 
 def read(state: State, leadership: Leadership, context: int) -> None:
     """Let a read wait for proof that its leader still leads."""
-    if not is_ready(state, leadership) and state.guards(Safeguard.READ_AFTER_OWN_TERM_COMMIT):
+    if not is_ready(state, leadership) and state.guards.read_after_own_term_commit:
         leadership.reads.hold(context)
         return
-    if not state.guards(Safeguard.READ_INDEX_ROUND):
-        state.output.reads.append(ReadReady(context, state.log.commit))
+    if not state.guards.read_index_round:
+        state.output.reads = (ReadReady(context, state.log.commit),)
         return
     leadership.reads.add(context, index=state.log.commit, needed_round=state.round + 1)
     begin_read_round(state, leadership)
@@ -61,7 +60,7 @@ def release_reads(state: State, leadership: Leadership) -> None:
     """Answer the reads whose round a quorum has answered, then begin the next round if one is needed."""
     ready = leadership.reads.release(leadership.agreed_round())
     if ready:
-        state.output.reads.extend(ready)
+        state.output.reads = (*state.output.reads, *ready)
         begin_read_round(state, leadership)
 
 

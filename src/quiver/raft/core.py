@@ -45,8 +45,7 @@ from quiver.raft.messages import (
     VoteResponse,
 )
 from quiver.raft.output import Output, Role
-from quiver.raft.progress import ProgressState
-from quiver.raft.safeguards import Safeguard
+from quiver.raft.progress import LOST, SNAPSHOT
 from quiver.raft.state import State
 from quiver.raft.status import Status
 
@@ -170,7 +169,7 @@ class Raft:
         state = self._state
         state.begin()
         progress = state.leadership.progress.get(to) if state.leadership is not None else None
-        if progress is not None and progress.state is not ProgressState.LOST:
+        if progress is not None and progress.state is not LOST:
             progress.begin_probe(Index(progress.received + 1), wait=True)
         return state.finish()
 
@@ -248,7 +247,7 @@ class Raft:
         """
         state = self._state
         state.begin()
-        check_term = state.guards(Safeguard.DURABLE_TERM_CHECK)
+        check_term = state.guards.durable_term_check
         if state.log.mark_durable(index, term, check_term=check_term):
             self._note_durable()
         return state.finish()
@@ -268,7 +267,7 @@ class Raft:
         state = self._state
         state.begin()
         progress = state.leadership.progress.get(to) if state.leadership is not None else None
-        if progress is not None and progress.ticket == ticket and progress.state is not ProgressState.SNAPSHOT:
+        if progress is not None and progress.ticket == ticket and progress.state is not SNAPSHOT:
             sending.record_sent(state, progress, end_index=end_index, size_bytes=size_bytes)
         return state.finish()
 
@@ -326,7 +325,7 @@ class Raft:
                 return True  # it carries the term we asked for
             case _:
                 pass
-        if state.leadership is not None and not state.guards(Safeguard.TERM_STEP_DOWN):
+        if state.leadership is not None and not state.guards.term_step_down:
             return False
         is_from_leader = isinstance(message, Append | Heartbeat | InstallSnapshot)
         state.become_follower(message.term, from_ if is_from_leader else None)
@@ -340,7 +339,7 @@ class Raft:
             case VoteRequest():
                 state.send(from_, VoteResponse(state.term, granted=False, pre=message.pre))
             case AppendResponse() | HeartbeatResponse() | VoteResponse():
-                return not state.guards(Safeguard.IGNORE_OLD_TERM_RESPONSES)
+                return not state.guards.ignore_old_term_responses
             case _:
                 pass  # a transfer that is over
         return False

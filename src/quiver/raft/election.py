@@ -12,7 +12,6 @@ from quiver.raft.configuration import majority_of
 from quiver.raft.leader import become_leader
 from quiver.raft.messages import VoteRequest, VoteResponse
 from quiver.raft.output import Role
-from quiver.raft.safeguards import Safeguard
 from quiver.raft.state import Campaign, State
 
 
@@ -20,7 +19,7 @@ def campaign(state: State, *, transfer: bool = False) -> None:
     """Begin an election if this member has the right to: pre-vote first, unless the leader asked for it."""
     if not state.may_campaign():
         return
-    if transfer or not state.guards(Safeguard.PRE_VOTE):
+    if transfer or not state.guards.pre_vote:
         _ask_votes(state, transfer=transfer)
     else:
         _ask_pre_votes(state)
@@ -62,11 +61,11 @@ def refuse_pre_vote(state: State, to: NodeId) -> None:
 def _is_grantable(state: State, from_: NodeId, message: VoteRequest) -> bool:
     if not state.may_vote():
         return False
-    if message.term == state.term and state.guards(Safeguard.SINGLE_VOTE_PER_TERM):
+    if message.term == state.term and state.guards.single_vote_per_term:
         is_free = state.vote is None and state.leader is None
         if state.vote != from_ and not is_free:
             return False
-    if not state.guards(Safeguard.LOG_FRESHNESS_ON_VOTE):
+    if not state.guards.log_freshness_on_vote:
         return True
     terms = state.log.terms  # §5.4.1: the later last term wins, then the longer log
     return (message.last_term, message.last_index) >= (terms.last_term, terms.last_index)
@@ -103,7 +102,7 @@ def _begin(state: State, current: Campaign, *, term: Term, transfer: bool) -> No
 def _count(state: State, current: Campaign) -> None:
     """Win with a majority of every electorate; give up when one can no longer be had."""
     electorates = state.configuration.electorates
-    if not state.guards(Safeguard.JOINT_QUORUM):
+    if not state.guards.joint_quorum:
         electorates = electorates[:1]
     if all(majority_of(voters, current.granted) for voters in electorates):
         if current.pre:

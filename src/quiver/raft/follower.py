@@ -13,7 +13,6 @@ from quiver.errors import invariant
 from quiver.model import Index, NodeId
 from quiver.raft import hibernation
 from quiver.raft.messages import Append, AppendResponse, Entry, Heartbeat, HeartbeatResponse
-from quiver.raft.safeguards import Safeguard
 from quiver.raft.state import State
 
 
@@ -23,7 +22,7 @@ def hear_leader(state: State, from_: NodeId, heard_round: int) -> None:
         invariant(state.leader is None, "one leader per term", term=state.term, known=state.leader, other=from_)
         state.become_follower(state.term, from_)
     else:
-        state.reset_election_timer()
+        state.election_deadline_ms = state.now_ms + state.election_timeout_ms
     state.leader_contact_ms = state.now_ms
     if heard_round > state.round_heard:
         state.round_heard = heard_round
@@ -39,12 +38,12 @@ def handle_append(state: State, from_: NodeId, message: Append) -> None:
     if entries:
         state.append(entries)
     match = Index(message.prev_index + len(message.entries))
-    if not state.guards(Safeguard.MATCH_FROM_REQUEST):
+    if not state.guards.match_from_request:
         match = state.log.terms.last_index
     state.matched = max(state.matched, match)
     _follow_commit(state, message.commit)
     note_recovery(state)
-    if not entries or not state.guards(Safeguard.ACK_ONLY_DURABLE):
+    if not entries or not state.guards.ack_only_durable:
         acknowledge(state, from_)
 
 
@@ -121,7 +120,7 @@ def _is_consistent(state: State, message: Append) -> bool:
     log = state.log
     if message.prev_index <= log.commit:
         return True
-    if not state.guards(Safeguard.APPEND_CONSISTENCY_CHECK):
+    if not state.guards.append_consistency_check:
         return message.prev_index <= log.terms.last_index
     return log.terms.term_at(message.prev_index) == message.prev_term
 
@@ -132,7 +131,7 @@ def _unknown(state: State, message: Append) -> Sequence[Entry]:
     terms = state.log.terms
     if message.prev_index == terms.last_index or not entries:  # the common case
         return entries
-    if not state.guards(Safeguard.TRUNCATE_ONLY_ON_CONFLICT):
+    if not state.guards.truncate_only_on_conflict:
         entries = entries[max(state.log.commit - message.prev_index, 0) :]
         state.truncate(Index(max(message.prev_index, state.log.commit) + 1))
         return entries
@@ -168,6 +167,6 @@ def _reject(state: State, from_: NodeId, message: Append) -> None:
 
 def _follow_commit(state: State, leader_commit: Index) -> None:
     """Commit what the leader has committed, as far as this log is known to be the leader's (§5.3)."""
-    known = state.matched if state.guards(Safeguard.COMMIT_NEVER_BEYOND_MATCHED) else state.log.terms.last_index
+    known = state.matched if state.guards.commit_never_beyond_matched else state.log.terms.last_index
     if leader_commit > state.log.commit:
         state.commit_to(min(leader_commit, known))

@@ -13,7 +13,6 @@ from quiver.raft import commitment, hibernation, sending, transfer
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import Entry, EntryKind
 from quiver.raft.output import Role
-from quiver.raft.safeguards import Safeguard
 from quiver.raft.state import State
 
 
@@ -29,7 +28,7 @@ def become_leader(state: State) -> None:
     state.leadership = leadership
     state.reconfigure(leadership, next_index=next_index)
     state.announce()
-    if state.guards(Safeguard.NOOP_ON_ELECTION):
+    if state.guards.noop_on_election:
         sending.append_own(state, leadership, EntryKind.NOOP)
     else:
         sending.broadcast_heartbeat(state, leadership)
@@ -45,7 +44,7 @@ def require_leadership(state: State) -> Leadership:
 def require_proposable(state: State) -> Leadership:
     """Return the leadership if it takes proposals now, or refuse: nothing was done."""
     leadership = require_leadership(state)
-    if leadership.transfer is not None and state.guards(Safeguard.TRANSFER_STOPS_PROPOSALS):
+    if leadership.transfer is not None and state.guards.transfer_stops_proposals:
         raise UnavailableError("leadership is being transferred")
     if leadership.uncommitted_bytes >= state.config.uncommitted_bytes_max:
         raise OverloadedError("uncommitted_bytes_max is reached")
@@ -59,17 +58,12 @@ def propose(state: State, entries: Sequence[Entry]) -> None:
     if leadership.uncommitted_bytes and leadership.uncommitted_bytes + size_bytes > state.config.uncommitted_bytes_max:
         raise OverloadedError("uncommitted_bytes_max would be exceeded")
     first, last = entries[0], entries[-1]
-    end_index = Index(first.index + len(entries))
-    invariant(
-        first.term == last.term == state.term and last.index == end_index - 1,
-        "proposals carry consecutive slots of the current term",
-        first=(first.term, first.index),
-        last=(last.term, last.index),
-    )
+    in_order = first.term == last.term == state.term and last.index - first.index == len(entries) - 1
+    invariant(in_order, "proposals carry consecutive slots of the current term")
     hibernation.wake(state)
     sending.append(state, leadership, entries)
-    leadership.admit(end_index, size_bytes)
-    if not state.guards(Safeguard.LEADER_COUNTS_ONLY_DURABLE):
+    leadership.admit(last.index, size_bytes)
+    if not state.guards.leader_counts_only_durable:
         leadership.own.match = state.log.terms.last_index
         commitment.advance(state, leadership)
 
@@ -116,4 +110,4 @@ def _has_quorum(state: State, leadership: Leadership) -> bool:
     """Tell whether a quorum was heard from within an election timeout (dissertation §6.2)."""
     leadership.own.heard_ms = state.now_ms
     silence_ms = state.now_ms - leadership.quorum_heard_ms()
-    return silence_ms <= state.config.election_timeout_ms or not state.guards(Safeguard.CHECK_QUORUM)
+    return silence_ms <= state.config.election_timeout_ms or not state.guards.check_quorum

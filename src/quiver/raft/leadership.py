@@ -81,7 +81,10 @@ class Leadership:
 
     def agreed_match(self) -> Index:
         """Return the highest index that is durable on a quorum."""
-        return Index(min(majority_value([member.match for member in voters]) for voters in self.electorates))
+        agreed = majority_value([member.match for member in self.electorates[0]])
+        if len(self.electorates) > 1:
+            agreed = min(agreed, majority_value([member.match for member in self.electorates[1]]))
+        return Index(agreed)
 
     def agreed_round(self) -> int:
         """Return the latest round that a quorum has answered."""
@@ -96,9 +99,9 @@ class Leadership:
         self.own.round = number
         self.own.heard_ms = now_ms
 
-    def admit(self, end_index: Index, size_bytes: int) -> None:
-        """Count proposed bytes as uncommitted."""
-        self.uncommitted.append((Index(end_index - 1), size_bytes))
+    def admit(self, last_index: Index, size_bytes: int) -> None:
+        """Count proposed bytes as uncommitted until `last_index` is committed."""
+        self.uncommitted.append((last_index, size_bytes))
         self.uncommitted_bytes += size_bytes
 
     def settle(self, commit: Index) -> None:

@@ -17,6 +17,8 @@ from quiver.raft.configuration import ConfigurationHistory
 from quiver.raft.messages import Entry, Snapshot
 from quiver.raft.terms import TermMap
 
+NOTHING = range(0)
+
 
 class Log:
     """The knowledge about one member's log."""
@@ -37,19 +39,21 @@ class Log:
         self.applied = self.commit
         self.truncated_in = Term(0)
 
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Take note of entries that follow the last one."""
+    def append(self, entries: Sequence[Entry]) -> bool:
+        """Take note of entries that follow the last one; tell whether they bring a configuration."""
         first, last = entries[0], entries[-1]
         terms = self.terms
-        invariant(first.index == terms.last_index + 1, "entries follow the log's end", index=first.index)
+        invariant(first.index == terms.last_index + 1, "entries follow the log's end")
         if first.term == last.term:  # terms never go back, so the ones between are the same
             terms.append(first.term, count=len(entries))
         else:
             for entry in entries:
                 terms.append(entry.term, count=1)
-        for entry in entries:
-            if entry.configuration is not None:
-                self.configurations.append(entry.index, entry.configuration)
+        bringing = [entry for entry in entries if entry.configuration is not None]
+        for entry in bringing:
+            assert entry.configuration is not None
+            self.configurations.append(entry.index, entry.configuration)
+        return bool(bringing)
 
     def truncate(self, first_index: Index, *, term: Term) -> None:
         """Forget the entries from `first_index` on, in `term`."""
@@ -77,8 +81,8 @@ class Log:
     def advance_commit(self, index: Index) -> range:
         """Raise the commit index; return the newly committed indexes."""
         if index <= self.commit:
-            return range(0)
-        invariant(index <= self.terms.last_index, "commit within the log", index=index, last=self.terms.last_index)
+            return NOTHING
+        invariant(index <= self.terms.last_index, "only what is in the log is committed")
         newly = range(self.commit + 1, index + 1)
         self.commit = index
         return newly

@@ -18,8 +18,7 @@ from quiver.raft import sending
 from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import EntryKind, TimeoutNow
-from quiver.raft.progress import ProgressState
-from quiver.raft.safeguards import Safeguard
+from quiver.raft.progress import LOST
 from quiver.raft.state import State
 
 
@@ -71,7 +70,7 @@ def _check_ready(state: State, leadership: Leadership) -> None:
         raise UnavailableError("the leader has not committed in its own term yet")
     configurations = state.log.configurations
     is_pending = configurations.active.is_joint or configurations.active_index > state.log.commit
-    if is_pending and state.guards(Safeguard.ONE_PENDING_CHANGE):
+    if is_pending and state.guards.one_pending_change:
         raise UnavailableError("another membership change is pending")
 
 
@@ -89,5 +88,5 @@ def _check_promotable(state: State, leadership: Leadership, node: NodeId) -> Non
     progress = leadership.progress[node]
     lag = state.log.terms.last_index - progress.match
     is_caught_up = progress.match >= state.log.configurations.active_index and lag <= state.config.promotion_lag_max
-    if progress.state is ProgressState.LOST or not is_caught_up:
+    if progress.state is LOST or not is_caught_up:
         raise UnavailableError(f"learner {node} is not caught up: it misses {lag} entries")

@@ -80,9 +80,6 @@ class RoleChange(Struct, frozen=True, gc=False):
     leader: NodeId | None
 
 
-NOTHING_COMMITTED = range(0)
-
-
 class Output(Struct, gc=False):
     """Everything that one event asks for.
 
@@ -117,13 +114,13 @@ class Output(Struct, gc=False):
     restore: Snapshot | None = None
     hard_state: HardState | None = None
     messages: list[Outgoing] = []
-    messages_after_save: list[Outgoing] = []
+    messages_after_save: Sequence[Outgoing] = ()
     send: list[SendEntries] = []
-    send_snapshot: list[SendSnapshot] = []
-    committed: range = NOTHING_COMMITTED
+    send_snapshot: Sequence[SendSnapshot] = ()
+    committed: range = range(0)
     """Indexes newly committed: durable on a quorum, perhaps not yet here. See `Raft.applicable_index`."""
-    reads: list[ReadReady] = []
-    reads_failed: list[int] = []
+    reads: Sequence[ReadReady] = ()
+    reads_failed: Sequence[int] = ()
     """Contexts of reads that this member will not answer: leadership was lost."""
     became: RoleChange | None = None
     proposals_lost: Index | None = None
@@ -132,4 +129,4 @@ class Output(Struct, gc=False):
     """The transfer to this member did not happen in time; proposals are taken again."""
     recovered: bool = False
     """The damage named by `InitialState.recover_until` is repaired: the driver may clear its mark."""
-    trace: list[str] = []
+    trace: Sequence[str] = ()

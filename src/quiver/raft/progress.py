@@ -26,6 +26,10 @@ class ProgressState(StrEnum):
     LOST = "lost"
 
 
+PROBE, REPLICATE, SNAPSHOT, LOST = ProgressState
+"""The members by their short names: looking them up in the enum costs more than all that is done with them."""
+
+
 class PeerStatus(Struct, frozen=True):
     """One member as its leader sees it, for people and metrics."""
 
@@ -59,7 +63,7 @@ class Progress:
 
     def __init__(self, node: NodeId, *, next_index: Index, now_ms: int) -> None:
         self.node = node
-        self.state = ProgressState.PROBE
+        self.state: ProgressState = PROBE
         self.match = Index(0)
         self.received = Index(0)
         self.next = next_index
@@ -84,7 +88,7 @@ class Progress:
         if match >= self.next:
             self.next = Index(match + 1)
         inflight = self.inflight
-        while inflight and inflight[0][0] <= match:
+        while inflight and inflight[0][0] <= match + 1:
             self.inflight_bytes -= inflight.popleft()[1]
         return True
 
@@ -96,33 +100,33 @@ class Progress:
     def record_sent(self, end_index: Index, size_bytes: int, *, now_ms: int) -> bool:
         """Take note of an append that left with entries up to `end_index`; tell whether it had any."""
         self.ticket = 0
-        if self.state is ProgressState.PROBE:
+        if self.state is PROBE:
             self.probe_sent = True
         elif end_index > max(self.sending_from, self.match + 1):  # else nothing left, or the answer was faster
             if not self.inflight:
                 self.moved_ms = now_ms
-            self.inflight.append((Index(end_index - 1), size_bytes))
+            self.inflight.append((end_index, size_bytes))
             self.inflight_bytes += size_bytes
             self.next = max(self.next, end_index)
         return end_index > self.sending_from
 
     def begin_probe(self, next_index: Index, *, wait: bool) -> None:
         """Go back to one append at a time; with `wait` not before the member is heard again."""
-        self.state = ProgressState.PROBE
+        self.state = PROBE
         self.next = max(next_index, Index(self.match + 1))
         self.probe_sent = wait
         self._forget_inflight()
 
     def begin_replicate(self) -> None:
         """Run ahead from the last entry known to be equal."""
-        self.state = ProgressState.REPLICATE
+        self.state = REPLICATE
         self.next = Index(max(self.match, self.received) + 1)
         self.inflight.clear()
         self.inflight_bytes = 0
 
     def begin_snapshot(self, ticket: int) -> None:
         """Wait for a snapshot to be installed."""
-        self.state = ProgressState.SNAPSHOT
+        self.state = SNAPSHOT
         self._forget_inflight()
         self.ticket = ticket
 
@@ -139,7 +143,7 @@ class Progress:
 
     def mark_lost(self) -> None:
         """Stop counting and serving this member until the next term."""
-        self.state = ProgressState.LOST
+        self.state = LOST
         self.match = Index(0)
         self._forget_inflight()
 
@@ -148,17 +152,17 @@ class Progress:
 
         Such a member cannot follow the commit index; an append without entries tells it.
         """
-        return self.state is ProgressState.PROBE and self.received < self.match
+        return self.state is PROBE and self.received < self.match
 
     def is_stalled(self, *, now_ms: int, timeout_ms: int) -> bool:
         """Tell whether what was sent must have been lost: not even received for too long.
 
         Received but not durable is a slow disk, which sending again would not speed up.
         """
-        if self.state is ProgressState.REPLICATE:
+        if self.state is REPLICATE:
             is_waiting = bool(self.inflight) and self.received < self.next - 1
         else:
-            is_waiting = self.state is ProgressState.SNAPSHOT and not self.ticket
+            is_waiting = self.state is SNAPSHOT and not self.ticket
         return is_waiting and now_ms - self.moved_ms >= timeout_ms
 
     def status(self) -> PeerStatus:

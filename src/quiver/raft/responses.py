@@ -10,7 +10,7 @@ from quiver.model import Index, NodeId
 from quiver.raft import commitment, sending, transfer
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import AppendResponse, HeartbeatResponse
-from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.progress import LOST, PROBE, SNAPSHOT, Progress
 from quiver.raft.state import State
 
 
@@ -23,7 +23,7 @@ def handle_append_response(state: State, leadership: Leadership, from_: NodeId, 
         _back_off(state, progress, message)
         return
     moved = _advance(state, progress, message)
-    if progress.state is ProgressState.PROBE:
+    if progress.state is PROBE:
         progress.begin_replicate()
     _follow_up(state, leadership, progress, moved=moved)
 
@@ -34,7 +34,7 @@ def handle_heartbeat_response(state: State, leadership: Leadership, from_: NodeI
     if progress is None or not _hear(state, leadership, progress, message):
         return
     moved = _advance(state, progress, message)
-    if progress.state is ProgressState.PROBE:
+    if progress.state is PROBE:
         progress.probe_sent = False
         if progress.received >= progress.next:
             progress.begin_replicate()
@@ -45,7 +45,7 @@ def _hear(
     state: State, leadership: Leadership, progress: Progress, message: AppendResponse | HeartbeatResponse
 ) -> bool:
     """Note that a member is alive and follows; tell whether its answer may be used."""
-    if progress.state is ProgressState.LOST:
+    if progress.state is LOST:
         return False
     if message.round > progress.round:  # sent after every answer seen so far
         if message.received_index < progress.received and not _note_restart(state, progress, message):
@@ -83,7 +83,7 @@ def _advance(state: State, progress: Progress, message: AppendResponse | Heartbe
     received = min(message.received_index, terms.last_index)
     moved = progress.advance(match, received, now_ms=state.now_ms)
     known = max(progress.match, progress.received)
-    if progress.state is ProgressState.SNAPSHOT:
+    if progress.state is SNAPSHOT:
         if known >= terms.base_index:
             progress.ticket = 0
             progress.begin_replicate()
@@ -105,9 +105,9 @@ def _follow_up(state: State, leadership: Leadership, progress: Progress, *, move
 
 def _back_off(state: State, progress: Progress, message: AppendResponse) -> None:
     """Look for the common entry below a rejected append, skipping whole terms (§5.3)."""
-    probing = progress.state is ProgressState.PROBE
+    probing = progress.state is PROBE
     is_stale = message.rejected_index <= progress.match or (probing and message.rejected_index != progress.next - 1)
-    if is_stale or progress.state is ProgressState.SNAPSHOT:
+    if is_stale or progress.state is SNAPSHOT:
         return
     common, _ = state.log.terms.highest_at_most(message.hint_index, message.hint_term)
     next_index = min(common + 1, message.hint_index + 1, message.rejected_index)

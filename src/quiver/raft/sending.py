@@ -15,7 +15,7 @@ from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import Entry, EntryKind, Heartbeat
 from quiver.raft.output import SendEntries, SendSnapshot
-from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.progress import LOST, PROBE, REPLICATE, Progress
 from quiver.raft.state import State
 
 
@@ -86,18 +86,16 @@ def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool
     leadership.heartbeat_deadline_ms = state.now_ms + state.config.heartbeat_interval_ms
     heartbeat = Heartbeat(state.term, state.log.commit, state.round, hibernate)
     for progress in leadership.peers:
-        if progress.state is not ProgressState.LOST:
+        if progress.state is not LOST:
             state.send(progress.node, heartbeat)
 
 
 def _has_room(state: State, progress: Progress) -> bool:
-    if progress.state is ProgressState.REPLICATE:
+    if progress.state is REPLICATE:
         config = state.config
-        return (
-            len(progress.inflight) < config.inflight_messages_max
-            and progress.inflight_bytes < config.inflight_bytes_max
-        )
-    return progress.state is ProgressState.PROBE and not progress.probe_sent
+        is_full = len(progress.inflight) >= config.inflight_messages_max
+        return not is_full and progress.inflight_bytes < config.inflight_bytes_max
+    return progress.state is PROBE and not progress.probe_sent
 
 
 def _send_snapshot(state: State, progress: Progress) -> None:
@@ -105,6 +103,6 @@ def _send_snapshot(state: State, progress: Progress) -> None:
     progress.begin_snapshot(state.next_ticket())
     needed_index = state.log.terms.base_index
     permission = SendSnapshot(progress.node, progress.ticket, state.term, needed_index, state.round)
-    state.output.send_snapshot.append(permission)
+    state.output.send_snapshot = (*state.output.send_snapshot, permission)
     if state.tracing:
         state.trace(f"n{progress.node} needs a snapshot up to {needed_index} or later")

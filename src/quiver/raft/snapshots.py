@@ -11,8 +11,7 @@ from quiver.model import Index, NodeId
 from quiver.raft import follower
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import InstallSnapshot
-from quiver.raft.progress import Progress, ProgressState
-from quiver.raft.safeguards import Safeguard
+from quiver.raft.progress import SNAPSHOT, Progress
 from quiver.raft.state import State
 
 
@@ -21,11 +20,11 @@ def handle_install(state: State, from_: NodeId, message: InstallSnapshot) -> Non
     follower.hear_leader(state, from_, message.round)
     log, snapshot = state.log, message.snapshot
     is_older = snapshot.last_index <= log.commit
-    if is_older and state.guards(Safeguard.SNAPSHOT_IGNORES_OLDER):
+    if is_older and state.guards.snapshot_ignores_older:
         follower.acknowledge(state, from_)
         return
     is_known = not is_older and log.terms.term_at(snapshot.last_index) == snapshot.last_term
-    if not state.guards(Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG):
+    if not state.guards.snapshot_conflict_drops_log:
         is_known = snapshot.last_index <= log.terms.last_index
     if is_known:
         state.matched = max(state.matched, snapshot.last_index)
@@ -66,6 +65,6 @@ def note_failed(leadership: Leadership, to: NodeId, ticket: int) -> None:
 
 def _holder(leadership: Leadership, to: NodeId, ticket: int) -> Progress | None:
     progress = leadership.progress.get(to)
-    if progress is None or progress.ticket != ticket or progress.state is not ProgressState.SNAPSHOT:
+    if progress is None or progress.ticket != ticket or progress.state is not SNAPSHOT:
         return None
     return progress

@@ -20,7 +20,7 @@ from quiver.raft.leadership import Leadership
 from quiver.raft.log import Log
 from quiver.raft.messages import Entry, Message, Outgoing
 from quiver.raft.output import HardState, Output, Role, RoleChange
-from quiver.raft.safeguards import Safeguard
+from quiver.raft.safeguards import Guards
 
 
 class Campaign:
@@ -42,10 +42,12 @@ class State:
         "campaign",
         "config",
         "configuration",
-        "disabled",
         "election_deadline_ms",
+        "election_timeout_ms",
+        "guards",
         "hibernating",
         "id",
+        "is_voter",
         "leader",
         "leader_contact_ms",
         "leadership",
@@ -68,12 +70,13 @@ class State:
     def __init__(self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int) -> None:
         self.config = config
         self.id = config.id
-        self.disabled = config.disabled
+        self.guards = Guards.without(config.disabled)
         self.tracing = config.trace
         self.rng = rng
         self.now_ms = now_ms
         self.log = Log(initial)
         self.configuration = self.log.configurations.active
+        self.is_voter = self.configuration.is_voter(self.id)
         is_saved = initial.term >= self.log.terms.last_term  # else the crash fell between the two writes (R4)
         self.term = initial.term if is_saved else self.log.terms.last_term
         self.vote = initial.vote if is_saved else None
@@ -90,6 +93,7 @@ class State:
         self.hibernating = False
         self.recover_until = initial.recover_until
         self.restoring: Index | None = None
+        self.election_timeout_ms = 0
         self.election_deadline_ms = 0
         self.output = Output(self.term, None)
         self.reset_election_timer()
@@ -122,19 +126,15 @@ class State:
 
     # Small questions
 
-    def guards(self, safeguard: Safeguard) -> bool:
-        """Tell whether a safeguard is on; it always is outside of tests."""
-        return not self.disabled or safeguard not in self.disabled
-
     def may_vote(self) -> bool:
         """Tell whether this member's word counts in elections (R18, R22).
 
         A member that no configuration of its own log names may have lost everything it acknowledged;
         one that is recovering certainly has lost something.
         """
-        if self.recover_until is not None and self.guards(Safeguard.RECOVER_UNTIL_NO_VOTE):
+        if self.recover_until is not None and self.guards.recover_until_no_vote:
             return False
-        if self.configuration.includes(self.id) or not self.guards(Safeguard.BLANK_MEMBER_NO_VOTE):
+        if self.configuration.includes(self.id) or not self.guards.blank_member_no_vote:
             return True
         return any(known.includes(self.id) for known in self._relevant_configurations())
 
@@ -144,11 +144,9 @@ class State:
         It is one until its removal is known to be committed: until then it may be the only one whose log is
         long enough to be elected (dissertation §4.2.2).
         """
-        if not self.may_vote():
-            return False
-        if self.configuration.is_voter(self.id):
+        if self.is_voter and self.recover_until is None:
             return True
-        return any(known.is_voter(self.id) for known in self._relevant_configurations())
+        return self.may_vote() and any(known.is_voter(self.id) for known in self._relevant_configurations())
 
     def _relevant_configurations(self) -> Iterator[Configuration]:
         return self.log.configurations.since(self.log.commit)
@@ -159,7 +157,7 @@ class State:
         A leader is always fresh to itself: check-quorum ends its role otherwise. While hibernating the
         driver's node-level heartbeats stand in for the leader's.
         """
-        if not self.guards(Safeguard.LEADER_STICKINESS):
+        if not self.guards.leader_stickiness:
             return False
         if self.role is Role.LEADER:
             return True
@@ -169,7 +167,7 @@ class State:
 
     def acknowledgeable(self) -> Index:
         """Return up to where this member may vouch for the leader's log: equal to it, and durable here (R3)."""
-        if not self.guards(Safeguard.ACK_ONLY_DURABLE):
+        if not self.guards.ack_only_durable:
             return self.matched
         return min(self.matched, self.log.durable)
 
@@ -181,14 +179,15 @@ class State:
 
     def trace(self, text: str) -> None:
         """Add a line for people; call it only while `tracing`."""
-        self.output.trace.append(text)
+        self.output.trace = (*self.output.trace, text)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Put entries at the log's end, and into force what they say about members (§6)."""
-        self.log.append(entries)
+        brought_configuration = self.log.append(entries)
         output = self.output
         output.append = entries if not output.append else (*output.append, *entries)
-        self.refresh_configuration()
+        if brought_configuration:
+            self.refresh_configuration()
 
     def truncate(self, first_index: Index) -> None:
         """Remove the log's end, and what it said about members."""
@@ -205,7 +204,7 @@ class State:
         if not newly:
             return False
         self.output.committed = newly
-        if not self.guards(Safeguard.CONFIG_ON_APPEND):
+        if not self.guards.config_on_append:
             self.refresh_configuration()
         if self.tracing:
             self.trace(f"commit {index}")
@@ -214,11 +213,12 @@ class State:
     def refresh_configuration(self) -> None:
         """Go by the latest configuration in the log, committed or not (§6)."""
         configurations = self.log.configurations
-        on_append = self.guards(Safeguard.CONFIG_ON_APPEND)
+        on_append = self.guards.config_on_append
         configuration = configurations.active if on_append else configurations.at(self.log.commit)
         if configuration is self.configuration:
             return
         self.configuration = configuration
+        self.is_voter = configuration.is_voter(self.id)
         if self.tracing:
             self.trace(f"configuration {configuration}")
         if self.leadership is not None:
@@ -230,13 +230,13 @@ class State:
             self.configuration,
             next_index=next_index,
             now_ms=self.now_ms,
-            joint=self.guards(Safeguard.JOINT_QUORUM),
-            count_learners=not self.guards(Safeguard.LEARNER_NOT_COUNTED),
+            joint=self.guards.joint_quorum,
+            count_learners=not self.guards.learner_not_counted,
         )
 
     def save_hard_state(self) -> None:
         """Ask for term and vote to be made durable before any message of this output leaves (R2)."""
-        if self.guards(Safeguard.VOTE_PERSISTENCE):
+        if self.guards.vote_persistence:
             self.output.hard_state = HardState(self.term, self.vote)
 
     def enter_term(self, term: Term, *, vote: NodeId | None) -> None:
@@ -273,9 +273,10 @@ class State:
             self.trace(f"{self.role} in term {self.term}{leader}")
 
     def reset_election_timer(self) -> None:
-        """Draw a new election timeout (§5.2)."""
+        """Draw a new election timeout and start it (§5.2); until the next draw a heartbeat only restarts it."""
         timeout_ms = self.config.election_timeout_ms
-        self.election_deadline_ms = self.now_ms + timeout_ms + int(self.rng.random() * timeout_ms)
+        self.election_timeout_ms = timeout_ms + int(self.rng.random() * timeout_ms)
+        self.election_deadline_ms = self.now_ms + self.election_timeout_ms
 
     def next_ticket(self) -> int:
         """Return a number that no other permission to send has."""

@@ -11,7 +11,7 @@ from quiver.model import NodeId
 from quiver.raft import sending
 from quiver.raft.leadership import Leadership, Transfer
 from quiver.raft.messages import TimeoutNow
-from quiver.raft.progress import Progress, ProgressState
+from quiver.raft.progress import LOST, Progress
 from quiver.raft.state import State
 
 
@@ -29,7 +29,7 @@ def begin(state: State, leadership: Leadership, to: NodeId) -> None:
             raise UnavailableError(f"leadership is being transferred to node {leadership.transfer.to}")
         return
     progress = leadership.progress[to]
-    if progress.state is ProgressState.LOST:
+    if progress.state is LOST:
         raise UnavailableError(f"node {to} lost its log")
     leadership.transfer = Transfer(to, state.now_ms + state.config.election_timeout_ms)
     sending.maybe_send(state, progress)

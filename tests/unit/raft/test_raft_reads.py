@@ -95,7 +95,7 @@ def test_append_answers_count_for_a_round_too() -> None:
 def test_group_of_one_answers_at_once_when_ready() -> None:
     raft = core(voters=[1])
     raft.tick(10_000)
-    assert raft.read(1, 10_000).reads == []
+    assert not raft.read(1, 10_000).reads
     output = raft.durable(Index(1), Term(1))
     assert [(r.context, r.index) for r in output.reads] == [(1, 1)]
     assert [r.context for r in raft.read(2, 10_000).reads] == [2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import astuple
 from raft_harness import Cluster, Member, append, core, entries, sole
 from raft_walk import Walk
 
@@ -284,5 +285,5 @@ def test_without_the_safeguard_its_demonstration_fails(safeguard: Safeguard, dem
 
 def test_nothing_is_disabled_by_default() -> None:
     raft = core()
-    assert raft._state.disabled == frozenset()
+    assert all(astuple(raft._state.guards))
     assert raft.receive(N2, VoteRequest(Term(1), Index(0), Term(0)), 10_000).hard_state == HardState(Term(1), N2)
