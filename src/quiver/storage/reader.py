@@ -17,8 +17,9 @@ from quiver.record.batch import Batch
 from quiver.record.header import BatchHeader
 from quiver.storage.disk import Disk
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
-from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame, scan
+from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame
 from quiver.storage.segment import NO_TIMESTAMP, Segment
+from quiver.storage.verdict import scan_entries
 
 CHUNK_BYTES_MIN = 4096
 UNBOUNDED = (1 << 63) - 1
@@ -107,7 +108,7 @@ def _batches(disk: Disk, directory: str, place: Place, chunk_bytes: int) -> Iter
     for segment, first_position, end_position in _parts(place):
         file = disk.open(f"{directory}/{segment.name}")
         try:
-            for frame in scan(file, first_position, end_position, chunk_bytes=chunk_bytes):
+            for frame in scan_entries(file, first_position, end_position, chunk_bytes=chunk_bytes):
                 batch = _checked(segment, frame, expected)
                 if batch is not None:
                     expected = batch.header.index + 1

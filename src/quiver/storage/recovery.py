@@ -21,37 +21,33 @@ from quiver.errors import DamageError, DecodeError
 from quiver.model import Index, Offset, Term
 from quiver.record.header import HEADER_BYTES
 from quiver.storage.disk import Disk, File
+from quiver.storage.flush import write_all
 from quiver.storage.frames import (
-    FOOTER_MAGIC,
     MARK_BYTES,
-    MARK_MAGIC,
     SEGMENT_HEADER_BYTES,
     TRAILER_BYTES,
     Footer,
     SegmentHeader,
     decode_footer,
-    decode_mark,
     decode_segment_header,
     footer_bytes,
 )
-from quiver.storage.scan import BadFrame, Frame, decode_frame, scan
-from quiver.storage.segment import Segment, is_segment_name, segment_name
+from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame, scan
+from quiver.storage.segment import Segment, is_segment_name
+from quiver.storage.verdict import is_damage, is_damaged_mark, is_footer, is_torn_at_birth
 
-SECTOR_BYTES = 512
-"""The unit in which a disk loses unsynced bytes; a lost one of a growing file reads as zeros."""
-BATCH_MAGIC = b"QVB1"
 TEMPORARY_SUFFIX = ".tmp"
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A range of a file that fails its checksum although it once was on disk."""
+    """A place in a file that fails its checksum although it once was on disk; all behind it is in doubt."""
 
     name: str
     first_position: int
     end_position: int
     first_index: Index
     end_index_max: Index
-    """No entry at or behind this index was ever here: until it has them again the replica is not whole."""
+    """No entry at or behind this index was ever in the log: until it is there again the replica is not whole."""
     reason: str
 
     def __str__(self) -> str:
@@ -79,6 +75,8 @@ class _Findings:
         self.directory = directory
         self.index_interval_bytes = index_interval_bytes
         self.damage: list[Damage] = []
+        self.rebuilt: set[str] = set()
+        """Segments whose header was made up: of which generation they are is not known."""
         self.warnings: list[str] = []
 
     def path(self, name: str) -> str:
@@ -112,7 +110,8 @@ def recover(disk: Disk, directory: str, *, index_interval_bytes: int) -> Recover
             segments.append(segment)
     segments = _drop_old_generations(findings, segments)
     _check_continuity(findings, segments)
-    return Recovery(segments, tuple(findings.damage), tuple(findings.warnings))
+    damage = tuple(_with_all_behind(damage, segments[-1]) for damage in findings.damage)
+    return Recovery(segments, damage, tuple(findings.warnings))
 
 
 def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None, is_last: bool) -> Segment | None:
@@ -126,7 +125,7 @@ def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None
                 findings.warnings.append(f"{name}: the segment header is damaged; its copy in the footer is used")
             return Segment.from_footer(name, footer)
         if header is None:
-            header = _rebuild_header(findings, file, name, previous)
+            header = _rebuild_header(findings, file, name, previous=previous, is_last=is_last)
         if header is not None:
             return _scan_segment(findings, file, Segment(header, name), is_last=is_last)
     finally:
@@ -152,53 +151,52 @@ def read_footer(file: File) -> Footer | None:
         return None
 
 
-def _rebuild_header(findings: _Findings, file: File, name: str, previous: Segment | None) -> SegmentHeader | None:
+def _rebuild_header(
+    findings: _Findings, file: File, name: str, *, previous: Segment | None, is_last: bool
+) -> SegmentHeader | None:
     """Make up for a damaged segment header; None if the segment was torn at birth."""
-    first = (
-        decode_frame(file.read(file.size() - SEGMENT_HEADER_BYTES, SEGMENT_HEADER_BYTES), 0)
-        if _has_frames(file)
-        else None
-    )
-    holds_batch = isinstance(first, Frame) and first.header is not None
-    if not holds_batch and previous is not None:
-        return None  # the predecessor's end tells where the log goes on: nothing is lost with this file
-    if not holds_batch and not any(file.read(file.size(), 0)):
-        return None  # the header never reached the disk, so nothing behind it was acknowledged
-    if not isinstance(first, Frame) or first.header is None:
-        raise DamageError(f"{name}: the header of the log's only segment is damaged: where the log starts is unknown")
-    findings.warnings.append(f"{name}: the segment header is damaged; it was rebuilt from the first batch")
+    first_index, size = Index(int(name[:20])), file.size()
+    first = next(scan(file, SEGMENT_HEADER_BYTES, size), None)
+    batch = first.header if isinstance(first, Frame) else None
+    if previous is None and (batch is None or first_index > 1):
+        # Nothing else tells the term of the entry before, which Raft compares with other replicas.
+        raise DamageError(f"{name}: the header of the log's first segment is damaged: where the log starts is unknown")
+    if batch is None and is_last and is_torn_at_birth(file, size):
+        return None
+    findings.rebuilt.add(name)
+    findings.warnings.append(f"{name}: the segment header is damaged; it was rebuilt from what stands next to it")
     return SegmentHeader(
         generation=previous.header.generation if previous else 0,
-        first_index=Index(int(name[:20])),
-        first_offset=Offset(first.header.base_offset),
+        first_index=first_index,
+        first_offset=batch.base_offset if batch else _end_offset_of(previous),
         previous_term=previous.last_term if previous else Term(0),
-        created_ms=first.header.append_timestamp,
+        created_ms=batch.append_timestamp if batch else 0,
     )
 
 
-def _has_frames(file: File) -> bool:
-    return file.size() > SEGMENT_HEADER_BYTES
+def _end_offset_of(segment: Segment | None) -> Offset:
+    return segment.end_offset if segment else Offset(0)
 
 
 def _scan_segment(findings: _Findings, file: File, segment: Segment, *, is_last: bool) -> Segment:
     """Read a segment that has no usable footer; cut its torn tail if it is the log's last."""
     size = file.size()
-    position = SEGMENT_HEADER_BYTES
-    while position < size:
-        bad = _scan_frames(findings, file, segment, position, size)
-        if bad is None:
-            return segment
-        rest = file.read(size - bad.position, bad.position)
-        if _is_footer(rest):
+    bad = _scan_frames(findings, file, segment, SEGMENT_HEADER_BYTES, size)
+    while bad is not None:
+        if is_footer(file, bad.position, size):
             if is_last:
                 _cut(findings, file, segment, size, "an unfinished seal")
             else:
                 findings.warnings.append(f"{segment.name}: the footer is damaged; the segment was read instead")
             return segment
-        if is_last and not _is_damage(rest, bad):
+        if is_last and not is_damage(file, bad, size):
             _cut(findings, file, segment, size, bad.reason)
             return segment
-        position = _skip_damage(findings, segment, rest, bad)
+        if not is_damaged_mark(file, bad.position, size, next_index=segment.end_index):
+            _report_damage(findings, segment, bad, size)
+            return segment
+        findings.warnings.append(f"{segment.name}: the mark at byte {bad.position} is damaged; it holds no entry")
+        bad = _scan_frames(findings, file, segment, bad.position + MARK_BYTES, size)
     return segment
 
 
@@ -226,74 +224,25 @@ def _cut(findings: _Findings, file: File, segment: Segment, size: int, reason: s
     findings.warnings.append(f"{segment.name}: cut {size - segment.size_bytes} bytes of a torn tail: {reason}")
 
 
-def _is_footer(rest: bytes) -> bool:
-    """Tell whether what follows the last frame is a footer, perhaps damaged or incomplete: it holds no entries."""
-    return rest.startswith(FOOTER_MAGIC) or (rest.endswith(FOOTER_MAGIC) and BATCH_MAGIC not in rest)
-
-
-def _is_damage(rest: bytes, bad: BadFrame) -> bool:
-    """Tell damage from a torn tail, by the rule at the top of this module."""
-    if _is_vouched_for(rest, bad.position):
-        return True
-    frame_bytes = bad.header.batch_bytes if bad.header else HEADER_BYTES
-    if len(rest.rstrip(b"\0")) < frame_bytes:
-        return False  # it crosses the end of the file, or of what was written of it
-    return not _has_lost_sector(rest[:frame_bytes], bad.position)
-
-
-def _is_vouched_for(rest: bytes, position: int) -> bool:
-    at = rest.find(MARK_MAGIC)
-    while at >= 0:
-        try:
-            if decode_mark(rest, at) > position:
-                return True
-        except DecodeError:
-            pass  # bytes of a batch that happen to look like a mark
-        at = rest.find(MARK_MAGIC, at + 1)
-    return False
-
-
-def _has_lost_sector(frame: bytes, position: int) -> bool:
-    cuts = [0, *range(SECTOR_BYTES - position % SECTOR_BYTES, len(frame), SECTOR_BYTES), len(frame)]
-    return any(not any(frame[first:end]) for first, end in pairwise(cuts))
-
-
-def _skip_damage(findings: _Findings, segment: Segment, rest: bytes, bad: BadFrame) -> int:
-    """Report the damage at `bad` and return the position of the next intact frame (or of the end)."""
-    resumed = _next_frame(rest, segment.end_index)
-    end = bad.position + (resumed.position if resumed else len(rest))
-    next_index = resumed.header.index if resumed and resumed.header else None
-    if next_index == segment.end_index:
-        findings.warnings.append(f"{segment.name}: bytes {bad.position}..{end} are damaged but hold no entry")
-        return end
+def _report_damage(findings: _Findings, segment: Segment, bad: BadFrame, size: int) -> None:
     findings.damage.append(
         Damage(
             name=segment.name,
             first_position=bad.position,
-            end_position=end,
+            end_position=size,
             first_index=segment.end_index,
-            end_index_max=Index(segment.end_index + len(rest) // HEADER_BYTES),
+            end_index_max=Index(segment.end_index + (size - bad.position) // HEADER_BYTES),
             reason=bad.reason,
         )
     )
-    return bad.position + len(rest)
-
-
-def _next_frame(rest: bytes, expected_index: int) -> Frame | None:
-    """Return the first intact batch in `rest` that is the expected entry or a later one."""
-    at = rest.find(BATCH_MAGIC, 1)
-    while at >= 0:
-        found = decode_frame(rest, at)
-        if isinstance(found, Frame) and found.header is not None and found.header.index >= expected_index:
-            return found
-        at = rest.find(BATCH_MAGIC, at + 1)
-    return None
 
 
 def _drop_old_generations(findings: _Findings, segments: list[Segment]) -> list[Segment]:
     newest = max((segment.header.generation for segment in segments), default=0)
     kept = []
     for segment in segments:
+        if segment.name in findings.rebuilt:
+            segment.header = msgspec.structs.replace(segment.header, generation=newest)
         if segment.header.generation == newest:
             kept.append(segment)
         else:
@@ -320,6 +269,11 @@ def _check_continuity(findings: _Findings, segments: list[Segment]) -> None:
             )
 
 
+def _with_all_behind(damage: Damage, last: Segment) -> Damage:
+    """Extend damage to the log's end: whoever cuts it off gives up all that lies behind it, too."""
+    return msgspec.structs.replace(damage, end_index_max=max(damage.end_index_max, last.end_index))
+
+
 def cut_damage(disk: Disk, directory: str, recovery: Recovery) -> Recovery:
     """Give up everything from the first damage on, so that the entries can be had again from other replicas.
 
@@ -338,19 +292,24 @@ def cut_damage(disk: Disk, directory: str, recovery: Recovery) -> Recovery:
 
 def _keep_damaged_tail(disk: Disk, directory: str, segment: Segment) -> None:
     file = disk.open(f"{directory}/{segment.name}")
-    copy_path = f"{directory}/{segment.name}.damaged"
     try:
-        if disk.exists(copy_path):
-            disk.remove(copy_path)  # of an earlier attempt that a crash interrupted
-        copy = disk.open(copy_path, create=True)
-        copy.write([file.read(file.size() - segment.size_bytes, segment.size_bytes)], 0)
-        copy.sync()
-        copy.close()
-        disk.sync_directory(directory)
+        _copy_tail(disk, file, segment.size_bytes, f"{directory}/{segment.name}.damaged")
+        disk.sync_directory(directory)  # on disk now: the copy, with its name
         file.truncate(segment.size_bytes)
         file.sync()
     finally:
         file.close()
 
 
-__all__ = ["MARK_BYTES", "Damage", "Recovery", "cut_damage", "read_footer", "recover", "segment_name"]
+def _copy_tail(disk: Disk, file: File, position: int, copy_path: str) -> None:
+    if disk.exists(copy_path):
+        disk.remove(copy_path)  # of an earlier attempt that a crash interrupted
+    copy = disk.open(copy_path, create=True)
+    try:
+        copied_bytes = 0
+        while chunk := file.read(CHUNK_BYTES, position + copied_bytes):
+            write_all(copy, [chunk], copied_bytes)
+            copied_bytes += len(chunk)
+        copy.sync()
+    finally:
+        copy.close()

@@ -12,13 +12,17 @@ from collections.abc import Iterator
 import msgspec
 
 from quiver.errors import DecodeError
-from quiver.model import Buffer
 from quiver.record.header import HEADER_BYTES, BatchHeader, decode_header, verify_payload
 from quiver.storage.disk import File
 from quiver.storage.frames import MARK_BYTES, MARK_MAGIC, decode_mark
 
 CHUNK_BYTES = 1024 * 1024
 """What one read asks for: large enough to be cheap per byte, small enough to be cheap in memory."""
+CHUNK_BYTES_MAX = 8 * CHUNK_BYTES
+"""What one read asks for at most, unless a single batch is larger."""
+_FRAMES_PER_CHUNK = 6
+"""How many batches of the size met last a chunk should hold: the one that crosses its end is read twice."""
+_NO_DATA = memoryview(b"")
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -42,46 +46,37 @@ class BadFrame(msgspec.Struct, frozen=True):
 
 def scan(file: File, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Frame | BadFrame]:
     """Yield the frames in `[position, end)`; a `BadFrame` is the last thing yielded, if there is one."""
-    wanted = chunk_bytes
     while position < end:
-        chunk = memoryview(file.read(min(wanted, end - position), position))
-        at = 0
-        while at < len(chunk):
-            found = decode_frame(chunk, at, base=position)
+        chunk = file.read(min(chunk_bytes, end - position), position)
+        if not chunk:
+            yield BadFrame(position, "the file is shorter than it should be")
+            return
+        base, chunk_end = position, position + len(chunk)
+        while position < chunk_end:
+            found = decode_frame(chunk, position - base, base=base)
             if isinstance(found, BadFrame):
+                needed = found.header.batch_bytes if found.header else HEADER_BYTES
+                if chunk_end >= end or position + needed <= chunk_end:
+                    yield found
+                    return
+                # The frame crosses the chunk: read again from its first byte, enough for all of it and some more.
+                chunk_bytes = max(chunk_bytes, needed, min(needed * _FRAMES_PER_CHUNK, CHUNK_BYTES_MAX))
                 break
             yield found
-            at = found.end - position
-        else:
-            if not len(chunk):
-                yield BadFrame(position, "the file is shorter than it should be")
-                return
-            position, wanted = position + at, chunk_bytes
-            continue
-        needed = _bytes_needed(found)
-        if position + len(chunk) >= end or needed <= len(chunk) - at:
-            yield found
-            return
-        # The frame crosses the chunk: read again from its first byte, enough for all of it.
-        position, wanted = position + at, max(chunk_bytes, needed)
+            position = found.end
 
 
-def decode_frame(data: Buffer, at: int, *, base: int = 0) -> Frame | BadFrame:
+def decode_frame(data: bytes, at: int, *, base: int = 0) -> Frame | BadFrame:
     """Return the frame at `at` of `data`, which stands at position `base` of its file."""
     header: BatchHeader | None = None
     try:
-        if data[at : at + 4] == MARK_MAGIC:
-            durable_end = decode_mark(data, at)
-            return Frame(base + at, base + at + MARK_BYTES, None, memoryview(b""), durable_end)
+        if data.startswith(MARK_MAGIC, at):
+            return Frame(base + at, base + at + MARK_BYTES, None, _NO_DATA, decode_mark(data, at))
         header = decode_header(data, at)
-        end = at + header.batch_bytes
+        end = at + HEADER_BYTES + header.payload_bytes
         if end > len(data):
             return BadFrame(base + at, "the batch crosses the end of the data", header)
         verify_payload(data, header, at)
         return Frame(base + at, base + end, header, memoryview(data)[at:end])
     except DecodeError as error:
         return BadFrame(base + at, str(error), header)
-
-
-def _bytes_needed(bad: BadFrame) -> int:
-    return bad.header.batch_bytes if bad.header else HEADER_BYTES

@@ -16,8 +16,9 @@ from quiver.model import Index
 from quiver.storage.disk import Disk, File
 from quiver.storage.flush import write_all
 from quiver.storage.recovery import TEMPORARY_SUFFIX
-from quiver.storage.scan import BadFrame, scan
+from quiver.storage.scan import BadFrame
 from quiver.storage.segment import Segment, is_segment_name
+from quiver.storage.verdict import scan_entries
 
 
 def cut_suffix(
@@ -44,7 +45,7 @@ def cut_suffix(
 def _shorten(segment: Segment, file: File, end_index: Index, index_interval_bytes: int) -> Segment:
     """Return the bookkeeping of a segment as if it ended at `end_index`."""
     shortened = segment.rewound(end_index - 1)
-    for frame in scan(file, shortened.size_bytes, segment.size_bytes):
+    for frame in scan_entries(file, shortened.size_bytes, segment.size_bytes):
         if shortened.end_index == end_index:
             break
         if isinstance(frame, BadFrame):

@@ -17,10 +17,12 @@ from log_world import (
 )
 from test_log import VALUES, runs
 
+from quiver.config import LogSettings
 from quiver.errors import DamageError, LogClosedError, QuiverError
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.storage import HardState, HardStateFile, Snapshot, SnapshotStore
-from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES
+from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, encode_mark
+from quiver.storage.scan import CHUNK_BYTES
 from quiver.storage.segment import segment_name
 from quiver.testing import SimulatedDisk
 
@@ -197,7 +199,7 @@ async def test_a_missing_segment_in_the_middle_is_damage() -> None:
     log = open_log(disk, SETTINGS)
     (damage,) = log.damage
     assert damage.first_index == log.end_index == int(names[1][-24:-4])
-    assert damage.end_index_max == int(names[2][-24:-4])
+    assert damage.end_index_max == 21, "all that lies behind the hole is given up with it"
     assert len(await all_entries(log)) == log.end_index - 1
 
 
@@ -213,7 +215,11 @@ async def test_a_damaged_mark_hides_no_entry() -> None:
     flip(disk, f"{DIRECTORY}/{segment_name(1)}", position + MARK_BYTES - 1, 1)
     log = open_log(disk)
     assert log.damage == ()
-    assert "hold no entry" in log.warnings[0]
+    assert "holds no entry" in log.warnings[0]
+    assert await all_values(log) == [b"first", b"second", b"third"]
+    log.truncate_suffix(Index(3))
+    await append(log, b"instead")
+    assert await all_values(open_log(disk)) == [b"first", b"second", b"instead"]
 
 
 @runs
@@ -223,7 +229,7 @@ async def test_header_of_the_only_segment_is_rebuilt_from_its_first_batch_or_rep
     await log.close()
     empty = disk.clone()
     flip(empty, f"{DIRECTORY}/{segment_name(1)}", 20, 1)
-    with pytest.raises(DamageError, match="only segment"):
+    with pytest.raises(DamageError, match="first segment"):
         open_log(empty)
     log = open_log(disk)
     await append(log, b"a")
@@ -231,6 +237,161 @@ async def test_header_of_the_only_segment_is_rebuilt_from_its_first_batch_or_rep
     log = open_log(disk)
     assert "rebuilt" in log.warnings[0]
     assert await all_values(log) == [b"a"]
+
+
+@runs
+async def test_header_of_a_first_segment_that_is_not_the_first_ever_is_not_made_up() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    await log.reset(first_index=Index(9), first_offset=Offset(5), previous_term=Term(3))
+    await append(log, b"a", term=4)
+    flip(disk, f"{DIRECTORY}/{segment_name(9)}", 20, 1)
+    with pytest.raises(DamageError, match="where the log starts"):
+        open_log(disk)
+
+
+def destroy(disk: SimulatedDisk, path: str, first: int, end: int, *, with_byte: int = 0x55) -> None:
+    data = bytearray(disk.read_file(path))
+    data[first:end] = bytes([with_byte]) * (end - first)
+    disk.write_file(path, bytes(data))
+
+
+async def last_segment(disk: SimulatedDisk, *values: bytes) -> str:
+    """Append values, each with a flush of its own, and return the path of the last segment."""
+    log = open_log(disk, SETTINGS)
+    for value in values:
+        await append(log, value)
+    return [path for path in disk.paths() if path.endswith(".log")][-1]
+
+
+@runs
+async def test_a_destroyed_first_sector_of_the_last_segment_is_damage_and_the_file_stays() -> None:
+    disk = SimulatedDisk()
+    path = await last_segment(disk, *VALUES[:8])
+    assert not path.endswith(segment_name(1))
+    destroy(disk, path, 0, 200)
+    log = open_log(disk, SETTINGS)
+    (damage,) = log.damage
+    assert damage.first_index == log.end_index == int(path[-24:-4])
+    assert disk.exists(path)
+    assert await all_values(log) == VALUES[: log.end_index - 1]
+
+
+@runs
+async def test_a_zeroed_first_sector_of_the_last_segment_is_damage_if_a_mark_vouches_for_it() -> None:
+    disk = SimulatedDisk()
+    path = await last_segment(disk, *VALUES[:8])
+    whole = disk.read_file(path)
+    mark = whole.index(b"MRKQ")
+    destroy(disk, path, 0, mark - 10, with_byte=0)
+    assert open_log(disk.clone(), SETTINGS).damage
+    unmarked = disk.clone()
+    unmarked.write_file(path, disk.read_file(path)[:mark])
+    log = open_log(unmarked, SETTINGS)
+    assert log.damage == ()
+    assert not unmarked.exists(path)
+    assert "torn at birth" in log.warnings[0]
+
+
+@runs
+async def test_a_segment_in_the_middle_that_cannot_be_read_is_damage_and_the_file_stays() -> None:
+    disk = await filled_disk()
+    path = [path for path in disk.paths() if path.endswith(".log")][1]
+    disk.write_file(path, bytes(len(disk.read_file(path))))
+    log = open_log(disk, SETTINGS)
+    assert [damage.first_index for damage in log.damage] == [log.end_index]
+    assert log.damage[0].end_index_max == 21
+    assert disk.exists(path)
+
+
+@runs
+async def test_a_first_segment_without_header_and_footer_is_not_taken_for_a_leftover_of_a_reset() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, SETTINGS)
+    await log.reset(first_index=Index(1), first_offset=Offset(0), previous_term=Term(0))
+    await append(log, *VALUES[:20])
+    await log.close()
+    path = f"{DIRECTORY}/{segment_name(1)}"
+    flip(disk, path, 20, 1)
+    flip(disk, path, len(disk.read_file(path)) - 20, 1)
+    log = open_log(disk, SETTINGS)
+    assert (log.damage, log.first_index) == ((), 1)
+    assert await all_values(log) == VALUES[:20]
+
+
+@runs
+async def test_a_batch_with_a_bad_magic_before_an_unfinished_seal_is_not_cut_off_with_it() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    await append(log, b"kept")
+    await append(log, b"rotten")
+    segment = log._segments[-1]  # the only one who can seal without rolling
+    path = f"{DIRECTORY}/{segment_name(1)}"
+    data = disk.read_file(path) + segment.seal().encode()
+    disk.write_file(path, data)
+    assert "unfinished seal" in open_log(disk.clone()).warnings[0]
+    flip(disk, path, data.rindex(b"QVB1"), 1)
+    log = open_log(disk)
+    assert [damage.first_index for damage in log.damage] == [2]
+    assert await all_values(log) == [b"kept"]
+
+
+@runs
+async def test_bytes_of_a_torn_batch_that_look_like_a_mark_prove_nothing() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, LogSettings())
+    await append(log, b"kept")
+    path = f"{DIRECTORY}/{segment_name(1)}"
+    size = len(disk.read_file(path))
+    impostors = encode_mark(1 << 40) + encode_mark(10) + b"MRKQ" + bytes(12) + b"MRKQ"
+    torn = bytes(data_batch([impostors + bytes(900)], index=2, offset=1).data)[:700]
+    disk.write_file(path, disk.read_file(path) + torn)
+    log = open_log(disk, LogSettings())
+    assert log.damage == ()
+    assert log.end_index == 2
+    assert len(disk.read_file(path)) == size
+
+
+@runs
+async def test_a_batch_inside_a_damaged_batch_is_not_taken_for_an_entry() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, LogSettings())
+    await append(log, b"kept")
+    inner = bytes(data_batch([b"not an entry"], index=2, offset=1).data)
+    await append(log, inner)
+    await append(log, b"behind")
+    path = f"{DIRECTORY}/{segment_name(1)}"
+    outer = disk.read_file(path).index(b"QVB1", SEGMENT_HEADER_BYTES + 4)
+    flip(disk, path, outer + 50, 1)
+    log = open_log(disk, LogSettings())
+    assert [damage.first_index for damage in log.damage] == [2]
+    assert await all_values(log) == [b"kept"]
+
+
+@runs
+async def test_damage_is_judged_and_set_aside_in_chunks() -> None:
+    """Larger than a chunk in every respect: the bad frame, what lies behind it, and its copy."""
+    disk = SimulatedDisk()
+    settings = LogSettings(segment_bytes_max=64 << 20)
+    log = open_log(disk, settings)
+    await append(log, b"kept")
+    large = bytes(range(1, 256)) * (3 * CHUNK_BYTES // 255)
+    await append(log, large)
+    path = f"{DIRECTORY}/{segment_name(1)}"
+    whole = disk.read_file(path)
+    for position in (len(whole) - 5, len(whole) - CHUNK_BYTES, 300):
+        disk.write_file(path, whole)
+        flip(disk, path, position, 1)
+        assert open_log(disk.clone(), settings).damage, "a whole frame whose bytes have changed"
+    destroy(disk, path, 2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 512, with_byte=0)
+    assert open_log(disk.clone(), settings).damage == (), "a frame that never was whole"
+    disk.write_file(path, whole + bytes(CHUNK_BYTES * 2))
+    flip(disk, path, 300, 1)
+    log = open_log(disk, settings, discard_damage=True)
+    assert log.damage[0].end_position == len(whole) + CHUNK_BYTES * 2
+    aside = disk.read_file(path + ".damaged")
+    assert len(aside) > 5 * CHUNK_BYTES
+    assert log.end_index == 2
 
 
 @runs
