@@ -173,6 +173,16 @@ class Raft:
             progress.begin_probe(Index(progress.received + 1), wait=True)
         return state.finish()
 
+    def suspect(self, node: NodeId, now_ms: int) -> Output:
+        """Take note that a member's process seems to have ended: if it led, do not wait for its full timeout.
+
+        Only a hint: others who still hear the leader refuse their pre-votes, so a false one costs no leader.
+        """
+        self._state.begin(now_ms)
+        if self._state.leader == node and self._state.leadership is None:
+            election.doubt_leader(self._state)
+        return self._state.finish()
+
     # Work for a leader
 
     def next_slot(self) -> tuple[Term, Index]:
@@ -225,6 +235,8 @@ class Raft:
         self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = (), now_ms: int
     ) -> Output:
         """Move to these voters and learners; done when `configuration` equals them and is committed.
+
+        Asking for what is already so changes nothing.
 
         Raises:
             UnavailableError: not done; not the leader, another change is pending, or a learner lags.

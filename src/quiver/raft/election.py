@@ -8,6 +8,7 @@ the election (§3.10).
 from __future__ import annotations
 
 from quiver.model import NodeId, Term
+from quiver.raft import hibernation
 from quiver.raft.configuration import majority_of
 from quiver.raft.leader import become_leader
 from quiver.raft.messages import VoteRequest, VoteResponse
@@ -23,6 +24,18 @@ def campaign(state: State, *, transfer: bool = False) -> None:
         _ask_votes(state, transfer=transfer)
     else:
         _ask_pre_votes(state)
+
+
+def doubt_leader(state: State) -> None:
+    """Stop counting the leader as fresh, and campaign within half an election timeout if it stays silent.
+
+    The wait is drawn, as ever, so that members that notice together do not campaign together (§5.2).
+    """
+    hibernation.wake(state)
+    timeout_ms = state.config.election_timeout_ms
+    state.leader_contact_ms = state.now_ms - timeout_ms
+    deadline_ms = state.now_ms + int(state.rng.random() * timeout_ms / 2)
+    state.election_deadline_ms = min(state.election_deadline_ms, deadline_ms)
 
 
 def handle_vote_request(state: State, from_: NodeId, message: VoteRequest) -> None:

@@ -273,8 +273,9 @@ class Member:
         self._carry_out(self._raft.wake(self._now_ms()))
 
     def peer_lost(self, node: NodeId) -> None:
-        """Take note that what was under way to a node may be lost."""
+        """Take note that the connection to a node broke: what was under way may be lost, and it may be dead."""
         self._carry_out(self._raft.peer_unreachable(node))
+        self._carry_out(self._raft.suspect(node, self._now_ms()))
 
     def receive(self, from_: NodeId, received: Received) -> None:
         """Take a message from another member.

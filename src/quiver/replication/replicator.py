@@ -34,7 +34,7 @@ from quiver.storage import Disk, Executor
 
 logger = logging.getLogger(__name__)
 
-TICKS_PER_HEARTBEAT = 2
+TICKS_PER_HEARTBEAT = 4
 """How often deadlines are looked at in one heartbeat interval."""
 PARCEL_BYTES_MAX = 4 * 1024 * 1024
 """Size at which what goes to a node in one turn is split; one message may exceed it."""

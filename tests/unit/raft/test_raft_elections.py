@@ -223,3 +223,33 @@ def test_tick_before_the_deadline_does_nothing() -> None:
 def test_useless_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         RaftConfig(id=N1, **settings)
+
+
+def test_suspected_leader_is_replaced_before_its_timeout() -> None:
+    raft = core(term=1, election_timeout_ms=500)
+    raft.receive(N2, Heartbeat(Term(1), Index(0), 1), 1_000)
+    deadline_ms = raft.suspect(N2, 1_001).next_deadline_ms
+    assert deadline_ms is not None
+    assert 1_001 <= deadline_ms < 1_251
+    assert sole(raft.receive(N3, request(5, pre=True), 1_002)).granted, "a suspected leader is not fresh"
+    raft.tick(deadline_ms)
+    assert raft.role is Role.PRE_CANDIDATE
+
+
+def test_suspicion_of_another_member_or_by_the_leader_itself_changes_nothing() -> None:
+    raft = core(term=1, election_timeout_ms=500)
+    before = raft.receive(N2, Heartbeat(Term(1), Index(0), 1), 1_000).next_deadline_ms
+    assert raft.suspect(N3, 1_001).next_deadline_ms == before
+    leader = Cluster().elect(1)
+    assert leader.raft.suspect(N1, leader.cluster.now_ms).became is None
+    assert leader.raft.is_leader
+
+
+def test_leader_that_was_suspected_wrongly_goes_on() -> None:
+    """R9: the others still hear it, so they refuse; the doubter follows again."""
+    cluster = Cluster()
+    leader = cluster.elect(1)
+    cluster[3].run(cluster[3].raft.suspect(N1, cluster.now_ms))
+    cluster.elapse(2_000)
+    assert leader.raft.is_leader
+    assert leader.raft.term == cluster[3].raft.term == 1

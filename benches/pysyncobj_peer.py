@@ -1,0 +1,86 @@
+"""One PySyncObj replica as a process of its own: the peer that ours is compared with.
+
+    python pysyncobj_peer.py DIRECTORY OWN_PORT OTHER_PORT OTHER_PORT
+
+With its journal and its default batching, as its users run it. Prints its answers as JSON lines, like replica.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pysyncobj import SyncObj, SyncObjConf, replicated
+
+
+class Store(SyncObj):  # type: ignore[misc]  # the package has no types
+    """A replicated object that adds up what it is given."""
+
+    def __init__(self, own: str, others: list[str], journal: str) -> None:
+        super().__init__(own, others, SyncObjConf(journalFile=journal))
+        self.size_bytes = 0
+
+    @replicated  # type: ignore[misc]  # the package has no types
+    def add(self, value: bytes) -> None:
+        self.size_bytes += len(value)
+
+
+def load(store: Store, *, entries: int, in_flight: int, value_bytes: int) -> dict[str, Any]:
+    """Write `entries` values, `in_flight` at a time; tell how long it took."""
+    done = threading.Event()
+    counts = {"sent": 0, "answered": 0}
+    value = os.urandom(value_bytes)
+
+    def send() -> None:
+        counts["sent"] += 1
+        store.add(value, callback=answered)
+
+    def answered(_: object, __: object) -> None:
+        counts["answered"] += 1
+        if counts["sent"] < entries:
+            send()
+        elif counts["answered"] >= entries:
+            done.set()
+
+    start = time.perf_counter()
+    for _ in range(in_flight):
+        send()
+    done.wait(120)
+    return {"seconds": time.perf_counter() - start, "entries": counts["answered"]}
+
+
+def single(store: Store, *, entries: int, value_bytes: int) -> dict[str, Any]:
+    """Write one value after the other, each awaited."""
+    latencies = []
+    value = os.urandom(value_bytes)
+    for _ in range(entries):
+        start = time.perf_counter()
+        store.add(value, sync=True, timeout=10)
+        latencies.append(time.perf_counter() - start)
+    latencies.sort()
+    return {"p50_s": latencies[len(latencies) // 2]}
+
+
+def main(directory: str, own: str, *others: str) -> None:
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    store = Store(f"127.0.0.1:{own}", [f"127.0.0.1:{port}" for port in others], str(Path(directory) / "journal"))
+    commands: dict[str, Callable[..., dict[str, Any]]] = {
+        "status": lambda: {"leads": int(store._isLeader()), "ready": store.isReady()},
+        "load": lambda **arguments: load(store, **arguments),
+        "single": lambda **arguments: single(store, **arguments),
+    }
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(commands[request.pop("command")](**request)), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""One replica as a process of its own, for the replication benches: commands in, answers out, as JSON lines.
+
+    python replica.py NODE GROUPS DIRECTORY PORT PORT PORT
+
+Runs the real driver over real sockets and disks. The load is made inside the leader's process, as a
+broker's connections would make it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quiver.clock import SystemClock
+from quiver.config import LogSettings, ReplicationSettings
+from quiver.errors import QuiverError
+from quiver.model import GroupId, NodeId
+from quiver.raft import Configuration
+from quiver.record import Batch, build_batch
+from quiver.replication import Member, Replicator
+from quiver.storage import SystemDisk, ThreadExecutor
+from quiver.wire import PeerNetwork, WireSettings
+
+
+class CountingMachine:
+    """A state machine that only counts."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def apply(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.records += batch.header.record_count
+
+    def snapshot(self) -> bytes:
+        return b"%d" % self.records
+
+    def restore(self, state: bytes) -> None:
+        self.records = int(state or b"0")
+
+
+class Commands:
+    """What the parent process may ask for."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self._members = members
+
+    async def status(self, **_: Any) -> dict[str, Any]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        statuses = [member.raft.status() for member in self._members]
+        return {
+            "leads": sum(member.is_leader for member in self._members),
+            "hibernating": sum(status.hibernating for status in statuses),
+            "commit": statuses[0].commit_index,
+            "cpu_s": time.process_time(),
+            "rss_bytes": usage.ru_maxrss * 1024,
+        }
+
+    async def load(self, *, entries: int, in_flight: int, value_bytes: int, **_: Any) -> dict[str, Any]:
+        """Propose `entries` batches of one record, `in_flight` at a time; tell how long it took."""
+        member, left = self._members[0], entries
+        batch = build_batch([os.urandom(value_bytes)], timestamp=0)  # what a client would have built
+        latencies: list[float] = []
+
+        async def propose() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                start = time.perf_counter()
+                await member.propose([batch])
+                latencies.append(time.perf_counter() - start)
+
+        start = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(in_flight):
+                tasks.create_task(propose())
+        seconds = time.perf_counter() - start
+        latencies.sort()
+        return {
+            "seconds": seconds,
+            "p50_s": latencies[len(latencies) // 2],
+            "p99_s": latencies[int(len(latencies) * 0.99)],
+        }
+
+    async def probe(self, **_: Any) -> dict[str, Any]:
+        """Try one write now; tell whether it was committed."""
+        try:
+            await asyncio.wait_for(self._members[0].propose([build_batch([b"probe"], timestamp=0)]), 2)
+        except (QuiverError, TimeoutError):
+            return {"committed": False}
+        return {"committed": True}
+
+
+async def serve(node: NodeId, groups: int, directory: str, ports: list[int]) -> None:
+    addresses = {NodeId(n + 1): ("127.0.0.1", port) for n, port in enumerate(ports)}
+    clock, rng = SystemClock(), random.Random()
+    network = PeerNetwork(
+        node=node,
+        cluster_id="bench",
+        incarnation=time.time_ns(),
+        listen=addresses[node],
+        peers={peer: address for peer, address in addresses.items() if peer != node},
+        settings=WireSettings(),
+        clock=clock,
+        rng=rng,
+    )
+    executor = ThreadExecutor(4)
+    settings = ReplicationSettings()
+    async with network:
+        replicator = Replicator(
+            node,
+            incarnation=time.time_ns(),
+            network=network,
+            disk=SystemDisk(),
+            executor=executor,
+            clock=clock,
+            rng=rng,
+            settings=settings,
+            log_settings=LogSettings(),
+        )
+        async with replicator:
+            voters = Configuration(voters=tuple(addresses))
+            members = [
+                await replicator.open_member(
+                    GroupId(n), str(Path(directory) / f"group-{n}"), CountingMachine(), bootstrap=voters
+                )
+                for n in range(groups)
+            ]
+            say({"ready": True})
+            await answer(Commands(members))
+    executor.close()
+
+
+async def answer(commands: Commands) -> None:
+    """Carry out commands from standard input until it ends."""
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        request = json.loads(line)
+        command: Callable[..., Awaitable[dict[str, Any]]] = getattr(commands, request.pop("command"))
+        try:
+            say(await command(**request))
+        except* QuiverError as errors:
+            say({"error": str(errors.exceptions[0])})
+
+
+def say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _, this_node, group_count, data_directory, *listen_ports = sys.argv
+    asyncio.run(serve(NodeId(int(this_node)), int(group_count), data_directory, [int(port) for port in listen_ports]))
