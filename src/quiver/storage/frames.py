@@ -209,6 +209,8 @@ def decode_footer(data: Buffer) -> Footer:
     Raises:
         DecodeError: wrong length, magic or checksum.
     """
+    if len(data) < TRAILER_BYTES:
+        raise DecodeError(f"footer: {len(data)} bytes are too few")
     view = memoryview(data)
     body = view[:-TRAILER_BYTES]
     body_bytes, checksum, _ = _TRAILER.unpack(view[-TRAILER_BYTES:])

@@ -27,8 +27,6 @@ class StampedHeader(Protocol):
     @property
     def base_offset(self) -> int: ...  # noqa: D102
     @property
-    def end_offset(self) -> int: ...  # noqa: D102
-    @property
     def max_timestamp(self) -> int: ...  # noqa: D102
     @property
     def append_timestamp(self) -> int: ...  # noqa: D102
@@ -88,20 +86,21 @@ class Segment:
 
     def add(self, batch: StampedHeader, *, position: int, size_bytes: int, index_interval_bytes: int) -> None:
         """Note a batch of `size_bytes` that stands, or is about to stand, at `position`."""
+        index, term, record_count = batch.index, batch.term, batch.record_count
         if position >= self.next_indexed_position:
             self.index.add(
                 position=position,
-                index=Index(batch.index),
+                index=Index(index),
                 offset=Offset(batch.base_offset),
                 timestamp_before=self.max_timestamp,
             )
             self.next_indexed_position = position + index_interval_bytes
-        if batch.term != self.last_term or not self.terms:
-            self.terms.append((Index(batch.index), Term(batch.term)))
-        self.end_index = Index(batch.index + 1)
-        self.end_offset = Offset(batch.end_offset)
-        if batch.record_count:
-            self.max_timestamp = max(self.max_timestamp, batch.max_timestamp)
+        if not self.terms or term != self.terms[-1][1]:
+            self.terms.append((Index(index), Term(term)))
+        self.end_index = Index(index + 1)
+        self.end_offset = Offset(batch.base_offset + record_count)
+        if record_count and batch.max_timestamp > self.max_timestamp:
+            self.max_timestamp = batch.max_timestamp
         self.last_append_ms = batch.append_timestamp
         self.size_bytes = position + size_bytes
 
