@@ -23,7 +23,7 @@ from quiver.raft.state import State
 
 
 def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]) -> None:
-    """Append the first step of a change to these voters and learners.
+    """Append the first step of a change to these voters and learners; nothing, if they are the members already.
 
     Raises:
         UnavailableError: not done; another change is pending or a learner is not caught up. Try later.
@@ -32,6 +32,8 @@ def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], 
     _check_ready(state, leadership)
     target = Configuration(voters=tuple(sorted(voters)), learners=tuple(sorted(learners)))
     current = state.configuration
+    if target == current:
+        return
     _check_target(target)
     for node in target.voters:
         if node not in current.voters:

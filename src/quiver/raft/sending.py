@@ -2,7 +2,7 @@
 
 The core holds no entries, so it cannot send any: it permits the driver to (`SendEntries`) and waits for
 `sent` before it permits more. Flow control lives here: one append at a time while probing, a window of
-messages and bytes while replicating (R: every buffer has a bound).
+messages and bytes while replicating, since every buffer has a bound.
 """
 
 from __future__ import annotations

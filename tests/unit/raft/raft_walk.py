@@ -17,6 +17,7 @@ from quiver.errors import QuiverError
 from quiver.model import Index
 
 STEPS = 1_500
+SEEDS = range(60)
 
 
 class Walk:
@@ -60,6 +61,7 @@ class Walk:
             (1, self.compact),
             (1, self.unreachable),
             (1, self.wake),
+            (1, self.suspect),
         ]
 
     def run(self) -> None:
@@ -207,6 +209,12 @@ class Walk:
         member = self.up()
         if member is not None:
             member.run(member.raft.wake(self.cluster.now_ms))
+
+    def suspect(self) -> None:
+        """Rightly or wrongly."""
+        member = self.up()
+        if member is not None:
+            member.run(member.raft.suspect(self.member().id, self.cluster.now_ms))
 
     @staticmethod
     def attempt(action: Callable[[], object]) -> None:

@@ -137,6 +137,12 @@ def test_one_change_at_a_time() -> None:
     leader.change([1, 2])
 
 
+def test_change_to_what_already_is_does_nothing() -> None:
+    _, leader = grown()
+    assert not leader.change([3, 2, 1], [4]).append
+    assert leader.raft.status().configuration == configuration([1, 2, 3], learners=[4])
+
+
 def test_no_change_before_the_leader_committed_in_its_term() -> None:
     """R13: the rule that single-server changes missed."""
     raft = core()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from raft_walk import Walk
+from raft_walk import SEEDS, Walk
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_walk_keeps_every_invariant_and_recovers(seed: int) -> None:
     Walk(seed).run()

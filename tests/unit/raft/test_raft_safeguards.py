@@ -11,13 +11,15 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import astuple
 from raft_harness import Cluster, Member, append, core, entries, sole
-from raft_walk import Walk
+from raft_walk import SEEDS, Walk
 
 from quiver.errors import InvariantBroken, UnavailableError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import (
     AppendResponse,
     Configuration,
+    Entry,
+    EntryKind,
     HardState,
     Heartbeat,
     HeartbeatResponse,
@@ -35,12 +37,10 @@ Demonstration = Callable[[Disabled], None]
 N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
 
 
-def walks(*seeds: int) -> Demonstration:
-    def demonstrate(disabled: Disabled) -> None:
-        for seed in seeds:
-            Walk(seed, disabled=disabled).run()
-
-    return demonstrate
+def walks(disabled: Disabled) -> None:
+    """Walk over the seeds of `test_raft_random_walk`, which shows that nothing fails with every safeguard on."""
+    for seed in SEEDS if disabled else ():
+        Walk(seed, disabled=disabled).run()
 
 
 def elected(disabled: Disabled, count: int = 3) -> tuple[Cluster, Member]:
@@ -173,6 +173,23 @@ def joint_election_needs_the_old_voters(disabled: Disabled) -> None:
     assert not raft.is_leader
 
 
+def configuration_is_in_force_on_append(disabled: Disabled) -> None:
+    raft = core(term=1, disabled=disabled)
+    target = Configuration(voters=(N1, N2))
+    raft.receive(N2, append(1, (0, 0), Entry(Index(1), Term(1), EntryKind.CONFIG, b"", target)), 0)
+    assert raft.configuration == target
+
+
+def learners_commit_nothing(disabled: Disabled) -> None:
+    cluster = Cluster(5, voters=[1, 2, 3], learners=[4, 5], disabled=disabled)
+    leader = cluster.elect(1)
+    leader.propose(b"a")
+    cluster.drop(to=2)
+    cluster.drop(to=3)
+    cluster.settle()
+    assert leader.raft.commit_index == 1
+
+
 def overwritten_write_vouches_for_nothing(disabled: Disabled) -> None:
     raft = core(term=1, disabled=disabled)
     raft.receive(N2, append(1, (0, 0), *entries(1, 1)), 0)
@@ -236,27 +253,27 @@ def transfer_refuses_proposals(disabled: Disabled) -> None:
 
 DEMONSTRATIONS: dict[Safeguard, tuple[Demonstration, ...]] = {
     Safeguard.VOTE_PERSISTENCE: (restarted_voter_remembers,),
-    Safeguard.COMMIT_OWN_TERM_ONLY: (figure_8, walks(*range(10))),
+    Safeguard.COMMIT_OWN_TERM_ONLY: (figure_8, walks),
     Safeguard.NOOP_ON_ELECTION: (inherited_entries_commit_by_themselves,),
     Safeguard.PRE_VOTE: (returning_member_does_not_raise_the_term,),
     Safeguard.CHECK_QUORUM: (lonely_leader_steps_down,),
     Safeguard.LEADER_STICKINESS: (half_connected_member_does_not_unseat_the_leader,),
-    Safeguard.LOG_FRESHNESS_ON_VOTE: (walks(*range(10)),),
-    Safeguard.ACK_ONLY_DURABLE: (walks(*range(10)),),
-    Safeguard.LEADER_COUNTS_ONLY_DURABLE: (walks(*range(10)),),
-    Safeguard.TRUNCATE_ONLY_ON_CONFLICT: (short_append_cuts_nothing, walks(*range(10))),
+    Safeguard.LOG_FRESHNESS_ON_VOTE: (walks,),
+    Safeguard.ACK_ONLY_DURABLE: (walks,),
+    Safeguard.LEADER_COUNTS_ONLY_DURABLE: (walks,),
+    Safeguard.TRUNCATE_ONLY_ON_CONFLICT: (short_append_cuts_nothing, walks),
     Safeguard.MATCH_FROM_REQUEST: (foreign_tail_is_not_vouched_for,),
     Safeguard.IGNORE_OLD_TERM_RESPONSES: (late_answer_of_an_earlier_term_counts_for_nothing,),
     Safeguard.READ_INDEX_ROUND: (replaced_leader_answers_no_read,),
-    Safeguard.READ_AFTER_OWN_TERM_COMMIT: (new_leader_reads_all_that_its_predecessor_committed, walks(*range(10))),
+    Safeguard.READ_AFTER_OWN_TERM_COMMIT: (new_leader_reads_all_that_its_predecessor_committed, walks),
     Safeguard.JOINT_QUORUM: (joint_commit_needs_the_old_voters, joint_election_needs_the_old_voters),
-    Safeguard.CONFIG_ON_APPEND: (walks(*range(30)),),
+    Safeguard.CONFIG_ON_APPEND: (configuration_is_in_force_on_append,),
     Safeguard.ONE_PENDING_CHANGE: (second_change_waits,),
-    Safeguard.LEARNER_NOT_COUNTED: (walks(*range(60)),),
+    Safeguard.LEARNER_NOT_COUNTED: (learners_commit_nothing,),
     Safeguard.DURABLE_TERM_CHECK: (overwritten_write_vouches_for_nothing,),
-    Safeguard.APPEND_CONSISTENCY_CHECK: (gap_is_rejected, walks(*range(10))),
+    Safeguard.APPEND_CONSISTENCY_CHECK: (gap_is_rejected, walks),
     Safeguard.TERM_STEP_DOWN: (replaced_leader_follows,),
-    Safeguard.SINGLE_VOTE_PER_TERM: (second_candidate_gets_no_vote, walks(*range(10))),
+    Safeguard.SINGLE_VOTE_PER_TERM: (second_candidate_gets_no_vote, walks),
     Safeguard.SNAPSHOT_IGNORES_OLDER: (late_snapshot_rolls_nothing_back,),
     Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG: (snapshot_drops_a_diverged_tail,),
     Safeguard.RECOVER_UNTIL_NO_VOTE: (damaged_member_does_not_vote,),
