@@ -85,9 +85,16 @@ class Planner:
         if not active.is_sealed:
             flush.writes.append(self._begin_write(active))
         for batch in batches:
-            if active.is_sealed or self._must_roll(active, len(batch.data), now_ms):
+            size_bytes = len(batch.data)
+            if active.is_sealed or self._must_roll(active, size_bytes, now_ms):
                 active = self._roll(flush, segments, now_ms)
-            self._place(flush.writes[-1], active, batch)
+            flush.writes[-1].buffers.append(batch.data)
+            active.add(
+                batch.header,
+                position=active.size_bytes,
+                size_bytes=size_bytes,
+                index_interval_bytes=self._settings.index_interval_bytes,
+            )
         return flush
 
     def plan_roll(self, segments: list[Segment], *, now_ms: int) -> Flush:
@@ -120,10 +127,10 @@ class Planner:
         return write
 
     def _must_roll(self, active: Segment, batch_bytes: int, now_ms: int) -> bool:
-        if active.is_empty:
-            return False
-        is_full = active.size_bytes + batch_bytes > self._settings.segment_bytes_max
-        return is_full or now_ms - active.header.created_ms >= self._settings.segment_age_ms_max
+        settings = self._settings
+        is_full = active.size_bytes + batch_bytes > settings.segment_bytes_max
+        is_due = is_full or now_ms - active.header.created_ms >= settings.segment_age_ms_max
+        return is_due and not active.is_empty
 
     def _roll(self, flush: Flush, segments: list[Segment], now_ms: int) -> Segment:
         before = segments[-1]
@@ -140,15 +147,6 @@ class Planner:
         flush.writes.append(SegmentWrite(segments[-1], is_new=True))
         self.replaced(SEGMENT_HEADER_BYTES)
         return segments[-1]
-
-    def _place(self, write: SegmentWrite, active: Segment, batch: Batch) -> None:
-        write.buffers.append(batch.data)
-        active.add(
-            batch.header,
-            position=active.size_bytes,
-            size_bytes=len(batch.data),
-            index_interval_bytes=self._settings.index_interval_bytes,
-        )
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:

@@ -13,7 +13,7 @@ final: nothing is written or synced again, and all that was not durable is given
 from __future__ import annotations
 
 import asyncio
-import heapq
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -80,8 +80,9 @@ class Writer:
         self._is_closing = False
         self._closing = asyncio.Lock()
         self._flushing_end: Index | None = None
-        self._waiters: list[tuple[Index, int, asyncio.Future[None]]] = []
-        self._waiters_made = 0
+        self._is_flush_due = False
+        self._waiters: deque[tuple[Index, _Done]] = deque()
+        """Who waits for what to be durable, by index."""
         self._timer: asyncio.TimerHandle | None = None
 
     def open_active(self) -> None:
@@ -95,9 +96,19 @@ class Writer:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, batches: Sequence[Batch], size_bytes: int) -> None:
-        """Queue batches, which follow those queued before, for the next flush."""
+        """Queue batches, which follow those queued before, for the next flush.
+
+        It begins not at once but with the next turn of the event loop: what others append in this one, say
+        because the last flush woke them all, joins it.
+        """
         self._pending.extend(batches)
         self.pending_bytes += size_bytes
+        if not self._is_working and not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._begin_due_flush)
+
+    def _begin_due_flush(self) -> None:
+        self._is_flush_due = False
         self._work()
 
     def cut(self, end_index: Index) -> None:
@@ -141,16 +152,18 @@ class Writer:
         flush = self._planner.plan_roll(self.segments, now_ms=self._clock.wall_ms())
         return partial(self._run_flush, flush)
 
-    async def wait_durable(self, end_index: Index) -> None:
-        """Wait until every entry below `end_index` is durable; see `Log.wait_durable`."""
+    def wait_durable_nowait(self, end_index: Index) -> asyncio.Future[None] | None:
+        """Return what to wait for until every entry below `end_index` is durable; None if all are."""
         if end_index <= self.durable_end:
-            return
+            return None
         if self.failure is not None:
             raise self.failure
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters_made += 1
-        heapq.heappush(self._waiters, (end_index, self._waiters_made, waiter))
-        await waiter
+        waiter: _Done = asyncio.get_running_loop().create_future()
+        if not self._waiters or end_index >= self._waiters[-1][0]:
+            self._waiters.append((end_index, waiter))
+        else:
+            insort(self._waiters, (end_index, waiter), key=_index_of)
+        return waiter
 
     def check_open(self) -> None:
         """Raise `LogClosedError` if nothing can be written any more."""
@@ -302,21 +315,20 @@ class Writer:
     # -- waiters ---------------------------------------------------------------------------------
 
     def _wake_waiters(self) -> None:
-        while self._waiters and self._waiters[0][0] <= self.durable_end:
-            waiter = heapq.heappop(self._waiters)[2]
+        waiters, durable_end = self._waiters, self.durable_end
+        while waiters and waiters[0][0] <= durable_end:
+            waiter = waiters.popleft()[1]
             if not waiter.done():
                 waiter.set_result(None)
 
     def _reject_waiters(self, error: StorageError, *, after: Index) -> None:
         """Fail those who wait for an entry at or behind `after`."""
-        kept = []
-        for item in self._waiters:
-            if item[0] <= after:
-                kept.append(item)
-            elif not item[2].done():
-                item[2].set_exception(error)
-        heapq.heapify(kept)
-        self._waiters = kept
+        rejected = []
+        while self._waiters and self._waiters[-1][0] > after:
+            rejected.append(self._waiters.pop()[1])
+        for waiter in reversed(rejected):
+            if not waiter.done():
+                waiter.set_exception(error)
 
     # -- what happens later ----------------------------------------------------------------------
 
@@ -347,6 +359,10 @@ class Writer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _index_of(waiter: tuple[Index, _Done]) -> Index:
+    return waiter[0]
 
 
 def _do_nothing() -> None:

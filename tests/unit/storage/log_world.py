@@ -67,6 +67,7 @@ class SteppingExecutor:
         return done
 
     async def step(self) -> None:
+        await asyncio.sleep(0)  # a flush begins in the turn behind the append
         self.waiting.pop(0)()
         for _ in range(5):
             await asyncio.sleep(0)

@@ -90,6 +90,7 @@ async def test_jobs_that_wait_when_the_log_fails_are_told() -> None:
     log.append(next_batches(log, *VALUES))
     await executor.step()
     log.append(next_batches(log, b"fails"))
+    await asyncio.sleep(0)
     removing = asyncio.ensure_future(log.truncate_prefix(Index(20)))
     closing = asyncio.ensure_future(log.close())
     await asyncio.sleep(0)
@@ -159,7 +160,7 @@ async def test_unreadable_file_is_a_storage_error() -> None:
 async def test_a_clean_stop_with_a_failing_disk_is_quiet() -> None:
     disk = SimulatedDisk()
     log = open_log(disk, LogSettings())
-    log.append(next_batches(log, b"a"))
+    await append(log, b"a")
     disk.fail("sync", nth=1)  # of the mark that a clean stop leaves
     await log.close()
     assert log.status().failure

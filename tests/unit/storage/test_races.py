@@ -91,6 +91,7 @@ async def test_a_reset_beside_a_removal_leaves_the_new_log_alone(*, is_running: 
     log = await filled(executor=executor, disk=disk)
     if not is_running:
         log.append(next_batches(log, b"keeps the disk busy"))
+        await asyncio.sleep(0)
     removing = await start(log.truncate_prefix(Index(30)))
     resetting = await start(reset(log, first_index))
     await finish(executor)
@@ -137,6 +138,7 @@ async def test_a_cut_that_waits_through_a_reset_is_forgotten() -> None:
     disk, executor = SimulatedDisk(), SteppingExecutor()
     log = await filled(executor=executor, disk=disk)
     log.append(next_batches(log, b"keeps the disk busy"))
+    await asyncio.sleep(0)
     log.truncate_suffix(Index(9))
     resetting = await start(reset(log, 5))
     log.append(next_batches(log, b"a", b"b", term=4))
@@ -164,8 +166,8 @@ async def test_two_retention_runs_at_once_roll_once() -> None:
     log = open_log(SimulatedDisk(), LogSettings(segment_age_ms_max=1000), executor=executor, clock=clock)
     log.append(next_batches(log, b"a"))
     await executor.step()
-    clock.now_ms += 5000
     log.append(next_batches(log, b"keeps the disk busy"))
+    await asyncio.sleep(0)
     clock.now_ms += 5000
     runs_at_once = [await start(log.retain(RetentionPolicy(age_ms_max=0))) for _ in range(2)]
     await finish(executor)
@@ -208,6 +210,7 @@ async def test_a_removal_that_nobody_waits_for_any_more_does_no_harm_when_the_lo
     disk, executor = SimulatedDisk(), SteppingExecutor()
     log = await filled(executor=executor, disk=disk)
     log.append(next_batches(log, b"fails"))
+    await asyncio.sleep(0)
     removing = await start(log.truncate_prefix(Index(20)))
     waiting = await start(log.wait_durable(log.end_index))
     removing.cancel()
@@ -297,6 +300,7 @@ async def test_a_timestamp_that_leaves_memory_during_the_search_is_found() -> No
     log.append([data_batch([b"old"], index=1, offset=0, timestamp=100)])
     await executor.step()
     log.append([data_batch([b"wanted"], index=2, offset=1, timestamp=500)])
+    await asyncio.sleep(0)
     searching = await start(log.find_timestamp(400, end_offset=Offset(9)))
     await executor.step()  # the flush: the wanted batch is on disk and no longer in memory
     while not searching.done():
