@@ -65,7 +65,7 @@ class Walk:
         ]
 
     def run(self) -> None:
-        weights = [weight for weight, _ in self.events]
+        weights = [weight * self.rng.choice([0.3, 1, 3]) for weight, _ in self.events]  # each seed has its own weather
         for step in range(STEPS):
             self.rng.choices(self.events, weights)[0][1]()
             if step % 50 == 0:

@@ -177,7 +177,10 @@ def configuration_is_in_force_on_append(disabled: Disabled) -> None:
     raft = core(term=1, disabled=disabled)
     target = Configuration(voters=(N1, N2))
     raft.receive(N2, append(1, (0, 0), Entry(Index(1), Term(1), EntryKind.CONFIG, b"", target)), 0)
-    assert raft.configuration == target
+    on_append = raft.configuration
+    raft.receive(N2, Heartbeat(Term(1), Index(1), 1), 0)
+    assert raft.configuration == target  # at the latest when committed
+    assert on_append == target
 
 
 def learners_commit_nothing(disabled: Disabled) -> None:
