@@ -54,6 +54,11 @@ class Replica:
         return self._member
 
     @property
+    def state(self) -> PartitionState:
+        """Return what the committed batches have led to; only the driver changes it."""
+        return self._state
+
+    @property
     def high_watermark(self) -> Offset:
         """Return the first offset not known here to be committed; perhaps not the newest one there is."""
         return self._state.end_offset
@@ -72,7 +77,13 @@ class Replica:
         """
         header = _checked_header(data)
         await self._catch_up()
-        known = self._find_known(header)
+        try:
+            known = self._find_known(header)
+        except OutOfSequenceError:
+            # A leader that was replaced, and does not know it yet, must not say so to a producer that is in order.
+            await self._member.read_barrier()
+            await self._catch_up()
+            known = self._find_known(header)
         if isinstance(known, Appended):
             return known
         if known is not None:

@@ -209,6 +209,12 @@ class SimulatedDisk:
         """
         self._plan.plan("write", kind="misdirect", nth=nth, path=path, value=landing)
 
+    def heal(self) -> None:
+        """Plan no more faults, and lift every limit; what has happened stays."""
+        self._plan.forget()
+        self._capacity_bytes = None
+        self._crash_at = None
+
     def limit_space(self, more_bytes: int | None) -> None:
         """Let files grow by `more_bytes` in all before `ENOSPC`; None lifts the limit."""
         self._capacity_bytes = None if more_bytes is None else self.used_bytes + more_bytes

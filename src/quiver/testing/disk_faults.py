@@ -77,6 +77,11 @@ class FaultPlan:
             raise ValueError(f"nth counts from 1, got {nth}")
         self._planned.append(_Planned(operation, path, nth, kind, value))
 
+    def forget(self) -> None:
+        """Plan nothing any more, and give every fault the probability 0."""
+        self._planned.clear()
+        self.faults = DiskFaults()
+
     def error(self, operation: Operation, path: str) -> OSError | None:
         """Return the error that this operation must raise, if any."""
         number = self._take(operation, path, "error") if self._planned else None

@@ -31,6 +31,10 @@ class Latency:
             milliseconds += self.spike_ms * rng.random()
         return int(milliseconds * 1_000_000)
 
+    def scaled(self, factor: float) -> Latency:
+        """Return a distribution whose every duration is `factor` times as long."""
+        return Latency(self.minimum_ms * factor, self.spread_ms * factor, self.p_spike, self.spike_ms * factor)
+
 
 NO_LATENCY = Latency()
 """Everything happens at the same instant of virtual time."""

@@ -72,6 +72,8 @@ class SimulatedLoop(HostlessLoop):
     ) -> None:
         self.now_ns = 0
         self.event_count = 0
+        self.running_node: Hashable | None = None
+        """Whose callback ran last, for those that `after_event` calls; None: nobody's."""
         self._ready: ReadyQueue = ShuffledQueue(rng) if policy == "shuffle" else FifoQueue()
         self._timers: list[tuple[int, int, Timer]] = []
         self._cancelled_timer_count = 0
@@ -337,7 +339,12 @@ class SimulatedLoop(HostlessLoop):
                 self._advance(until)
                 continue
             event = take()
-            if event.scope is not None and event.scope.state != RUNNING:
+            scope = event.scope
+            if scope is None:
+                self.running_node = None
+            elif scope.state == RUNNING:
+                self.running_node = scope.node
+            else:
                 self._divert(event)
                 continue
             callback = event.callback

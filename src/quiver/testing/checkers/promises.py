@@ -1,0 +1,99 @@
+"""What members said to each other, and whether they could keep it (I2, I6, I10).
+
+Every message that leaves a member is looked at. A vote is given once per term, over all lives of the member;
+terms in messages never go back; what is acknowledged is durable at that moment; and a member that votes
+still has everything it ever acknowledged and that was committed.
+"""
+
+from __future__ import annotations
+
+from quiver.model import Index, NodeId, Term
+from quiver.raft import AppendResponse, HeartbeatResponse, Message, Raft, VoteRequest, VoteResponse
+from quiver.storage import Log
+from quiver.testing.checkers.committed import CommittedLog
+from quiver.testing.finding import found, require
+
+_KEPT_MAX = 64
+"""How many acknowledgements of a member are remembered, besides the highest committed one."""
+
+
+class PromiseChecker:
+    """Judge what one member says, over all its lives."""
+
+    def __init__(self, node: NodeId, committed: CommittedLog) -> None:
+        self._node = node
+        self._committed = committed
+        self._term_said = Term(0)
+        self._votes: dict[Term, NodeId] = {}
+        self._acknowledged: dict[Index, Term] = {}
+
+    def say(self, to: NodeId, message: Message, raft: Raft, log: Log) -> None:
+        """Take a message that leaves the member."""
+        kind = type(message)
+        if kind is VoteResponse or kind is VoteRequest:
+            self._ask_or_vote(to, message, raft)  # type: ignore[arg-type] # narrowed by the line above
+            return
+        self._say_term(message.term)
+        if (kind is AppendResponse or kind is HeartbeatResponse) and message.match_index:  # type: ignore[union-attr] # as above
+            self._acknowledge(message.match_index, raft, log)  # type: ignore[union-attr] # as above
+
+    def say_term(self, term: Term) -> None:
+        """Take the term of an append."""
+        self._say_term(term)
+
+    def _say_term(self, term: Term) -> None:
+        if term < self._term_said:
+            found(
+                "I2",
+                "a member speaks in an earlier term than before",
+                group=self._committed.group,
+                node=self._node,
+                term=term,
+                before=self._term_said,
+            )
+        self._term_said = term
+
+    def _ask_or_vote(self, to: NodeId, message: VoteRequest | VoteResponse, raft: Raft) -> None:
+        if message.pre:
+            return
+        self._say_term(message.term)
+        if isinstance(message, VoteRequest):
+            self._vote(message.term, self._node, raft)
+        elif message.granted:
+            self._vote(message.term, to, raft)
+
+    def _vote(self, term: Term, candidate: NodeId, raft: Raft) -> None:
+        known = self._votes.setdefault(term, candidate)
+        facts = {"group": self._committed.group, "node": self._node, "term": term}
+        require(known == candidate, "I2", "a member votes twice in one term", first=known, second=candidate, **facts)
+        kept = self._highest_kept_promise()
+        if kept and kept >= raft.first_index and raft.term_at(kept) != self._committed.terms[kept]:
+            found("I10", "a member votes without an entry that it acknowledged", index=kept, **facts)
+
+    def _acknowledge(self, index: Index, raft: Raft, log: Log) -> None:
+        require(
+            index < log.durable_end_index,
+            "I6",
+            "a member acknowledges what is not durable",
+            group=self._committed.group,
+            node=self._node,
+            index=index,
+            durable_end=log.durable_end_index,
+        )
+        term = raft.term_at(index)
+        if term is not None and index not in self._acknowledged:
+            self._acknowledged[index] = term
+            if len(self._acknowledged) > _KEPT_MAX:
+                self._forget()
+
+    def _highest_kept_promise(self) -> Index:
+        """Return the highest acknowledged entry that was committed."""
+        terms = self._committed.terms
+        return max(
+            (index for index, term in self._acknowledged.items() if index < len(terms) and terms[index] == term),
+            default=Index(0),
+        )
+
+    def _forget(self) -> None:
+        highest = self._highest_kept_promise()
+        self._acknowledged = {index: term for index, term in self._acknowledged.items() if index >= highest}

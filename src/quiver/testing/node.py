@@ -1,0 +1,283 @@
+"""One simulated node: the real driver over a simulated disk, clock and port, through many lives.
+
+The disk and the clock outlive the node's processes; everything else is made anew at each start. A supervisor
+stands behind it: a node whose storage fails is killed, as its exit would do, and started again later; one
+whose files cannot be used is given up, and the operator replaces it under a new id (R22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from quiver.errors import DamageError, StorageError, UnavailableError
+from quiver.model import Buffer, GroupId, Index, NodeId, Term
+from quiver.partition import PartitionState, Replica
+from quiver.raft import Configuration
+from quiver.record import Batch
+from quiver.replication import Member, Replicator
+from quiver.replication.codec import Item
+from quiver.testing.checkers.durability import platter_holds
+from quiver.testing.checkers.observer import Observer
+from quiver.testing.checkers.promises import PromiseChecker
+from quiver.testing.clock import SimulatedClock
+from quiver.testing.disk import SimulatedDisk
+from quiver.testing.executor import SimulatedExecutor
+from quiver.testing.finding import require
+
+if TYPE_CHECKING:
+    from quiver.testing.world import World
+
+
+class ObservedState(PartitionState):
+    """A partition's state that shows the checkers what it is told."""
+
+    def __init__(self, node: NodeId, group: GroupId, observer: Observer) -> None:
+        super().__init__()
+        self._node = node
+        self._observer = observer
+        self._committed = observer.committed[group]
+
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """Show each batch, then apply it."""
+        self._observer.look(self._node)  # the commit that this follows from may be of this very event
+        expected = self.applied_index
+        for batch in batches:
+            expected = Index(expected + 1)
+            require(batch.header.index == expected, "I5", "a member skips an entry", node=self._node, index=expected)
+            self._committed.apply(self._node, batch)
+        super().apply(batches)
+
+    def snapshot(self) -> bytes:
+        """Show the state that is saved."""
+        state = super().snapshot()
+        self._committed.snapshot(self._node, self.applied_index, state)
+        return state
+
+    def restore(self, state: bytes) -> None:
+        """Show the state that is restored."""
+        super().restore(state)
+        if state:
+            self._committed.snapshot(self._node, self.applied_index, super().snapshot())
+
+
+class ObservedReplicator(Replicator):
+    """The real driver, whose every message is shown to the checkers before it leaves."""
+
+    judges: dict[GroupId, tuple[PromiseChecker, Member]]
+
+    def post(self, to: NodeId, item: Item, payloads: Sequence[Buffer] = ()) -> None:
+        """Show a message, then send it."""
+        judged = self.judges.get(item.group)
+        if judged is not None:
+            judge, member = judged
+            if item.plain is not None:
+                judge.say(to, item.plain, member.raft, member.log)
+            elif item.append is not None:
+                judge.say_term(item.append.term)
+        super().post(to, item, payloads)
+
+
+class MemberCopy:
+    """A member's copy of its log, for the durability checker; a dead member's is what it was when it died."""
+
+    def __init__(self, node: SimulatedNode, member: Member) -> None:
+        self._node = node
+        self._member = member
+
+    def holds(self, index: Index, term: Term) -> bool:
+        """Tell whether an entry is durable, by the log's own word."""
+        log = self._member.log
+        if index >= log.durable_end_index:
+            return False
+        return index < log.first_index - 1 or log.term_at(index) == term
+
+    def holds_on_platter(self, index: Index, term: Term) -> bool:
+        """Tell whether the entry is on the platter; a damaged disk is taken at its word."""
+        if self._node.is_tainted:
+            return self.holds(index, term)
+        return platter_holds(self._node.disk, self._node.directory(self._member.group), index, term)
+
+
+class SimulatedNode:
+    """One node and its supervisor."""
+
+    def __init__(self, world: World, node: NodeId) -> None:
+        self.id = node
+        self.world = world
+        streams = world.streams
+        self.disk = SimulatedDisk(rng=streams.stream(f"disk-{node}"), on_power_loss=self._handle_power_loss)
+        self.clock = SimulatedClock(world.loop, drift_ppm=world.knobs.drift_ppm(node))
+        self.executor_latency = world.knobs.disk_latency
+        self.replicas: dict[GroupId, Replica] = {}
+        self.is_up = False
+        self.is_paused = False
+        self.is_retired = False
+        self.is_tainted = False
+        """Whether acknowledged bytes on its disk may be damaged."""
+        self.failures_in_a_row = 0
+        self.restart_after_ms = 0
+        """When to start again after a planned power loss; 0: when the supervisor likes."""
+        self._lives = 0
+        self._rng = streams.stream(f"node-{node}")
+        self._executor_rng = streams.stream(f"executor-{node}")
+        self._crash_rng = streams.stream(f"crash-{node}")
+        self._executor: SimulatedExecutor | None = None
+        self._bootstraps: dict[GroupId, Configuration] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the node's code runs."""
+        return self.is_up and not self.is_paused
+
+    def directory(self, group: GroupId) -> str:
+        """Return where a group's files are."""
+        return f"/data/group-{group}"
+
+    def serve(self, group: GroupId) -> Replica:
+        """Return the replica that serves a call, or refuse it."""
+        replica = self.replicas.get(group)
+        if replica is None:
+            raise UnavailableError("not done: this node is starting")
+        return replica
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def bootstrap(self, group: GroupId, configuration: Configuration) -> None:
+        """Let the first start make a first member of a group."""
+        self._bootstraps[group] = configuration
+
+    def start(self) -> None:
+        """Begin a new life, unless there is one or there must be none."""
+        if self.is_up or self.is_retired:
+            return
+        self.is_up, self.is_paused = True, False
+        self._lives += 1
+        self.world.trace.record("start", self.world.now_ms, self.id, self._lives)
+        with self.world.loop.node_scope(self.id):
+            self.world.loop.create_task(self._run())
+
+    def kill(self, *, power_loss: bool) -> None:
+        """End the life at once: the process alone, or the whole machine."""
+        if not self.is_up:
+            if power_loss:
+                self.disk.crash(self._crash_rng)
+            return
+        self.is_up = self.is_paused = False
+        self.world.trace.record("power_loss" if power_loss else "kill", self.world.now_ms, self.id)
+        self.world.loop.kill(self.id)
+        self.world.network.disconnect(self.id)
+        self.world.observer.forget(self.id)
+        self.replicas = {}
+        if power_loss:
+            self.disk.crash(self._crash_rng)
+        else:
+            self.disk.restart()
+
+    def pause(self) -> None:
+        """Stop the node's code, as SIGSTOP does."""
+        if self.is_running:
+            self.is_paused = True
+            self.world.loop.pause(self.id)
+
+    def resume(self) -> None:
+        """Let the node's code go on."""
+        if self.is_up and self.is_paused:
+            self.is_paused = False
+            self.world.loop.resume(self.id)
+
+    def retire(self) -> None:
+        """End the node for good: its disk is lost, and its id never comes back."""
+        self.kill(power_loss=False)
+        self.is_retired = True
+
+    def heal(self) -> None:
+        """Let the disk work, and the process run."""
+        self.disk.heal()
+        self.set_disk_latency(1)
+        self.resume()
+        self.start()
+
+    def set_disk_latency(self, factor: float) -> None:
+        """Slow the disk down by a factor."""
+        latency = self.world.knobs.disk_latency.scaled(factor)
+        self.executor_latency = latency
+        if self._executor is not None:
+            self._executor.latency = latency
+
+    async def _run(self) -> None:
+        world = self.world
+        self._executor = SimulatedExecutor(
+            world.loop, self._executor_rng, self.executor_latency, workers=world.knobs.disk_workers
+        )
+        replicator = ObservedReplicator(
+            self.id,
+            incarnation=world.next_incarnation(),
+            network=world.network.port(self.id),
+            disk=self.disk,
+            executor=self._executor,
+            clock=self.clock,
+            rng=self._rng,
+            settings=world.knobs.replication,
+            log_settings=world.knobs.log,
+            on_failure=self._handle_failure,
+            disabled=world.disabled,
+        )
+        replicator.judges = {}
+        try:
+            async with replicator:
+                for group in world.groups:
+                    await self._open(replicator, group)
+                self.failures_in_a_row = 0
+                await asyncio.Event().wait()
+        except StorageError as error:
+            self._handle_failure(error)
+
+    async def _open(self, replicator: ObservedReplicator, group: GroupId) -> None:
+        world = self.world
+        state = ObservedState(self.id, group, world.observer)
+        member = await replicator.open_member(
+            group, self.directory(group), state, bootstrap=self._bootstraps.get(group)
+        )
+        self._bootstraps.pop(group, None)  # once in the member's life
+        replicator.judges[group] = (world.observer.promises(self.id, group), member)
+        world.observer.copies[group][self.id] = MemberCopy(self, member)
+        world.observer.watch(self.id, member)
+        self.replicas[group] = Replica(member, state)
+        world.loop.create_task(self._take_snapshots(member))
+
+    async def _take_snapshots(self, member: Member) -> None:
+        """Take a snapshot whenever enough was applied since the last one."""
+        taken_index = member.applied_index
+        while True:
+            await asyncio.sleep(0.5)
+            if member.applied_index - taken_index >= self.world.knobs.snapshot_entries:
+                taken_index = member.applied_index
+                await self.take_snapshot(member)
+
+    async def take_snapshot(self, member: Member) -> None:
+        """Take a snapshot; the failure of its disk is told to the supervisor, not here."""
+        try:
+            await member.take_snapshot()
+        except StorageError as error:
+            self.world.trace.record("snapshot_failed", self.world.now_ms, self.id, type(error).__name__)
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _handle_failure(self, error: StorageError) -> None:
+        """Do what a supervisor does with a node that exits: start it again, or call the operator."""
+        if not self.is_up:
+            return
+        self.world.trace.record("storage_failed", self.world.now_ms, self.id, type(error).__name__)
+        self.failures_in_a_row += 1
+        self.kill(power_loss=False)
+        if isinstance(error, DamageError) and self.is_tainted and self.failures_in_a_row > 2:
+            self.world.replace(self)
+        else:
+            self.world.restart_later(self)
+
+    def _handle_power_loss(self) -> None:
+        """Die in the middle of a disk operation."""
+        self.kill(power_loss=True)
+        self.world.restart_later(self)

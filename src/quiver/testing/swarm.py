@@ -1,0 +1,182 @@
+"""What a seed draws: the shape of the cluster, its settings, its load, and which faults it will suffer.
+
+Swarm testing: a run with every fault at once explores less than many runs with a few each, because faults
+hide each other. So each seed picks a size, knobs that make rare things common (tiny segments, tiny caches,
+short timeouts) and a mix of fault kinds. A `Profile` leans the draw towards one family; tests that switch a
+safeguard off use it to look where it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from quiver.clock import Rng
+from quiver.config import KIB, LogSettings, ReplicationSettings
+from quiver.model import NodeId
+from quiver.testing.latency import Latency
+
+_T = TypeVar("_T")
+
+FAULT_KINDS: Final[Mapping[str, int]] = {
+    "kill": 10,
+    "power_loss": 10,
+    "power_loss_at_operation": 10,
+    "kill_all": 2,
+    "power_loss_all": 3,
+    "pause": 8,
+    "isolate": 8,
+    "cut_one_way": 6,
+    "cut_both_ways": 6,
+    "split": 6,
+    "ring": 2,
+    "clog": 5,
+    "swizzle": 3,
+    "slow_network": 4,
+    "lossy_network": 6,
+    "doubling_network": 4,
+    "slow_disk": 4,
+    "sync_error": 3,
+    "write_error": 3,
+    "read_error": 3,
+    "full_disk": 2,
+    "short_writes": 3,
+    "bit_flip": 4,
+    "lost_disk": 2,
+    "clock_jump": 3,
+    "clock_drift": 3,
+    "add_member": 5,
+    "remove_member": 5,
+    "swap_member": 3,
+    "demote_member": 2,
+    "transfer": 6,
+    "snapshot": 6,
+    "burst": 4,
+}
+"""Every kind of fault, with how often it is drawn when it is on."""
+
+HARMLESS_KINDS: Final = ("burst", "snapshot")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A leaning: `favoured` kinds are always on and weigh `factor` times as much; the rest are on by chance."""
+
+    favoured: tuple[str, ...] = ()
+    factor: int = 6
+    p_other: float = 0.4
+    voters: tuple[int, ...] = (1, 3, 3, 3, 3, 3, 5)
+    hibernation: bool | None = None
+    readers_more: int = 0
+    gap_ms: tuple[int, int] = (150, 1_200)
+    chaos_ms: tuple[int, int] = (6_000, 20_000)
+
+
+MIXED: Final = Profile()
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """One seed's cluster, load and faults."""
+
+    voters: int
+    spares: int
+    groups: int
+    replication: ReplicationSettings
+    log: LogSettings
+    disk_latency: Latency
+    disk_workers: int
+    network_latency: Latency
+    p_loss: float
+    p_double: float
+    keep_order: bool
+    snapshot_entries: int
+    producers: int
+    readers: int
+    send_gap_ms: int
+    batch_records_max: int
+    in_flight_max: int
+    attempt_timeout_ms: int
+    give_up_ms: int
+    chaos_ms: int
+    gap_ms: int
+    weights: Mapping[str, int] = field(default_factory=dict)
+    drifts_ppm: tuple[int, ...] = ()
+
+    def drift_ppm(self, node: NodeId) -> int:
+        """Return how fast a node's clock runs at first."""
+        return self.drifts_ppm[node % len(self.drifts_ppm)]
+
+
+def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
+    """Draw one seed's knobs."""
+    replication = _draw_replication(rng, profile)
+    return Knobs(
+        voters=_pick(rng, profile.voters),
+        spares=rng.randrange(3),
+        groups=_pick(rng, (1, 1, 1, 2, 3)),
+        replication=replication,
+        log=_draw_log(rng),
+        disk_latency=_pick(rng, (Latency(0.05, 1.0), Latency(0.2, 5.0), Latency(0.05, 2.0, 0.002, 1_500.0))),
+        disk_workers=_pick(rng, (1, 2, 4)),
+        network_latency=_pick(rng, (Latency(0.1, 1.0), Latency(0.5, 10.0), Latency(0.1, 2.0, 0.01, 300.0))),
+        p_loss=_pick(rng, (0.0, 0.0, 0.01, 0.1)),
+        p_double=_pick(rng, (0.0, 0.0, 0.05)),
+        keep_order=rng.random() < 0.3,
+        snapshot_entries=_pick(rng, (20, 60, 200, 1_000_000)),
+        producers=_pick(rng, (1, 2, 4)),
+        readers=_pick(rng, (0, 1, 2)) + profile.readers_more,
+        send_gap_ms=_pick(rng, (20, 50, 100, 300)),
+        batch_records_max=_pick(rng, (1, 3, 20)),
+        in_flight_max=_pick(rng, (1, 2, 5)),
+        attempt_timeout_ms=_pick(rng, (150, 500, 2_000)),
+        give_up_ms=_pick(rng, (1_500, 4_000, 20_000)),
+        chaos_ms=_between(rng, profile.chaos_ms),
+        gap_ms=_between(rng, profile.gap_ms),
+        weights=_draw_weights(rng, profile),
+        drifts_ppm=tuple(_pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
+    )
+
+
+def _draw_replication(rng: Rng, profile: Profile) -> ReplicationSettings:
+    election_timeout_ms = _pick(rng, (150, 250, 400))
+    hibernation = rng.random() < 0.4 if profile.hibernation is None else profile.hibernation
+    return ReplicationSettings(
+        election_timeout_ms=election_timeout_ms,
+        heartbeat_interval_ms=election_timeout_ms // _pick(rng, (4, 5, 8)),
+        append_bytes_max=_pick(rng, (KIB, 4 * KIB, 64 * KIB)),
+        inflight_bytes_max=_pick(rng, (4 * KIB, 64 * KIB, 1024 * KIB)),
+        inflight_messages_max=_pick(rng, (1, 4, 64)),
+        uncommitted_bytes_max=_pick(rng, (8 * KIB, 64 * KIB, 1024 * KIB)),
+        hibernation=hibernation,
+    )
+
+
+def _draw_log(rng: Rng) -> LogSettings:
+    return LogSettings(
+        segment_bytes_max=_pick(rng, (KIB, 4 * KIB, 32 * KIB, 1024 * KIB)),
+        index_interval_bytes=_pick(rng, (64, 512, 4 * KIB)),
+        tail_cache_bytes_max=_pick(rng, (0, 2 * KIB, 64 * KIB)),
+        pending_bytes_max=_pick(rng, (16 * KIB, 256 * KIB)),
+        segment_age_ms_max=_pick(rng, (500, 5_000, 3_600_000)),
+    )
+
+
+def _draw_weights(rng: Rng, profile: Profile) -> dict[str, int]:
+    weights: dict[str, int] = {}
+    for kind, weight in FAULT_KINDS.items():
+        is_on = rng.random() < profile.p_other
+        if kind in profile.favoured:
+            weights[kind] = weight * profile.factor
+        elif is_on:
+            weights[kind] = weight
+    return weights or {"kill": 1}
+
+
+def _pick(rng: Rng, choices: tuple[_T, ...]) -> _T:
+    return choices[rng.randrange(len(choices))]
+
+
+def _between(rng: Rng, bounds: tuple[int, int]) -> int:
+    return bounds[0] + rng.randrange(bounds[1] - bounds[0] + 1)
