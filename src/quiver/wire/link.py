@@ -181,7 +181,7 @@ class Link:
 
     def _note_failure(self, error: str) -> None:
         self.last_error = error
-        self._quiet_log.warn(error, "peer not connected", peer=self.peer, address=self._address_name, error=error)
+        self._quiet_log.tell(error, "peer not connected", peer=self.peer, address=self._address_name, error=error)
 
     @property
     def _address_name(self) -> str:

@@ -106,7 +106,7 @@ class Listener:
 
     def _note_refusal(self, connection: IncomingConnection, refusal: Refusal) -> None:
         self.refused += 1
-        self.quiet_log.warn(
+        self.quiet_log.tell(
             connection.peer_host,
             "connection refused",
             address=f"{connection.peer_host}:{connection.peer_port}",

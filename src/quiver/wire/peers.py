@@ -107,13 +107,13 @@ class PeerNetwork:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
+        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
+        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
         try:
             await self.close()
         finally:
-            # Raises what a task or a handler raised; there is nothing else to return.
-            await self._group.__aexit__(kind, error, traceback)
-        return None
+            await self._group.__aexit__(*told)
 
     async def _run(self) -> None:
         await self._started.wait()

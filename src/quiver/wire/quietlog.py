@@ -24,7 +24,7 @@ class QuietLog:
         # Key: when it was last written, and how often it was not since; oldest first.
         self._said: dict[str, tuple[int, int]] = {}
 
-    def warn(self, key: str, event: str, **about: object) -> None:
+    def tell(self, key: str, event: str, **about: object) -> None:
         """Write a warning, unless one of this key was written a short while ago."""
         now_ms = self._clock.monotonic_ms()
         said_at_ms, unsaid = self._said.get(key, (now_ms - INTERVAL_MS, 0))

@@ -1,0 +1,176 @@
+"""The handshake's decisions: who is let in, and what the others are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import ConfigError, DecodeError
+from quiver.model import NodeId
+from quiver.wire.frames import Frame, FrameReader, Kind
+from quiver.wire.handshake import (
+    HANDSHAKE_BYTES_MAX,
+    SENTENCE_LENGTH_MAX,
+    Hello,
+    Refusal,
+    RefusalCode,
+    decode_refusal,
+    encode_hello,
+    encode_refusal,
+    judge_hello,
+    make_hello,
+    refuse,
+)
+
+OWN = make_hello(cluster_id="here", node=NodeId(1), incarnation=10)
+OTHER = make_hello(cluster_id="here", node=NodeId(2), incarnation=20)
+
+
+def as_frame(encoded: bytes) -> Frame:
+    reader = FrameReader(HANDSHAKE_BYTES_MAX)
+    reader.writable()[: len(encoded)] = encoded
+    reader.received(len(encoded))
+    frame = reader.next_frame()
+    assert frame is not None
+    return frame
+
+
+def hello_frame(head: bytes, payload: bytes = b"") -> Frame:
+    return Frame(Kind.HELLO, memoryview(head), memoryview(payload))
+
+
+def changed(**fields: object) -> Frame:
+    return hello_frame(msgspec.msgpack.encode(msgspec.to_builtins(OTHER) | fields))
+
+
+def without(*fields: str) -> Frame:
+    kept = {key: value for key, value in msgspec.to_builtins(OTHER).items() if key not in fields}
+    return hello_frame(msgspec.msgpack.encode(kept))
+
+
+@pytest.mark.parametrize("dialled", [None, NodeId(2)])
+def test_node_of_the_same_cluster_is_let_in(dialled: NodeId | None) -> None:
+    assert judge_hello(as_frame(encode_hello(OTHER)), OWN, dialled=dialled) == OTHER
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        changed(version_min=0),
+        changed(version_max=9),
+        changed(version_max=9, feature_of_version_9={"nested": [1]}),
+        changed(features=["tls", "zstd"]),
+        without("features"),
+    ],
+)
+def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
+    assert isinstance(judge_hello(frame, OWN, dialled=None), Hello)
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "sentence"),
+    [
+        (changed(cluster_id="there"), "other_cluster", "the cluster id is not this cluster's"),
+        (changed(node=1), "own_node", "node 1 is the node that was reached"),
+        (changed(node=4), "other_node", "node 3 was expected here, not node 4"),
+        (changed(version_max=0, version_min=0), "bad_version", "versions 0 to 0 are spoken there, 1 to 1 here"),
+        (changed(version_max=9, version_min=2), "bad_version", "versions 2 to 9 are spoken there, 1 to 1 here"),
+        (
+            hello_frame(msgspec.msgpack.encode({"magic": "quiver", "version_min": 7, "version_max": 8})),
+            "bad_version",
+            "versions 7 to 8 are spoken there, 1 to 1 here",
+        ),
+        (Frame(Kind.MESSAGE, memoryview(b""), memoryview(b"")), "hello_expected", "not a message"),
+        (Frame(Kind.REFUSAL, memoryview(b""), memoryview(b"")), "hello_expected", "not a refusal"),
+        (changed(magic="kafka"), "bad_frame", "kafka"),
+        (without("magic"), "bad_frame", "missing required field `magic`"),
+        (without("version_min"), "bad_frame", "missing required field `version_min`"),
+        (without("node"), "bad_frame", "missing required field `node`"),
+        (changed(node=-1), "bad_frame", "node"),
+        (changed(node=2**63), "bad_frame", "node"),
+        (changed(incarnation="1"), "bad_frame", "incarnation"),
+        (changed(cluster_id=""), "bad_frame", "cluster_id"),
+        (changed(cluster_id="c" * 65), "bad_frame", "cluster_id"),
+        (changed(features=["f"] * 17), "bad_frame", "features"),
+        (hello_frame(b""), "bad_frame", "truncated"),
+        (hello_frame(b"\xc1"), "bad_frame", "malformed"),
+        (hello_frame(b"\x81\xa5magic\xa1\xff"), "bad_frame", "utf-8"),
+        (hello_frame(b"\x81\xa1x" + b"\x91" * 4000), "bad_frame", "recursion"),
+        (hello_frame(as_frame(encode_hello(OTHER)).head.tobytes(), b"extra"), "bad_frame", "no payload"),
+    ],
+)
+def test_stranger_is_told_why_it_is_refused(frame: Frame, code: str, sentence: str) -> None:
+    judgement = judge_hello(frame, OWN, dialled=NodeId(3))
+    assert isinstance(judgement, Refusal)
+    assert judgement.code == code
+    assert sentence in judgement.sentence
+
+
+def test_any_node_may_dial() -> None:
+    assert isinstance(judge_hello(changed(node=4), OWN, dialled=None), Hello)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_hello_is_judged_and_nothing_else(head: bytes) -> None:
+    assert isinstance(judge_hello(hello_frame(head), OWN, dialled=None), Refusal)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_refusal_is_a_refusal_or_a_decode_error(head: bytes) -> None:
+    frame = Frame(Kind.REFUSAL, memoryview(head), memoryview(b""))
+    with suppress(DecodeError):
+        assert isinstance(decode_refusal(frame), Refusal)
+
+
+@pytest.mark.parametrize("code", RefusalCode)
+def test_refusal_says_the_same_on_both_sides(code: RefusalCode) -> None:
+    refusal = refuse(code, "why")
+    assert decode_refusal(as_frame(encode_refusal(refusal))) == refusal
+
+
+def test_codes_are_stable() -> None:
+    assert [code.value for code in RefusalCode] == [
+        "bad_frame",
+        "unexpected_frame",
+        "hello_expected",
+        "hello_late",
+        "bad_version",
+        "other_cluster",
+        "own_node",
+        "other_node",
+        "too_many_connections",
+    ]
+
+
+def test_refusal_repeats_only_so_much_of_what_a_stranger_sent() -> None:
+    judgement = judge_hello(changed(magic="ü" * 2000), OWN, dialled=None)
+    assert isinstance(judgement, Refusal)
+    assert len(judgement.sentence) == SENTENCE_LENGTH_MAX
+    assert decode_refusal(as_frame(encode_refusal(judgement))) == judgement
+
+
+def test_largest_hello_fits_a_handshake() -> None:
+    largest = msgspec.structs.replace(
+        OTHER, cluster_id="𝄞" * 64, node=2**63 - 1, incarnation=2**63 - 1, features=("𝄞" * 32,) * 16
+    )
+    own = msgspec.structs.replace(OWN, cluster_id="𝄞" * 64)
+    assert judge_hello(as_frame(encode_hello(largest)), own, dialled=None) == largest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_hello(cluster_id="", node=NodeId(1), incarnation=1),
+        lambda: make_hello(cluster_id="c" * 65, node=NodeId(1), incarnation=1),
+        lambda: make_hello(cluster_id="c", node=NodeId(-1), incarnation=1),
+        lambda: make_hello(cluster_id="c", node=NodeId(1), incarnation=2**63),
+    ],
+)
+def test_node_that_could_not_introduce_itself_is_told_at_once(make: Callable[[], Hello]) -> None:
+    with pytest.raises(ConfigError, match="cannot introduce itself"):
+        make()
