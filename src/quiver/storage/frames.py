@@ -213,8 +213,13 @@ def decode_footer(data: Buffer) -> Footer:
         raise DecodeError(f"footer: {len(data)} bytes are too few")
     view = memoryview(data)
     body = view[:-TRAILER_BYTES]
-    body_bytes, checksum, _ = _TRAILER.unpack(view[-TRAILER_BYTES:])
-    if body_bytes != len(body) or len(body) < _FOOTER.size + SEGMENT_HEADER_BYTES or crc32c(body) != checksum:
+    body_bytes, checksum, last_magic = _TRAILER.unpack(view[-TRAILER_BYTES:])
+    if (
+        last_magic != FOOTER_MAGIC
+        or body_bytes != len(body)
+        or len(body) < _FOOTER.size + SEGMENT_HEADER_BYTES
+        or crc32c(body) != checksum
+    ):
         raise DecodeError("footer: wrong length or checksum")
     magic, data_end, end_index, end_offset, max_timestamp, last_append_ms, terms, entries = _FOOTER.unpack_from(body)
     terms_start = _FOOTER.size + SEGMENT_HEADER_BYTES

@@ -3,6 +3,8 @@
 Followers that keep up and consumers that tail the log read from here and never touch the disk. It
 also holds every batch that is not on disk yet, whatever the bound: those have no other home.
 
+What a batch costs beside its bytes counts, too: otherwise a bound of 16 MiB would hold 60 of small batches.
+
 Invariant: the batches are consecutive by index; `first_index` is that of the oldest one kept.
 """
 
@@ -13,6 +15,8 @@ from bisect import bisect_right
 from quiver.model import Index, Term
 from quiver.record.batch import Batch
 
+BATCH_OVERHEAD_BYTES = 550
+"""What CPython keeps for a batch beside its bytes: the objects of the batch, its header and the numbers in it."""
 _COMPACT_AT = 1024
 """Evicted slots to let pile up at the list's front before it is rebuilt."""
 
@@ -27,6 +31,7 @@ class TailCache:
         self._base_index = int(end_index)
         self._bytes_max = bytes_max
         self.size_bytes = 0
+        """What the batches kept cost in memory."""
 
     @property
     def first_index(self) -> Index:
@@ -42,7 +47,7 @@ class TailCache:
         """Append the next batch."""
         self._batches.append(batch)
         self._end_offsets.append(batch.header.end_offset)
-        self.size_bytes += len(batch.data)
+        self.size_bytes += len(batch.data) + BATCH_OVERHEAD_BYTES
 
     def get(self, index: int) -> Batch:
         """Return the batch of an index in the window."""
@@ -68,7 +73,7 @@ class TailCache:
         while self.size_bytes > self._bytes_max and self.first_index < min(durable_end_index, self.end_index):
             oldest = self._batches[self._evicted]
             assert oldest is not None, "eviction goes from old to new"
-            self.size_bytes -= len(oldest.data)
+            self.size_bytes -= len(oldest.data) + BATCH_OVERHEAD_BYTES
             self._batches[self._evicted] = None
             self._evicted += 1
         if self._evicted >= _COMPACT_AT and self._evicted * 2 >= len(self._batches):
@@ -81,7 +86,8 @@ class TailCache:
         """Drop the batches at or behind `end_index`; the window then ends there."""
         keep = max(end_index - self._base_index, 0)
         for batch in self._batches[keep:]:
-            self.size_bytes -= len(batch.data) if batch else 0
+            if batch is not None:  # not `if batch`: a control batch has no records, and so a length of 0
+                self.size_bytes -= len(batch.data) + BATCH_OVERHEAD_BYTES
         del self._batches[keep:]
         del self._end_offsets[keep:]
         if self.first_index >= end_index:

@@ -14,7 +14,7 @@ from quiver.testing import PowerLoss, SimulatedDisk
 
 T = TypeVar("T")
 DIRECTORY = "/data/log"
-TINY = LogSettings(segment_bytes_max=1024, index_interval_bytes=256, tail_cache_bytes_max=600)
+TINY = LogSettings(segment_bytes_max=1024, index_interval_bytes=256, tail_cache_bytes_max=2500)
 """Settings under which a handful of batches fills several segments and overflows the tail cache."""
 
 

@@ -51,7 +51,7 @@ async def test_new_log_is_empty_and_starts_at_index_one() -> None:
     await log.close()
 
 
-@pytest.mark.parametrize("tail_bytes", [0, 600, 1_000_000])
+@pytest.mark.parametrize("tail_bytes", [0, 2500, 1_000_000])
 @runs
 async def test_everything_appended_is_read_back_before_and_after_reopening(tail_bytes: int) -> None:
     disk = SimulatedDisk()
@@ -233,7 +233,7 @@ async def test_reading_outside_the_log_is_a_clear_error() -> None:
 
 @runs
 async def test_timestamp_search_finds_the_first_record_that_is_not_older() -> None:
-    for tail_bytes in (0, 500, 1_000_000):
+    for tail_bytes in (0, 2500, 1_000_000):
         log = open_log(
             SimulatedDisk(),
             LogSettings(segment_bytes_max=1024, index_interval_bytes=128, tail_cache_bytes_max=tail_bytes),
