@@ -35,6 +35,7 @@ from quiver.storage.frames import (
 from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame, scan
 from quiver.storage.segment import Segment, is_segment_name
 from quiver.storage.verdict import is_damage, is_damaged_mark, is_footer, is_torn_at_birth
+from quiver.storage.walk import walk
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -193,7 +194,7 @@ def _scan_segment(findings: _Findings, file: File, segment: Segment, *, is_last:
             _cut(findings, file, segment, size, bad.reason)
             return segment
         if not is_damaged_mark(file, bad.position, size, next_index=segment.end_index):
-            _report_damage(findings, segment, bad, size)
+            _report_damage(findings, file, segment, bad, size)
             return segment
         findings.warnings.append(f"{segment.name}: the mark at byte {bad.position} is damaged; it holds no entry")
         bad = _scan_frames(findings, file, segment, bad.position + MARK_BYTES, size)
@@ -224,17 +225,32 @@ def _cut(findings: _Findings, file: File, segment: Segment, size: int, reason: s
     findings.warnings.append(f"{segment.name}: cut {size - segment.size_bytes} bytes of a torn tail: {reason}")
 
 
-def _report_damage(findings: _Findings, segment: Segment, bad: BadFrame, size: int) -> None:
+def _report_damage(findings: _Findings, file: File, segment: Segment, bad: BadFrame, size: int) -> None:
     findings.damage.append(
         Damage(
             name=segment.name,
             first_position=bad.position,
             end_position=size,
             first_index=segment.end_index,
-            end_index_max=Index(segment.end_index + (size - bad.position) // HEADER_BYTES),
+            end_index_max=_end_index_max(file, segment, bad, size),
             reason=bad.reason,
         )
     )
+
+
+def _end_index_max(file: File, segment: Segment, bad: BadFrame, size: int) -> Index:
+    """Return the index behind the last entry that can have been in the file, as near as its bytes tell.
+
+    A replica waits with its vote until it has so much again, so that a loose bound would keep it waiting for long.
+    """
+    end_index, position = segment.end_index, bad.position
+    if bad.header is not None:
+        end_index, position = Index(bad.header.index + 1), min(bad.position + bad.header.batch_bytes, size)
+    for found in walk(file, bad.position, size, next_index=segment.end_index):
+        if isinstance(found, Frame):
+            position = found.end
+            end_index = max(end_index, Index(found.header.index + 1)) if found.header else end_index
+    return Index(end_index + (size - position) // HEADER_BYTES)  # no entry takes less than a header
 
 
 def _drop_old_generations(findings: _Findings, segments: list[Segment]) -> list[Segment]:

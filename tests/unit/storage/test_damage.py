@@ -155,6 +155,20 @@ async def test_a_damaged_log_serves_what_lies_before_and_takes_nothing() -> None
     await log.close()
 
 
+@pytest.mark.parametrize(("position", "end_index_max"), [(50, 4), (150, 4), (300, 4), (400, 4)])
+@runs
+async def test_how_much_may_be_lost_is_told_closely(position: int, end_index_max: int) -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    for value in (b"a" * 20, b"b" * 20, b"c" * 20):
+        await append(log, value)
+    await log.close()
+    flip(disk, f"{DIRECTORY}/{segment_name(1)}", SEGMENT_HEADER_BYTES + position, 1)
+    damage = open_log(disk).damage
+    assert damage
+    assert damage[0].end_index_max == end_index_max
+
+
 @pytest.mark.parametrize("victim", [0, 1, -1])
 @runs
 async def test_discarding_damage_sets_the_rest_aside_and_goes_on(victim: int) -> None:
