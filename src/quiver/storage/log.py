@@ -345,6 +345,7 @@ class Log:
         # The log starts later only now that the files are gone for good: its start never goes back.
         self._segments[:] = [segment for segment in self._segments if segment not in self._removing]
         self._removing = frozenset()
+        self._tail.forget(self.first_index)
 
     async def reset(self, *, first_index: Index, first_offset: Offset, previous_term: Term) -> None:
         """Drop everything and start over, empty, at another place (a snapshot was installed).

@@ -71,11 +71,23 @@ class TailCache:
     def evict(self, durable_end_index: Index) -> None:
         """Drop the oldest batches over the byte bound, but none at or behind `durable_end_index`."""
         while self.size_bytes > self._bytes_max and self.first_index < min(durable_end_index, self.end_index):
-            oldest = self._batches[self._evicted]
-            assert oldest is not None, "eviction goes from old to new"
-            self.size_bytes -= len(oldest.data) + BATCH_OVERHEAD_BYTES
-            self._batches[self._evicted] = None
-            self._evicted += 1
+            self._drop_oldest()
+        self._compact()
+
+    def forget(self, first_index: Index) -> None:
+        """Drop the batches below `first_index`: the log starts there now."""
+        while self.first_index < min(first_index, self.end_index):
+            self._drop_oldest()
+        self._compact()
+
+    def _drop_oldest(self) -> None:
+        oldest = self._batches[self._evicted]
+        assert oldest is not None, "batches are dropped from old to new"
+        self.size_bytes -= len(oldest.data) + BATCH_OVERHEAD_BYTES
+        self._batches[self._evicted] = None
+        self._evicted += 1
+
+    def _compact(self) -> None:
         if self._evicted >= _COMPACT_AT and self._evicted * 2 >= len(self._batches):
             del self._batches[: self._evicted]
             del self._end_offsets[: self._evicted]

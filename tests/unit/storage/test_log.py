@@ -232,6 +232,20 @@ async def test_reading_outside_the_log_is_a_clear_error() -> None:
 
 
 @runs
+async def test_what_retention_removed_is_not_served_from_memory() -> None:
+    log = open_log(SimulatedDisk(), LogSettings(segment_bytes_max=1024))
+    times = range(2000, 2000 - len(VALUES), -1)
+    for value, time in zip(VALUES, times, strict=True):
+        await append(log, value, timestamp=time)
+    await log.truncate_prefix(Index(30))
+    assert 20 < log.first_index <= 30
+    assert await log.find_timestamp(1990, end_offset=log.end_offset) is None
+    assert log.read_entries_nowait(Index(1), end_index=Index(9), bytes_max=1) is None
+    with pytest.raises(TrimmedError):
+        await log.read_entries(Index(1), end_index=Index(9), bytes_max=1)
+
+
+@runs
 async def test_timestamp_search_finds_the_first_record_that_is_not_older() -> None:
     for tail_bytes in (0, 2500, 1_000_000):
         log = open_log(

@@ -18,6 +18,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 3)),
         st.tuples(st.just("evict"), st.integers(0, 40)),
+        st.tuples(st.just("forget"), st.integers(0, 12)),
         st.tuples(st.just("truncate"), st.integers(0, 12)),
     ),
     max_size=60,
@@ -55,6 +56,9 @@ class Model:
         while self.batches and self.cost() > BOUND_BYTES and self.batches[0].header.index < durable_end:
             del self.batches[0]
 
+    def forget(self, count: int) -> None:
+        del self.batches[:count]
+
     def cost(self) -> int:
         return sum(len(batch.data) + BATCH_OVERHEAD_BYTES for batch in self.batches)
 
@@ -75,6 +79,9 @@ def test_the_window_is_what_a_plain_list_would_hold(steps: list[Step]) -> None:
             case "evict":
                 model.evict(FIRST_INDEX + argument)
                 tail.evict(Index(FIRST_INDEX + argument))
+            case "forget":
+                model.forget(argument)
+                tail.forget(Index(model.end_index - len(model.batches)))
             case _:
                 tail.truncate(model.truncate(argument))
         check(tail, model)
