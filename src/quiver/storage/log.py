@@ -448,7 +448,9 @@ class Log:
         newest = wanted.timestamp_min
         at = next((n for n, segment in enumerate(self._segments) if segment.max_timestamp >= newest), None)
         if at is not None and self._segments[at].first_index < tail_index:
-            position = self._segments[at].position_before_timestamp(newest)
+            segment = self._segments[at]
+            # The index may lead to what is being written: do not begin behind the last entry that is on disk.
+            position = min(segment.position_before_timestamp(newest), segment.position_before_index(tail_index - 1))
             found = await self._read_disk(at, position, msgspec.structs.replace(wanted, end_index=tail_index))
             if found is None or found:
                 return found

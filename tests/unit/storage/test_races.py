@@ -309,6 +309,23 @@ async def test_a_timestamp_that_leaves_memory_during_the_search_is_found() -> No
 
 
 @runs
+async def test_a_timestamp_that_is_being_written_is_found_in_memory() -> None:
+    disk, executor = SimulatedDisk(), SteppingExecutor()
+    settings = LogSettings(index_interval_bytes=64, tail_cache_bytes_max=0)
+    log = open_log(disk, settings, executor=executor)
+    log.append([data_batch([b"old"], index=1, offset=0, timestamp=100)])
+    await executor.step()
+    log.append([data_batch([b"wanted"], index=2, offset=1, timestamp=500)])
+    await asyncio.sleep(0)
+    flush = executor.waiting.pop(0)
+    searching = await start(log.find_timestamp(400, end_offset=Offset(9)))
+    while not searching.done():
+        await executor.step()
+    assert await searching == 1
+    flush()
+
+
+@runs
 async def test_entries_before_damage_are_returned_and_the_next_read_reports_it() -> None:
     disk = SimulatedDisk()
     log = open_log(disk, LogSettings(tail_cache_bytes_max=0))
