@@ -207,6 +207,7 @@ def _scan_frames(findings: _Findings, file: File, segment: Segment, position: in
             return found
         if found.header is None:
             segment.size_bytes = found.end
+            segment.vouched_bytes = found.durable_end
             continue
         if found.header.index != segment.end_index or found.header.base_offset != segment.end_offset:
             return BadFrame(found.position, f"entry {found.header.index} stands where {segment.end_index} should be")

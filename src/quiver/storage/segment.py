@@ -49,6 +49,7 @@ class Segment:
         "next_indexed_position",
         "size_bytes",
         "terms",
+        "vouched_bytes",
     )
 
     def __init__(self, header: SegmentHeader, name: str) -> None:
@@ -57,6 +58,8 @@ class Segment:
         self.end_index = header.first_index
         self.end_offset = header.first_offset
         self.size_bytes = SEGMENT_HEADER_BYTES
+        self.vouched_bytes = 0
+        """How much of the file the newest mark that recovery met vouches for."""
         self.max_timestamp = NO_TIMESTAMP
         self.last_append_ms = header.created_ms
         self.terms: list[tuple[Index, Term]] = []

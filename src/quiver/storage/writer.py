@@ -26,7 +26,8 @@ from quiver.model import Index
 from quiver.record.batch import Batch
 from quiver.storage.disk import Disk, File
 from quiver.storage.executor import Executor
-from quiver.storage.flush import Flush, Planner
+from quiver.storage.flush import Flush, Planner, write_all
+from quiver.storage.scan import CHUNK_BYTES
 from quiver.storage.segment import Segment
 from quiver.storage.truncation import cut_suffix, start_over
 
@@ -90,7 +91,10 @@ class Writer:
         active = self.segments[-1]
         if not active.is_sealed:
             self._file = self._disk.open(f"{self._directory}/{active.name}")
-            self._file.sync()  # what was read back is on disk from here on, whoever wrote it
+            _write_again(self._file, active.vouched_bytes, active.size_bytes)
+            self._file.sync()
+            self._disk.sync_directory(self._directory)
+            # On disk now: all that was read back, under its name, whoever wrote it and however that ended.
             self._planner.replaced(active.size_bytes)
 
     # -- requests --------------------------------------------------------------------------------
@@ -363,6 +367,18 @@ class Writer:
 
 def _index_of(waiter: tuple[Index, _Done]) -> Index:
     return waiter[0]
+
+
+def _write_again(file: File, first_position: int, end_position: int) -> None:
+    """Make the system owe the disk what it may have given up.
+
+    After a failed sync the bytes stay in the cache, where a restarted process reads them, but count as written:
+    the next sync would succeed without them.
+    """
+    while first_position < end_position:
+        data = file.read(min(CHUNK_BYTES, end_position - first_position), first_position)
+        write_all(file, [data], first_position)
+        first_position += len(data)
 
 
 def _do_nothing() -> None:
