@@ -339,6 +339,9 @@ class Member:
     def _carry_out(self, output: Output, batches: Sequence[Batch] = (), snapshot: Snapshot | None = None) -> None:
         if self._is_closed:
             return
+        if output.proposals_lost is not None:
+            # At once: the entries that replace the lost ones may be applied before this output is carried out.
+            self._waiters.lose(output.proposals_lost)
         if output.next_deadline_ms != self.next_deadline_ms:
             self.next_deadline_ms = output.next_deadline_ms
             self._host.deadline_changed(self)
@@ -407,8 +410,6 @@ class Member:
             self._waiters.fail_read(context)
         for ready in output.reads:
             self._waiters.confirm_read(ready.context, ready.index)
-        if output.proposals_lost is not None:
-            self._waiters.lose(output.proposals_lost)
         if output.recovered:
             self._persistence.clear_recovery()
             self._block(self._plan_save(), _do_nothing)
