@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quiver.errors import StorageError
+from quiver.errors import StorageError, TrimmedError
 from quiver.model import Index
 from quiver.record import Batch
 from quiver.replication.host import Host
@@ -23,13 +23,21 @@ class Applier:
     """The progress of one member's state machine."""
 
     def __init__(
-        self, machine: StateMachine, log: Log, *, host: Host, applied_index: Index, on_applied: Callable[[Index], None]
+        self,
+        machine: StateMachine,
+        log: Log,
+        *,
+        host: Host,
+        applied_index: Index,
+        on_applied: Callable[[Index], None],
+        on_unreadable: Callable[[StorageError], None],
     ) -> None:
         self.index = applied_index
         self._machine = machine
         self._log = log
         self._host = host
         self._on_applied = on_applied
+        self._on_unreadable = on_unreadable
         self._end_index = Index(applied_index + 1)
         self._is_reading = False
 
@@ -67,8 +75,11 @@ class Applier:
     async def _read(self, first_index: Index, end_index: Index) -> None:
         try:
             batches = await self._log.read_entries(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
+        except TrimmedError:
+            self._is_reading = False  # a snapshot has replaced the log and will be restored here in a moment
+            return
         except StorageError as error:
-            self._host.fail(error)
+            self._on_unreadable(error)
             return
         self._is_reading = False
         if self.index + 1 == first_index:  # else a snapshot was restored meanwhile

@@ -20,7 +20,7 @@ import msgspec
 
 from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
-from quiver.errors import OverloadedError, QuiverError, StorageError, UnavailableError
+from quiver.errors import DamageError, OverloadedError, QuiverError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Term
 from quiver.raft import (
     Append,
@@ -97,7 +97,12 @@ class Member:
         self._persistence = Persistence(files)
         self._committed_before = files.initial.commit
         self._applier = Applier(
-            machine, self._log, host=host, applied_index=files.applied_index, on_applied=self._handle_applied
+            machine,
+            self._log,
+            host=host,
+            applied_index=files.applied_index,
+            on_applied=self._handle_applied,
+            on_unreadable=self._handle_failure,
         )
         self._waiters = Waiters()
         self._proposals: list[Proposal] = []
@@ -105,12 +110,13 @@ class Member:
         self._steps: deque[_Step] = deque()
         self._is_blocked = False
         self._is_closed = False
+        self._damage: StorageError | None = None
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
         self._applier.restore(files.machine_state, files.applied_index)
         self._raft = Raft(_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
         self.next_deadline_ms = self._raft.next_deadline_ms
         self._log.on_durable = self._handle_durable
-        self._log.on_failure = host.fail
+        self._log.on_failure = self._handle_failure
         self._apply()
 
     # -- questions -------------------------------------------------------------------------------
@@ -432,9 +438,29 @@ class Member:
 
     def _go_on(self, then: Callable[[], None]) -> None:
         self._is_blocked = False
+        if self._damage is not None:
+            self._stop_at_damage(self._damage)
+            return
         then()
         while self._steps and not self._is_blocked:
             self._begin(self._steps.popleft())
+
+    # -- failing ---------------------------------------------------------------------------------
+
+    def _handle_failure(self, error: StorageError) -> None:
+        """Stop the node; if it is for damage, on disk by then: a note to look at every byte when it is opened (R18)."""
+        if not isinstance(error, DamageError) and not isinstance(error.__cause__, DamageError):
+            self._host.fail(error)
+        elif self._damage is None:
+            self._damage = error
+            self._persistence.suspect()
+            if not self._is_blocked:
+                self._stop_at_damage(error)
+
+    def _stop_at_damage(self, error: StorageError) -> None:
+        self._is_blocked = True  # for good: nothing is carried out any more
+        saved = self._executor.submit(self._plan_save())
+        saved.add_done_callback(lambda _: self._host.fail(error))
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -456,8 +482,11 @@ class Member:
             found = await self._log.read_entries(
                 permission.first_index, end_index=permission.end_index, bytes_max=permission.bytes_max
             )
+        except DamageError as error:
+            self._handle_failure(error)  # else the member that needs these entries would wait for ever
+            return
         except StorageError:
-            found = []  # removed by compaction or damaged here: the core sees that nothing was sent
+            found = []  # removed by compaction, or unreadable for now: the core sees that nothing was sent
         self._send_append(permission, found)
 
     def _send_append(self, permission: SendEntries, batches: list[Batch]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from quiver.clock import Clock
 from quiver.config import LogSettings
-from quiver.errors import DamageError, DecodeError
+from quiver.errors import DamageError, DecodeError, StorageError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, InitialState
 from quiver.replication.entries import KnownConfiguration
@@ -30,6 +30,8 @@ class Membership(msgspec.Struct, frozen=True):
     configurations: tuple[KnownConfiguration, ...] = ()
     recover_until: Index | None = None
     """The last entry that this member may have acknowledged and then lost."""
+    is_suspect: bool = False
+    """Stored bytes failed their checksum when they were read: the next opening reads and checks all of them."""
 
 
 class SnapshotState(msgspec.Struct, frozen=True):
@@ -60,7 +62,7 @@ class Storage(msgspec.Struct, frozen=True):
     clock: Clock
     settings: LogSettings
 
-    def open_log(self, directory: str, *, discard_damage: bool = False) -> Log:
+    def open_log(self, directory: str, *, verify: bool, discard_damage: bool = False) -> Log:
         """Open a log; blocking."""
         return Log.open(
             directory,
@@ -69,6 +71,7 @@ class Storage(msgspec.Struct, frozen=True):
             clock=self.clock,
             settings=self.settings,
             discard_damage=discard_damage,
+            verify=verify,
         )
 
 
@@ -78,20 +81,30 @@ async def open_files(storage: Storage, directory: str, *, bootstrap: Configurati
     Raises:
         StorageError: the disk failed, or what it holds cannot be used.
     """
+    try:
+        return await _open_files(storage, directory, bootstrap)
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be opened: {error}") from error
+
+
+async def _open_files(storage: Storage, directory: str, bootstrap: Configuration | None) -> MemberFiles:
     submit = storage.executor.submit
-    log = await submit(partial(storage.open_log, directory))
     file = HardStateFile(storage.disk, directory)
-    hard_state = await submit(partial(_load_hard_state, file, log, bootstrap))
-    membership = decode_membership(hard_state.membership)
+    saved = await submit(file.load)
+    is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
+    log = await submit(partial(storage.open_log, directory, verify=is_suspect))
+    hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
     if log.damage:
-        hard_state, membership, log = await _set_damage_aside(storage, directory, log, file, hard_state, membership)
+        hard_state, log = await _set_damage_aside(storage, log, file, hard_state)
     snapshots = SnapshotStore(storage.disk, directory)
     snapshot, warnings = await submit(snapshots.load_newest)
     if snapshot is not None:
         await _stand_on_snapshot(log, snapshot)
     state = decode_snapshot_state(snapshot.state) if snapshot else None
-    known = _configurations_in_log(log, membership, snapshot, state)
-    membership = Membership(known, membership.recover_until)
+    membership = decode_membership(hard_state.membership)
+    membership = Membership(_configurations_in_log(log, membership, snapshot, state), membership.recover_until)
+    if is_suspect:  # the damage, if there was any, has been set aside by now
+        await submit(partial(file.save, _with_membership(hard_state, membership)))
     return MemberFiles(
         log=log,
         hard_state=file,
@@ -131,10 +144,7 @@ def decode_snapshot_state(data: bytes) -> SnapshotState:
         raise DecodeError(f"a snapshot that cannot be read: {error}") from None
 
 
-def _load_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | None) -> HardState:
-    hard_state = file.load()
-    if hard_state is not None:
-        return hard_state
+def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | None) -> HardState:
     if log.end_index > 1:
         raise DamageError(f"{log.directory}: the log has no hard state: this member does not know its vote")
     known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
@@ -144,15 +154,22 @@ def _load_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | N
 
 
 async def _set_damage_aside(
-    storage: Storage, directory: str, log: Log, file: HardStateFile, hard_state: HardState, membership: Membership
-) -> tuple[HardState, Membership, Log]:
+    storage: Storage, log: Log, file: HardStateFile, hard_state: HardState
+) -> tuple[HardState, Log]:
+    membership = decode_membership(hard_state.membership)
     lost_until = max(damage.end_index_max for damage in log.damage) - 1
-    membership = Membership(membership.configurations, Index(max(lost_until, membership.recover_until or 0)))
-    hard_state = msgspec.structs.replace(hard_state, membership=encode_membership(membership))
+    membership = msgspec.structs.replace(
+        membership, recover_until=Index(max(lost_until, membership.recover_until or 0))
+    )
+    hard_state = _with_membership(hard_state, membership)
     await storage.executor.submit(partial(file.save, hard_state))
     await log.close()
-    log = await storage.executor.submit(partial(storage.open_log, directory, discard_damage=True))
-    return hard_state, membership, log
+    open_log = partial(storage.open_log, log.directory, verify=membership.is_suspect, discard_damage=True)
+    return hard_state, await storage.executor.submit(open_log)
+
+
+def _with_membership(hard_state: HardState, membership: Membership) -> HardState:
+    return msgspec.structs.replace(hard_state, membership=encode_membership(membership))
 
 
 async def _stand_on_snapshot(log: Log, snapshot: Snapshot) -> None:

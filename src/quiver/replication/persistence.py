@@ -24,6 +24,7 @@ class Persistence:
         self._snapshots = files.snapshots
         self._configurations = files.membership.configurations
         self._recover_until = files.membership.recover_until
+        self._is_suspect = False
         self._term, self._vote = files.initial.term, files.initial.vote
 
     def set_vote(self, term: Term, vote: NodeId | None) -> None:
@@ -48,13 +49,17 @@ class Persistence:
         """Let the next save say that nothing is missing any more."""
         self._recover_until = None
 
+    def suspect(self) -> None:
+        """Let the next save say that stored bytes are bad, so that the next opening looks at all of them."""
+        self._is_suspect = True
+
     def configuration_at(self, index: Index) -> Configuration:
         """Return the configuration that was in force at a committed index."""
         return next(item.configuration for item in reversed(self._configurations) if item.index <= index)
 
     def plan_save(self, commit_index: Index) -> Callable[[], None]:
         """Return work that blocks: it makes term, vote and configurations, as they are now, durable."""
-        membership = encode_membership(Membership(self._configurations, self._recover_until))
+        membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_suspect))
         state = HardState(term=self._term, vote=self._vote, commit_index=commit_index, membership=membership)
         return partial(self._hard_state_file.save, state)
 

@@ -97,6 +97,7 @@ class Log:
         clock: Clock,
         settings: LogSettings,
         discard_damage: bool = False,
+        verify: bool = False,
     ) -> Log:
         """Open a log directory, making it if there is none; blocking, so that many can be opened in parallel.
 
@@ -105,12 +106,15 @@ class Log:
         act as if it still had it (`log.damage` tells the range). A crash while it is set aside may leave no
         trace of the damage: note the range first, from a log opened without `discard_damage`.
 
+        Sealed segments are believed by their footer; with `verify` they are read whole, as after a read that
+        has met damage.
+
         Raises:
             DamageError: the directory cannot be understood at all.
             StorageError: the disk failed.
         """
         try:
-            recovery = _open_directory(disk, directory, settings, clock.wall_ms())
+            recovery = _open_directory(disk, directory, settings, clock.wall_ms(), verify=verify)
             damage = recovery.damage
             if damage and discard_damage:
                 recovery = cut_damage(disk, directory, recovery)
@@ -484,10 +488,10 @@ class Log:
         return bisect_right(self._segments, index, key=_first_index_of) - 1
 
 
-def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int) -> Recovery:
+def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int, *, verify: bool) -> Recovery:
     """Recover a directory, or make an empty log in it."""
     _make_directory(disk, directory)
-    recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes)
+    recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes, trust_footers=not verify)
     if not recovery.segments:
         header = SegmentHeader(
             generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms

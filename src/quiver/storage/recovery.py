@@ -71,10 +71,11 @@ class Recovery(msgspec.Struct, frozen=True):
 class _Findings:
     """What a recovery gathers on its way."""
 
-    def __init__(self, disk: Disk, directory: str, index_interval_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: str, index_interval_bytes: int, *, trust_footers: bool) -> None:
         self.disk = disk
         self.directory = directory
         self.index_interval_bytes = index_interval_bytes
+        self.trust_footers = trust_footers
         self.damage: list[Damage] = []
         self.rebuilt: set[str] = set()
         """Segments whose header was made up: of which generation they are is not known."""
@@ -89,14 +90,16 @@ class _Findings:
         self.warnings.append(f"{name}: removed, {reason}")
 
 
-def recover(disk: Disk, directory: str, *, index_interval_bytes: int) -> Recovery:
+def recover(disk: Disk, directory: str, *, index_interval_bytes: int, trust_footers: bool = True) -> Recovery:
     """Read a log directory, which must exist, and mend what a crash may have left.
+
+    Without `trust_footers` every byte of every segment is read and checked.
 
     Raises:
         DamageError: the directory cannot be understood at all; nothing was changed.
         OSError: as the disk raises it.
     """
-    findings = _Findings(disk, directory, index_interval_bytes)
+    findings = _Findings(disk, directory, index_interval_bytes, trust_footers=trust_footers)
     names = disk.names(directory)
     for name in names:
         if name.endswith(TEMPORARY_SUFFIX):
@@ -120,7 +123,7 @@ def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None
     try:
         header = _read_header(file)
         # Only a successor, begun when the seal was on disk, proves that all the footer tells of is there.
-        footer = None if is_last else read_footer(file)
+        footer = None if is_last or not findings.trust_footers else read_footer(file)
         if footer is not None:
             if header is None:
                 findings.warnings.append(f"{name}: the segment header is damaged; its copy in the footer is used")
