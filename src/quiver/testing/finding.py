@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 
-class Finding(AssertionError):
+class Finding(AssertionError):  # noqa: N818 - it is what a run exists to produce, not an error of the simulator
     """Report a broken invariant; `invariant` is its name."""
 
     def __init__(self, invariant: str, message: str) -> None:

@@ -11,16 +11,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from quiver.clock import Rng
 from quiver.testing import cuts, operations, outages, troubles
 from quiver.testing.faults import Fault
+from quiver.testing.strike import Strike
 
 if TYPE_CHECKING:
     from quiver.testing.world import World
 
-Strike = Callable[["World", Rng, int], Awaitable[None]]
-
-STRIKES: Final[Mapping[str, Strike]] = {
+STRIKES: Final[Mapping[str, Callable[[Strike], Awaitable[None]]]] = {
     "kill": outages.kill,
     "power_loss": outages.power_loss,
     "power_loss_at_operation": outages.power_loss_at_operation,
@@ -81,4 +79,4 @@ class Nemesis:
         self.struck[fault.kind] += 1
         self._world.trace.record("fault", self._world.now_ms, fault.number, fault.kind, fault.duration_ms)
         rng = self._world.streams.stream(f"fault-{fault.number}")
-        await STRIKES[fault.kind](self._world, rng, fault.duration_ms)
+        await STRIKES[fault.kind](Strike(self._world, rng, fault.duration_ms))

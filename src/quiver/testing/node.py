@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from quiver.testing.world import World
 
 
+_TRIES = 2
+"""How often a node that cannot open its files is started again before its disk is given up."""
+
+
 class ObservedState(PartitionState):
     """A partition's state that shows the checkers what it is told."""
 
@@ -225,14 +229,13 @@ class SimulatedNode:
             disabled=world.disabled,
         )
         replicator.judges = {}
-        try:
-            async with replicator:
+        async with replicator:
+            try:
                 for group in world.groups:
                     await self._open(replicator, group)
-                self.failures_in_a_row = 0
-                await asyncio.Event().wait()
-        except StorageError as error:
-            self._handle_failure(error)
+            except StorageError as error:
+                self._handle_failure(error)
+            await asyncio.Event().wait()
 
     async def _open(self, replicator: ObservedReplicator, group: GroupId) -> None:
         world = self.world
@@ -269,10 +272,13 @@ class SimulatedNode:
         """Do what a supervisor does with a node that exits: start it again, or call the operator."""
         if not self.is_up:
             return
-        self.world.trace.record("storage_failed", self.world.now_ms, self.id, type(error).__name__)
-        self.failures_in_a_row += 1
+        self.world.trace.record("storage_failed", self.world.now_ms, self.id, str(error))
+        is_damage = isinstance(error, DamageError) or isinstance(error.__cause__, DamageError)
+        require(self.is_tainted or not is_damage, "F1", f"a disk that nobody damaged is damaged: {error}", node=self.id)
+        is_open = len(self.replicas) == len(self.world.groups)
+        self.failures_in_a_row = 0 if is_open else self.failures_in_a_row + 1
         self.kill(power_loss=False)
-        if isinstance(error, DamageError) and self.is_tainted and self.failures_in_a_row > 2:
+        if is_damage and self.failures_in_a_row > _TRIES:
             self.world.replace(self)
         else:
             self.world.restart_later(self)

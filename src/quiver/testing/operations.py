@@ -16,6 +16,7 @@ from quiver.errors import RequestError, UnavailableError
 from quiver.model import GroupId, NodeId
 from quiver.raft import Configuration
 from quiver.replication import Member
+from quiver.testing.strike import Strike
 
 if TYPE_CHECKING:
     from quiver.testing.node import SimulatedNode
@@ -28,80 +29,87 @@ Target = Callable[[Configuration], tuple[Nodes, Nodes] | None]
 _STEP_S = 0.1
 
 
-async def add_member(world: World, rng: Rng, duration_ms: int) -> None:
+async def add_member(strike: Strike) -> None:
     """Add a spare node as a learner, and make it a voter when it has caught up."""
-    group = world.pick_group(rng)
-    spare = _pick_spare(world, group, rng)
+    world = strike.world
+    group = world.pick_group(strike.rng)
+    spare = _pick_spare(world, group, strike.rng)
     if spare is not None:
         await change(world, group, _with_learner(spare), wait_ms=3_000)
-        if rng.random() < 0.8:
+        if strike.chance(0.8):
             await change(world, group, _with_voter(spare), wait_ms=3_000)
 
 
-async def remove_member(world: World, rng: Rng, duration_ms: int) -> None:
+async def remove_member(strike: Strike) -> None:
     """Remove a voter, the leader perhaps, if enough remain."""
-    group = world.pick_group(rng)
+    world = strike.world
+    group = world.pick_group(strike.rng)
     leader = find_leader(world, group)
     if leader is None or world.has_tainted_nodes():
         return
     voters = leader[1].raft.configuration.voters
     if len(voters) > world.voters_min:
-        leaver = voters[rng.randrange(len(voters))]
+        leaver = voters[strike.rng.randrange(len(voters))]
         await change(world, group, _without(leaver), wait_ms=3_000)
 
 
-async def demote_member(world: World, rng: Rng, duration_ms: int) -> None:
+async def demote_member(strike: Strike) -> None:
     """Make a voter a learner, and a voter again a while later."""
-    group = world.pick_group(rng)
+    world = strike.world
+    group = world.pick_group(strike.rng)
     leader = find_leader(world, group)
     if leader is None or world.has_tainted_nodes():
         return
     voters = leader[1].raft.configuration.voters
     if len(voters) > world.voters_min:
-        node = voters[rng.randrange(len(voters))]
+        node = voters[strike.rng.randrange(len(voters))]
         await change(world, group, _demoted(node), wait_ms=3_000)
-        await asyncio.sleep(duration_ms / 1000)
+        await strike.last()
         await change(world, group, _with_voter(node), wait_ms=3_000)
 
 
-async def swap_member(world: World, rng: Rng, duration_ms: int) -> None:
+async def swap_member(strike: Strike) -> None:
     """Replace a voter by a learner in one joint change, having added the learner first."""
-    group = world.pick_group(rng)
-    spare = _pick_spare(world, group, rng)
+    world = strike.world
+    group = world.pick_group(strike.rng)
+    spare = _pick_spare(world, group, strike.rng)
     if spare is None or world.has_tainted_nodes():
         return
     await change(world, group, _with_learner(spare), wait_ms=3_000)
     leader = find_leader(world, group)
     if leader is not None:
         voters = leader[1].raft.configuration.voters
-        await change(world, group, _swapped(voters[rng.randrange(len(voters))], spare), wait_ms=3_000)
+        await change(world, group, _swapped(voters[strike.rng.randrange(len(voters))], spare), wait_ms=3_000)
 
 
-async def transfer(world: World, rng: Rng, duration_ms: int) -> None:
+async def transfer(strike: Strike) -> None:
     """Ask a leader to hand over to another voter."""
-    leader = find_leader(world, world.pick_group(rng))
+    world = strike.world
+    leader = find_leader(world, world.pick_group(strike.rng))
     if leader is None:
         return
     node, member = leader
     voters = [voter for voter in member.raft.configuration.voters if voter != node.id]
     if voters:
         with world.loop.node_scope(node.id), suppress(UnavailableError, RequestError):
-            member.transfer_leadership(voters[rng.randrange(len(voters))])
+            member.transfer_leadership(voters[strike.rng.randrange(len(voters))])
 
 
-async def snapshot(world: World, rng: Rng, duration_ms: int) -> None:
+async def snapshot(strike: Strike) -> None:
     """Let a node take a snapshot of one group now."""
-    node = world.pick_node(rng)
-    group = world.pick_group(rng)
+    world = strike.world
+    node = strike.pick_node()
+    group = world.pick_group(strike.rng)
     if node is not None and node.is_running and group in node.replicas:
         with world.loop.node_scope(node.id):
             world.loop.create_task(node.take_snapshot(node.replicas[group].member))
 
 
-async def burst(world: World, rng: Rng, duration_ms: int) -> None:
+async def burst(strike: Strike) -> None:
     """Let a producer send without pause for a while."""
-    producer = world.producers[rng.randrange(len(world.producers))]
-    producer.burst = 5 + rng.randrange(40)
+    world = strike.world
+    producer = world.producers[strike.rng.randrange(len(world.producers))]
+    producer.burst = 5 + strike.rng.randrange(40)
 
 
 async def repair(world: World, lost: SimulatedNode, successor: SimulatedNode) -> None:

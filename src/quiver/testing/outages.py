@@ -3,83 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from quiver.clock import Rng
 from quiver.testing.disk_faults import Moment
 from quiver.testing.node import SimulatedNode
-
-if TYPE_CHECKING:
-    from quiver.testing.world import World
+from quiver.testing.strike import Strike
 
 _MOMENTS: tuple[Moment, ...] = ("before", "during", "after")
 
 
-async def kill(world: World, rng: Rng, duration_ms: int) -> None:
+async def kill(strike: Strike) -> None:
     """Kill a process and start it again."""
-    await _down(world, world.pick_node(rng), duration_ms, power_loss=False)
+    await _down(strike, strike.pick_node(), power_loss=False)
 
 
-async def power_loss(world: World, rng: Rng, duration_ms: int) -> None:
+async def power_loss(strike: Strike) -> None:
     """Take a machine's power and give it back."""
-    await _down(world, world.pick_node(rng), duration_ms, power_loss=True)
+    await _down(strike, strike.pick_node(), power_loss=True)
 
 
-async def power_loss_at_operation(world: World, rng: Rng, duration_ms: int) -> None:
+async def power_loss_at_operation(strike: Strike) -> None:
     """Take a machine's power in the middle of one of its next disk operations."""
-    node = world.pick_node(rng)
+    node = strike.pick_node()
     if node is not None and node.is_up:
-        node.restart_after_ms = duration_ms
-        node.disk.crash_after(
-            1 + rng.randrange(12), moment=_MOMENTS[rng.randrange(3)], written_share=rng.randrange(100) / 100
-        )
+        node.restart_after_ms = strike.duration_ms
+        moment = _MOMENTS[strike.rng.randrange(3)]
+        node.disk.crash_after(1 + strike.rng.randrange(12), moment=moment, written_share=strike.rng.random())
 
 
-async def kill_all(world: World, rng: Rng, duration_ms: int) -> None:
+async def kill_all(strike: Strike) -> None:
     """Kill every process at once."""
-    await _all_down(world, rng, duration_ms, power_loss=False)
+    await _all_down(strike, power_loss=False)
 
 
-async def power_loss_all(world: World, rng: Rng, duration_ms: int) -> None:
+async def power_loss_all(strike: Strike) -> None:
     """Take the power of every machine at once."""
-    await _all_down(world, rng, duration_ms, power_loss=True)
+    await _all_down(strike, power_loss=True)
 
 
-async def pause(world: World, rng: Rng, duration_ms: int) -> None:
+async def pause(strike: Strike) -> None:
     """Stop a process and let it go on later."""
-    node = world.pick_node(rng)
+    node = strike.pick_node()
     if node is not None:
         node.pause()
-        await asyncio.sleep(duration_ms / 1000)
+        await strike.last()
         node.resume()
 
 
-async def clock_jump(world: World, rng: Rng, duration_ms: int) -> None:
+async def clock_jump(strike: Strike) -> None:
     """Move a node's wall clock by up to ten minutes."""
-    node = world.pick_node(rng)
+    node = strike.pick_node()
     if node is not None:
-        node.clock.jump_wall(rng.randrange(1_200_000) - 600_000)
+        node.clock.jump_wall(strike.rng.randrange(1_200_000) - 600_000)
 
 
-async def clock_drift(world: World, rng: Rng, duration_ms: int) -> None:
+async def clock_drift(strike: Strike) -> None:
     """Let a node's clocks run up to a tenth too fast or too slow."""
-    node = world.pick_node(rng)
+    node = strike.pick_node()
     if node is not None:
-        node.clock.set_drift(rng.randrange(200_000) - 100_000)
+        node.clock.set_drift(strike.rng.randrange(200_000) - 100_000)
 
 
-async def _down(world: World, node: SimulatedNode | None, duration_ms: int, *, power_loss: bool) -> None:
+async def _down(strike: Strike, node: SimulatedNode | None, *, power_loss: bool) -> None:
     if node is not None:
         node.kill(power_loss=power_loss)
-        await asyncio.sleep(duration_ms / 1000)
+        await strike.last()
         node.start()
 
 
-async def _all_down(world: World, rng: Rng, duration_ms: int, *, power_loss: bool) -> None:
-    nodes = world.live_nodes()
+async def _all_down(strike: Strike, *, power_loss: bool) -> None:
+    nodes = strike.world.live_nodes()
     for node in nodes:
         node.kill(power_loss=power_loss)
-    await asyncio.sleep(duration_ms / 1000)
+    await strike.last()
     for node in nodes:
         node.start()
-        await asyncio.sleep(rng.randrange(200) / 1000)
+        await asyncio.sleep(strike.rng.randrange(200) / 1000)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
-from quiver.errors import DamageError, InvariantBroken
+from quiver.errors import DamageError, InvariantBroken, TrimmedError
 from quiver.model import GroupId, Index
 from quiver.raft import Safeguard
 from quiver.testing.checkers.sends import check_sends
 from quiver.testing.faults import Fault, plan_faults
 from quiver.testing.finding import Finding, found, require
-from quiver.testing.loop import Deadlock, LimitReached, SimulatedLoop, UnhandledError
+from quiver.testing.loop import SimulatedLoop, UnhandledError
 from quiver.testing.nemesis import Nemesis
 from quiver.testing.node import SimulatedNode
 from quiver.testing.operations import find_leader
@@ -80,7 +81,7 @@ def simulate(
     logging.disable(logging.CRITICAL)
     try:
         loop.run_until_complete(_run(world, nemesis))
-    except (Finding, InvariantBroken, Deadlock, LimitReached, UnhandledError, ExceptionGroup) as error:
+    except (Exception, InvariantBroken) as error:  # noqa: BLE001 - whatever a run ends with is what it found
         report.finding = _describe(error)
     finally:
         logging.disable(level)
@@ -169,6 +170,9 @@ async def _read_all(world: World, node: SimulatedNode, group: GroupId) -> None:
     while index < committed.applied_index + 1:
         try:
             batches = await log.read_entries(index, end_index=Index(committed.applied_index + 1), bytes_max=_READ_BYTES)
+        except TrimmedError:
+            index = log.first_index  # a snapshot was taken meanwhile
+            continue
         except DamageError:
             require(node.is_tainted, "F1", "a disk that nobody damaged is damaged", node=node.id, group=group)
             return  # it says so, and serves nothing wrong
@@ -181,13 +185,15 @@ async def _read_all(world: World, node: SimulatedNode, group: GroupId) -> None:
 
 def _describe(error: BaseException) -> str:
     """Return one line about what went wrong, looking through wrappers."""
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, UnhandledError) and error.__cause__ is not None:
         return _describe(error.__cause__)
     if isinstance(error, Finding | InvariantBroken):
         return str(error)
-    return f"{type(error).__name__}: {error}".split("\n")[0]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{error}".split("\n")[0]
+    return f"{type(error).__name__}: {text} ({place.name} in {place.filename.rpartition('/')[2]}:{place.lineno})"
 
 
 def _fill(report: Report, world: World, nemesis: Nemesis) -> None:

@@ -93,7 +93,9 @@ class CommittedLog:
         at = batch.header.index - 1
         facts = {"group": self.group, "node": node, "index": batch.header.index}
         require(at < len(self.batches), "I7", "a reader was served what is not committed", **facts)
-        require(self.batches[at].data == batch.data, "I9", "a reader was served other bytes than are committed", **facts)
+        require(
+            self.batches[at].data == batch.data, "I9", "a reader was served other bytes than are committed", **facts
+        )
 
     def data_batches(self) -> Iterator[Batch]:
         """Return the batches that hold records, in order."""
@@ -107,7 +109,9 @@ class CommittedLog:
         if header.producer_epoch == epoch:
             if header.base_sequence < expected:
                 found("I11", "a batch is in the log twice", sequence=header.base_sequence, **facts)
-            require(header.base_sequence == expected, "I11", "a producer's batch is missing", expected=expected, **facts)
+            require(
+                header.base_sequence == expected, "I11", "a producer's batch is missing", expected=expected, **facts
+            )
         else:
             require(header.producer_epoch > epoch, "I11", "a fenced producer's batch is in the log", **facts)
             require(header.base_sequence == 0, "I11", "an epoch does not begin with its first batch", **facts)

@@ -42,7 +42,9 @@ def check_majority(
 ) -> None:
     """Fail unless an entry is durable on a majority of every electorate."""
     for voters in configuration.electorates:
-        holders = [node for node in voters if node in copies and _holds(copies[node], index, term, on_platter=on_platter)]
+        holders = [
+            node for node in voters if node in copies and _holds(copies[node], index, term, on_platter=on_platter)
+        ]
         require(
             2 * len(holders) > len(voters),
             "I6",

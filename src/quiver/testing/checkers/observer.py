@@ -93,7 +93,20 @@ class Observer:
 class MemberWatch:
     """One member in one life, as it was when it was last looked at."""
 
-    __slots__ = ("_commit", "_configuration", "_elections", "_first_index", "_observer", "_role", "_state", "_term", "group", "member", "node", "raft")
+    __slots__ = (
+        "_commit",
+        "_configuration",
+        "_elections",
+        "_first_index",
+        "_observer",
+        "_role",
+        "_state",
+        "_term",
+        "group",
+        "member",
+        "node",
+        "raft",
+    )
 
     def __init__(self, observer: Observer, node: NodeId, member: Member) -> None:
         self.node = node
