@@ -47,16 +47,18 @@ class BadFrame(msgspec.Struct, frozen=True):
 def scan(file: File, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Frame | BadFrame]:
     """Yield the frames in `[position, end)`; a `BadFrame` is the last thing yielded, if there is one."""
     while position < end:
-        chunk = file.read(min(chunk_bytes, end - position), position)
+        asked_bytes = min(chunk_bytes, end - position)
+        chunk = file.read(asked_bytes, position)
         if not chunk:
             yield BadFrame(position, "the file is shorter than it should be")
             return
         base, chunk_end = position, position + len(chunk)
+        is_all = chunk_end == end or len(chunk) < asked_bytes
         while position < chunk_end:
             found = decode_frame(chunk, position - base, base=base)
             if isinstance(found, BadFrame):
                 needed = found.header.batch_bytes if found.header else HEADER_BYTES
-                if chunk_end >= end or position + needed <= chunk_end:
+                if is_all or position + needed <= chunk_end:
                     yield found
                     return
                 # The frame crosses the chunk: read again from its first byte, enough for all of it and some more.

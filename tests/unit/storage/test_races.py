@@ -22,7 +22,7 @@ from log_world import (
 from test_log import VALUES, runs
 
 from quiver.config import LogSettings
-from quiver.errors import DamageError, LogClosedError, LogFailedError
+from quiver.errors import DamageError, LogClosedError, LogFailedError, TrimmedError
 from quiver.model import Index, Offset, Term
 from quiver.storage import Log, RetentionPolicy
 from quiver.storage.segment import segment_name
@@ -380,3 +380,64 @@ async def test_a_fault_of_the_program_closes_the_log_and_is_heard() -> None:
     assert [context["exception"] for context in heard] == [executor.error]
     with pytest.raises(LogClosedError):
         log.append([])
+
+
+@runs
+async def test_a_search_by_offset_that_a_cut_overtakes_looks_again() -> None:
+    disk, executor = SimulatedDisk(), SteppingExecutor()
+    log = await filled(executor=executor, disk=disk)
+    reading = await start(log.read_records(Offset(5), end_offset=Offset(40), bytes_max=1_000_000))
+    executor.waiting.pop(0)()
+    log.truncate_suffix(Index(8))
+    await asyncio.sleep(0)
+    while not reading.done():
+        await executor.step()
+    assert [batch.header.base_offset for batch in await reading] == [5, 6]
+
+
+@runs
+async def test_a_reader_whose_segment_is_gone_but_not_yet_forgotten_is_told_so() -> None:
+    disk, executor = SimulatedDisk(), SteppingExecutor()
+    log = await filled(executor=executor, disk=disk)
+    removing = await start(log.truncate_prefix(Index(20)))
+    remove = executor.waiting.pop(0)
+    disk.remove(f"{DIRECTORY}/{segment_name(1)}")  # what the removal does first, in its thread
+    reading = await start(log.read_entries(Index(1), end_index=Index(9), bytes_max=1))
+    await executor.step()
+    with pytest.raises(TrimmedError, match="being removed"):
+        await reading
+    disk.write_file(f"{DIRECTORY}/{segment_name(1)}", b"")
+    remove()
+    await removing
+
+
+@runs
+async def test_a_waiter_that_went_away_is_not_told_of_a_cut() -> None:
+    executor = SteppingExecutor()
+    log = open_log(SimulatedDisk(), executor=executor)
+    log.append(next_batches(log, b"a", b"b"))
+    waiters = [await start(log.wait_durable(Index(index))) for index in (3, 2, 3)]
+    waiters[0].cancel()
+    await asyncio.sleep(0)
+    log.truncate_suffix(Index(2))
+    with pytest.raises(LogClosedError):
+        await waiters[2]
+    await executor.step()
+    await waiters[1]
+    assert waiters[0].cancelled()
+
+
+@runs
+async def test_a_damaged_log_can_be_closed() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    await append(log, b"a" * 50, b"b" * 50)
+    await log.close()
+    path = f"{DIRECTORY}/{segment_name(1)}"
+    data = bytearray(disk.read_file(path))
+    data[data.index(b"a" * 50)] ^= 1
+    disk.write_file(path, bytes(data))
+    log = open_log(disk)
+    assert log.damage
+    await log.close()
+    await log.close()

@@ -100,7 +100,22 @@ async def test_work_runs_in_threads_and_its_outcome_in_the_loop() -> None:
     assert await executor.submit(threading.get_ident) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
         await executor.submit(lambda: 1 // 0)
+    for work in (lambda: 1, lambda: 1 // 0):
+        executor.submit(work).cancel()  # it is done all the same, and nobody is told
+    assert await executor.submit(lambda: 2) == 2
+    await asyncio.sleep(0)
     executor.close()
+    executor.close()
+
+
+def test_work_that_outlives_its_loop_ends_quietly() -> None:
+    executor, may_end = ThreadExecutor(1), threading.Event()
+
+    async def leave_work_behind() -> None:
+        executor.submit(may_end.wait)
+
+    asyncio.run(leave_work_behind())
+    may_end.set()
     executor.close()
 
 
