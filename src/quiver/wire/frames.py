@@ -35,7 +35,7 @@ CHECKED_PAYLOAD = 0x01
 """Flag: the checksum covers the payload as well."""
 KNOWN_FLAGS = CHECKED_PAYLOAD
 
-JOIN_BYTES_MAX = 64 * 1024
+JOIN_BYTES_MAX = 32 * 1024
 """Parts shorter than this are copied into one buffer: that costs less than handling each by itself."""
 BUFFER_BYTES_MIN = 4 * 1024
 BUFFER_BYTES_MAX = 256 * 1024

@@ -41,9 +41,10 @@ class Link:
         self.last_error = ""
         self._quiet_log = QuietLog(logger, context.clock)
         self._outbox = Outbox()
+        # The last connection that was dialled, and the same once its handshake is done, until it is lost.
+        self._dialled: OutgoingConnection | None = None
         self._connection: OutgoingConnection | None = None
         self._incarnation: int | None = None
-        self._is_closed = False
         self._is_waiting = False
         self._is_flush_due = False
         self._attempts = 0
@@ -118,18 +119,17 @@ class Link:
 
     def close(self) -> None:
         """Send what the socket takes now, then end the connection for good, without a report."""
-        self._is_closed = True
         self.flush()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close("closed by this side")
+        self._connection = None
+        if self._dialled is not None:
+            self._dialled.close("closed by this side")
         self._start_waiting()
 
     async def _connect(self) -> None:
         """Try once; afterwards there is a connection whose handshake is done, or the reason why not is noted."""
         settings = self.context.settings
         self._is_waiting = False
-        connection = OutgoingConnection(self)
+        self._dialled = connection = OutgoingConnection(self)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(settings.connect_timeout_ms / 1000):
@@ -161,9 +161,6 @@ class Link:
 
     def handle_greeted(self, connection: OutgoingConnection, hello: Hello) -> None:
         """Begin to send: the peer agreed."""
-        if self._is_closed:
-            connection.abort("closed by this side")
-            return
         self._connection, self._incarnation = connection, hello.incarnation
         self.connects += 1
         logger.info("peer connected", extra=facts(peer=self.peer, address=self._address_name))
