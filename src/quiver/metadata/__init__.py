@@ -1,0 +1,1 @@
+"""The managers' replicated metadata: commands, what they do, and where the outcome is kept."""

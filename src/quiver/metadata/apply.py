@@ -1,0 +1,119 @@
+"""What a committed command does: the one function that every manager computes the same.
+
+Pure and deterministic: the result depends on the state and the command alone; no clock, no chance, no order of
+hashing. A command is decided on first, as a list of changed rows that touches nothing, and then absorbed whole, or
+refused and absorbed not at all. The same list goes to SQL.
+
+Each noun has its own module of decisions; here is what they share and the table of who decides what.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from quiver.metadata import brokers, clients, moves, topics
+from quiver.metadata.commands import (
+    AbortMove,
+    AddPartitions,
+    AnyCommand,
+    BeginMove,
+    ChangeBrokerState,
+    ConfigureTopic,
+    CreateTopic,
+    DeleteTopic,
+    Done,
+    FinishMove,
+    ForgetBroker,
+    ForgetClient,
+    InitCluster,
+    PromoteMove,
+    PurgeTopic,
+    RecordHeartbeats,
+    RegisterBroker,
+    RegisterConsumer,
+    RegisterProducer,
+    ReportLeaders,
+    RestoreTopic,
+    Result,
+)
+from quiver.metadata.decision import Decision, refuse
+from quiver.metadata.refusals import Refusal
+from quiver.metadata.state import Change, State
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a command: a result and the rows it changed, or a refusal and none."""
+
+    result: Result | None = None
+    refusal: Refusal | None = None
+    changes: tuple[Change, ...] = ()
+
+
+def apply(state: State, command: AnyCommand) -> Outcome:
+    """Carry a command out on a state, or refuse it and leave the state as it is."""
+    if not state.counters.cluster_id and not isinstance(command, InitCluster):
+        return Outcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet"))
+    decision = _decide(state, command)
+    if isinstance(decision, Refusal):
+        return Outcome(refusal=decision)
+    changes = tuple(decision.changes)
+    state.absorb(changes, decision.counters or state.counters)
+    return Outcome(result=decision.result or Done(len(changes)), changes=changes)
+
+
+def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
+    match command:
+        case InitCluster():
+            return _init_cluster(state, command)
+        case RegisterBroker():
+            return brokers.register(state, command)
+        case ChangeBrokerState():
+            return brokers.change_state(state, command)
+        case ForgetBroker():
+            return brokers.forget(state, command)
+        case CreateTopic():
+            return topics.create(state, command)
+        case ConfigureTopic():
+            return topics.configure(state, command)
+        case AddPartitions():
+            return topics.add_partitions(state, command)
+        case DeleteTopic():
+            return topics.delete(state, command)
+        case RestoreTopic():
+            return topics.restore(state, command)
+        case PurgeTopic():
+            return topics.purge(state, command)
+        case ReportLeaders():
+            return topics.report_leaders(state, command)
+        case BeginMove():
+            return moves.begin(state, command)
+        case PromoteMove():
+            return moves.promote(state, command)
+        case FinishMove():
+            return moves.finish(state, command)
+        case AbortMove():
+            return moves.abort(state, command)
+        case RegisterProducer():
+            return clients.register_producer(state, command)
+        case RegisterConsumer():
+            return clients.register_consumer(state, command)
+        case ForgetClient():
+            return clients.forget(state, command)
+        case RecordHeartbeats():
+            return clients.record_heartbeats(state, command)
+        case _:
+            assert_never(command)
+
+
+def _init_cluster(state: State, command: InitCluster) -> Decision | Refusal:
+    known = state.counters.cluster_id
+    if not command.cluster_id:
+        return refuse("bad_cluster_id", "not done: a cluster's id is not empty")
+    if known and known != command.cluster_id:
+        return refuse("cluster_exists", f"not done: these managers belong to cluster {known}")
+    if known:
+        return Decision()
+    counters = msgspec.structs.replace(state.counters, cluster_id=command.cluster_id, formed_ms=command.now_ms)
+    return Decision(counters=counters)

@@ -1,0 +1,120 @@
+"""What commands do to brokers: who is known, how they are, and when one may go.
+
+Pure; called by `apply` alone. A broker's state says what its heartbeats and its operators have brought it to:
+
+    alive ⇄ suspect → dead           by heartbeats; any of them comes back by registering or by being alive
+    alive, suspect, dead → draining → drained      by operators; `alive` takes it back
+    drained, dead → removed          by operators, for good; then it is forgotten once it holds nothing
+
+That a broker is to be drained outlives its being suspect or dead: when it comes back it is draining again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quiver.metadata.commands import ChangeBrokerState, ForgetBroker, RegisterBroker
+from quiver.metadata.decision import Decision, beat, drop_beat, find_broker, refuse, sorted_partitions
+from quiver.metadata.refusals import Refusal
+from quiver.metadata.rows import Broker, BrokerState, Kind, Move, Table
+from quiver.metadata.state import State, drop, put
+from quiver.model import NodeId
+
+_A, _S, _D = BrokerState.ALIVE, BrokerState.SUSPECT, BrokerState.DEAD
+_DRAINING, _DRAINED, _REMOVED = BrokerState.DRAINING, BrokerState.DRAINED, BrokerState.REMOVED
+
+TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
+    _A: frozenset((_S, _D, _DRAINING)),
+    _S: frozenset((_A, _D, _DRAINING)),
+    _D: frozenset((_A, _DRAINING, _REMOVED)),
+    _DRAINING: frozenset((_A, _S, _D, _DRAINED)),
+    _DRAINED: frozenset((_A, _S, _D, _REMOVED)),
+    _REMOVED: frozenset(),
+}
+"""What each state may be followed by; staying as it is always changes nothing."""
+
+
+def register(state: State, command: RegisterBroker) -> Decision | Refusal:
+    """Make a broker known, or known again."""
+    if not command.identity or not command.wire_address or not command.broker_id:
+        return refuse("bad_broker", "not done: a broker has an id above 0, an identity and an address")
+    known: Broker | None = state.tables[Table.BROKERS].get(command.broker_id)
+    if known is not None:
+        refusal = _check_same(known, command)
+        if refusal is not None:
+            return refusal
+    is_draining = known is not None and known.is_draining
+    state_now = _DRAINING if is_draining else _A
+    if known is not None and known.state is _DRAINED:
+        state_now = _DRAINED
+    broker = Broker(
+        broker_id=command.broker_id,
+        identity=command.identity,
+        wire_address=command.wire_address,
+        http_address=command.http_address,
+        rack=command.rack,
+        state=state_now,
+        is_draining=is_draining,
+        registered_ms=command.now_ms if known is None else known.registered_ms,
+        changed_ms=known.changed_ms if known is not None and known.state is state_now else command.now_ms,
+    )
+    changes = [] if broker == known else [put(broker)]
+    return Decision([*changes, *beat(state, Kind.BROKER, broker.broker_id, command.now_ms)])
+
+
+def change_state(state: State, command: ChangeBrokerState) -> Decision | Refusal:
+    """Bring a broker to a state, if it may follow the one it is in."""
+    broker = find_broker(state, command.broker_id)
+    if isinstance(broker, Refusal):
+        return broker
+    wanted = command.state
+    if wanted is broker.state:
+        return Decision()
+    if wanted is _REMOVED and broker.state not in (_DRAINED, _D):
+        return refuse("not_drained", f"not done: broker {broker.broker_id} is neither drained nor dead")
+    if wanted not in TRANSITIONS[broker.state]:
+        message = f"not done: broker {broker.broker_id} is {broker.state.value} and cannot become {wanted.value}"
+        return refuse("bad_transition", message)
+    if wanted is _DRAINED and holds_anything(state, broker.broker_id):
+        return refuse("not_drained", f"not done: broker {broker.broker_id} still holds replicas")
+    return Decision([put(_changed(broker, wanted, command.now_ms))])
+
+
+def forget(state: State, command: ForgetBroker) -> Decision | Refusal:
+    """Drop a removed broker's row."""
+    broker: Broker | None = state.tables[Table.BROKERS].get(command.broker_id)
+    if broker is None:
+        return refuse("unknown_broker", f"not done: there is no broker {command.broker_id}")
+    if broker.state is not _REMOVED or holds_anything(state, broker.broker_id):
+        return refuse("not_drained", f"not done: broker {broker.broker_id} is not removed, or still holds replicas")
+    return Decision([drop(broker), drop_beat(Kind.BROKER, broker.broker_id)])
+
+
+def holds_anything(state: State, broker_id: NodeId) -> bool:
+    """Tell whether a broker has, gets or has still to let go of a replica."""
+    moves: dict[object, Move] = state.tables[Table.MOVES]
+    return any(partition.is_on(broker_id) for partition in sorted_partitions(state)) or any(
+        broker_id in (move.source, move.target) for move in moves.values()
+    )
+
+
+def _check_same(known: Broker, command: RegisterBroker) -> Refusal | None:
+    if known.identity != command.identity:
+        return refuse(
+            "broker_exists",
+            f"not done: broker {known.broker_id} is another node; one whose disk was lost joins under a new id",
+        )
+    if known.state is _REMOVED:
+        return refuse("broker_removed", f"not done: broker {known.broker_id} was removed; join under a new id")
+    return None
+
+
+def _changed(broker: Broker, wanted: BrokerState, now_ms: int) -> Broker:
+    is_draining = broker.is_draining
+    if wanted is _A and broker.state in (_DRAINING, _DRAINED):
+        is_draining = False
+    elif wanted is _A and is_draining:
+        wanted = _DRAINING
+    elif wanted in (_DRAINING, _DRAINED):
+        is_draining = True
+    return msgspec.structs.replace(broker, state=wanted, is_draining=is_draining, changed_ms=now_ms)

@@ -1,0 +1,160 @@
+"""What commands do to producers and consumers: ids, epochs, what they may use, and when they were last heard of.
+
+Pure; called by `apply` alone. An id is given once and stays. A producer gets a new epoch each time it registers, which
+fences off whatever its earlier life still sends. A consumer registers for one topic after the other under one id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quiver.metadata.commands import (
+    ConsumerRegistered,
+    ForgetClient,
+    ProducerRegistered,
+    RecordHeartbeats,
+    RegisterConsumer,
+    RegisterProducer,
+    Selection,
+)
+from quiver.metadata.decision import Decision, beat, drop_beat, find_topic, refuse
+from quiver.metadata.refusals import Refusal
+from quiver.metadata.rows import (
+    ALL_PARTITIONS,
+    Consumer,
+    ConsumerId,
+    Kind,
+    Producer,
+    Registration,
+    StartFrom,
+    Table,
+)
+from quiver.metadata.state import Change, State, drop, put
+from quiver.model import ProducerId
+
+_TABLES = {Kind.BROKER: Table.BROKERS, Kind.PRODUCER: Table.PRODUCERS, Kind.CONSUMER: Table.CONSUMERS}
+
+
+def register_producer(state: State, command: RegisterProducer) -> Decision | Refusal:
+    """Give a producer an id, or its old one with a new epoch."""
+    known = _find_producer(state, command)
+    if isinstance(known, Refusal):
+        return known
+    wanted = _resolve(state, command.topics, start=None)
+    if isinstance(wanted, Refusal):
+        return wanted
+    if known is not None:
+        producer = msgspec.structs.replace(
+            known, epoch=known.epoch + 1, registrations=_join(known.registrations, wanted)
+        )
+        counters = None
+    else:
+        producer = Producer(
+            producer_id=state.counters.next_producer_id,
+            name=command.name,
+            epoch=0,
+            registered_ms=command.now_ms,
+            registrations=_join((), wanted),
+        )
+        counters = msgspec.structs.replace(state.counters, next_producer_id=ProducerId(producer.producer_id + 1))
+    changes = [put(producer), *beat(state, Kind.PRODUCER, producer.producer_id, command.now_ms)]
+    return Decision(changes, counters, ProducerRegistered(producer.producer_id, producer.epoch))
+
+
+def register_consumer(state: State, command: RegisterConsumer) -> Decision | Refusal:
+    """Give a consumer an id, or let the one it has cover more."""
+    known = _find_consumer(state, command)
+    if isinstance(known, Refusal):
+        return known
+    wanted = _resolve(state, command.topics, start=command.start)
+    if isinstance(wanted, Refusal):
+        return wanted
+    counters = None
+    if known is not None:
+        consumer = msgspec.structs.replace(known, registrations=_join(known.registrations, wanted))
+    else:
+        consumer = Consumer(
+            consumer_id=state.counters.next_consumer_id,
+            registered_ms=command.now_ms,
+            registrations=_join((), wanted),
+            request_id=command.request_id,
+        )
+        counters = msgspec.structs.replace(state.counters, next_consumer_id=ConsumerId(consumer.consumer_id + 1))
+    changes = [] if consumer == known else [put(consumer)]
+    changes += beat(state, Kind.CONSUMER, consumer.consumer_id, command.now_ms)
+    return Decision(changes, counters, ConsumerRegistered(consumer.consumer_id))
+
+
+def forget(state: State, command: ForgetClient) -> Decision | Refusal:
+    """Drop a producer or consumer."""
+    found = None
+    if command.kind is not Kind.BROKER:
+        found = state.tables[_TABLES[command.kind]].get(command.id)
+    if found is None:
+        code = "unknown_consumer" if command.kind is Kind.CONSUMER else "unknown_producer"
+        return refuse(code, f"not done: there is no {command.kind.value} {command.id} that could be forgotten so")
+    return Decision([drop(found), drop_beat(command.kind, command.id)])
+
+
+def record_heartbeats(state: State, command: RecordHeartbeats) -> Decision:
+    """Take note of heartbeats of those who are known."""
+    newest: dict[tuple[Kind, int], int] = {}
+    for item in command.beats:
+        if item.id in state.tables[_TABLES[item.kind]]:
+            key = (item.kind, item.id)
+            newest[key] = max(item.last_seen_ms, newest.get(key, 0))
+    changes: list[Change] = []
+    for kind, id_ in sorted(newest):
+        changes += beat(state, kind, id_, newest[kind, id_])
+    return Decision(changes)
+
+
+def _find_producer(state: State, command: RegisterProducer) -> Producer | Refusal | None:
+    """Return who registers again; None for somebody new."""
+    producers: dict[ProducerId, Producer] = state.tables[Table.PRODUCERS]
+    named = state.names[Table.PRODUCERS].get(command.name)
+    if command.producer_id is None:
+        return None if named is None else producers[named]
+    known = producers.get(command.producer_id)
+    if known is None:
+        return refuse("unknown_producer", f"not done: there is no producer {command.producer_id}")
+    if command.name and known.name != command.name:
+        return refuse("bad_name", f"not done: producer {command.producer_id} is not called {command.name!r}")
+    return known
+
+
+def _find_consumer(state: State, command: RegisterConsumer) -> Consumer | Refusal | None:
+    """Return who registers again, or whose request is repeated; None for somebody new."""
+    consumers: dict[ConsumerId, Consumer] = state.tables[Table.CONSUMERS]
+    if command.consumer_id is None:
+        repeated = state.names[Table.CONSUMERS].get(command.request_id)
+        return None if repeated is None else consumers[repeated]
+    known = consumers.get(command.consumer_id)
+    if known is None:
+        return refuse("unknown_consumer", f"not done: there is no consumer {command.consumer_id}")
+    return known
+
+
+def _resolve(state: State, selections: Sequence[Selection], *, start: StartFrom | None) -> list[Registration] | Refusal:
+    """Return the registrations that are meant by topics' names."""
+    if not selections:
+        return refuse("no_topics", "not done: name at least one topic")
+    found: list[Registration] = []
+    for selection in selections:
+        topic = find_topic(state, selection.topic)
+        if isinstance(topic, Refusal):
+            return topic
+        for partition_id in selection.partitions or (ALL_PARTITIONS,):
+            if partition_id >= topic.partitions:
+                message = f"not done: topic {topic.name!r} has no partition {partition_id}"
+                return refuse("unknown_partition", message)
+            found.append(Registration(topic_id=topic.topic_id, partition_id=partition_id, start=start))
+    return found
+
+
+def _join(known: Sequence[Registration], wanted: Sequence[Registration]) -> tuple[Registration, ...]:
+    """Return what both cover, sorted; where a consumer began stays as it was."""
+    joined = {(item.topic_id, item.partition_id): item for item in (*reversed(wanted), *known)}
+    return tuple(joined[key] for key in sorted(joined))

@@ -1,0 +1,107 @@
+"""What commands do to moves: a replica's way to another broker, in steps that a crash of anyone may come between.
+
+Pure; called by `apply` alone. Metadata says what is meant to be; the partition's own Raft group says what is:
+
+    begun      the target is a learner: it opens a replica, the group's leader adds it and brings it up to date
+    promoted   the group has made the target a voter in the source's place; the source is to let go
+    finished   the source has let go; the row goes          aborted   before promotion: as if it had not begun
+
+One move at a time for each partition. Partitions of deleted topics move, too: a broker that is drained must not keep
+them, and they can be restored.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quiver.metadata.commands import AbortMove, BeginMove, FinishMove, MoveBegun, PromoteMove
+from quiver.metadata.decision import Decision, find_broker, refuse
+from quiver.metadata.refusals import Refusal
+from quiver.metadata.rows import Move, MoveId, MoveState, Partition, Table
+from quiver.metadata.state import State, drop, put
+
+
+def begin(state: State, command: BeginMove) -> Decision | Refusal:
+    """Add the target as a learner."""
+    key = (command.topic_id, command.partition_id)
+    partition: Partition | None = state.tables[Table.PARTITIONS].get(key)
+    if partition is None:
+        return refuse("unknown_partition", f"not done: there is no partition {command.partition_id} of that topic")
+    refusal = _check_begin(state, command, partition)
+    if refusal is not None:
+        return refusal
+    move = Move(
+        move_id=state.counters.next_move_id,
+        topic_id=command.topic_id,
+        partition_id=command.partition_id,
+        source=command.source,
+        target=command.target,
+        state=MoveState.BEGUN,
+        begun_ms=command.now_ms,
+        changed_ms=command.now_ms,
+    )
+    learning = msgspec.structs.replace(partition, learners=(*partition.learners, command.target))
+    counters = msgspec.structs.replace(state.counters, next_move_id=MoveId(move.move_id + 1))
+    return Decision([put(learning), put(move)], counters, MoveBegun(move.move_id))
+
+
+def promote(state: State, command: PromoteMove) -> Decision | Refusal:
+    """Put the target in the source's place."""
+    move = _find(state, command.move_id)
+    if isinstance(move, Refusal):
+        return move
+    if move.state is MoveState.PROMOTED:
+        return Decision()
+    partition: Partition = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
+    if move.source is None:
+        replicas = (*partition.replicas, move.target)
+    else:
+        replicas = tuple(move.target if broker == move.source else broker for broker in partition.replicas)
+    learners = tuple(broker for broker in partition.learners if broker != move.target)
+    promoted = msgspec.structs.replace(move, state=MoveState.PROMOTED, changed_ms=command.now_ms)
+    return Decision([put(msgspec.structs.replace(partition, replicas=replicas, learners=learners)), put(promoted)])
+
+
+def finish(state: State, command: FinishMove) -> Decision | Refusal:
+    """Drop a move that has been promoted."""
+    move = _find(state, command.move_id)
+    if isinstance(move, Refusal):
+        return move
+    if move.state is not MoveState.PROMOTED:
+        return refuse("move_not_promoted", f"not done: the target of move {move.move_id} still learns")
+    return Decision([drop(move)])
+
+
+def abort(state: State, command: AbortMove) -> Decision | Refusal:
+    """Drop a move that has not been promoted, and its learner."""
+    move = _find(state, command.move_id)
+    if isinstance(move, Refusal):
+        return move
+    if move.state is MoveState.PROMOTED:
+        return refuse("move_promoted", f"not done: the target of move {move.move_id} is a voter; finish it")
+    partition: Partition = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
+    learners = tuple(broker for broker in partition.learners if broker != move.target)
+    return Decision([put(msgspec.structs.replace(partition, learners=learners)), drop(move)])
+
+
+def _check_begin(state: State, command: BeginMove, partition: Partition) -> Refusal | None:
+    moves: dict[object, Move] = state.tables[Table.MOVES]
+    if any((move.topic_id, move.partition_id) == partition.key for move in moves.values()):
+        return refuse("move_in_progress", f"not done: a replica of partition {partition.partition_id} moves already")
+    if command.source is not None and command.source not in partition.replicas:
+        return refuse("not_replica", f"not done: broker {command.source} has no replica to move")
+    if partition.is_on(command.target):
+        return refuse("already_replica", f"not done: broker {command.target} has a replica already")
+    target = find_broker(state, command.target)
+    if isinstance(target, Refusal):
+        return target
+    if not target.is_eligible:
+        return refuse("broker_not_eligible", f"not done: broker {command.target} is {target.state.value}")
+    return None
+
+
+def _find(state: State, move_id: MoveId) -> Move | Refusal:
+    move: Move | None = state.tables[Table.MOVES].get(move_id)
+    if move is None:
+        return refuse("unknown_move", f"not done: there is no move {move_id}; perhaps it is finished")
+    return move

@@ -1,0 +1,304 @@
+"""The metadata in memory: tables of frozen rows, a few counters, and the index that they stand for.
+
+Pure. `State` is changed by `absorb` alone, with the same changes that go to SQL, so that both are the same. Those
+who read get a `View`: it never changes, whatever is applied later. That costs a copy of a table only when the table
+is changed after it was last shown, so a view may be taken for every request.
+
+Nothing here depends on the order in which rows were put into their tables: what is listed, encoded or hashed is
+sorted by key. Equal states have equal snapshots and digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from quiver.errors import DecodeError
+from quiver.metadata.rows import (
+    FIRST_PARTITION_GROUP,
+    ROW_TYPES,
+    AnyRow,
+    Broker,
+    Consumer,
+    ConsumerId,
+    Heartbeat,
+    Kind,
+    Move,
+    MoveId,
+    Partition,
+    PartitionId,
+    Producer,
+    Table,
+    Topic,
+    TopicId,
+    TopicState,
+)
+from quiver.model import GroupId, Index, NodeId, ProducerId, Term
+
+SNAPSHOT_VERSION = 1
+"""How snapshots are encoded; a greater one cannot be read by this program."""
+
+T = TypeVar("T")
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What belongs to the state as a whole: whose it is, and the next ids to be given."""
+
+    cluster_id: str = ""
+    formed_ms: int = 0
+    next_topic_id: TopicId = TopicId(1)
+    next_group_id: GroupId = FIRST_PARTITION_GROUP
+    next_producer_id: ProducerId = ProducerId(1)
+    next_consumer_id: ConsumerId = ConsumerId(1)
+    next_move_id: MoveId = MoveId(1)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One row that is put in the place of the one with its key, or, if `row` is None, dropped."""
+
+    table: Table
+    key: Any
+    row: AnyRow | None
+
+
+def put(row: AnyRow) -> Change:
+    """Return the change that puts a row."""
+    return Change(row.table, row.key, row)
+
+
+def drop(row: AnyRow) -> Change:
+    """Return the change that drops a row."""
+    return Change(row.table, row.key, None)
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """Up to where the log has been applied: the index of an entry, and the term that identifies it."""
+
+    index: Index = Index(0)
+    term: Term = Term(0)
+
+
+class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A state as bytes."""
+
+    position: Position
+    counters: Counters
+    brokers: list[Broker]
+    topics: list[Topic]
+    partitions: list[Partition]
+    producers: list[Producer]
+    consumers: list[Consumer]
+    heartbeats: list[Heartbeat]
+    moves: list[Move]
+
+    def rows(self) -> Iterator[AnyRow]:
+        for table in Table:
+            yield from getattr(self, table.value)
+
+
+_snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class View:
+    """The metadata as it was at one index; never changes. Listings are sorted by key."""
+
+    __slots__ = (
+        "_consumers_by_topic",
+        "brokers",
+        "consumers",
+        "consumers_by_request",
+        "counters",
+        "heartbeats",
+        "moves",
+        "partitions",
+        "position",
+        "producers",
+        "producers_by_name",
+        "topics",
+        "topics_by_name",
+    )
+
+    def __init__(self, state: State, previous: View | None) -> None:
+        tables = state.tables
+        self.position = state.position
+        self.counters = state.counters
+        self.brokers: Mapping[NodeId, Broker] = tables[Table.BROKERS]
+        self.topics: Mapping[TopicId, Topic] = tables[Table.TOPICS]
+        self.partitions: Mapping[tuple[TopicId, PartitionId], Partition] = tables[Table.PARTITIONS]
+        self.producers: Mapping[ProducerId, Producer] = tables[Table.PRODUCERS]
+        self.consumers: Mapping[ConsumerId, Consumer] = tables[Table.CONSUMERS]
+        self.heartbeats: Mapping[tuple[Kind, int], Heartbeat] = tables[Table.HEARTBEATS]
+        self.moves: Mapping[MoveId, Move] = tables[Table.MOVES]
+        self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
+        self.producers_by_name: Mapping[str, ProducerId] = state.names[Table.PRODUCERS]
+        self.consumers_by_request: Mapping[str, ConsumerId] = state.names[Table.CONSUMERS]
+        self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
+        if previous is not None and previous.consumers is self.consumers:
+            self._consumers_by_topic = previous._consumers_by_topic
+
+    @property
+    def index(self) -> Index:
+        """Return the index that the view stands for."""
+        return self.position.index
+
+    @property
+    def cluster_id(self) -> str:
+        """Return the cluster's id; empty before it is formed."""
+        return self.counters.cluster_id
+
+    def topic(self, name: str) -> Topic | None:
+        """Return the topic in use that has a name."""
+        topic_id = self.topics_by_name.get(name)
+        return None if topic_id is None else self.topics[topic_id]
+
+    def active_topics(self) -> list[Topic]:
+        """Return the topics in use, sorted by name."""
+        return [self.topics[self.topics_by_name[name]] for name in sorted(self.topics_by_name)]
+
+    def deleted_topics(self) -> list[Topic]:
+        """Return the topics that can be restored, the one deleted first, by its id, first."""
+        return [topic for _, topic in sorted(self.topics.items()) if topic.state is TopicState.DELETED]
+
+    def partitions_of(self, topic_id: TopicId) -> list[Partition]:
+        """Return a topic's partitions in order."""
+        topic = self.topics[topic_id]
+        return [self.partitions[topic_id, PartitionId(number)] for number in range(topic.partitions)]
+
+    def partitions_on(self, broker_id: NodeId) -> list[Partition]:
+        """Return the partitions that a broker holds, or is about to hold, a replica of."""
+        return [partition for _, partition in sorted(self.partitions.items()) if partition.is_on(broker_id)]
+
+    def consumers_of(self, topic_id: TopicId) -> tuple[ConsumerId, ...]:
+        """Return the consumers that are registered for a topic, or for part of it."""
+        if self._consumers_by_topic is None:
+            self._consumers_by_topic = _group_consumers(self.consumers)
+        return self._consumers_by_topic.get(topic_id, ())
+
+    def last_seen_ms(self, kind: Kind, id_: int) -> int | None:
+        """Return when somebody was last heard of."""
+        heartbeat = self.heartbeats.get((kind, id_))
+        return None if heartbeat is None else heartbeat.last_seen_ms
+
+    def rows(self) -> Iterator[AnyRow]:
+        """Yield every row, table by table, sorted by key."""
+        for row_type in ROW_TYPES:
+            table: Mapping[Any, AnyRow] = getattr(self, row_type.table.value)
+            for key in sorted(table):
+                yield table[key]
+
+    def encode(self) -> bytes:
+        """Return the view as bytes, its position included; equal views give equal bytes."""
+        return self._encode(self.position)
+
+    def digest(self) -> str:
+        """Return a hash of all there is, the position apart: equal on all members at equal index."""
+        return hashlib.sha256(self._encode(Position())).hexdigest()
+
+    def _encode(self, position: Position) -> bytes:
+        listed = {table.value: _sorted_rows(getattr(self, table.value)) for table in Table}
+        saved = _Snapshot(position=position, counters=self.counters, **listed)
+        return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(saved)
+
+
+class State:
+    """The metadata as it is now. Only `absorb` and `stand_at` change it."""
+
+    __slots__ = ("_is_shown", "_shared", "_view", "counters", "names", "position", "tables")
+
+    def __init__(
+        self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: Position | None = None
+    ) -> None:
+        self.counters = counters or Counters()
+        self.position = position or Position()
+        self.tables: dict[Table, dict[Any, Any]] = {table: {} for table in Table}
+        self.names: dict[Table, dict[str, Any]] = {table: {} for table in Table}
+        """Keys by what else identifies a row: see `_name`."""
+        self._view: View | None = None
+        self._is_shown = False
+        self._shared: set[Table] = set()
+        for row in rows:
+            self._put(row)
+
+    @classmethod
+    def decode(cls, data: bytes) -> State:
+        """Return the state that `View.encode` was called on; empty bytes stand for the beginning.
+
+        Raises:
+            DecodeError: the bytes are something else, or a newer program's.
+        """
+        if not data:
+            return cls()
+        if data[0] != SNAPSHOT_VERSION:
+            raise DecodeError(
+                f"a snapshot of the metadata of version {data[0]}, and this program knows {SNAPSHOT_VERSION}"
+            )
+        try:
+            saved = _snapshot_decoder.decode(memoryview(data)[1:])
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            raise DecodeError(f"a snapshot of the metadata that cannot be read: {error}") from None
+        return cls(saved.rows(), counters=saved.counters, position=saved.position)
+
+    def view(self) -> View:
+        """Return the state as it is now, for good."""
+        if self._view is None or not self._is_shown:
+            self._view = View(self, self._view)
+            self._is_shown = True
+            self._shared = set(Table)
+        return self._view
+
+    def stand_at(self, position: Position) -> None:
+        """Take note that the log is applied up to a position."""
+        self.position = position
+        self._is_shown = False
+
+    def absorb(self, changes: Sequence[Change], counters: Counters) -> None:
+        """Carry changes out."""
+        self.counters = counters
+        self._is_shown = False
+        for change in changes:
+            if change.table in self._shared:
+                self._shared.remove(change.table)
+                self.tables[change.table] = self.tables[change.table].copy()
+                self.names[change.table] = self.names[change.table].copy()
+            self._drop(change.table, change.key)
+            if change.row is not None:
+                self._put(change.row)
+
+    def _put(self, row: AnyRow) -> None:
+        self.tables[row.table][row.key] = row
+        name = _name(row)
+        if name:
+            self.names[row.table][name] = row.key
+
+    def _drop(self, table: Table, key: object) -> None:
+        row = self.tables[table].pop(key, None)
+        if row is not None:
+            self.names[table].pop(_name(row), None)
+
+
+def _name(row: AnyRow) -> str:
+    """Return what identifies a row beside its key; empty for none."""
+    match row:
+        case Topic(state=TopicState.ACTIVE):
+            return row.name
+        case Producer():
+            return row.name
+        case Consumer():
+            return row.request_id
+        case _:
+            return ""
+
+
+def _sorted_rows(table: Mapping[Any, T]) -> list[T]:
+    return [table[key] for key in sorted(table)]
+
+
+def _group_consumers(consumers: Mapping[ConsumerId, Consumer]) -> dict[TopicId, tuple[ConsumerId, ...]]:
+    grouped: dict[TopicId, list[ConsumerId]] = {}
+    for consumer_id in sorted(consumers):
+        for topic_id in sorted({item.topic_id for item in consumers[consumer_id].registrations}):
+            grouped.setdefault(topic_id, []).append(consumer_id)
+    return {topic_id: tuple(found) for topic_id, found in grouped.items()}

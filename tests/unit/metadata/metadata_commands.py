@@ -1,0 +1,68 @@
+"""Random commands of every kind, over few names and ids so that they often meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+from hypothesis import strategies as st
+
+from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, Selection
+from quiver.metadata.rows import BrokerState, Kind, Retention, StartFrom
+
+SMALL = st.integers(0, 4)
+TIMES = st.integers(0, 50)
+TOPICS = st.sampled_from(["logs", "audit", "metrics", ".."])
+NUMBERS = st.none() | st.integers(0, 10)
+
+
+def tuples(items: st.SearchStrategy[Any], **bounds: Any) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(items, **bounds).map(tuple)
+
+
+GOOD_ASSIGNMENTS = tuples(tuples(st.integers(1, 3), min_size=1, max_size=2, unique=True), min_size=1, max_size=3)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "now_ms": TIMES,
+    "purge_ms": TIMES,
+    "cluster_id": st.sampled_from(["c1", "c1", "c1", "c2", ""]),
+    "broker_id": SMALL,
+    "identity": st.sampled_from(["i", "i", "i", "other", ""]),
+    "wire_address": st.sampled_from(["host:1", "host:2", ""]),
+    "http_address": st.sampled_from(["", "host:3"]),
+    "rack": st.sampled_from(["", "r"]),
+    "state": st.sampled_from(list(BrokerState)),
+    "topic": TOPICS,
+    "topic_id": SMALL,
+    "partition_id": SMALL,
+    "replicas": st.integers(0, 3),
+    "assignments": GOOD_ASSIGNMENTS | tuples(tuples(st.integers(1, 4), max_size=3), max_size=3),
+    "retention": st.builds(Retention, ms=NUMBERS, bytes=NUMBERS, until_consumed=st.booleans()),
+    "request_id": st.sampled_from(["", "r1", "r2"]),
+    "partitions": st.integers(0, 6),
+    "reports": tuples(
+        st.builds(LeaderReport, topic_id=SMALL, partition_id=SMALL, leader=SMALL, epoch=SMALL), max_size=3
+    ),
+    "target": SMALL,
+    "source": st.none() | SMALL,
+    "move_id": SMALL,
+    "topics": tuples(st.builds(Selection, topic=TOPICS, partitions=tuples(SMALL, max_size=2)), max_size=2),
+    "name": st.sampled_from(["", "p", "q"]),
+    "producer_id": st.none() | SMALL,
+    "consumer_id": st.none() | SMALL,
+    "start": st.sampled_from(list(StartFrom)),
+    "kind": st.sampled_from(list(Kind)),
+    "id": SMALL,
+    "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(Kind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
+}
+
+
+def commands() -> st.SearchStrategy[AnyCommand]:
+    """Return a strategy over every kind of command; a kind that is added later is drawn, too."""
+    kinds: Sequence[type[AnyCommand]] = get_args(AnyCommand)
+    return st.one_of([_of_kind(kind) for kind in kinds])
+
+
+def _of_kind(kind: type[AnyCommand]) -> st.SearchStrategy[AnyCommand]:
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    return st.builds(kind, **{name: FIELDS[name] for name in names})

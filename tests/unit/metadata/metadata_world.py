@@ -1,0 +1,91 @@
+"""A formed cluster of metadata, and commands with everything filled in: what the metadata's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quiver.metadata.apply import Outcome, apply
+from quiver.metadata.commands import (
+    AnyCommand,
+    ChangeBrokerState,
+    CreateTopic,
+    InitCluster,
+    RegisterBroker,
+    RegisterConsumer,
+    RegisterProducer,
+    Result,
+    Selection,
+)
+from quiver.metadata.rows import BrokerState, PartitionId
+from quiver.metadata.state import State
+from quiver.model import NodeId
+
+NOW_MS = 1_000_000
+
+
+def init_cluster(cluster_id: str = "c1") -> InitCluster:
+    return InitCluster(now_ms=NOW_MS, cluster_id=cluster_id)
+
+
+def register_broker(number: int, **fields: Any) -> RegisterBroker:
+    given: dict[str, Any] = {
+        "now_ms": NOW_MS,
+        "identity": f"identity-{number}",
+        "wire_address": f"host{number}:9002",
+        "http_address": f"host{number}:8002",
+    } | fields
+    return RegisterBroker(broker_id=NodeId(number), **given)
+
+
+def change_state(number: int, state: BrokerState, now_ms: int = NOW_MS) -> ChangeBrokerState:
+    return ChangeBrokerState(now_ms=now_ms, broker_id=NodeId(number), state=state)
+
+
+def create_topic(topic: str = "logs", *assignments: Sequence[int], **fields: Any) -> CreateTopic:
+    placed = tuple(tuple(NodeId(n) for n in assignment) for assignment in assignments or ((1, 2), (2, 3)))
+    given: dict[str, Any] = {"now_ms": NOW_MS, "replicas": 2} | fields
+    return CreateTopic(topic=topic, assignments=placed, **given)
+
+
+def select(topic: str, *partitions: int) -> Selection:
+    return Selection(topic, tuple(PartitionId(n) for n in partitions))
+
+
+def register_producer(*topics: Selection, **fields: Any) -> RegisterProducer:
+    given: dict[str, Any] = {"now_ms": NOW_MS} | fields
+    return RegisterProducer(topics=topics or (select("logs"),), **given)
+
+
+def register_consumer(*topics: Selection, **fields: Any) -> RegisterConsumer:
+    given: dict[str, Any] = {"now_ms": NOW_MS} | fields
+    return RegisterConsumer(topics=topics or (select("logs"),), **given)
+
+
+def formed_state() -> State:
+    """Return a cluster of three brokers and one topic of two partitions."""
+    state = State()
+    commands: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
+    for command in commands:
+        do(state, command)
+    return state
+
+
+def do(state: State, command: AnyCommand) -> Result:
+    """Apply a command that must not be refused."""
+    outcome = apply(state, command)
+    assert outcome.refusal is None, outcome.refusal
+    assert outcome.result is not None
+    return outcome.result
+
+
+def refused(state: State, command: AnyCommand) -> str:
+    """Apply a command that must be refused and change nothing; return the refusal's code."""
+    before = state.view().encode()
+    outcome = apply(state, command)
+    assert outcome.refusal is not None, outcome
+    assert outcome == Outcome(refusal=outcome.refusal)
+    assert state.view().encode() == before
+    assert outcome.refusal.error().code == outcome.refusal.code
+    assert outcome.refusal.message.startswith("not done: ")
+    return outcome.refusal.code

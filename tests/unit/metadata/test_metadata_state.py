@@ -1,0 +1,145 @@
+"""State and views: what is shown stays, equal states look equal, and every member computes the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metadata_commands import commands
+from metadata_world import (
+    create_topic,
+    do,
+    formed_state,
+    init_cluster,
+    register_broker,
+    register_consumer,
+    register_producer,
+)
+
+from quiver.errors import DecodeError
+from quiver.metadata.apply import apply
+from quiver.metadata.commands import AnyCommand
+from quiver.metadata.refusals import REFUSAL_CODES, ConflictError, NotFoundError, Refusal, RefusedError, refusal_class
+from quiver.metadata.rows import ROW_TYPES, Consumer, Producer, Table, TopicId
+from quiver.metadata.state import Position, State
+from quiver.model import Index, Term
+
+SEQUENCES = st.lists(commands(), max_size=40)
+BEGINNING: tuple[AnyCommand, ...] = (init_cluster(), *map(register_broker, (1, 2, 3)), create_topic())
+
+
+def run(*parts: AnyCommand) -> State:
+    state = State()
+    for command in (*BEGINNING, *parts):
+        apply(state, command)
+    return state
+
+
+@given(SEQUENCES)
+def test_two_members_compute_the_same(sequence: list[AnyCommand]) -> None:
+    first, second = State(), State()
+    for index, command in enumerate((*BEGINNING, *sequence), start=1):
+        assert apply(first, command) == apply(second, command)
+        first.stand_at(Position(Index(index), Term(1)))
+        second.stand_at(Position(Index(index), Term(1)))
+        second.view()  # being looked at changes nothing
+    assert first.view().digest() == second.view().digest()
+    assert first.view().encode() == second.view().encode()
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_state_goes_on_from_its_snapshot_as_if_nothing_had_happened(
+    before: list[AnyCommand], after: list[AnyCommand]
+) -> None:
+    state = run(*before)
+    state.stand_at(Position(Index(7), Term(3)))
+    restored = State.decode(state.view().encode())
+    assert restored.position == Position(Index(7), Term(3))
+    assert restored.names == state.names
+    for command in after:
+        assert apply(restored, command) == apply(state, command)
+    assert restored.view().encode() == state.view().encode()
+
+
+@given(SEQUENCES)
+def test_view_never_changes(sequence: list[AnyCommand]) -> None:
+    state = run()
+    shown = [(state.view(), state.view().encode())]
+    for command in sequence:
+        apply(state, command)
+        shown.append((state.view(), state.view().encode()))
+    assert [view.encode() for view, _ in shown] == [encoded for _, encoded in shown]
+
+
+@given(SEQUENCES)
+def test_rows_alone_make_the_state_in_any_order(sequence: list[AnyCommand]) -> None:
+    view = run(*sequence).view()
+    rows = list(view.rows())
+    rebuilt = State(reversed(rows), counters=view.counters, position=view.position)
+    assert rebuilt.view().encode() == view.encode()
+    assert rebuilt.view().topics_by_name == view.topics_by_name
+    assert rebuilt.view().producers_by_name == view.producers_by_name
+    assert rebuilt.view().consumers_by_request == view.consumers_by_request
+
+
+@given(SEQUENCES)
+def test_what_is_referred_to_is_there(sequence: list[AnyCommand]) -> None:
+    view = run(*sequence).view()
+    for topic in view.topics.values():
+        assert len(view.partitions_of(topic.topic_id)) == topic.partitions
+    assert sum(topic.partitions for topic in view.topics.values()) == len(view.partitions)
+    groups = [partition.group_id for partition in view.partitions.values()]
+    assert len(set(groups)) == len(groups)
+    for partition in view.partitions.values():
+        members = (*partition.replicas, *partition.learners)
+        assert len(set(members)) == len(members)
+        assert set(members) <= set(view.brokers)
+    for move in view.moves.values():
+        assert (move.topic_id, move.partition_id) in view.partitions
+    clients: list[Producer | Consumer] = [*view.producers.values(), *view.consumers.values()]
+    for client in clients:
+        assert {item.topic_id for item in client.registrations} <= set(view.topics)
+
+
+def test_view_is_the_same_object_until_something_happens() -> None:
+    state = formed_state()
+    view = state.view()
+    assert state.view() is view
+    state.stand_at(Position(Index(9), Term(1)))
+    assert (view.index, state.view().index) == (0, 9)
+    assert state.view().topics is view.topics
+    assert state.view().digest() == view.digest()
+
+
+def test_consumers_of_a_topic_are_grouped_once_as_long_as_they_stay() -> None:
+    state = formed_state()
+    do(state, register_consumer())
+    found = state.view().consumers_of(TopicId(1))
+    do(state, register_producer())
+    assert state.view().consumers_of(TopicId(1)) is found
+    do(state, register_consumer())
+    assert state.view().consumers_of(TopicId(1)) == (1, 2)
+    assert state.view().consumers_of(TopicId(5)) == ()
+
+
+def test_empty_snapshot_is_the_beginning() -> None:
+    assert State.decode(b"").view().encode() == State().view().encode()
+
+
+@pytest.mark.parametrize("data", [b"\x02", b"\x01", b"\x01\x80", b"\x01" + msgspec.msgpack.encode({"brokers": 1})])
+def test_snapshot_of_something_else_is_a_decode_error(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        State.decode(data)
+
+
+def test_every_table_has_rows_of_its_own() -> None:
+    assert {row_type.table for row_type in ROW_TYPES} == set(Table)
+
+
+def test_refusals_are_errors_by_what_to_do() -> None:
+    assert issubclass(refusal_class("unknown_topic"), NotFoundError)
+    assert issubclass(refusal_class("topic_exists"), ConflictError)
+    assert refusal_class("topic_exists").__name__ == "TopicExistsError"
+    assert type(Refusal("of_a_newer_program", "not done: ?").error()) is RefusedError
+    assert all(refusal_class(code).code == code for code in REFUSAL_CODES)
