@@ -11,7 +11,6 @@ Batches go to disk and to followers as the bytes they are.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ import msgspec
 from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
 from quiver.errors import DamageError, OverloadedError, QuiverError, StorageError, UnavailableError
-from quiver.model import Buffer, GroupId, Index, NodeId, Term
+from quiver.model import Buffer, GroupId, Index, NodeId, Offset, Term
 from quiver.raft import (
     Append,
     InstallSnapshot,
@@ -38,6 +37,7 @@ from quiver.raft import (
 from quiver.raft import Snapshot as SnapshotMark
 from quiver.record import Batch, BatchHeader, stamp
 from quiver.replication.applier import Applier
+from quiver.replication.backlog import Backlog, Step
 from quiver.replication.codec import AppendHead, Item, Received
 from quiver.replication.entries import decode_entry, encode_own_entry
 from quiver.replication.host import Host
@@ -59,14 +59,6 @@ class MemberStatus(msgspec.Struct, frozen=True):
     log: LogStatus
     applied_index: Index
     waiting: int
-
-
-class _Step(msgspec.Struct):
-    """An output with the bytes that belong to it."""
-
-    output: Output
-    batches: Sequence[Batch]
-    snapshot: Snapshot | None
 
 
 class Member:
@@ -107,7 +99,7 @@ class Member:
         self._waiters = Waiters()
         self._proposals: list[Proposal] = []
         self._contexts = 0
-        self._steps: deque[_Step] = deque()
+        self._backlog = Backlog()
         self._is_blocked = False
         self._is_closed = False
         self._damage: StorageError | None = None
@@ -320,7 +312,7 @@ class Member:
             self._carry_out(output, batches)
 
     def _stamp(self, proposals: Sequence[Proposal], term: Term, index: Index) -> list[Batch]:
-        now_ms, offset = self._clock.wall_ms(), self._log.end_offset
+        now_ms, offset = self._clock.wall_ms(), self._planned_end_offset()
         stamped: list[Batch] = []
         for proposal in proposals:
             for data in proposal.batches:
@@ -331,6 +323,11 @@ class Member:
                 stamped.append(batch)
             proposal.end_index = index
         return stamped
+
+    def _planned_end_offset(self) -> Offset:
+        """Return where the log's records will end when everything that waits behind a save has been carried out."""
+        planned = self._backlog.end_offset() if self._is_blocked else None
+        return self._log.end_offset if planned is None else planned
 
     def _handle_durable(self, durable_end: Index) -> None:
         """Tell the core what is durable, with the term in which that was written (R7)."""
@@ -348,17 +345,20 @@ class Member:
         if output.proposals_lost is not None:
             # At once: the entries that replace the lost ones may be applied before this output is carried out.
             self._waiters.lose(output.proposals_lost)
+        if output.restore is not None:
+            self._committed_before = output.restore.last_index  # the core counts everything up to there as applied
         if output.next_deadline_ms != self.next_deadline_ms:
             self.next_deadline_ms = output.next_deadline_ms
             self._host.deadline_changed(self)
-        step = _Step(output, batches, snapshot)
+        step = Step(output, batches, snapshot)
         if self._is_blocked:
-            self._steps.append(step)
+            self._backlog.add(step)
         else:
             self._begin(step)
 
-    def _begin(self, step: _Step) -> None:
+    def _begin(self, step: Step) -> None:
         """Steps 1 to 5 of the contract."""
+        self._backlog.under_way = step
         output = step.output
         if output.hard_state is not None:
             self._persistence.set_vote(output.hard_state.term, output.hard_state.vote)
@@ -375,7 +375,7 @@ class Member:
         else:
             self._write(step)
 
-    def _write(self, step: _Step) -> None:
+    def _write(self, step: Step) -> None:
         output = step.output
         if output.truncate_from is not None:
             self._log.truncate_suffix(output.truncate_from)
@@ -390,7 +390,7 @@ class Member:
         else:
             self._finish(step)
 
-    def _append(self, step: _Step) -> None:
+    def _append(self, step: Step) -> None:
         output = step.output
         first_index = output.append[0].index
         if self._write_terms[-1][1] != output.term:
@@ -403,7 +403,7 @@ class Member:
             batches += [encode_own_entry(entry, base_offset=offset, timestamp=timestamp) for entry in own]
         self._log.append(batches)
 
-    def _finish(self, step: _Step) -> None:
+    def _finish(self, step: Step) -> None:
         """Steps 6 and 7 of the contract."""
         output = step.output
         for outgoing in output.messages_after_save:
@@ -442,8 +442,8 @@ class Member:
             self._stop_at_damage(self._damage)
             return
         then()
-        while self._steps and not self._is_blocked:
-            self._begin(self._steps.popleft())
+        while self._backlog and not self._is_blocked:
+            self._begin(self._backlog.take())
 
     # -- failing ---------------------------------------------------------------------------------
 
@@ -516,7 +516,7 @@ class Member:
         self._host.post(permission.to, Item(self.group, len(payload), plain=message), [payload])
         self._carry_out(self._raft.snapshot_sent(permission.to, ticket=permission.ticket))
 
-    async def _restore(self, step: _Step, snapshot: Snapshot) -> None:
+    async def _restore(self, step: Step, snapshot: Snapshot) -> None:
         """Replace log and state by a snapshot. The file comes first: a crash behind it is finished by `opening`."""
         state = decode_snapshot_state(snapshot.state)
         self._persistence.stand_on(snapshot.last_index, snapshot.last_term, state.configuration)
@@ -532,7 +532,6 @@ class Member:
             self._host.fail(error)
             raise
         self._applier.restore(state.machine, snapshot.last_index)
-        self._committed_before = snapshot.last_index
         self._write_terms = [NOTHING_WRITTEN]
         self._go_on(partial(self._write, step))
         self._carry_out(self._raft.snapshot_restored(snapshot.last_index))

@@ -27,4 +27,5 @@ def check_bounds(member: Member) -> None:
                 "too many messages in flight",
                 **facts,
             )
-    require(len(member._steps) <= QUEUED_OUTPUTS_MAX, "I16", "too many outputs wait", count=len(member._steps), **facts)
+    waiting = len(member._backlog)
+    require(waiting <= QUEUED_OUTPUTS_MAX, "I16", "too many outputs wait", count=waiting, **facts)
