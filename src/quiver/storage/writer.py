@@ -186,9 +186,7 @@ class Writer:
             if self.failure is None:
                 self.failure = LogClosedError(f"{self._directory}: the log is closed")
             self._reject_waiters(self.failure, after=self.durable_end)
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._close_file()
 
     async def _write_last(self) -> None:
         """Wait until all that was asked for before the close is done, and a mark vouches for it."""
@@ -213,6 +211,11 @@ class Writer:
                 self._run_flush(flush)
 
         return sync_and_mark
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     # -- work ------------------------------------------------------------------------------------
 
@@ -268,8 +271,7 @@ class Writer:
             file.close()
             return
         self.segments[-1] = replacement
-        if self._file is not None:
-            self._file.close()
+        self._close_file()
         self._file = file
         self._planner.replaced(replacement.size_bytes)
 
@@ -397,5 +399,4 @@ def _complete(job: _Job, result: object) -> None:
 
 def _retrieve(done: asyncio.Future[None]) -> None:
     """Mark the exception of a background job as seen: the failure has been reported by the log itself."""
-    if not done.cancelled():
-        done.exception()
+    done.exception()

@@ -223,3 +223,19 @@ def test_snapshot_of_another_version_is_not_taken() -> None:
     disk.write_file(path, disk.read_file(path)[:20])
     with pytest.raises(StorageError, match="too few"):
         store.load_newest()
+
+
+def test_the_oldest_intact_snapshot_that_reaches_an_index_is_found() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory(DIRECTORY)
+    store = SnapshotStore(disk, DIRECTORY)
+    for index in (3, 7):
+        store.save(Snapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(1), state=b"%d" % index))
+
+    def found(index: int) -> bytes | None:
+        snapshot = store.load_from(Index(index))
+        return snapshot.state if snapshot else None
+
+    assert [found(index) for index in (1, 3, 4, 7, 8)] == [b"3", b"3", b"7", b"7", None]
+    disk.write_file(f"{DIRECTORY}/{store.names()[0]}", b"rotten")
+    assert found(1) == b"7"

@@ -504,3 +504,18 @@ async def test_a_reader_of_entries_that_are_cut_meanwhile_gets_what_replaced_the
     assert entry.header.term == 2
     (batch,) = await searching
     assert batch.header.term == 2
+
+
+@runs
+async def test_the_offset_behind_every_entry_is_known() -> None:
+    for tail_bytes in (0, 1_000_000):
+        log = open_log(SimulatedDisk(), LogSettings(segment_bytes_max=1024, tail_cache_bytes_max=tail_bytes))
+        log.append(
+            [
+                data_batch([b"a" * 300] * 2, index=1, offset=0),
+                control_batch(b"c" * 700, index=2, offset=2),
+                data_batch([b"d"] * 3, index=3, offset=2),
+            ]
+        )
+        await log.wait_durable(Index(4))
+        assert [log.offset_after(Index(index)) for index in range(-1, 5)] == [None, 0, 2, 2, 5, None]
