@@ -190,7 +190,9 @@ def _scan_segment(findings: _Findings, file: File, segment: Segment, *, is_last:
         if is_footer(file, bad.position, size):
             if is_last:
                 _cut(findings, file, segment, size, "an unfinished seal")
-            else:
+                return segment
+            segment.is_sealed = read_footer(file) is not None
+            if not segment.is_sealed:
                 findings.warnings.append(f"{segment.name}: the footer is damaged; the segment was read instead")
             return segment
         if is_last and not is_damage(file, bad, size):

@@ -80,6 +80,7 @@ def open_log(
     executor: InlineExecutor | SteppingExecutor | None = None,
     clock: FixedClock | None = None,
     discard_damage: bool = False,
+    verify: bool = False,
 ) -> Log:
     return Log.open(
         DIRECTORY,
@@ -88,6 +89,7 @@ def open_log(
         clock=clock or FixedClock(),
         settings=settings,
         discard_damage=discard_damage,
+        verify=verify,
     )
 
 

@@ -422,5 +422,19 @@ async def test_a_stale_batch_at_the_tail_is_not_taken_for_the_next_one() -> None
 
 
 @runs
+async def test_a_verified_opening_reads_sealed_segments_and_finds_them_as_their_footers_say() -> None:
+    disk = await filled_disk()
+    trusted, verified = open_log(disk.clone(), SETTINGS), open_log(disk.clone(), SETTINGS, verify=True)
+    assert (verified.damage, verified.warnings) == ((), ())
+    assert verified.status() == trusted.status()
+    assert await all_values(verified) == await all_values(trusted)
+    path = [path for path in disk.paths() if path.endswith(".log")][1]
+    flip(disk, path, 200, 1)
+    assert open_log(disk.clone(), SETTINGS).damage == ()
+    (damage,) = open_log(disk, SETTINGS, verify=True).damage
+    assert path.endswith(damage.name)
+
+
+@runs
 async def test_errors_are_all_of_our_tree() -> None:
     assert issubclass(DamageError, QuiverError)
