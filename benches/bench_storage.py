@@ -1,0 +1,270 @@
+"""What the log costs beside bare system calls: ``python benches/bench_storage.py [--gib 10] [--directory DIR]``.
+
+Every figure stands next to its raw limit, measured in the same run and in turns with it: other programs
+on the machine slow both down alike. Data goes to a temporary folder on the repository's file system (not to
+a memory file system) and is removed afterwards, also after an error. Figures that grow with the log are
+taken with `--gib` gigabytes of it; memory is the peak of a child process that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from time import perf_counter
+
+from quiver.clock import SystemClock
+from quiver.config import LogSettings
+from quiver.model import Index, Offset, Term
+from quiver.record import Batch, build_batch, stamp
+from quiver.storage import Log, SystemDisk, ThreadExecutor
+from table import Row, show
+
+MIB = 1 << 20
+GIB = 1 << 30
+LARGE_BATCHES = 64
+"""Batches of 1 MiB in one run of the append figure."""
+APPENDERS = 8
+"""Callers who each wait for their own large batch: enough that some wait while a flush is under way."""
+CALLERS = 64
+SECONDS_PER_CALLER_RUN = 0.7
+ROUNDS = 7
+READ_BYTES_MAX = 8 * MIB
+VALUE = Random(7).randbytes(100)
+
+
+def main() -> bool:
+    """Measure and print; return whether every target was reached."""
+    options = parse_options()
+    with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-storage-") as made:
+        directory, executor = Path(made), ThreadExecutor()
+        try:
+            rows = [
+                append_row(directory, executor),
+                callers_row(directory, executor),
+                *large_log_rows(directory / "large", executor, gib=options.gib),
+            ]
+        finally:
+            executor.close()
+    return show(rows, title=f"storage: fsync on, {options.gib:g} GiB for the large log")
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure the log beside bare system calls.")
+    parser.add_argument("--gib", type=float, default=1, help="size of the large log (default: 1)")
+    parser.add_argument("--directory", default=Path(__file__).parent.parent, help="where to put the data")
+    return parser.parse_args()
+
+
+# -- appending large batches ---------------------------------------------------------------------
+
+
+def append_row(directory: Path, executor: ThreadExecutor) -> Row:
+    batches = large_batches(LARGE_BATCHES)
+    megabytes = sum(len(batch.data) for batch in batches) / 1e6
+    raw_s = own_s = float("inf")
+    for number in range(ROUNDS):
+        raw_s = min(raw_s, raw_append_seconds(directory / f"raw-{number}", batches))
+        own_s = min(own_s, asyncio.run(append_seconds(directory / f"append-{number}", executor, batches)))
+    raw = megabytes / raw_s
+    return Row("append 1 MiB batches, group commit", megabytes / own_s, "MB/s", raw, 0.7 * raw)
+
+
+def raw_append_seconds(path: Path, batches: list[Batch]) -> float:
+    """Write the same bytes, a batch at a time, each with its fdatasync."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        start = perf_counter()
+        for batch in batches:
+            os.writev(descriptor, [batch.data])
+            os.fdatasync(descriptor)
+        return perf_counter() - start
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+async def append_seconds(directory: Path, executor: ThreadExecutor, batches: list[Batch]) -> float:
+    log, remaining = open_log(directory, executor), iter(batches)
+
+    async def write() -> None:
+        for batch in remaining:
+            log.append([batch])
+            await log.wait_durable(Index(batch.header.index + 1))
+
+    start = perf_counter()
+    async with asyncio.TaskGroup() as writers:
+        for _ in range(APPENDERS):
+            writers.create_task(write())
+    seconds = perf_counter() - start
+    await close_and_remove(log)
+    return seconds
+
+
+# -- many callers with one small record each -----------------------------------------------------
+
+
+def callers_row(directory: Path, executor: ThreadExecutor) -> Row:
+    one = many = 0.0
+    for number in range(ROUNDS):
+        for callers in (1, CALLERS):
+            rate = asyncio.run(caller_rate(directory / f"{callers}-callers-{number}", executor, callers))
+            one, many = (max(one, rate), many) if callers == 1 else (one, max(many, rate))
+    return Row(f"append one 100-byte record, {CALLERS} callers", many, "records/s", one, 20 * one)
+
+
+async def caller_rate(directory: Path, executor: ThreadExecutor, callers: int) -> float:
+    """Return the acknowledged records per second of callers that build, stamp, append and wait in a loop."""
+    log, deadline, done = open_log(directory, executor), perf_counter() + SECONDS_PER_CALLER_RUN, 0
+
+    async def call() -> None:
+        nonlocal done
+        while perf_counter() < deadline:
+            batch = small_batch(log)
+            log.append([batch])
+            await log.wait_durable(Index(batch.header.index + 1))
+            done += 1
+
+    start = perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(callers):
+            tasks.create_task(call())
+    seconds = perf_counter() - start
+    await close_and_remove(log)
+    return done / seconds
+
+
+def small_batch(log: Log) -> Batch:
+    built = bytearray(build_batch([VALUE], timestamp=1))
+    stamp(built, term=Term(1), index=log.end_index, base_offset=log.end_offset, append_timestamp=1)
+    return Batch.decode(built, verify=False)
+
+
+# -- a large log ---------------------------------------------------------------------------------
+
+
+def large_log_rows(directory: Path, executor: ThreadExecutor, *, gib: float) -> list[Row]:
+    write_peak = child_peak_mib("write", directory, gib=gib)
+    raw_s = own_s = open_s = float("inf")
+    for _ in range(3):
+        drop_from_cache(directory)
+        raw_s = min(raw_s, seconds_of(lambda: read_raw(directory)))
+        drop_from_cache(directory)
+        opened_s, read_s = asyncio.run(open_and_read_seconds(directory, executor))
+        own_s, open_s = min(own_s, read_s), min(open_s, opened_s)
+    read_peak = child_peak_mib("read", directory, gib=gib)
+    gigabytes = sum(path.stat().st_size for path in directory.iterdir()) / 1e9
+    raw = gigabytes / raw_s
+    return [
+        Row("read a cold log, checksums verified", gigabytes / own_s, "GB/s", raw, 0.5 * raw),
+        Row(f"open a cold log of {gib:g} GiB", open_s, "s", None, 1),
+        Row(f"peak memory, appending {gib:g} GiB", write_peak, "MiB", None, 200),
+        Row(f"peak memory, reading {gib:g} GiB", read_peak, "MiB", None, 200),
+    ]
+
+
+def child_peak_mib(work: str, directory: Path, *, gib: float) -> float:
+    """Write or read the large log in a process of its own; return the most memory that it held at once."""
+    command = [sys.executable, __file__, "--child", work, str(directory), str(gib)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def child(work: str, directory: Path, gib: float) -> None:
+    executor = ThreadExecutor()
+    if work == "write":
+        asyncio.run(write_large_log(directory, executor, bytes_min=int(gib * GIB)))
+    else:
+        asyncio.run(open_and_read_seconds(directory, executor))
+    executor.close()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+async def write_large_log(directory: Path, executor: ThreadExecutor, *, bytes_min: int) -> None:
+    log, values = open_log(directory, executor), [VALUE] * (MIB // 104)
+
+    async def write() -> None:
+        while log.status().size_bytes < bytes_min:
+            built = bytearray(build_batch(values, timestamp=1))
+            stamp(built, term=Term(1), index=log.end_index, base_offset=log.end_offset, append_timestamp=1)
+            log.append([Batch.decode(built, verify=False)])
+            await log.wait_durable(log.end_index)
+
+    async with asyncio.TaskGroup() as writers:
+        for _ in range(APPENDERS):
+            writers.create_task(write())
+    await log.close()
+
+
+async def open_and_read_seconds(directory: Path, executor: ThreadExecutor) -> tuple[float, float]:
+    """Open the log and read all its records; return the seconds of each."""
+    start = perf_counter()
+    log = open_log(directory, executor)
+    opened = perf_counter()
+    offset = log.first_offset
+    while found := await log.read_records(offset, end_offset=log.end_offset, bytes_max=READ_BYTES_MAX):
+        offset = found[-1].header.end_offset
+    seconds = perf_counter() - opened
+    assert offset == log.end_offset
+    await log.close()
+    return opened - start, seconds
+
+
+def read_raw(directory: Path) -> None:
+    """Read every segment with bare preads of the size that the log is read with."""
+    for path in sorted(directory.glob("*.log")):
+        descriptor, position = os.open(path, os.O_RDONLY), 0
+        while chunk := os.pread(descriptor, READ_BYTES_MAX, position):
+            position += len(chunk)
+        os.close(descriptor)
+
+
+def drop_from_cache(directory: Path) -> None:
+    """Make the system forget the files' pages, so that the next read is from disk."""
+    for path in directory.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+# -- shared --------------------------------------------------------------------------------------
+
+
+def open_log(directory: Path, executor: ThreadExecutor) -> Log:
+    return Log.open(str(directory), disk=SystemDisk(), executor=executor, clock=SystemClock(), settings=LogSettings())
+
+
+async def close_and_remove(log: Log) -> None:
+    await log.close()
+    shutil.rmtree(log.directory)
+
+
+def large_batches(count: int) -> list[Batch]:
+    built = build_batch([VALUE] * (MIB // 104), timestamp=1)
+    records = MIB // 104
+    return [
+        Batch.decode(
+            stamp(built, term=Term(1), index=Index(n + 1), base_offset=Offset(n * records), append_timestamp=1)
+        )
+        for n in range(count)
+    ]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
+    else:
+        sys.exit(not main())
