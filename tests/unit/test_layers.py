@@ -31,10 +31,10 @@ LAYERS = (
     ("broker",),
     ("gateway",),
     ("node",),
+    ("testing",),
     ("cli",),
     ("__main__",),
     ("spark",),
-    ("testing",),
 )
 """Lowest first. A module imports only from lines above its own, and from its own package."""
 

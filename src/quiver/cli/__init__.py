@@ -18,6 +18,7 @@ from quiver import __version__
 from quiver.cli.config import config
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
 from quiver.cli.log import log
+from quiver.cli.sim import sim
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
@@ -43,13 +44,14 @@ class _Root(click.Group):
 def quiver() -> None:
     """Work with Quiver, a replicated queue for log messages.
 
-    Exit codes: 0 done, 1 damage found, 2 wrong usage or settings, 3 not available, 4 storage failed,
+    Exit codes: 0 done, 1 damage or a defect found, 2 wrong usage or settings, 3 not available, 4 storage failed,
     5 outcome unknown, 70 a defect of Quiver.
     """
 
 
 quiver.add_command(config)
 quiver.add_command(log)
+quiver.add_command(sim)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,8 +32,8 @@ class Latency:
         return int(milliseconds * 1_000_000)
 
     def scaled(self, factor: float) -> Latency:
-        """Return a distribution whose every duration is `factor` times as long."""
-        return Latency(self.minimum_ms * factor, self.spread_ms * factor, self.p_spike, self.spike_ms * factor)
+        """Return a distribution that is `factor` times as slow, but for its spikes, which are long already."""
+        return Latency(self.minimum_ms * factor, self.spread_ms * factor, self.p_spike, self.spike_ms)
 
 
 NO_LATENCY = Latency()

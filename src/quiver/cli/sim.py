@@ -1,0 +1,154 @@
+"""`quiver sim`: try to break the consensus under simulated faults, and replay what broke it.
+
+One seed is one cluster on simulated time, disks and network. Exit code 1 means a finding, or a run that
+injected too little to mean anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quiver.cli.exits import FOUND
+from quiver.cli.output import print_json, print_table
+from quiver.testing.campaign import Summary, run_campaign
+from quiver.testing.shrink import shrink
+from quiver.testing.simulation import Report, simulate
+
+_TAIL_LINES = 50
+
+
+@click.command(epilog="Example: quiver sim --seeds 1000 --jobs 2")
+@click.option(
+    "--seeds", "count", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run."
+)
+@click.option(
+    "--first", "first_seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them."
+)
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Begin no seed after so many minutes.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Run this seed alone; if it fails, show its last events and a shorter schedule.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=os.cpu_count() or 1,
+    show_default=True,
+    help="Processes to run at a time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def sim(
+    context: click.Context,
+    *,
+    count: int,
+    first_seed: int,
+    minutes: float | None,
+    seed: int | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Run simulated clusters with the real consensus, driver and log, and everything going wrong around them.
+
+    Each seed draws a cluster, its settings, its load and its faults, and is the same again whenever it is run.
+    """
+    if seed is not None:
+        is_clean = _run_one(seed, as_json=as_json)
+    else:
+        seconds_max = None if minutes is None else minutes * 60
+        is_clean = _run_many(range(first_seed, first_seed + count), jobs=jobs, seconds_max=seconds_max, as_json=as_json)
+    if not is_clean:
+        context.exit(FOUND)
+
+
+def _run_one(seed: int, *, as_json: bool) -> bool:
+    report = simulate(seed)
+    if as_json:
+        print_json(report)
+        return report.finding is None
+    click.echo(f"seed={seed} simulated_ms={report.simulated_ms} events={report.events} digest={report.digest}")
+    if report.finding is None:
+        click.echo("nothing found")
+        return True
+    click.echo(f"finding: {report.finding}")
+    click.echo("last events:")
+    for line in report.tail[-_TAIL_LINES:]:
+        click.echo(f"  {line}")
+    shorter = shrink(seed)
+    if shorter is not None:
+        click.echo(f"shortest failing schedule found ({len(shorter.schedule)} of {len(report.schedule)} faults):")
+        for line in shorter.schedule:
+            click.echo(f"  {line}")
+        click.echo(f"which gives: {shorter.finding}")
+    click.echo(f"replay: {report.replay}")
+    return False
+
+
+def _run_many(seeds: range, *, jobs: int, seconds_max: float | None, as_json: bool) -> bool:
+    columns = (
+        TextColumn("seeds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
+        bar = progress.add_task("", total=len(seeds))
+
+        def show(report: Report) -> None:
+            if report.finding is not None:
+                console.print(f"seed {report.seed}: {report.finding}", markup=False, highlight=False)
+            progress.advance(bar)
+
+        summary = run_campaign(seeds, jobs=jobs, seconds_max=seconds_max, on_report=show)
+    if as_json:
+        print_json(_facts(summary))
+    else:
+        _print_summary(summary)
+    return not summary.findings and not summary.missing_faults()
+
+
+def _print_summary(summary: Summary) -> None:
+    faults = sum(summary.faults.values())
+    print_table(("fault", "count"), [(kind, summary.faults[kind]) for kind in sorted(summary.faults)])
+    speed = summary.simulated_ms / 1000 / summary.real_s if summary.real_s else 0.0
+    click.echo(
+        f"seeds={summary.seeds} cluster_hours={summary.cluster_hours:.2f} events={summary.events} faults={faults} "
+        f"elections={summary.elections} membership_changes={summary.changes}"
+    )
+    sends = summary.sends
+    click.echo(f"sends ok={sends['ok']} fail={sends['fail']} info={sends['info']} reads={summary.reads}")
+    seeds_per_s = summary.seeds / max(summary.real_s, 0.001)
+    click.echo(f"real_s={summary.real_s:.1f} seeds_per_s={seeds_per_s:.2f} times_real={speed:.0f}")
+    for kind in summary.missing_faults():
+        click.echo(f"vacuous: too few faults of kind {kind}")
+    for report in summary.findings:
+        click.echo(f"finding: {report.finding}")
+        click.echo(f"  replay: {report.replay}")
+    click.echo(f"findings={len(summary.findings)}")
+
+
+def _facts(summary: Summary) -> dict[str, object]:
+    return {
+        "seeds": summary.seeds,
+        "cluster_hours": round(summary.cluster_hours, 3),
+        "events": summary.events,
+        "real_s": round(summary.real_s, 1),
+        "elections": summary.elections,
+        "membership_changes": summary.changes,
+        "reads": summary.reads,
+        "sends": dict(summary.sends),
+        "faults": dict(summary.faults),
+        "effects": dict(summary.effects),
+        "missing_faults": summary.missing_faults(),
+        "findings": [
+            {"seed": report.seed, "finding": report.finding, "replay": report.replay} for report in summary.findings
+        ],
+    }
