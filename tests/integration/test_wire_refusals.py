@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -290,18 +291,28 @@ def test_stranger_who_connects_as_the_network_closes_is_sent_away() -> None:
 # The other side: what a node does that was not answered as it should be.
 
 
-async def answer_with(answer: bytes, *, then_wait: bool) -> tuple[asyncio.Server, list[bytes]]:
-    """Serve connections that answer any hello with these bytes, and remember what came."""
+@asynccontextmanager
+async def answering(answer: bytes, *, then_wait: bool) -> AsyncIterator[tuple[tuple[str, int], list[bytes]]]:
+    """Serve connections that answer any hello with these bytes; give the address, and what came."""
     heard: list[bytes] = []
+    served: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.read(4096))
-        writer.write(answer)
-        if then_wait:
-            heard.append(await reader.read())
+        served.add(asyncio.current_task())
+        with suppress(ConnectionError):
+            heard.append(await reader.read(4096))
+            writer.write(answer)
+            if then_wait:
+                heard.append(await reader.read())
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
-    return await asyncio.start_server(serve, "127.0.0.1", 0), heard
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname(), heard
+    server.close()
+    await asyncio.sleep(0.01)
+    await asyncio.gather(*(task for task in served if task is not None))
 
 
 @pytest.mark.parametrize(
@@ -333,14 +344,13 @@ def test_wrong_answer_is_no_connection(
     caplog: pytest.LogCaptureFixture, answer: bytes, error: str, told: str | None
 ) -> None:
     async def test() -> None:
-        server, heard = await answer_with(answer, then_wait=True)
-        node = Node({NodeId(2): server.sockets[0].getsockname()})
-        async with node.network:
-            await node.start()
-            node.network.send(NodeId(2), (b"never sent",))
-            await wait_until(lambda: node.network.status().peers[0].last_error.startswith(error))
-            await wait_until(lambda: len(heard) >= 2)
-        server.close()
+        async with answering(answer, then_wait=True) as (address, heard):
+            node = Node({NodeId(2): address})
+            async with node.network:
+                await node.start()
+                node.network.send(NodeId(2), (b"never sent",))
+                await wait_until(lambda: node.network.status().peers[0].last_error.startswith(error))
+                await wait_until(lambda: len(heard) >= 2)
         status = node.network.status().peers[0]
         assert (status.is_connected, status.messages_dropped, node.lost) == (False, 1, [])
         assert status.last_error in [about["error"] for _, about in warnings_in(caplog)]
@@ -353,13 +363,12 @@ def test_wrong_answer_is_no_connection(
 
 def test_peer_that_hangs_up_on_a_hello_is_tried_again() -> None:
     async def test() -> None:
-        server, heard = await answer_with(b"", then_wait=False)
-        node = Node({NodeId(2): server.sockets[0].getsockname()})
-        async with node.network:
-            await node.start()
-            await wait_until(lambda: len(heard) >= 3)
-            assert node.network.status().peers[0].last_error == "closed by the other side"
-        server.close()
+        async with answering(b"", then_wait=False) as (address, heard):
+            node = Node({NodeId(2): address})
+            async with node.network:
+                await node.start()
+                await wait_until(lambda: len(heard) >= 3)
+                assert node.network.status().peers[0].last_error == "closed by the other side"
         assert node.lost == []
 
     run(test)
@@ -376,13 +385,12 @@ def test_peer_that_hangs_up_on_a_hello_is_tried_again() -> None:
 )
 def test_peer_that_goes_on_wrongly_is_lost(answer: bytes, error: str) -> None:
     async def test() -> None:
-        server, _ = await answer_with(answer, then_wait=True)
-        node = Node({NodeId(2): server.sockets[0].getsockname()})
-        async with node.network:
-            await node.start()
-            await wait_until(lambda: node.lost != [])
-            assert node.network.status().peers[0].last_error.startswith(error)
-        server.close()
+        async with answering(answer, then_wait=True) as (address, _):
+            node = Node({NodeId(2): address})
+            async with node.network:
+                await node.start()
+                await wait_until(lambda: node.lost != [])
+                assert node.network.status().peers[0].last_error.startswith(error)
         assert node.messages == []
 
     run(test)
