@@ -17,11 +17,12 @@ from quiver.record.batch import Batch
 from quiver.record.header import BatchHeader
 from quiver.storage.disk import Disk
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
-from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame
+from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, Frame
 from quiver.storage.segment import NO_TIMESTAMP, Segment
 from quiver.storage.verdict import scan_entries
 
 CHUNK_BYTES_MIN = 4096
+"""The least that a read asks the disk for: a page."""
 UNBOUNDED = (1 << 63) - 1
 
 
@@ -99,7 +100,7 @@ def read_batches(disk: Disk, directory: str, place: Place, wanted: Wanted) -> li
         DamageError: the next wanted batch fails its checksum.
         FileNotFoundError: a segment was removed meanwhile.
     """
-    chunk_bytes = min(max(wanted.bytes_max, CHUNK_BYTES_MIN), CHUNK_BYTES)
+    chunk_bytes = min(max(wanted.bytes_max, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
     return take_wanted(_batches(disk, directory, place, chunk_bytes), wanted)
 
 

@@ -18,9 +18,9 @@ from quiver.storage.frames import MARK_BYTES, MARK_MAGIC, decode_mark
 
 CHUNK_BYTES = 1024 * 1024
 """What one read asks for: large enough to be cheap per byte, small enough to be cheap in memory."""
-CHUNK_BYTES_MAX = 8 * CHUNK_BYTES
+CHUNK_BYTES_MAX = 4 * CHUNK_BYTES
 """What one read asks for at most, unless a single batch is larger."""
-_FRAMES_PER_CHUNK = 6
+_FRAMES_PER_CHUNK = 4
 """How many batches of the size met last a chunk should hold: the one that crosses its end is read twice."""
 _NO_DATA = memoryview(b"")
 
