@@ -5,11 +5,11 @@ users of the protocol build on the same; `docs/protocol/wire.md` describes it by
 a message means.
 """
 
+from quiver.config import WireSettings
 from quiver.wire.context import Address
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
 from quiver.wire.handshake import Hello, Refusal, RefusalCode
 from quiver.wire.peers import PeerNetwork
-from quiver.wire.settings import WireSettings
 from quiver.wire.status import NetworkStatus, PeerStatus
 
 __all__ = [

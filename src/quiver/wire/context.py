@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiver.clock import Clock, Rng
+from quiver.config import WireSettings
 from quiver.model import NodeId
 from quiver.wire.handshake import Hello
-from quiver.wire.settings import WireSettings
 
 if TYPE_CHECKING:
     from quiver.wire.connection import Connection

@@ -28,8 +28,6 @@ LENGTH_BYTES = 4
 CHECKED_FROM = 8
 """Where the bytes under the checksum begin: at the kind."""
 HEAD_BYTES_MAX = 0xFFFF
-FRAME_BYTES_LIMIT = 1 << 30
-"""The most that any setting may allow: far below what the length can express."""
 
 CHECKED_PAYLOAD = 0x01
 """Flag: the checksum covers the payload as well."""

@@ -21,7 +21,7 @@ from quiver.wire.connection import Connection
 from quiver.wire.context import Address, Context
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
 from quiver.wire.handshake import Hello, Refusal, RefusalCode, decode_refusal, encode_hello, judge_hello, refuse
-from quiver.wire.outbox import CHUNK_BYTES, Outbox
+from quiver.wire.outbox import Outbox
 from quiver.wire.quietlog import QuietLog
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ class Link:
         self._connection: OutgoingConnection | None = None
         self._incarnation: int | None = None
         self._is_waiting = False
-        self._is_flush_due = False
         self._attempts = 0
         self._hurry = asyncio.Event()
 
@@ -80,22 +79,13 @@ class Link:
         self._outbox.push(encode_frame(Kind.MESSAGE, b"", parts, check_payload=True))
         self.messages_out += 1
         self.bytes_out += size_bytes
-        if self._outbox.bytes >= CHUNK_BYTES:
-            self.flush()
-        elif not self._is_flush_due:
-            # What is sent in one turn of the loop leaves in one write.
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush_later)
+        self.flush()  # at once: the driver sends one parcel per node and turn
 
     def flush(self) -> None:
         """Write as much as the socket takes now."""
         connection = self._connection
         while connection is not None and self._outbox.bytes and connection.can_write:
             connection.write(self._outbox.next_chunk())
-
-    def _flush_later(self) -> None:
-        self._is_flush_due = False
-        self.flush()
 
     # Connecting.
 

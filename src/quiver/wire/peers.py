@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Self
 
 from quiver.clock import Clock, Rng
+from quiver.config import WireSettings
 from quiver.errors import invariant
 from quiver.model import Buffer, NodeId
 from quiver.wire.context import Address, Context, Heard
 from quiver.wire.handshake import Hello, make_hello
 from quiver.wire.link import Link
 from quiver.wire.listener import Listener
-from quiver.wire.settings import WireSettings
 from quiver.wire.status import NetworkStatus, PeerStatus
 
 MessageHandler = Callable[[NodeId, memoryview], None]

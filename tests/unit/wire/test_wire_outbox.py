@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiver.config import WireSettings
 from quiver.errors import ConfigError
 from quiver.model import Buffer
 from quiver.wire.outbox import CHUNK_BYTES, Outbox
-from quiver.wire.settings import WireSettings
 
 sizes = st.integers(1, 300) | st.sampled_from([CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 
