@@ -235,9 +235,9 @@ class Member:
         last_index = self._applier.index
         last_term = self._raft.term_at(last_index)
         end_offset = self._log.offset_after(last_index)
-        if last_term is None or end_offset is None or not last_index:
-            return  # nothing applied since the log's start
         configuration = self._persistence.configuration_at(last_index)
+        if last_term is None or end_offset is None or configuration is None or not last_index:
+            return  # nothing applied since the log's start, or a new member that does not know the group yet
         state = encode_snapshot_state(SnapshotState(configuration, self._applier.snapshot()))
         snapshot = Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
         oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
@@ -491,7 +491,8 @@ class Member:
 
     def _send_append(self, permission: SendEntries, batches: list[Batch]) -> None:
         size_bytes = sum(len(batch.data) for batch in batches)
-        if batches and self._raft.term == permission.term:
+        is_complete = bool(batches) or permission.first_index == permission.end_index  # none were asked for: a probe
+        if is_complete and self._raft.term == permission.term:
             head = AppendHead(
                 permission.term, permission.prev_index, permission.prev_term, permission.commit, permission.round
             )

@@ -53,9 +53,9 @@ class Persistence:
         """Let the next save say that stored bytes are bad, so that the next opening looks at all of them."""
         self._is_suspect = True
 
-    def configuration_at(self, index: Index) -> Configuration:
-        """Return the configuration that was in force at a committed index."""
-        return next(item.configuration for item in reversed(self._configurations) if item.index <= index)
+    def configuration_at(self, index: Index) -> Configuration | None:
+        """Return the configuration that was in force at a committed index; None if a new member cannot know it yet."""
+        return next((item.configuration for item in reversed(self._configurations) if item.index <= index), None)
 
     def plan_save(self, commit_index: Index) -> Callable[[], None]:
         """Return work that blocks: it makes term, vote and configurations, as they are now, durable."""
