@@ -45,6 +45,7 @@ STRIKES: Final[Mapping[str, Callable[[Strike], Awaitable[None]]]] = {
     "short_writes": troubles.short_writes,
     "bit_flip": troubles.bit_flip,
     "lost_disk": troubles.lost_disk,
+    "wiped_disk": troubles.wiped_disk,
     "add_member": operations.add_member,
     "remove_member": operations.remove_member,
     "swap_member": operations.swap_member,

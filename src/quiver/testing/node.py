@@ -17,7 +17,7 @@ from quiver.partition import PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
-from quiver.replication.codec import Item
+from quiver.replication.codec import Item, Received
 from quiver.testing.checkers.durability import platter_holds
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.checkers.promises import PromiseChecker
@@ -25,6 +25,7 @@ from quiver.testing.clock import SimulatedClock
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.executor import SimulatedExecutor
 from quiver.testing.finding import require
+from quiver.testing.latency import Latency
 
 if TYPE_CHECKING:
     from quiver.testing.world import World
@@ -102,6 +103,17 @@ class MemberCopy:
         if self._node.is_tainted:
             return self.holds(index, term)
         return platter_holds(self._node.disk, self._node.directory(self._member.group), index, term)
+
+
+def _overhear(member: Member, judge: PromiseChecker) -> None:
+    """Show the checkers each message that a member has taken."""
+    take = member.receive
+
+    def receive(from_: NodeId, received: Received) -> None:
+        take(from_, received)
+        judge.hear(received.item, member.raft)
+
+    member.receive = receive  # type: ignore[method-assign] # the member is made by the driver itself
 
 
 class SimulatedNode:
@@ -191,6 +203,14 @@ class SimulatedNode:
             self.is_paused = False
             self.world.loop.resume(self.id)
 
+    def wipe(self) -> None:
+        """Lose the disk's content, but come back under the same id as if nothing had been (R22 forbids it)."""
+        self.kill(power_loss=False)
+        self.disk = SimulatedDisk(
+            rng=self.world.streams.stream(f"disk-{self.id}"), on_power_loss=self._handle_power_loss
+        )
+        self.is_tainted = True
+
     def retire(self) -> None:
         """End the node for good: its disk is lost, and its id never comes back."""
         self.kill(power_loss=False)
@@ -203,9 +223,11 @@ class SimulatedNode:
         self.resume()
         self.start()
 
-    def set_disk_latency(self, factor: float) -> None:
-        """Slow the disk down by a factor."""
+    def set_disk_latency(self, factor: float, *, spikes: bool = True) -> None:
+        """Slow the disk down by a factor; without `spikes` it never stalls."""
         latency = self.world.knobs.disk_latency.scaled(factor)
+        if not spikes:
+            latency = Latency(latency.minimum_ms, latency.spread_ms)
         self.executor_latency = latency
         if self._executor is not None:
             self._executor.latency = latency
@@ -244,7 +266,9 @@ class SimulatedNode:
             group, self.directory(group), state, bootstrap=self._bootstraps.get(group)
         )
         self._bootstraps.pop(group, None)  # once in the member's life
-        replicator.judges[group] = (world.observer.promises(self.id, group), member)
+        judge = world.observer.promises(self.id, group)
+        replicator.judges[group] = (judge, member)
+        _overhear(member, judge)
         world.observer.copies[group][self.id] = MemberCopy(self, member)
         world.observer.watch(self.id, member)
         self.replicas[group] = Replica(member, state)

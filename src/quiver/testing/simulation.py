@@ -22,6 +22,7 @@ from quiver.testing.loop import SimulatedLoop, UnhandledError
 from quiver.testing.nemesis import Nemesis
 from quiver.testing.node import SimulatedNode
 from quiver.testing.operations import find_leader
+from quiver.testing.quiet import keep_quiet
 from quiver.testing.randomness import RandomStreams
 from quiver.testing.swarm import MIXED, Knobs, Profile, draw_knobs
 from quiver.testing.trace import Trace
@@ -100,6 +101,9 @@ async def _run(world: World, nemesis: Nemesis) -> None:
     await _require_writes(world)
     await world.end_load()
     await _require_convergence(world)
+    if world.knobs.has_quiet_phase:
+        await keep_quiet(world, world.streams.stream("quiet"))
+        await _require_convergence(world)
     await _compare(world)
 
 

@@ -56,18 +56,28 @@ FAULT_KINDS: Final[Mapping[str, int]] = {
 }
 """Every kind of fault, with how often it is drawn when it is on."""
 
-HARMLESS_KINDS: Final = ("burst", "snapshot")
+UNLAWFUL_WEIGHT: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A leaning: `favoured` kinds are always on and weigh `factor` times as much; the rest are on by chance."""
+    """A leaning: `favoured` kinds are always on and weigh `factor` times as much; the rest are on by chance.
+
+    `unlawful` kinds break the rules that the cluster relies on; they are on only where a test asks for them.
+    """
 
     favoured: tuple[str, ...] = ()
+    unlawful: tuple[str, ...] = ()
     factor: int = 6
     p_other: float = 0.4
     voters: tuple[int, ...] = (1, 3, 3, 3, 3, 3, 5)
     hibernation: bool | None = None
+    p_quiet: float = 0.25
+    snapshot_entries: tuple[int, ...] = (20, 60, 200, 1_000_000)
+    segment_bytes: tuple[int, ...] = (KIB, 4 * KIB, 32 * KIB, 1024 * KIB)
+    producers: tuple[int, ...] = (1, 2, 4)
+    in_flight: tuple[int, ...] = (1, 2, 5)
+    keep_order: float = 0.3
     readers_more: int = 0
     gap_ms: tuple[int, int] = (150, 1_200)
     chaos_ms: tuple[int, int] = (6_000, 20_000)
@@ -101,6 +111,7 @@ class Knobs:
     give_up_ms: int
     chaos_ms: int
     gap_ms: int
+    has_quiet_phase: bool
     weights: Mapping[str, int] = field(default_factory=dict)
     drifts_ppm: tuple[int, ...] = ()
 
@@ -117,23 +128,24 @@ def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
         spares=rng.randrange(3),
         groups=_pick(rng, (1, 1, 1, 2, 3)),
         replication=replication,
-        log=_draw_log(rng),
+        log=_draw_log(rng, profile),
         disk_latency=_pick(rng, (Latency(0.05, 1.0), Latency(0.2, 5.0), Latency(0.05, 2.0, 0.002, 1_500.0))),
         disk_workers=_pick(rng, (1, 2, 4)),
         network_latency=_pick(rng, (Latency(0.1, 1.0), Latency(0.5, 10.0), Latency(0.1, 2.0, 0.01, 300.0))),
         p_loss=_pick(rng, (0.0, 0.0, 0.01, 0.1)),
         p_double=_pick(rng, (0.0, 0.0, 0.05)),
-        keep_order=rng.random() < 0.3,
-        snapshot_entries=_pick(rng, (20, 60, 200, 1_000_000)),
-        producers=_pick(rng, (1, 2, 4)),
+        keep_order=rng.random() < profile.keep_order,
+        snapshot_entries=_pick(rng, profile.snapshot_entries),
+        producers=_pick(rng, profile.producers),
         readers=_pick(rng, (0, 1, 2)) + profile.readers_more,
         send_gap_ms=_pick(rng, (20, 50, 100, 300)),
         batch_records_max=_pick(rng, (1, 3, 20)),
-        in_flight_max=_pick(rng, (1, 2, 5)),
+        in_flight_max=_pick(rng, profile.in_flight),
         attempt_timeout_ms=_pick(rng, (150, 500, 2_000)),
         give_up_ms=_pick(rng, (1_500, 4_000, 20_000)),
         chaos_ms=_between(rng, profile.chaos_ms),
         gap_ms=_between(rng, profile.gap_ms),
+        has_quiet_phase=rng.random() < profile.p_quiet,
         weights=_draw_weights(rng, profile),
         drifts_ppm=tuple(_pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
     )
@@ -153,9 +165,9 @@ def _draw_replication(rng: Rng, profile: Profile) -> ReplicationSettings:
     )
 
 
-def _draw_log(rng: Rng) -> LogSettings:
+def _draw_log(rng: Rng, profile: Profile) -> LogSettings:
     return LogSettings(
-        segment_bytes_max=_pick(rng, (KIB, 4 * KIB, 32 * KIB, 1024 * KIB)),
+        segment_bytes_max=_pick(rng, profile.segment_bytes),
         index_interval_bytes=_pick(rng, (64, 512, 4 * KIB)),
         tail_cache_bytes_max=_pick(rng, (0, 2 * KIB, 64 * KIB)),
         pending_bytes_max=_pick(rng, (16 * KIB, 256 * KIB)),
@@ -164,7 +176,7 @@ def _draw_log(rng: Rng) -> LogSettings:
 
 
 def _draw_weights(rng: Rng, profile: Profile) -> dict[str, int]:
-    weights: dict[str, int] = {}
+    weights = dict.fromkeys(profile.unlawful, UNLAWFUL_WEIGHT)
     for kind, weight in FAULT_KINDS.items():
         is_on = rng.random() < profile.p_other
         if kind in profile.favoured:

@@ -86,3 +86,13 @@ async def lost_disk(strike: Strike) -> None:
     node = strike.pick_node()
     if node is not None and world.may_taint(node):
         world.replace(node)
+
+
+async def wiped_disk(strike: Strike) -> None:
+    """Start a node again under its id with an empty disk, against the rules; replace it properly later."""
+    node = strike.pick_node()
+    if node is not None and strike.world.may_taint(node):
+        node.wipe()
+        node.start()
+        await strike.last()
+        strike.world.replace(node)

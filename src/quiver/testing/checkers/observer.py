@@ -72,6 +72,7 @@ class Observer:
         if raft.role is not Role.LEADER or not is_news:
             return
         self._commits += 1
+        self.elections[group].count(watch.node, raft, index)
         check_majority(
             raft._state.log.configurations.active,  # the latest in its log, whatever it goes by (§6)
             self.copies[group],

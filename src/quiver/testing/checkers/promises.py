@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from quiver.model import Index, NodeId, Term
 from quiver.raft import AppendResponse, HeartbeatResponse, Message, Raft, VoteRequest, VoteResponse
+from quiver.replication.codec import Item
 from quiver.storage import Log
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.finding import found, require
@@ -40,6 +41,20 @@ class PromiseChecker:
     def say_term(self, term: Term) -> None:
         """Take the term of an append."""
         self._say_term(term)
+
+    def hear(self, item: Item, raft: Raft) -> None:
+        """Take a message that the member has taken: of a later term, it moves the member there (§5.1)."""
+        message = item.append or item.plain
+        assert message is not None
+        if message.term > raft.term and not isinstance(message, VoteRequest | VoteResponse):
+            found(
+                "I2",
+                "a member heard of a later term and stays in its own",
+                group=self._committed.group,
+                node=self._node,
+                term=raft.term,
+                heard=message.term,
+            )
 
     def _say_term(self, term: Term) -> None:
         if term < self._term_said:

@@ -1,0 +1,139 @@
+"""The quiet phase: a healthy cluster stays healthy, and does what it is asked (F5; R9, R14, R15).
+
+Chaos hides rules that are about calm: a leader that is well must not be unseated by a member that comes back
+or hears only half of the others, one that reaches nobody must step down, and leadership goes where it is
+sent, also under load. Here the network is quick, clocks are right and disks do not stall, so that there is no
+excuse for an election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quiver.clock import Rng
+from quiver.errors import RequestError, UnavailableError
+from quiver.model import GroupId, NodeId
+from quiver.replication import Member
+from quiver.testing.finding import found, require
+from quiver.testing.latency import Latency
+from quiver.testing.operations import find_leader
+
+if TYPE_CHECKING:
+    from quiver.testing.node import SimulatedNode
+    from quiver.testing.world import World
+
+_QUICK = Latency(0.1, 1.0)
+_SETTLE_S = 5.0
+_TRANSFERS_MAX = 3
+
+
+async def keep_quiet(world: World, rng: Rng) -> None:
+    """Ask a healthy cluster for what only a sound one does."""
+    world.network.rates.latency = _QUICK
+    for node in world.live_nodes():
+        node.clock.set_drift(0)
+        node.set_disk_latency(0.2, spikes=False)
+    await asyncio.sleep(_SETTLE_S)
+    group = world.pick_group(rng)
+    await _hand_over_under_load(world, group, rng)
+    await _cut_follower_off(world, group, rng)
+    await _cut_half_off(world, group, rng)
+    await _isolate_leader(world, group)
+
+
+async def _cut_follower_off(world: World, group: GroupId, rng: Rng) -> None:
+    """A follower that was cut off and comes back unseats nobody."""
+    leader, member = _leader(world, group)
+    followers = _other_voters(leader, member)
+    if len(followers) < 2:
+        return
+    follower = followers[rng.randrange(len(followers))]
+    world.network.isolate(follower)
+    await asyncio.sleep(_timeouts(world, 6))
+    world.network.rejoin(follower)
+    await asyncio.sleep(_timeouts(world, 4))
+    _require_same(world, group, leader, member, "a follower that came back unseated a healthy leader")
+
+
+async def _cut_half_off(world: World, group: GroupId, rng: Rng) -> None:
+    """A follower that no longer hears the leader, but the others, unseats nobody."""
+    leader, member = _leader(world, group)
+    followers = _other_voters(leader, member)
+    if len(followers) < 2:
+        return
+    follower = followers[rng.randrange(len(followers))]
+    world.network.cut(leader.id, follower)
+    await asyncio.sleep(_timeouts(world, 8))
+    _require_same(world, group, leader, member, "a half-connected follower unseated a healthy leader")
+    world.network.mend(leader.id, follower)
+    await asyncio.sleep(_timeouts(world, 4))
+
+
+async def _isolate_leader(world: World, group: GroupId) -> None:
+    """A leader that reaches nobody steps down."""
+    leader, member = _leader(world, group)
+    if not _other_voters(leader, member):
+        return
+    world.network.isolate(leader.id)
+    await asyncio.sleep(_timeouts(world, 6))
+    require(not member.raft.is_leader, "F5", "a leader that reaches nobody goes on", group=group, node=leader.id)
+    world.network.rejoin(leader.id)
+    await asyncio.sleep(_timeouts(world, 6))
+
+
+async def _hand_over_under_load(world: World, group: GroupId, rng: Rng) -> None:
+    """A transfer ends in another leader, however much is being written."""
+    leader, member = _leader(world, group)
+    others = _other_voters(leader, member)
+    if not others:
+        return
+    target = others[rng.randrange(len(others))]
+    world.wants_load = True
+    load = [asyncio.ensure_future(_write_on(world, group)) for _ in range(6)]
+    await asyncio.sleep(0.2)
+    for _ in range(_TRANSFERS_MAX):
+        try:
+            with world.loop.node_scope(leader.id):
+                member.transfer_leadership(target)
+        except (UnavailableError, RequestError):
+            break  # it no longer leads: the transfer before has gone through
+        await asyncio.sleep(_timeouts(world, 3))
+    world.wants_load = False
+    await asyncio.gather(*load)
+    await asyncio.sleep(_timeouts(world, 4))
+    require(not member.raft.is_leader, "F5", "leadership was not handed over", group=group, node=leader.id, to=target)
+
+
+async def _write_on(world: World, group: GroupId) -> None:
+    producer = world.probe(group)
+    while world.wants_load:
+        await producer.send_one()
+
+
+def _leader(world: World, group: GroupId) -> tuple[SimulatedNode, Member]:
+    leader = find_leader(world, group)
+    if leader is None:
+        found("F5", "a healthy group has no leader", group=group)
+    return leader
+
+
+def _other_voters(leader: SimulatedNode, member: Member) -> list[NodeId]:
+    return [node for node in member.raft.configuration.voters if node != leader.id]
+
+
+def _require_same(world: World, group: GroupId, leader: SimulatedNode, member: Member, message: str) -> None:
+    now, now_member = _leader(world, group)
+    require(
+        now is leader and now_member is member,
+        "F5",
+        message,
+        group=group,
+        before=leader.id,
+        after=now.id,
+        term=now_member.raft.term,
+    )
+
+
+def _timeouts(world: World, count: int) -> float:
+    return count * world.knobs.replication.election_timeout_ms / 1000
