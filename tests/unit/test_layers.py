@@ -46,6 +46,7 @@ PURE_METADATA = (
     "brokers",
     "clients",
     "commands",
+    "comparison",
     "decision",
     "journal",
     "moves",

@@ -1,0 +1,308 @@
+"""One manager's own SQL database: the metadata as its log has made it, and up to where.
+
+SQLite or PostgreSQL, through SQLAlchemy's Core. Everything here blocks and is meant for an executor, one call at a
+time. Every transaction writes the changed rows *and* the position in the log that they stand for (R17): whatever
+crash comes, the database is exactly the metadata at its position.
+
+A transaction is durable some time after it is committed, not at once (SQLite's `synchronous=NORMAL` with a
+write-ahead log, PostgreSQL's `synchronous_commit=off`). A power loss may take the last ones, in order and whole; the
+Raft log, synced on a majority before anything was acknowledged, brings them back. See docs/adr/0009-metadata.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from sqlalchemy import URL, Connection, Engine, Table, bindparam, create_engine, delete, event, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.schema import CreateSchema
+from sqlalchemy.sql.dml import Delete, Insert
+
+from quiver.errors import ConfigError, StorageError
+from quiver.metadata import rows, tables
+from quiver.metadata.migrations import migrate
+from quiver.metadata.rows import AnyRow
+from quiver.metadata.state import Counters, Position, State, View
+from quiver.metadata.tables import MAPPED, Mapped, Values
+
+BUSY_TIMEOUT_MS = 10_000
+"""How long SQLite waits for somebody else who has the file locked: a person looking at it, a backup."""
+CONNECT_TIMEOUT_S = 5
+"""How long a connection to PostgreSQL may take."""
+
+_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+
+class DatabaseLostError(StorageError):
+    """Report that the database server could not be reached, or went away: the transaction may be tried again."""
+
+    code = "database_lost"
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """What brings the database from one position to a later one."""
+
+    before: Position
+    after: Position
+    counters: Counters
+    changes: Mapping[tuple[rows.Table, Any], AnyRow | None]
+    """The newest row for each key that changed; None where it was dropped."""
+    base: View | None = None
+    """If given, everything there is gives way to this, before the changes: a snapshot was restored."""
+
+
+class Database:
+    """The tables of one manager. Made by `open_database`."""
+
+    def __init__(self, engine: Engine, *, schema: str | None) -> None:
+        self._engine = engine
+        self._schema = schema
+        self._writers = [_Writer(mapped, engine.dialect.name) for mapped in MAPPED]
+
+    @property
+    def name(self) -> str:
+        """Return what kind of database it is, for people: `sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    def prepare(self) -> int:
+        """Make or migrate the tables; return the schema version that was found, 0 for none.
+
+        Raises:
+            StorageError: the database cannot be used, or a newer program wrote it.
+            DatabaseLostError: its server cannot be reached.
+        """
+        with self._transaction() as connection:
+            if self._schema is not None:
+                connection.execute(CreateSchema(self._schema, if_not_exists=True))
+            return migrate(connection, schema=self._schema)
+
+    def load(self) -> State:
+        """Return the metadata and the position that it stands for.
+
+        Raises:
+            StorageError: the database cannot be read, or holds what no program of ours wrote.
+        """
+        with self._transaction() as connection:
+            counters, position = _load_meta(connection)
+            found = [row for mapped in MAPPED for row in _load_rows(connection, mapped)]
+        return State(found, counters=counters, position=position)
+
+    def position(self) -> Position:
+        """Return the position that the database stands for.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        with self._transaction() as connection:
+            return _load_meta(connection)[1]
+
+    def write(self, transaction: Transaction) -> None:
+        """Commit a transaction; one that was committed by an earlier try changes nothing.
+
+        Raises:
+            DatabaseLostError: perhaps done; the same transaction may be tried again.
+            StorageError: not done, or somebody else has written here: this manager must stop.
+        """
+        with self._transaction() as connection:
+            if not _advance(connection, transaction):
+                return
+            if transaction.base is not None:
+                self._replace_all(connection, transaction.base)
+            for writer in self._writers:
+                mine = [(key[1], row) for key, row in transaction.changes.items() if key[0] is writer.row_table]
+                if mine:
+                    writer.write(connection, mine)
+
+    def close(self) -> None:
+        """Close every connection; idempotent."""
+        self._engine.dispose()
+
+    def _replace_all(self, connection: Connection, view: View) -> None:
+        for table in tables.METADATA.sorted_tables:
+            if table is not tables.meta:
+                connection.execute(delete(table))
+        for writer in self._writers:
+            table = getattr(view, writer.row_table.value)
+            writer.insert(connection, table.values())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except OperationalError as error:
+            if self.name == "postgresql":
+                raise DatabaseLostError(f"the metadata's database cannot be reached: {_one_line(error)}") from error
+            raise StorageError(f"the metadata's database failed: {_one_line(error)}") from error
+        except SQLAlchemyError as error:
+            raise StorageError(f"the metadata's database failed: {_one_line(error)}") from error
+        except msgspec.ValidationError as error:
+            raise StorageError(f"the metadata's database holds what cannot be read: {error}") from error
+
+
+class _Writer:
+    """The statements for one kind of row, made once."""
+
+    def __init__(self, mapped: Mapped, dialect: str) -> None:
+        self._mapped = mapped
+        self.row_table = mapped.row_type.table
+        self._upsert = _upsert(mapped.table, dialect)
+        self._delete = _delete(mapped.table, mapped.key_columns)
+        self._insert_children: Insert | None = None
+        if mapped.children is not None:
+            self._insert_children = _upsert(mapped.children, dialect)
+            self._delete_children = _delete(mapped.children, mapped.child_columns)
+
+    def write(self, connection: Connection, changes: Sequence[tuple[Any, AnyRow | None]]) -> None:
+        """Put the rows that there are and drop the others."""
+        mapped = self._mapped
+        keys = [mapped.key_values(key) for key, _ in changes]
+        if self._insert_children is not None:
+            parents = [mapped.child_key(key) for key in keys]
+            connection.execute(self._delete_children, [_marked(parent) for parent in parents])
+        dropped = [_marked(key) for key, (_, row) in zip(keys, changes, strict=True) if row is None]
+        if dropped:
+            connection.execute(self._delete, dropped)
+        self.insert(connection, [row for _, row in changes if row is not None])
+
+    def insert(self, connection: Connection, found: Iterable[AnyRow]) -> None:
+        """Put rows whose children are not there."""
+        split = [self._mapped.to_sql(row) for row in found]
+        if split:
+            connection.execute(self._upsert, [values for values, _ in split])
+        children = [child for _, nested in split for child in nested]
+        if children and self._insert_children is not None:
+            connection.execute(self._insert_children, children)
+
+
+def open_database(url: str, *, schema: str | None = None) -> Database:
+    """Return the database at a URL, without connecting to it; `schema` is PostgreSQL's, one for each node.
+
+    Raises:
+        ConfigError: the URL or the schema's name cannot be used.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ConfigError("the metadata's database is named by a URL such as sqlite:////path/to/file") from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return Database(_sqlite_engine(parsed), schema=None)
+    if parsed.drivername == "postgresql+psycopg":
+        if schema is None or not _SCHEMA_NAME.fullmatch(schema):
+            raise ConfigError(f"{schema!r} cannot name a schema: lower-case letters, digits and _, at most 63")
+        return Database(_postgresql_engine(parsed, schema), schema=schema)
+    raise ConfigError(f"a database of kind {parsed.drivername!r} is not supported: sqlite or postgresql+psycopg is")
+
+
+def sqlite_url(path: str) -> str:
+    """Return the URL of an SQLite file."""
+    return URL.create("sqlite", database=path).render_as_string()
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    engine = create_engine(url)
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # transactions begin where we say, DDL included
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql_engine(url: URL, schema: str) -> Engine:
+    try:
+        engine = create_engine(url, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+    except ModuleNotFoundError:
+        raise ConfigError("PostgreSQL needs psycopg: pip install 'quivermq[postgres]'") from None
+
+    @event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f'SET search_path TO "{schema}"')
+            cursor.execute("SET synchronous_commit TO off")
+        connection.commit()
+
+    return engine
+
+
+def _load_meta(connection: Connection) -> tuple[Counters, Position]:
+    found = _select(connection, tables.meta)
+    if len(found) != 1:
+        raise StorageError(f"the metadata's database has {len(found)} rows in meta, not one: it was tampered with")
+    values = found[0]
+    position = Position(values.pop("applied_index"), values.pop("applied_term"))
+    del values["singleton"], values["schema_version"]
+    return msgspec.convert(values, Counters), position
+
+
+def _load_rows(connection: Connection, mapped: Mapped) -> Iterator[AnyRow]:
+    children = [] if mapped.children is None else _select(connection, mapped.children)
+    return mapped.from_sql(_select(connection, mapped.table), children)
+
+
+def _select(connection: Connection, table: Table) -> list[Values]:
+    names = [str(column.name) for column in table.columns]  # SQLAlchemy's own kind of text is none to msgspec
+    return [dict(zip(names, row, strict=True)) for row in connection.execute(select(table))]
+
+
+_ADVANCE = (
+    update(tables.meta)
+    .where(tables.meta.c.applied_index == bindparam("before_index"))
+    .where(tables.meta.c.applied_term == bindparam("before_term"))
+)
+
+
+def _advance(connection: Connection, transaction: Transaction) -> bool:
+    """Move the position; tell whether it was where the transaction begins, not where it ends already."""
+    before, after = transaction.before, transaction.after
+    values = msgspec.to_builtins(transaction.counters) | {"applied_index": after.index, "applied_term": after.term}
+    moved = connection.execute(
+        _ADVANCE.values(values), {"before_index": before.index, "before_term": before.term}
+    ).rowcount
+    if moved:
+        return True
+    found = _load_meta(connection)[1]
+    if found == after:
+        return False  # an earlier try was committed, and its answer lost
+    raise StorageError(
+        f"the metadata's database is at index {found.index}, not at {before.index} where this manager left it: "
+        "does another one use it?"
+    )
+
+
+def _upsert(table: Table, dialect: str) -> Insert:
+    make: Callable[[Table], Any] = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = make(table)
+    keys = [column.name for column in table.primary_key]
+    others = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
+    upsert: Insert = statement.on_conflict_do_update(index_elements=keys, set_=others)
+    return upsert
+
+
+def _delete(table: Table, columns: Sequence[str]) -> Delete:
+    statement = delete(table)
+    for name in columns:
+        statement = statement.where(table.c[name] == bindparam(f"the_{name}"))
+    return statement
+
+
+def _marked(values: Values) -> Values:
+    """Return values under the names that `_delete` binds; a column's own name is taken by SQLAlchemy."""
+    return {f"the_{name}": value for name, value in values.items()}
+
+
+def _one_line(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().split("\n")[0]

@@ -1,0 +1,131 @@
+"""The managers' write-ahead log for people: what was asked when, about what, and whether it is applied.
+
+Pure: it is given the Raft log's batches, wherever they were read from, and never raises over what they hold. An
+entry's index is the transaction's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+import msgspec
+
+from quiver.errors import DecodeError
+from quiver.metadata.commands import (
+    AbortMove,
+    AddPartitions,
+    AnyCommand,
+    BeginMove,
+    ChangeBrokerState,
+    ConfigureTopic,
+    CreateTopic,
+    DeleteTopic,
+    FinishMove,
+    ForgetBroker,
+    ForgetClient,
+    InitCluster,
+    PromoteMove,
+    PurgeTopic,
+    RecordHeartbeats,
+    RegisterBroker,
+    RegisterConsumer,
+    RegisterProducer,
+    ReportLeaders,
+    RestoreTopic,
+    Selection,
+    command_name,
+    decode_command,
+)
+from quiver.model import Index, NodeId, Term
+from quiver.record import Batch
+
+NO_REQUEST = "-"
+"""Stands for the request of an entry that Raft made itself: a new leader's first one, a change of members."""
+UNREADABLE = "unreadable"
+
+
+class JournalRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the write-ahead log."""
+
+    index: Index
+    term: Term
+    time_ms: int
+    request: str
+    subject: str
+    broker: NodeId | None
+    """The broker that it is about, if it is about one."""
+    is_applied: bool
+
+
+def read_journal(batches: Iterable[Batch], *, applied_index: Index, only_pending: bool = False) -> Iterator[JournalRow]:
+    """Yield a row for each batch; what lies behind `applied_index` is pending."""
+    for batch in batches:
+        if not only_pending or batch.header.index > applied_index:
+            yield _row(batch, is_applied=batch.header.index <= applied_index)
+
+
+def _row(batch: Batch, *, is_applied: bool) -> JournalRow:
+    request, subject, broker = NO_REQUEST, "", None
+    try:
+        command = decode_command(batch)
+    except DecodeError as error:
+        request, subject = UNREADABLE, error.message
+    else:
+        if command is not None:
+            request = command_name(command)
+            subject, broker = describe(command)
+    header = batch.header
+    return JournalRow(
+        index=header.index,
+        term=header.term,
+        time_ms=header.append_timestamp,
+        request=request,
+        subject=subject,
+        broker=broker,
+        is_applied=is_applied,
+    )
+
+
+def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
+    """Return what a command is about, in a few words, and the broker if it is about one."""
+    match command:
+        case InitCluster():
+            return f"cluster {command.cluster_id}", None
+        case RegisterBroker():
+            return f"at {command.wire_address}", command.broker_id
+        case ChangeBrokerState():
+            return command.state.value, command.broker_id
+        case ForgetBroker():
+            return "", command.broker_id
+        case CreateTopic():
+            return f"topic {command.topic}, {len(command.assignments)} partitions", None
+        case AddPartitions():
+            return f"topic {command.topic}, {command.partitions} partitions", None
+        case ConfigureTopic() | DeleteTopic():
+            return f"topic {command.topic}", None
+        case RestoreTopic() | PurgeTopic():
+            return f"topic id {command.topic_id}", None
+        case ReportLeaders():
+            return f"{len(command.reports)} partitions", None
+        case BeginMove():
+            source = "nowhere" if command.source is None else f"broker {command.source}"
+            return f"partition {command.partition_id} of topic id {command.topic_id} from {source}", command.target
+        case PromoteMove() | FinishMove() | AbortMove():
+            return f"move {command.move_id}", None
+        case RegisterProducer():
+            return _client("producer", command.producer_id, command.name, command.topics), None
+        case RegisterConsumer():
+            return _client("consumer", command.consumer_id, "", command.topics), None
+        case ForgetClient():
+            return f"{command.kind.value} {command.id}", None
+        case RecordHeartbeats():
+            return f"{len(command.beats)} heartbeats", None
+        case _:
+            assert_never(command)
+
+
+def _client(kind: str, id_: int | None, name: str, topics: Iterable[Selection]) -> str:
+    who = kind if id_ is None else f"{kind} {id_}"
+    called = f" {name}" if name else ""
+    return f"{who}{called} of {', '.join(selection.topic for selection in topics)}"

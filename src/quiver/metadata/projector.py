@@ -1,0 +1,167 @@
+"""Bring what was applied in memory into the database, in order, a transaction at a time.
+
+While a transaction is under way in the executor, what is applied meanwhile gathers, the newest row for each key, and
+goes with the next one: the more load, the more commands share a transaction. What gathers is bounded by the metadata's
+own size. The event loop never waits.
+
+A database server that went away is asked again for `RETRY_MS_MAX`. Any other failure is final, as a failed sync is
+(R5): nothing is written any more, `on_failure` is told once, and the manager must stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from quiver.errors import OutcomeUnknownError, StorageError
+from quiver.logs import facts
+from quiver.metadata import rows
+from quiver.metadata.database import DatabaseLostError, Transaction
+from quiver.metadata.rows import AnyRow
+from quiver.metadata.state import Change, Counters, Position, View
+from quiver.model import Index
+from quiver.storage import Executor
+
+logger = logging.getLogger(__name__)
+
+RETRY_INTERVAL_MS = 200
+"""How long to wait before a lost database server is asked again."""
+RETRY_MS_MAX = 30_000
+"""How long a database server may be away: a restart of it takes seconds."""
+
+
+class Writes(Protocol):
+    """What takes transactions: a database."""
+
+    def write(self, transaction: Transaction) -> None:
+        """Commit a transaction; blocks. See `Database.write`."""
+        ...
+
+
+class Projector:
+    """The way from memory to one database. Lives in the event loop."""
+
+    def __init__(
+        self, database: Writes, executor: Executor, *, stored: Position, on_failure: Callable[[StorageError], None]
+    ) -> None:
+        self.stored = stored
+        """What the database stands for."""
+        self.transactions = 0
+        """How many transactions this life has committed."""
+        self._database = database
+        self._executor = executor
+        self._on_failure = on_failure
+        self._newest = stored
+        self._counters = Counters()
+        self._changes: dict[tuple[rows.Table, Any], AnyRow | None] = {}
+        self._base: View | None = None
+        self._is_writing = False
+        self._is_closed = False
+        self._tries = 0
+        self._failure: StorageError | None = None
+        self._waiting: list[tuple[Index, asyncio.Future[None]]] = []
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Return what ended the writing, if anything has."""
+        return self._failure
+
+    @property
+    def pending_rows(self) -> int:
+        """Return how many rows wait for the next transaction."""
+        return len(self._changes)
+
+    def add(self, changes: Sequence[Change], counters: Counters, position: Position) -> None:
+        """Take what was applied up to a position."""
+        for change in changes:
+            self._changes[change.table, change.key] = change.row
+        self._counters, self._newest = counters, position
+        self._write_next()
+
+    def replace(self, view: View) -> None:
+        """Let everything there is give way to a snapshot."""
+        self._base = view
+        self._changes.clear()
+        self._counters, self._newest = view.counters, view.position
+        self._write_next()
+
+    async def wait_stored(self, index: Index) -> None:
+        """Return once the database stands for `index` or more.
+
+        Raises:
+            OutcomeUnknownError: the database failed, or the manager closes, before it did.
+        """
+        if self.stored.index >= index:
+            return
+        if self._failure is not None or self._is_closed:
+            raise self._unknown()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((index, done))
+        await done
+
+    async def close(self) -> None:
+        """Let what was applied reach the database, as far as it can, and stop; idempotent."""
+        if not self._is_closed:
+            try:
+                await self.wait_stored(self._newest.index)
+            except OutcomeUnknownError:
+                logger.warning("database closed behind the log", extra=facts(stored_index=self.stored.index))
+            self._is_closed = True
+            self._release()
+
+    def _write_next(self) -> None:
+        if self._is_writing or self._is_closed or self._failure is not None or self.stored == self._newest:
+            return
+        transaction = Transaction(
+            before=self.stored, after=self._newest, counters=self._counters, changes=self._changes, base=self._base
+        )
+        self._changes, self._base = {}, None
+        self._is_writing = True
+        self._begin(transaction)
+
+    def _begin(self, transaction: Transaction) -> None:
+        work = partial(self._database.write, transaction)
+        self._executor.submit(work).add_done_callback(partial(self._handle_written, transaction))
+
+    def _handle_written(self, transaction: Transaction, written: asyncio.Future[None]) -> None:
+        error = written.exception()
+        if isinstance(error, DatabaseLostError) and self._tries * RETRY_INTERVAL_MS < RETRY_MS_MAX:
+            self._tries += 1
+            if self._tries == 1:
+                logger.warning("database lost, trying again", extra=facts(reason=str(error)))
+            asyncio.get_running_loop().call_later(RETRY_INTERVAL_MS / 1000, self._begin, transaction)
+        elif error is not None:
+            self._fail(error)
+        else:
+            self._tries = 0
+            self._is_writing = False
+            self.transactions += 1
+            self.stored = transaction.after  # in the database now: these rows and this position
+            self._release()
+            self._write_next()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error if isinstance(error, StorageError) else StorageError(f"database: {error!r}")
+        self._release()
+        self._on_failure(self._failure)
+
+    def _release(self) -> None:
+        """Answer those who wait for what is stored, or for what never will be."""
+        waiting, self._waiting = self._waiting, []
+        ended = self._failure is not None or self._is_closed
+        for index, done in waiting:
+            if done.done():
+                continue
+            if index <= self.stored.index:
+                done.set_result(None)
+            elif ended:
+                done.set_exception(self._unknown())
+            else:
+                self._waiting.append((index, done))
+
+    def _unknown(self) -> OutcomeUnknownError:
+        reason = "this manager closes" if self._failure is None else self._failure.message
+        return OutcomeUnknownError(f"perhaps done: it did not reach this manager's database ({reason}); ask another")

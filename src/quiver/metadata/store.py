@@ -1,0 +1,271 @@
+"""The replicated metadata as managers use it: submit commands, read views, watch changes.
+
+One store on each manager. On the primary `submit` brings a command through the Raft log: it is on a majority of disks
+before it is applied, applied before it is in this manager's database, and in there before it is acknowledged. Every
+manager answers reads from its own state; a linearizable read asks the primary's group first.
+
+Life: `open` loads the database; the driver's member is opened with `machine`; `attach` joins the two; `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar, cast
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.errors import DecodeError, OutcomeUnknownError, OverloadedError, StorageError, UnavailableError
+from quiver.metadata.commands import Command, decode_payload, encode_command
+from quiver.metadata.database import Database
+from quiver.metadata.machine import MetadataMachine
+from quiver.metadata.projector import Projector
+from quiver.metadata.refusals import OutOfRangeError
+from quiver.metadata.state import View
+from quiver.metadata.watching import Changed, History
+from quiver.model import Index, NodeId, Term
+from quiver.raft import Role
+from quiver.record import Batch
+from quiver.replication import Member
+from quiver.storage import Executor
+
+R = TypeVar("R")
+
+SUBMITS_MAX = 10_000
+"""How many commands may be on their way at once; one more is refused."""
+STALENESS_MS_MAX = 10_000
+"""How long a manager that has lost its group still answers reads."""
+
+
+class NotPrimaryError(UnavailableError):
+    """Report that this manager does not take writes now: not done; `primary` does, if it is known."""
+
+    code = "not_primary"
+
+    def __init__(self, message: str, primary: NodeId | None = None) -> None:
+        super().__init__(message)
+        self.primary = primary
+
+
+class MetadataStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of one manager's metadata."""
+
+    cluster_id: str
+    is_primary: bool
+    primary: NodeId | None
+    commit_index: Index
+    applied_index: Index
+    stored_index: Index
+    database: str
+    transactions: int
+    pending_rows: int
+    submits: int
+    failure: str | None
+
+
+class MetadataStore:
+    """One manager's metadata. Made by `open`."""
+
+    def __init__(
+        self,
+        machine: MetadataMachine,
+        projector: Projector,
+        history: History,
+        *,
+        database: Database,
+        executor: Executor,
+        clock: Clock,
+    ) -> None:
+        self.machine = machine
+        """What the driver's member is opened with."""
+        self.on_role: Callable[[Role, Term, NodeId | None], None] | None = None
+        """Called when the manager's role or primary changes."""
+        self._projector = projector
+        self._history = history
+        self._database = database
+        self._executor = executor
+        self._clock = clock
+        self._member: Member | None = None
+        self._alone_since_ms: int | None = None
+        self._submits = 0
+
+    @classmethod
+    async def open(
+        cls, database: Database, *, executor: Executor, clock: Clock, on_failure: Callable[[StorageError], None]
+    ) -> MetadataStore:
+        """Make or migrate the tables and load what they hold. `on_failure` must end the node.
+
+        Raises:
+            StorageError: the database cannot be used, or a newer program wrote it.
+        """
+        await executor.submit(database.prepare)
+        state = await executor.submit(database.load)
+        machine = MetadataMachine(state, on_failure=on_failure)
+        projector = Projector(database, executor, stored=state.position, on_failure=on_failure)
+        history = History(machine)
+        machine.follow(projector)
+        machine.follow(history)
+        return cls(machine, projector, history, database=database, executor=executor, clock=clock)
+
+    def attach(self, member: Member) -> None:
+        """Take the member that was opened with `machine`; nothing can be submitted before."""
+        self._member = member
+        self._handle_role(Role.FOLLOWER, member.raft.term, member.leader)
+        member.on_role = self._handle_role
+
+    async def close(self) -> None:
+        """End watches, let what is applied reach the database, and close it; idempotent. Close the member first."""
+        self._history.close()
+        await self._projector.close()
+        await self._executor.submit(self._database.close)
+
+    # -- questions -------------------------------------------------------------------------------
+
+    @property
+    def applied_index(self) -> Index:
+        """Return up to where the log is applied here."""
+        return self.machine.state.position.index
+
+    @property
+    def stored_index(self) -> Index:
+        """Return up to where the log is in this manager's database."""
+        return self._projector.stored.index
+
+    @property
+    def primary(self) -> NodeId | None:
+        """Return the primary, as far as known here."""
+        return None if self._member is None else self._member.leader
+
+    @property
+    def is_primary(self) -> bool:
+        """Tell whether this manager takes writes."""
+        return self._member is not None and self._member.is_leader
+
+    def status(self) -> MetadataStatus:
+        """Return a snapshot for people and metrics."""
+        failure = self.machine.failure or self._projector.failure
+        return MetadataStatus(
+            cluster_id=self.machine.state.counters.cluster_id,
+            is_primary=self.is_primary,
+            primary=self.primary,
+            commit_index=Index(0) if self._member is None else self._member.commit_index,
+            applied_index=self.applied_index,
+            stored_index=self.stored_index,
+            database=self._database.name,
+            transactions=self._projector.transactions,
+            pending_rows=self._projector.pending_rows,
+            submits=self._submits,
+            failure=None if failure is None else failure.message,
+        )
+
+    # -- writes ----------------------------------------------------------------------------------
+
+    async def submit(self, command: Command[R]) -> R:
+        """Carry a command out; return its result when a majority and this manager's database have it.
+
+        Raises:
+            RefusedError: not done; `code` says why, the same on every manager.
+            NotPrimaryError: not done; another manager leads.
+            OverloadedError: not done; too many commands are on their way.
+            OutcomeUnknownError: perhaps done: leadership or the database was lost on the way.
+        """
+        data = _checked(command)
+        if self._submits >= SUBMITS_MAX:
+            raise OverloadedError(f"not done: {SUBMITS_MAX} commands are on their way already")
+        self._submits += 1
+        self.machine.keeps_outcomes = True
+        try:
+            return cast("R", await self._submit(data))
+        finally:
+            self._submits -= 1
+            if not self._submits:
+                self.machine.keeps_outcomes = False
+                self.machine.forget_outcomes()
+
+    async def _submit(self, data: bytes) -> object:
+        member = self._require_member()
+        try:
+            headers = await member.propose([data])
+        except OverloadedError:
+            raise
+        except UnavailableError as error:
+            raise NotPrimaryError(error.message, member.leader) from error
+        index = headers[0].index
+        outcome = self.machine.take_outcome(index)
+        if outcome is None:
+            raise OutcomeUnknownError("perhaps done: this manager has stopped, or no longer knows what came of it")
+        if outcome.refusal is not None:
+            raise outcome.refusal.error()
+        await self._projector.wait_stored(index)
+        return outcome.result
+
+    async def compact(self, *, entries_min: int) -> bool:
+        """Save a snapshot and shorten the log, if at least so many entries have been applied that it still holds."""
+        member = self._require_member()
+        if member.applied_index - member.log.first_index + 1 < entries_min:
+            return False
+        await member.take_snapshot()
+        return True
+
+    # -- reads -----------------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """Return the metadata as it is known here, however old."""
+        return self.machine.state.view()
+
+    async def read(self, *, linearizable: bool = False) -> View:
+        """Return the metadata: at most some seconds old, or, on the primary, no older than this call.
+
+        Raises:
+            NotPrimaryError: a linearizable read must be asked of the primary.
+            OverloadedError: too many linearizable reads wait.
+            UnavailableError: this manager has been without a primary for too long.
+        """
+        member = self._require_member()
+        if linearizable:
+            try:
+                await member.read_barrier()
+            except OverloadedError:
+                raise
+            except UnavailableError as error:
+                raise NotPrimaryError(error.message, member.leader) from error
+        elif self._alone_since_ms is not None:
+            alone_ms = self._clock.monotonic_ms() - self._alone_since_ms
+            if alone_ms > STALENESS_MS_MAX:
+                raise UnavailableError(f"this manager has had no primary for {alone_ms} ms; ask another")
+        return self.view()
+
+    def watch(self, after_index: Index) -> AsyncIterator[Changed]:
+        """Iterate over what changes after an index; `Index(0)` begins with everything. Ends when the store closes."""
+        return self._history.watch(after_index)
+
+    async def wait_applied(self, index: Index) -> None:
+        """Return once everything up to an index is applied here, or the store closes."""
+        await self._history.wait_newer(Index(index - 1))
+
+    async def wait_stored(self, index: Index) -> None:
+        """Return once this manager's database stands for an index; see `Projector.wait_stored`."""
+        await self._projector.wait_stored(index)
+
+    def _require_member(self) -> Member:
+        if self._member is None:
+            raise NotPrimaryError("not done: this manager is starting")
+        return self._member
+
+    def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
+        if leader is not None:
+            self._alone_since_ms = None
+        elif self._alone_since_ms is None:
+            self._alone_since_ms = self._clock.monotonic_ms()
+        if self.on_role is not None:
+            self.on_role(role, term, leader)
+
+
+def _checked(command: Command[R]) -> bytes:
+    """Return a command's batch. What members could not read must never get into the log: it would stop them all."""
+    try:
+        data = encode_command(command)
+        decode_payload(memoryview(Batch.decode(data, verify=False).payload())[1:])
+    except (DecodeError, UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise OutOfRangeError(f"not done: {error}") from None
+    return data

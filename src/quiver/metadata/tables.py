@@ -1,0 +1,279 @@
+"""The metadata's tables in SQL as they are now, and how rows get into them and out again.
+
+`migrations` makes them; a test holds both together. What is nested in a row (a partition's replicas, a client's
+registrations) has a table of its own, so that people can ask for it. There are no foreign keys: `apply` has checked
+every reference before a row gets here, and a constraint could only stop a manager that is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Table, Text
+
+from quiver.metadata import rows
+from quiver.metadata.rows import AnyRow, Kind
+
+Values = dict[str, Any]
+"""One row of SQL: plain numbers, texts and truths by column."""
+
+METADATA = MetaData()
+
+
+def _number(name: str, *, key: bool = False, nullable: bool = False) -> Column[int]:
+    return Column(name, BigInteger, primary_key=key, nullable=nullable, autoincrement=False)
+
+
+def _text(name: str, *, key: bool = False, nullable: bool = False) -> Column[str]:
+    return Column(name, Text, primary_key=key, nullable=nullable)
+
+
+def _claim(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False)
+
+
+meta = Table(
+    "meta",
+    METADATA,
+    Column("singleton", Integer, primary_key=True, autoincrement=False),
+    Column("schema_version", Integer, nullable=False),
+    _number("applied_index"),
+    _number("applied_term"),
+    _text("cluster_id"),
+    _number("formed_ms"),
+    _number("next_topic_id"),
+    _number("next_group_id"),
+    _number("next_producer_id"),
+    _number("next_consumer_id"),
+    _number("next_move_id"),
+)
+"""One row: what the database stands for. It is written in every transaction."""
+
+brokers = Table(
+    "brokers",
+    METADATA,
+    _number("broker_id", key=True),
+    _text("identity"),
+    _text("wire_address"),
+    _text("http_address"),
+    _text("rack"),
+    _text("state"),
+    _claim("is_draining"),
+    _number("registered_ms"),
+    _number("changed_ms"),
+)
+
+topics = Table(
+    "topics",
+    METADATA,
+    _number("topic_id", key=True),
+    _text("name"),
+    _number("partitions"),
+    _number("replicas"),
+    _number("retention_ms", nullable=True),
+    _number("retention_bytes", nullable=True),
+    _claim("until_consumed"),
+    _text("state"),
+    _number("created_ms"),
+    _number("purge_ms", nullable=True),
+    _text("request_id"),
+    Index("topics_by_name", "name"),
+)
+
+partitions = Table(
+    "partitions",
+    METADATA,
+    _number("topic_id", key=True),
+    _number("partition_id", key=True),
+    _number("group_id"),
+    _number("leader", nullable=True),
+    _number("epoch"),
+)
+
+replicas = Table(
+    "replicas",
+    METADATA,
+    _number("topic_id", key=True),
+    _number("partition_id", key=True),
+    _number("broker_id", key=True),
+    _text("role"),
+    _number("position"),
+    Index("replicas_by_broker", "broker_id"),
+)
+
+producers = Table(
+    "producers",
+    METADATA,
+    _number("producer_id", key=True),
+    _text("name"),
+    _number("epoch"),
+    _number("registered_ms"),
+)
+
+consumers = Table(
+    "consumers",
+    METADATA,
+    _number("consumer_id", key=True),
+    _number("registered_ms"),
+    _text("request_id"),
+)
+
+registrations = Table(
+    "registrations",
+    METADATA,
+    _text("kind", key=True),
+    _number("client_id", key=True),
+    _number("topic_id", key=True),
+    _number("partition_id", key=True),
+    _text("start", nullable=True),
+    Index("registrations_by_topic", "topic_id"),
+)
+
+heartbeats = Table(
+    "heartbeats",
+    METADATA,
+    _text("kind", key=True),
+    _number("id", key=True),
+    _number("last_seen_ms"),
+)
+
+moves = Table(
+    "moves",
+    METADATA,
+    _number("move_id", key=True),
+    _number("topic_id"),
+    _number("partition_id"),
+    _number("source", nullable=True),
+    _number("target"),
+    _text("state"),
+    _number("begun_ms"),
+    _number("changed_ms"),
+)
+
+
+class Mapped:
+    """How one kind of row lies in SQL: one row in `table`, and in `children` one for each thing nested in it."""
+
+    children: Table | None = None
+
+    def __init__(self, row_type: type[AnyRow], table: Table) -> None:
+        self.row_type = row_type
+        self.table = table
+        self.key_columns = tuple(str(column.name) for column in table.primary_key)
+
+    def key_values(self, key: object) -> Values:
+        """Return a row's key by column."""
+        parts = key if isinstance(key, tuple) else (key,)
+        return dict(zip(self.key_columns, msgspec.to_builtins(parts), strict=True))
+
+    def to_sql(self, row: AnyRow) -> tuple[Values, list[Values]]:
+        """Return a row's values and those of its children."""
+        values: Values = msgspec.to_builtins(row)
+        children = self.split(values)
+        parent = self.child_key(values)
+        return values, [parent | child for child in children]
+
+    def from_sql(self, found: Iterable[Values], children: Iterable[Values]) -> Iterator[AnyRow]:
+        """Yield the rows that these values came from."""
+        by_parent: dict[tuple[Any, ...], list[Values]] = {}
+        for child in children:
+            by_parent.setdefault(tuple(child[name] for name in self.child_columns), []).append(child)
+        for values in found:
+            self.join(values, by_parent.get(tuple(self.child_key(values).values()), []))
+            yield msgspec.convert(values, self.row_type)
+
+    @property
+    def child_columns(self) -> tuple[str, ...]:
+        """Return the columns by which children are found."""
+        return tuple(self.child_key(dict.fromkeys(self.key_columns)))
+
+    def child_key(self, values: Values) -> Values:
+        """Return what the children of a row, or of a key, are found by."""
+        return {name: values[name] for name in self.key_columns}
+
+    def split(self, values: Values) -> list[Values]:  # noqa: ARG002 - for rows with something nested
+        """Take what is nested out of a row's values; return the children's."""
+        return []
+
+    def join(self, values: Values, children: list[Values]) -> None:
+        """Put what is nested back."""
+
+
+class MappedTopic(Mapped):
+    """Topics: retention lies in three columns."""
+
+    def split(self, values: Values) -> list[Values]:
+        """Flatten the retention."""
+        retention = values.pop("retention")
+        values["retention_ms"], values["retention_bytes"] = retention["ms"], retention["bytes"]
+        values["until_consumed"] = retention["until_consumed"]
+        return []
+
+    def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a topic has none
+        """Fold the retention."""
+        ms, size_bytes = values.pop("retention_ms"), values.pop("retention_bytes")
+        values["retention"] = {"ms": ms, "bytes": size_bytes, "until_consumed": values.pop("until_consumed")}
+
+
+class MappedPartition(Mapped):
+    """Partitions: each replica is a child."""
+
+    children = replicas
+
+    def split(self, values: Values) -> list[Values]:
+        """Return the replicas, in their order."""
+        return [
+            {"broker_id": broker_id, "role": role, "position": position}
+            for role, name in _ROLES
+            for position, broker_id in enumerate(values.pop(name))
+        ]
+
+    def join(self, values: Values, children: list[Values]) -> None:
+        """Put the replicas in their order."""
+        ordered = sorted(children, key=itemgetter("position"))
+        for role, name in _ROLES:
+            values[name] = [child["broker_id"] for child in ordered if child["role"] == role]
+
+
+_ROLES = (("voter", "replicas"), ("learner", "learners"))
+
+
+class MappedClient(Mapped):
+    """Producers and consumers: each registration is a child."""
+
+    children = registrations
+
+    def __init__(self, row_type: type[AnyRow], table: Table, kind: Kind) -> None:
+        super().__init__(row_type, table)
+        self._kind = kind
+
+    def child_key(self, values: Values) -> Values:
+        """Return kind and id."""
+        return {"kind": self._kind.value, "client_id": values[self.key_columns[0]]}
+
+    def split(self, values: Values) -> list[Values]:
+        """Return the registrations."""
+        found: list[Values] = values.pop("registrations")
+        return found
+
+    def join(self, values: Values, children: list[Values]) -> None:
+        """Put the registrations in their order."""
+        ordered = sorted(children, key=itemgetter("topic_id", "partition_id"))
+        values["registrations"] = [{name: child[name] for name in _REGISTRATION} for child in ordered]
+
+
+_REGISTRATION = ("topic_id", "partition_id", "start")
+
+MAPPED: tuple[Mapped, ...] = (
+    Mapped(rows.Broker, brokers),
+    MappedTopic(rows.Topic, topics),
+    MappedPartition(rows.Partition, partitions),
+    MappedClient(rows.Producer, producers, Kind.PRODUCER),
+    MappedClient(rows.Consumer, consumers, Kind.CONSUMER),
+    Mapped(rows.Heartbeat, heartbeats),
+    Mapped(rows.Move, moves),
+)
+"""Every kind of row, in the order in which tables are written."""

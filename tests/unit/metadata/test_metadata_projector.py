@@ -1,0 +1,226 @@
+"""The way into the database: in order, together where there is load, and never again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from metadata_world import create_topic, formed_state, register_broker, register_consumer
+
+from quiver.errors import OutcomeUnknownError, StorageError
+from quiver.metadata.apply import apply
+from quiver.metadata.commands import AnyCommand
+from quiver.metadata.database import DatabaseLostError, Transaction
+from quiver.metadata.projector import RETRY_MS_MAX, Projector
+from quiver.metadata.rows import Table
+from quiver.metadata.state import Change, Position, State
+from quiver.metadata.watching import Changed, History
+from quiver.model import Index, Term
+from quiver.testing import Latency, RandomStreams, SimulatedExecutor, SimulatedLoop
+
+
+def at(index: int) -> Position:
+    return Position(Index(index), Term(1))
+
+
+class Notebook:
+    """A database that only notes what it was asked to write, and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.written: list[Transaction] = []
+        self.failures: list[Exception] = []
+
+    def write(self, transaction: Transaction) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.written.append(transaction)
+
+
+class World:
+    """A state, and a projector behind it."""
+
+    def __init__(self) -> None:
+        streams = RandomStreams(1)
+        self.loop = SimulatedLoop(streams.schedule, time_max_s=600)
+        self.database = Notebook()
+        self.failed: list[StorageError] = []
+        self.state = formed_state()
+        self.projector = Projector(
+            self.database,
+            SimulatedExecutor(self.loop, streams.disk, Latency(minimum_ms=1, spread_ms=1)),
+            stored=at(0),
+            on_failure=self.failed.append,
+        )
+
+    def do(self, command: AnyCommand) -> Index:
+        changes = apply(self.state, command).changes
+        self.state.stand_at(at(self.state.position.index + 1))
+        self.projector.add(changes, self.state.counters, self.state.position)
+        return self.state.position.index
+
+
+def run(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    world = World()
+    try:
+        world.loop.run_until_complete(test(world))
+    finally:
+        world.loop.close()
+
+
+def test_what_gathers_goes_with_the_next_transaction() -> None:
+    async def test(world: World) -> None:
+        world.do(register_broker(4))
+        for _ in range(5):
+            world.do(register_consumer())
+        last = world.do(register_broker(4, now_ms=2_000_000))
+        assert world.projector.pending_rows > 0
+        await world.projector.wait_stored(last)
+        first, second = world.database.written
+        assert (first.before, first.after) == (at(0), at(1))
+        assert (second.before, second.after) == (at(1), at(7))
+        assert second.counters == world.state.counters
+        assert [key for key in second.changes if key[0] is Table.CONSUMERS] == [
+            (Table.CONSUMERS, n) for n in range(1, 6)
+        ]
+        assert world.projector.transactions == 2
+        await world.projector.wait_stored(last)
+
+    run(test)
+
+
+def test_snapshot_drops_what_gathered_before_it() -> None:
+    async def test(world: World) -> None:
+        world.do(register_broker(4))
+        world.do(register_consumer())
+        world.state.stand_at(at(50))
+        world.projector.replace(world.state.view())
+        last = world.do(create_topic("later"))
+        await world.projector.wait_stored(last)
+        second = world.database.written[1]
+        assert second.base is not None
+        assert (second.base.index, second.before, second.after) == (50, at(1), at(51))
+        assert {key[0] for key in second.changes} == {Table.TOPICS, Table.PARTITIONS}
+
+    run(test)
+
+
+def test_lost_server_is_asked_again_for_the_same_transaction() -> None:
+    async def test(world: World) -> None:
+        world.database.failures = [DatabaseLostError("away")] * 5
+        await world.projector.wait_stored(world.do(register_broker(4)))
+        assert [item.after for item in world.database.written] == [at(1)]
+        assert not world.failed
+
+    run(test)
+
+
+def test_server_that_stays_away_stops_the_manager() -> None:
+    async def test(world: World) -> None:
+        world.database.failures = [DatabaseLostError("away")] * 10_000
+        index = world.do(register_broker(4))
+        with pytest.raises(OutcomeUnknownError, match="away"):
+            await world.projector.wait_stored(index)
+        assert world.loop.time() >= RETRY_MS_MAX / 1000
+        assert [error.message for error in world.failed] == ["away"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("failure", [StorageError("full"), ZeroDivisionError("a mistake of ours")])
+def test_any_other_failure_is_final(failure: Exception) -> None:
+    async def test(world: World) -> None:
+        world.database.failures = [failure]
+        index = world.do(register_broker(4))
+        given_up = asyncio.ensure_future(world.projector.wait_stored(index))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        with pytest.raises(OutcomeUnknownError, match=str(failure)):
+            await world.projector.wait_stored(index)
+        world.do(register_consumer())
+        await asyncio.sleep(1)
+        assert not world.database.written
+        assert (len(world.failed), world.projector.failure) == (1, world.failed[0])
+        with pytest.raises(OutcomeUnknownError):
+            await world.projector.wait_stored(index)
+        await world.projector.close()
+
+    run(test)
+
+
+def test_closing_waits_for_what_was_applied() -> None:
+    async def test(world: World) -> None:
+        world.do(register_broker(4))
+        last = world.do(register_consumer())
+        await world.projector.close()
+        assert world.projector.stored.index == last
+        await world.projector.close()
+        behind = world.do(register_consumer())
+        with pytest.raises(OutcomeUnknownError, match="closes"):
+            await world.projector.wait_stored(behind)
+
+    run(test)
+
+
+class Source:
+    """Whoever has a state."""
+
+    def __init__(self) -> None:
+        self.state = formed_state()
+        self.history = History(self, changes_max=8)
+
+    def do(self, command: AnyCommand) -> tuple[Change, ...]:
+        changes = apply(self.state, command).changes
+        self.state.stand_at(at(self.state.position.index + 1))
+        self.history.add(changes, self.state.counters, self.state.position)
+        return changes
+
+
+def collect(source: Source, after_index: int, *, count: int) -> list[Changed]:
+    async def main() -> list[Changed]:
+        watch = source.history.watch(Index(after_index))
+        return [await asyncio.wait_for(anext(watch), 5) for _ in range(count)]
+
+    return asyncio.run(main())
+
+
+def test_watcher_that_is_too_late_begins_anew() -> None:
+    source = Source()
+    consumers = [source.do(register_consumer()) for _ in range(10)]
+    [changed] = collect(source, 8, count=1)
+    assert (changed.is_reset, changed.changes) == (False, (*consumers[8], *consumers[9]))
+    [changed] = collect(source, 2, count=1)
+    assert (changed.is_reset, changed.changes, changed.index) == (True, (), 10)
+
+
+def test_watcher_begins_anew_after_a_restored_snapshot() -> None:
+    source = Source()
+    source.do(register_consumer())
+    source.state = State.decode(source.state.view().encode())
+    source.state.stand_at(at(30))
+    source.history.replace(source.state.view())
+    [changed] = collect(source, 1, count=1)
+    assert (changed.is_reset, changed.index) == (True, 30)
+
+
+def test_watcher_is_not_woken_by_what_changes_nothing() -> None:
+    async def main() -> None:
+        source = Source()
+        source.do(register_consumer())
+        watch = source.history.watch(Index(1))
+        waiting = asyncio.ensure_future(anext(watch))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            source.do(create_topic())  # refused
+        given_up = asyncio.ensure_future(source.history.wait_newer(Index(9)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        given_up.cancel()
+        changes = source.do(register_consumer())
+        assert (await waiting).changes == changes
+        source.history.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+
+    asyncio.run(main())

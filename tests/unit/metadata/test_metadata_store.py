@@ -1,0 +1,364 @@
+"""Managers together: what is acknowledged stays, what is replayed is replayed once, and all have the same."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import msgspec
+import pytest
+from metadata_cluster import Cluster, simulate
+from metadata_world import create_topic, init_cluster, register_broker, register_consumer, register_producer
+
+from quiver.errors import OutcomeUnknownError, UnavailableError
+from quiver.metadata import (
+    Change,
+    Changed,
+    ConsumerId,
+    ConsumerRegistered,
+    NotPrimaryError,
+    OutOfRangeError,
+    RefusedError,
+    Table,
+)
+from quiver.metadata.commands import CONTROL_STATE
+from quiver.model import Index, NodeId
+from quiver.record import build_control_batch
+
+
+async def form(cluster: Cluster) -> None:
+    for number in (1, 2, 3):
+        await cluster.submit(register_broker(number))
+    await cluster.submit(create_topic(request_id="r"))
+
+
+def test_what_is_submitted_at_the_primary_is_everywhere() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        assert await cluster.submit(register_consumer()) == ConsumerRegistered(ConsumerId(1))
+        await cluster.wait_equal()
+        view = (await cluster.replica()).store.view()
+        assert list(view.consumers) == [1]
+
+    simulate(test)
+
+
+def test_result_is_in_the_primarys_own_database() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        primary = await cluster.primary()
+        await cluster.submit(register_consumer())
+        assert list(primary.load_database().view().consumers) == [1]
+
+    simulate(test)
+
+
+def test_replica_says_who_the_primary_is() -> None:
+    async def test(cluster: Cluster) -> None:
+        primary, replica = await cluster.primary(), await cluster.replica()
+        await cluster.wait(lambda: replica.store.primary)
+        with pytest.raises(NotPrimaryError) as caught:
+            await replica.store.submit(init_cluster())
+        assert caught.value.primary == primary.id
+        assert (primary.store.is_primary, replica.store.is_primary) == (True, False)
+        with pytest.raises(NotPrimaryError):
+            await replica.store.read(linearizable=True)
+
+    simulate(test)
+
+
+def test_refusal_is_an_error_with_its_code_and_the_same_everywhere() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        with pytest.raises(RefusedError) as caught:
+            await cluster.submit(create_topic())
+        assert (caught.value.code, caught.value.outcome) == ("topic_exists", "not_done")
+        await cluster.wait_equal()
+
+    simulate(test)
+
+
+def test_value_that_no_member_could_read_never_gets_into_the_log() -> None:
+    async def test(cluster: Cluster) -> None:
+        primary = await cluster.primary()
+        before = primary.member.commit_index
+        for name in ("x\x00", "x" * 1000, "\ud800"):
+            with pytest.raises(OutOfRangeError):
+                await primary.store.submit(register_producer(name=name))
+        with pytest.raises(OutOfRangeError):
+            await primary.store.submit(register_producer(now_ms=2**70))
+        assert primary.member.commit_index == before
+
+    simulate(test)
+
+
+def test_commands_under_way_together_share_transactions() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        primary = await cluster.primary()
+        before = primary.store.status().transactions
+        submits = [primary.store.submit(register_consumer()) for _ in range(200)]
+        found = await asyncio.gather(*submits)
+        assert sorted(item.consumer_id for item in found) == list(range(1, 201))
+        assert primary.store.status().transactions - before < 20
+        assert primary.store.status().submits == 0
+        await cluster.wait_equal()
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_restart_replays_what_the_database_does_not_have_no_more_and_no_less(loses_power: bool) -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        for _ in range(3):
+            await cluster.submit(register_consumer())
+        with cluster.loop.node_scope(manager.id):
+            for _ in range(50):
+                cluster.loop.create_task(manager.store.submit(register_consumer()))
+        # Stop in the very moment when some of it is applied in memory and not in the database.
+        store = manager.store
+        await cluster.wait(lambda: store.applied_index > store.stored_index or None, step_s=0.00005)
+        applied = manager.store.applied_index
+        manager.kill(loses_power=loses_power)
+        stored = manager.load_database().position.index
+        assert stored < applied
+        manager.start()
+        await cluster.primary()
+        await cluster.wait(lambda: manager.store.applied_index >= applied or None)
+        machine = manager.store.machine
+        commands = machine.applied_commands
+        # Behind what was stored: commands, and the no-op that a new leader begins with.
+        assert commands == manager.store.applied_index - stored - 1
+        assert machine.skipped_entries == stored
+        await cluster.wait_equal()
+        assert len(manager.store.view().consumers) == manager.store.view().counters.next_consumer_id - 1 >= 3
+
+    simulate(test, managers=1)
+
+
+def test_lost_database_is_rebuilt_from_snapshot_and_log() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        for _ in range(10):
+            await cluster.submit(register_consumer())
+        primary = await cluster.primary()
+        assert await primary.store.compact(entries_min=10)
+        assert await primary.store.compact(entries_min=1000) is False
+        for _ in range(5):
+            await cluster.submit(register_consumer())
+        before = primary.store.view()
+        primary.kill()
+        primary.lose_database()
+        primary.start()
+        await cluster.wait_equal()
+        assert primary.store.machine.skipped_entries == 0
+        assert primary.store.machine.applied_commands == 5 + 1
+        assert primary.load_database().view().digest() == before.digest()
+
+    simulate(test, managers=1)
+
+
+def test_database_that_is_ahead_of_the_snapshot_keeps_what_it_has() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        await manager.member.take_snapshot()
+        for _ in range(5):
+            await cluster.submit(register_consumer())
+        manager.kill()
+        manager.start()
+        await cluster.wait_equal()
+        assert (manager.store.machine.applied_commands, manager.store.machine.skipped_entries) == (1, 5)
+
+    simulate(test, managers=1)
+
+
+def test_replica_that_was_away_gets_a_snapshot_and_its_database_with_it() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        replica = await cluster.replica()
+        replica.kill()
+        for _ in range(200):
+            await cluster.submit(register_consumer())
+        primary = await cluster.primary()
+        for _ in range(2):
+            await primary.member.take_snapshot()
+            await cluster.submit(register_consumer())
+        assert primary.member.log.first_index > 100
+        replica.start()
+        await cluster.wait_equal()
+        assert replica.store.machine.applied_commands < 100
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_managers_stay_equal_and_forget_nothing_while_they_are_killed(seed: int) -> None:
+    async def test(cluster: Cluster) -> None:
+        rng = Random(seed)
+        await form(cluster)
+        acknowledged: list[ConsumerId] = []
+
+        async def load(name: str) -> None:
+            for number in range(40):
+                # The request's id makes it safe to try again what was perhaps done.
+                found = await cluster.submit(register_consumer(request_id=f"{name}-{number}"))
+                acknowledged.append(found.consumer_id)
+
+        async def kill() -> None:
+            for _ in range(8):
+                await asyncio.sleep(rng.random())
+                victim = cluster[rng.randrange(3) + 1]
+                if victim.is_up:
+                    victim.kill(loses_power=rng.random() < 0.5)
+                    if rng.random() < 0.2:
+                        victim.lose_database()
+                    await asyncio.sleep(rng.random())
+                    victim.start()
+
+        await asyncio.gather(kill(), *(load(f"client-{n}") for n in range(4)))
+        await cluster.wait_equal()
+        assert sorted(acknowledged) == sorted(cluster[1].store.view().consumers)
+        assert len(acknowledged) == 160
+
+    simulate(test, seed=seed)
+
+
+def test_command_of_a_newer_program_stops_the_member() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        newer = bytes((CONTROL_STATE, 1)) + msgspec.msgpack.encode({"type": "paint_topic", "now_ms": 1})
+        before = manager.store.view()
+        waiting = asyncio.ensure_future(manager.store.submit(register_consumer()))
+        await waiting
+        proposed = manager.member.propose_nowait([build_control_batch(newer, timestamp=1)])
+        behind = asyncio.ensure_future(manager.store.submit(register_consumer()))
+        await cluster.wait(lambda: manager.failures or None)
+        assert "paint_topic" in manager.failures[0].message
+        assert manager.store.status().failure == manager.failures[0].message
+        with pytest.raises(OutcomeUnknownError):
+            await behind
+        assert list(manager.store.view().consumers) == [1]
+        assert manager.store.view().index == before.index + 1
+        with pytest.raises(type(manager.failures[0])):
+            manager.store.machine.snapshot()
+        proposed.cancel()
+
+    simulate(test, managers=1)
+
+
+def test_failed_database_stops_the_manager_and_leaves_the_outcome_open() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        with manager.database._engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE consumers")
+        with pytest.raises(OutcomeUnknownError, match="database"):
+            await manager.store.submit(register_consumer())
+        assert manager.failures
+        with pytest.raises(OutcomeUnknownError):
+            await manager.store.wait_stored(manager.store.applied_index)
+
+    simulate(test, managers=1)
+
+
+def test_database_of_another_cluster_is_not_used() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        await manager.member.take_snapshot()
+        manager.kill()
+        with manager.database._engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE meta SET cluster_id = 'other'")
+        manager.database.close()
+        manager.start()
+        await cluster.wait(lambda: manager.failures or None)
+        assert "cluster other" in manager.failures[0].message
+
+    simulate(test, managers=1)
+
+
+def test_database_of_another_log_is_not_used() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        manager.kill()
+        with manager.database._engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE meta SET applied_term = 7")
+        manager.database.close()
+        manager.start()
+        await cluster.wait(lambda: manager.failures or None)
+        assert "do not belong together" in manager.failures[0].message
+
+    simulate(test, managers=1)
+
+
+def test_read_is_refused_by_a_manager_that_has_long_been_alone() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        await cluster.wait_equal()
+        primary, replica = await cluster.primary(), await cluster.replica()
+        assert (await replica.store.read()).digest() == (await primary.store.read(linearizable=True)).digest()
+        for manager in cluster.managers.values():
+            if manager is not replica:
+                manager.kill()
+        await asyncio.sleep(5)
+        assert (await replica.store.read()).cluster_id == "c1"
+        await asyncio.sleep(10)
+        with pytest.raises(UnavailableError, match="no primary"):
+            await replica.store.read()
+        assert replica.store.view().cluster_id == "c1"
+        for manager in cluster.managers.values():
+            if manager is not replica:
+                manager.start()
+        await cluster.wait_equal()
+        await replica.store.read()
+
+    simulate(test)
+
+
+def test_store_without_a_member_is_starting() -> None:
+    async def test(cluster: Cluster) -> None:
+        manager = cluster[1]
+        roles: list[NodeId | None] = []
+        manager.store.on_role = lambda role, term, leader: roles.append(leader)
+        assert manager.store.status().cluster_id == "c1"
+        manager.kill()
+        manager.start()
+        await cluster.wait(lambda: (manager.lives == 2 and manager.store.primary is None) or None)
+        await cluster.primary()
+        await cluster.submit(init_cluster())
+
+    simulate(test, managers=1)
+
+
+def test_watchers_get_what_changes_and_can_begin_anywhere() -> None:
+    async def test(cluster: Cluster) -> None:
+        manager = cluster[1]
+        seen: list[Changed] = []
+
+        async def follow(after_index: Index, into: list[Changed]) -> None:
+            async for changed in manager.store.watch(after_index):
+                into.append(changed)  # noqa: PERF401 - it never ends
+
+        tasks = [asyncio.ensure_future(follow(Index(0), seen))]
+        await form(cluster)
+        await cluster.submit(register_consumer())
+        await manager.store.wait_applied(manager.store.applied_index)
+        await asyncio.sleep(0.01)
+        assert seen[0].is_reset
+        assert seen[-1].view.consumers.keys() == {1}
+        changes: list[Change] = [change for changed in seen[1:] for change in changed.changes]
+        assert [change.table for change in changes if change.table is Table.TOPICS] == [Table.TOPICS]
+        late: list[Changed] = []
+        tasks.append(asyncio.ensure_future(follow(seen[1].index, late)))
+        await asyncio.sleep(0.01)
+        assert not late[0].is_reset
+        assert list(late[0].changes) == [change for changed in seen[2:] for change in changed.changes]
+        await manager.store.close()
+        await asyncio.gather(*tasks)
+
+    simulate(test, managers=1)
