@@ -13,6 +13,7 @@ Rules that users of the seam rely on:
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from quiver.model import Buffer
 
 IOV_MAX = 1024
 """Most buffers that one `writev` takes on Linux and macOS."""
+READ_AHEAD_BYTES_MIN = 256 * 1024
+"""Who reads so much will read on: what follows is fetched while these bytes are checked and used."""
 
 
 class File(Protocol):
@@ -94,6 +97,9 @@ class SystemFile:
 
     def read(self, length: int, position: int) -> bytes:
         """Return `length` bytes from `position`, fewer only at the end of the file."""
+        if sys.platform == "linux" and length >= READ_AHEAD_BYTES_MIN:
+            # Files are opened for each read, so the system does not notice by itself that somebody reads on.
+            os.posix_fadvise(self._descriptor, position + length, length, os.POSIX_FADV_WILLNEED)
         chunk = os.pread(self._descriptor, length, position)
         if len(chunk) == length or not chunk:
             return chunk

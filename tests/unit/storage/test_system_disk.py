@@ -15,7 +15,7 @@ from quiver.config import LogSettings
 from quiver.errors import StorageError
 from quiver.model import Buffer, Index
 from quiver.storage import Log, RetentionPolicy, SystemDisk, ThreadExecutor
-from quiver.storage.disk import IOV_MAX, SystemFile
+from quiver.storage.disk import IOV_MAX, READ_AHEAD_BYTES_MIN, SystemFile
 from quiver.storage.flush import write_all
 
 
@@ -74,6 +74,16 @@ def test_more_buffers_than_the_system_takes_at_once_are_all_written(tmp_path: Pa
         file.write(buffers, 0)
     write_all(file, buffers, 10)
     assert file.read(10_000_000, 10) == b"".join(buffers)
+    file.close()
+
+
+def test_large_reads_at_the_end_and_behind_it_are_like_small_ones(tmp_path: Path) -> None:
+    file = SystemDisk().open(str(tmp_path / "file"), create=True)
+    content = bytes(range(256)) * 2048
+    write_all(file, [content], 0)
+    assert file.read(READ_AHEAD_BYTES_MIN, 0) == content[:READ_AHEAD_BYTES_MIN]
+    assert file.read(10 * READ_AHEAD_BYTES_MIN, 100) == content[100:]
+    assert file.read(READ_AHEAD_BYTES_MIN, len(content) + 5) == b""
     file.close()
 
 
