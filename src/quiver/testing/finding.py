@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 
-class Finding(AssertionError):  # noqa: N818 - it is what a run exists to produce, not an error of the simulator
-    """Report a broken invariant; `invariant` is its name."""
+class Finding(SystemExit):  # noqa: N818 - it is what a run exists to produce, not an error of the simulator
+    """Report a broken invariant; `invariant` is its name.
+
+    It ends the run at once, wherever it is raised: asyncio lets no task keep a `SystemExit` to itself.
+    """
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(f"{invariant}: {message}")

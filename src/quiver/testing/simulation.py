@@ -82,7 +82,7 @@ def simulate(
     logging.disable(logging.CRITICAL)
     try:
         loop.run_until_complete(_run(world, nemesis))
-    except (Exception, InvariantBroken) as error:  # noqa: BLE001 - whatever a run ends with is what it found
+    except (Exception, InvariantBroken, Finding) as error:  # noqa: BLE001 - whatever a run ends with is what it found
         report.finding = _describe(error)
     finally:
         logging.disable(level)

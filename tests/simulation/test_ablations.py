@@ -1,0 +1,347 @@
+"""Each safeguard matters to the simulator, too: switch it off, and within 300 seeds a checker notices.
+
+Three families: the core's own safeguards by name; safeguards of the driver, the log and the partition, taken
+out here by replacing one function; and bugs that the simulator has found, put back in. A profile per family
+leans the seeds towards the faults that matter; with everything in place the same profiles find nothing.
+`docs/reliability.md` records how many seeds it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from quiver.errors import StorageError
+from quiver.model import Index, NodeId, Offset, ProducerId
+from quiver.partition.producers import ProducerTable
+from quiver.partition.replica import Replica
+from quiver.partition.state import PartitionState
+from quiver.raft import Configuration, Entry, Safeguard, SendEntries
+from quiver.record import Batch
+from quiver.replication.applier import Applier
+from quiver.replication.member import Member
+from quiver.replication.persistence import Persistence
+from quiver.storage import recovery
+from quiver.storage.disk import File
+from quiver.storage.flush import Flush, SegmentWrite, write_all
+from quiver.storage.hardstate import HardState, HardStateFile
+from quiver.storage.writer import Writer
+from quiver.testing.disk import SimulatedFile
+from quiver.testing.node import SimulatedNode
+from quiver.testing.simulation import simulate
+from quiver.testing.swarm import MIXED, Profile
+from quiver.testing.world import World
+
+SEEDS_MAX = 300
+
+ELECTIONS = Profile(
+    favoured=("kill", "isolate", "split", "pause", "cut_one_way", "transfer"), p_other=0.15, voters=(3, 3, 5), p_quiet=0.0
+)
+POWER = Profile(
+    favoured=("power_loss", "power_loss_at_operation", "power_loss_all", "kill"),
+    p_other=0.15,
+    voters=(3, 3, 1),
+    p_quiet=0.0,
+)
+DELAYS = Profile(
+    favoured=("clog", "swizzle", "slow_network", "doubling_network", "isolate", "transfer", "slow_disk"),
+    p_other=0.1,
+    voters=(3, 3, 5),
+    p_quiet=0.0,
+    keep_order=0.0,
+)
+MEMBERS = Profile(
+    favoured=("add_member", "remove_member", "swap_member", "demote_member", "isolate", "split", "kill"),
+    p_other=0.1,
+    voters=(3,),
+    p_quiet=0.0,
+)
+SNAPSHOTS = Profile(
+    favoured=("snapshot", "isolate", "split", "burst", "pause", "kill", "doubling_network"),
+    p_other=0.1,
+    voters=(3,),
+    p_quiet=0.0,
+    snapshot_entries=(20,),
+    segment_bytes=(1024,),
+    producers=(4,),
+    in_flight=(5,),
+    keep_order=0.0,
+)
+DAMAGE = Profile(favoured=("bit_flip", "kill", "power_loss"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
+DISKS = Profile(
+    favoured=("sync_error", "power_loss", "power_loss_all", "write_error", "full_disk"),
+    p_other=0.1,
+    voters=(1, 3, 3),
+    p_quiet=0.0,
+)
+READS = Profile(favoured=("pause", "isolate", "split", "transfer", "kill"), p_other=0.1, voters=(3, 5), p_quiet=0.0, readers_more=4)
+RETRIES = Profile(
+    favoured=("kill", "transfer", "pause", "lossy_network", "doubling_network"),
+    p_other=0.1,
+    voters=(3,),
+    p_quiet=0.0,
+    producers=(4,),
+    in_flight=(5,),
+)
+CALM = Profile(favoured=("pause",), p_other=0.05, voters=(3, 5), p_quiet=1.0, chaos_ms=(2_000, 4_000))
+WIPED = Profile(favoured=("kill",), unlawful=("wiped_disk",), p_other=0.0, voters=(3,), p_quiet=0.0)
+LOST = Profile(favoured=("lost_disk", "kill"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
+
+Break = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One thing that is switched off, and where to look for the consequences."""
+
+    name: str
+    profile: Profile
+    off: Safeguard | None = None
+    replaced: tuple[tuple[object, str, Any], ...] = ()
+
+
+def core(off: Safeguard, profile: Profile) -> Ablation:
+    return Ablation(off.value, profile, off=off)
+
+
+def without(name: str, profile: Profile, *replaced: tuple[object, str, Any]) -> Ablation:
+    return Ablation(name, profile, replaced=replaced)
+
+
+# -- what is put in the place of a safeguard -----------------------------------------------------------
+
+
+def save_only_once(file: HardStateFile, state: HardState) -> None:
+    if file._file is None:
+        _save(file, state)
+
+
+def go_on_before_saved(member: Member, work: Callable[[], None], then: Callable[[], None]) -> None:
+    member._executor.submit(work)
+    then()
+
+
+def write_without_sync(flush: Flush, file: File, write: SegmentWrite) -> None:
+    buffers = write.buffers if write.footer is None else [*write.buffers, write.footer]
+    write_all(file, buffers, write.position)
+    if write.is_new:
+        flush._disk.sync_directory(flush._directory)
+
+
+def write_without_names(flush: Flush, file: File, write: SegmentWrite) -> None:
+    buffers = write.buffers if write.footer is None else [*write.buffers, write.footer]
+    write_all(file, buffers, write.position)
+    file.sync()
+
+
+def sync_ignoring_errors(file: SimulatedFile) -> None:
+    try:
+        _sync(file)
+    except OSError:
+        pass
+
+
+def never_damage(*_: object) -> bool:
+    return False
+
+
+def open_without_writing_again(writer: Writer) -> None:
+    active = writer.segments[-1]
+    if not active.is_sealed:
+        writer._file = writer._disk.open(f"{writer._directory}/{active.name}")
+        writer._file.sync()
+        writer._planner.replaced(active.size_bytes)
+
+
+async def be_ready_at_once(replica: Replica) -> None:
+    if not replica._member.raft.is_leader:
+        await replica._member.read_barrier()
+    if replica._term != replica._member.raft.term:
+        replica._term = replica._member.raft.term
+        replica._in_flight.clear()
+
+
+def forget_producers(state: PartitionState, saved: bytes) -> None:
+    _restore_partition(state, saved)
+    state.producers = ProducerTable()
+
+
+def nothing_in_flight(_: Replica, __: ProducerId) -> list[Any]:
+    return []
+
+
+async def read_local_end(replica: Replica) -> Offset:
+    return replica.high_watermark
+
+
+async def read_everything(replica: Replica, first_offset: Offset, *, bytes_max: int) -> list[Batch]:
+    log = replica.member.log
+    return await log.read_records(first_offset, end_offset=log.end_offset, bytes_max=bytes_max)
+
+
+def restore_index_alone(applier: Applier, state: bytes, index: Index) -> None:
+    applier.index = index
+    applier._end_index = max(applier._end_index, Index(index + 1))
+
+
+def forget_configurations(persistence: Persistence, entries: Sequence[Entry], **_: object) -> None:
+    del persistence, entries
+
+
+def forget_recovery(persistence: Persistence, commit_index: Index) -> Callable[[], None]:
+    persistence.clear_recovery()
+    return _plan_save(persistence, commit_index)
+
+
+def come_back_under_the_old_id(world: World, node: SimulatedNode) -> None:
+    voters = tuple(NodeId(number + 1) for number in range(world.knobs.voters))
+    node.wipe()
+    for group in world.groups:
+        node.bootstrap(group, Configuration(voters=voters))
+    node.start()
+
+
+def end_offset_of_log(member: Member) -> Offset:
+    return member._log.end_offset
+
+
+def fail_without_a_note(member: Member, error: StorageError) -> None:
+    member._host.fail(error)
+
+
+def send_no_probe(member: Member, permission: SendEntries, batches: list[Batch]) -> None:
+    if batches or permission.first_index < permission.end_index:
+        _send_append(member, permission, batches)
+    else:
+        member._carry_out(
+            member._raft.sent(permission.to, ticket=permission.ticket, end_index=permission.first_index, size_bytes=0)
+        )
+
+
+def lose_late(member: Member, output: Any, *rest: Any) -> None:
+    lost, output.proposals_lost = output.proposals_lost, None
+    _carry_out(member, output, *rest)
+    output.proposals_lost = lost
+
+
+def lose_when_finished(member: Member, step: Any) -> None:
+    if step.output.proposals_lost is not None:
+        member._waiters.lose(step.output.proposals_lost)
+    _finish(member, step)
+
+
+_save = HardStateFile.save
+_sync = SimulatedFile.sync
+_restore_partition = PartitionState.restore
+_plan_save = Persistence.plan_save
+_send_append = Member._send_append
+_carry_out = Member._carry_out
+_finish = Member._finish
+
+ABLATIONS = [
+    core(Safeguard.VOTE_PERSISTENCE, POWER),
+    core(Safeguard.COMMIT_OWN_TERM_ONLY, ELECTIONS),
+    core(Safeguard.NOOP_ON_ELECTION, ELECTIONS),
+    core(Safeguard.PRE_VOTE, CALM),
+    core(Safeguard.CHECK_QUORUM, CALM),
+    core(Safeguard.LEADER_STICKINESS, CALM),
+    core(Safeguard.LOG_FRESHNESS_ON_VOTE, ELECTIONS),
+    core(Safeguard.ACK_ONLY_DURABLE, POWER),
+    core(Safeguard.LEADER_COUNTS_ONLY_DURABLE, POWER),
+    core(Safeguard.TRUNCATE_ONLY_ON_CONFLICT, DELAYS),
+    core(Safeguard.MATCH_FROM_REQUEST, ELECTIONS),
+    core(Safeguard.IGNORE_OLD_TERM_RESPONSES, DELAYS),
+    core(Safeguard.READ_INDEX_ROUND, READS),
+    core(Safeguard.READ_AFTER_OWN_TERM_COMMIT, READS),
+    core(Safeguard.JOINT_QUORUM, MEMBERS),
+    core(Safeguard.CONFIG_ON_APPEND, MEMBERS),
+    core(Safeguard.ONE_PENDING_CHANGE, MEMBERS),
+    core(Safeguard.LEARNER_NOT_COUNTED, MEMBERS),
+    core(Safeguard.DURABLE_TERM_CHECK, DELAYS),
+    core(Safeguard.APPEND_CONSISTENCY_CHECK, ELECTIONS),
+    core(Safeguard.TERM_STEP_DOWN, ELECTIONS),
+    core(Safeguard.SINGLE_VOTE_PER_TERM, ELECTIONS),
+    core(Safeguard.SNAPSHOT_IGNORES_OLDER, SNAPSHOTS),
+    core(Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG, SNAPSHOTS),
+    core(Safeguard.RECOVER_UNTIL_NO_VOTE, DAMAGE),
+    core(Safeguard.BLANK_MEMBER_NO_VOTE, WIPED),
+    core(Safeguard.COMMIT_NEVER_BEYOND_MATCHED, ELECTIONS),
+    core(Safeguard.TRANSFER_STOPS_PROPOSALS, CALM),
+    without("hard_state_is_not_saved", POWER, (HardStateFile, "save", save_only_once)),
+    without("hard_state_is_not_waited_for", POWER, (Member, "_block", go_on_before_saved)),
+    without("log_is_not_synced", POWER, (Flush, "_write_segment", write_without_sync)),
+    without("names_are_not_synced", POWER, (Flush, "_write_segment", write_without_names)),
+    without("failed_sync_is_ignored", DISKS, (SimulatedFile, "sync", sync_ignoring_errors)),
+    without("damage_is_taken_for_a_torn_tail", DAMAGE, (recovery, "is_damage", never_damage)),
+    without("configuration_is_not_saved", MEMBERS, (Persistence, "add_configurations", forget_configurations)),
+    without("recovery_is_not_saved", DAMAGE, (Persistence, "plan_save", forget_recovery)),
+    without("snapshot_is_restored_without_its_state", SNAPSHOTS, (Applier, "restore", restore_index_alone)),
+    without("lost_disk_comes_back_under_its_id", LOST, (World, "replace", come_back_under_the_old_id)),
+    without("dedup_does_not_wait_for_the_new_term", RETRIES, (Replica, "_catch_up", be_ready_at_once)),
+    without("dedup_is_not_in_snapshots", SNAPSHOTS, (PartitionState, "restore", forget_producers)),
+    without("dedup_ignores_what_is_in_flight", RETRIES, (Replica, "_unsettled", nothing_in_flight)),
+    without("reads_do_not_ask_the_quorum", READS, (Replica, "read_end_offset", read_local_end)),
+    without("readers_see_what_is_not_committed", READS, (Replica, "read", read_everything)),
+    without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),
+    without("bug_lost_proposals_are_told_late", DELAYS, (Member, "_carry_out", lose_late), (Member, "_finish", lose_when_finished)),
+    without("bug_offsets_ignore_what_waits", MEMBERS, (Member, "_planned_end_offset", end_offset_of_log)),
+    without("bug_damage_met_while_reading_stays", DAMAGE, (Member, "_handle_failure", fail_without_a_note)),
+    without("bug_restarted_member_is_not_probed", ELECTIONS, (Member, "_send_append", send_no_probe)),
+]
+
+
+@contextmanager
+def switched_off(ablation: Ablation) -> Iterator[None]:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        for owner, name, replacement in ablation.replaced:
+            patch.setattr(owner, name, replacement)
+        yield
+        stack.close()
+
+
+def seeds_to_catch(ablation: Ablation, seeds_max: int = SEEDS_MAX) -> tuple[int, str] | None:
+    """Return how many seeds it took until a checker noticed, and what it said."""
+    disabled = frozenset() if ablation.off is None else frozenset((ablation.off,))
+    with switched_off(ablation):
+        for seed in range(seeds_max):
+            report = simulate(seed, profile=ablation.profile, disabled=disabled)
+            if report.finding is not None:
+                return seed + 1, report.finding
+    return None
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.name)
+def test_ablation_is_caught(ablation: Ablation) -> None:
+    assert seeds_to_catch(ablation) is not None
+
+
+def test_every_safeguard_of_the_core_is_switched_off_once() -> None:
+    assert [ablation.off for ablation in ABLATIONS if ablation.off is not None] == list(Safeguard)
+
+
+PROFILES = {
+    "elections": ELECTIONS,
+    "power": POWER,
+    "delays": DELAYS,
+    "members": MEMBERS,
+    "snapshots": SNAPSHOTS,
+    "damage": DAMAGE,
+    "disks": DISKS,
+    "reads": READS,
+    "retries": RETRIES,
+    "calm": CALM,
+    "wiped": WIPED,
+    "lost": LOST,
+    "mixed": MIXED,
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_nothing_is_found_with_every_safeguard_on(name: str) -> None:
+    for seed in range(6):
+        report = simulate(seed, profile=PROFILES[name])
+        assert report.finding is None, f"{report.finding} (seed {seed}, profile {name})"
