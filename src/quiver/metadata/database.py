@@ -249,13 +249,16 @@ def _load_meta(connection: Connection) -> tuple[Counters, Position]:
 
 
 def _load_rows(connection: Connection, mapped: Mapped) -> Iterator[AnyRow]:
-    children = [] if mapped.children is None else _select(connection, mapped.children)
+    children = [] if mapped.children is None else _select(connection, mapped.children, mapped.children_all)
     return mapped.from_sql(_select(connection, mapped.table), children)
 
 
-def _select(connection: Connection, table: Table) -> list[Values]:
+def _select(connection: Connection, table: Table, equal: Mapping[str, str] | None = None) -> list[Values]:
+    statement = select(table)
+    for name, value in (equal or {}).items():
+        statement = statement.where(table.c[name] == value)
     names = [str(column.name) for column in table.columns]  # SQLAlchemy's own kind of text is none to msgspec
-    return [dict(zip(names, row, strict=True)) for row in connection.execute(select(table))]
+    return [dict(zip(names, row, strict=False)) for row in connection.execute(statement).all()]
 
 
 _ADVANCE = (

@@ -263,20 +263,23 @@ class State:
                 self._shared.remove(change.table)
                 self.tables[change.table] = self.tables[change.table].copy()
                 self.names[change.table] = self.names[change.table].copy()
-            self._drop(change.table, change.key)
-            if change.row is not None:
+            if change.row is None:
+                self._drop(change.table, change.key)
+            else:
                 self._put(change.row)
 
     def _put(self, row: AnyRow) -> None:
-        self.tables[row.table][row.key] = row
-        name = _name(row)
+        table, names = self.tables[row.table], self.names[row.table]
+        old, name = table.get(row.key), _name(row)
+        if old is not None and _name(old) != name:
+            names.pop(_name(old), None)
         if name:
-            self.names[row.table][name] = row.key
+            names[name] = row.key
+        table[row.key] = row  # in its old place: a table without holes is copied several times faster
 
     def _drop(self, table: Table, key: object) -> None:
-        row = self.tables[table].pop(key, None)
-        if row is not None:
-            self.names[table].pop(_name(row), None)
+        row = self.tables[table].pop(key)
+        self.names[table].pop(_name(row), None)
 
 
 def _name(row: AnyRow) -> str:

@@ -7,7 +7,7 @@ every reference before a row gets here, and a constraint could only stop a manag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -158,6 +158,8 @@ class Mapped:
     """How one kind of row lies in SQL: one row in `table`, and in `children` one for each thing nested in it."""
 
     children: Table | None = None
+    children_all: Mapping[str, str] = {}
+    """What all children have in common, where their table is shared with those of other rows."""
 
     def __init__(self, row_type: type[AnyRow], table: Table) -> None:
         self.row_type = row_type
@@ -179,8 +181,9 @@ class Mapped:
     def from_sql(self, found: Iterable[Values], children: Iterable[Values]) -> Iterator[AnyRow]:
         """Yield the rows that these values came from."""
         by_parent: dict[tuple[Any, ...], list[Values]] = {}
+        columns = self.child_columns
         for child in children:
-            by_parent.setdefault(tuple(child[name] for name in self.child_columns), []).append(child)
+            by_parent.setdefault(tuple([child[name] for name in columns]), []).append(child)
         for values in found:
             self.join(values, by_parent.get(tuple(self.child_key(values).values()), []))
             yield msgspec.convert(values, self.row_type)
@@ -248,11 +251,12 @@ class MappedClient(Mapped):
 
     def __init__(self, row_type: type[AnyRow], table: Table, kind: Kind) -> None:
         super().__init__(row_type, table)
-        self._kind = kind
+        self._kind = kind.value
+        self.children_all = {"kind": kind.value}
 
     def child_key(self, values: Values) -> Values:
         """Return kind and id."""
-        return {"kind": self._kind.value, "client_id": values[self.key_columns[0]]}
+        return {"kind": self._kind, "client_id": values[self.key_columns[0]]}
 
     def split(self, values: Values) -> list[Values]:
         """Return the registrations."""

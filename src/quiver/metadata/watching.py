@@ -23,17 +23,19 @@ CHANGES_MAX = 20_000
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What a watcher learns: the metadata as it is, and which rows differ from what it knew."""
+    """What a watcher learns: the rows that differ from what it knew, or everything."""
 
-    view: View
+    index: Index
+    """Up to where the watcher now knows everything."""
     changes: tuple[Change, ...]
-    is_reset: bool
-    """Whether the watcher must compare all of the view with what it has: `changes` is empty then."""
+    """In the order in which they were made; a row may be among them more than once."""
+    view: View | None = None
+    """All there is, if the watcher must begin anew; `changes` is empty then. Else None: showing costs a copy."""
 
     @property
-    def index(self) -> Index:
-        """Return up to where the watcher now knows everything."""
-        return self.view.index
+    def is_reset(self) -> bool:
+        """Tell whether the watcher must compare all of the view with what it has."""
+        return self.view is not None
 
 
 class Source(Protocol):
@@ -99,9 +101,9 @@ class History:
     def _since(self, known: Index) -> Changed | None:
         """Return what a watcher has missed; None if nothing it could see."""
         if known < self._floor or not known:
-            return Changed(self._source.state.view(), (), is_reset=True) if self._index else None
+            return Changed(self._index, (), self._source.state.view()) if self._index else None
         newer = [change for _, change in takewhile(lambda item: item[0] > known, reversed(self._kept))]
-        return Changed(self._source.state.view(), tuple(reversed(newer)), is_reset=False) if newer else None
+        return Changed(self._index, tuple(reversed(newer))) if newer else None
 
     @property
     def _index(self) -> Index:

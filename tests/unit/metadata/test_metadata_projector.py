@@ -134,7 +134,7 @@ def test_any_other_failure_is_final(failure: Exception) -> None:
         world.database.failures = [failure]
         index = world.do(register_broker(4))
         given_up = asyncio.ensure_future(world.projector.wait_stored(index))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.0005)
         given_up.cancel()
         with pytest.raises(OutcomeUnknownError, match=str(failure)):
             await world.projector.wait_stored(index)

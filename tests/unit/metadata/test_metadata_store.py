@@ -10,20 +10,24 @@ import pytest
 from metadata_cluster import Cluster, simulate
 from metadata_world import create_topic, init_cluster, register_broker, register_consumer, register_producer
 
-from quiver.errors import OutcomeUnknownError, UnavailableError
+from quiver.errors import OutcomeUnknownError, OverloadedError, UnavailableError
 from quiver.metadata import (
     Change,
     Changed,
     ConsumerId,
     ConsumerRegistered,
+    Done,
+    MetadataStore,
     NotPrimaryError,
     OutOfRangeError,
     RefusedError,
     Table,
 )
+from quiver.metadata import store as store_module
 from quiver.metadata.commands import CONTROL_STATE
 from quiver.model import Index, NodeId
 from quiver.record import build_control_batch
+from quiver.testing import SimulatedClock, SimulatedExecutor
 
 
 async def form(cluster: Cluster) -> None:
@@ -320,21 +324,6 @@ def test_read_is_refused_by_a_manager_that_has_long_been_alone() -> None:
     simulate(test)
 
 
-def test_store_without_a_member_is_starting() -> None:
-    async def test(cluster: Cluster) -> None:
-        manager = cluster[1]
-        roles: list[NodeId | None] = []
-        manager.store.on_role = lambda role, term, leader: roles.append(leader)
-        assert manager.store.status().cluster_id == "c1"
-        manager.kill()
-        manager.start()
-        await cluster.wait(lambda: (manager.lives == 2 and manager.store.primary is None) or None)
-        await cluster.primary()
-        await cluster.submit(init_cluster())
-
-    simulate(test, managers=1)
-
-
 def test_watchers_get_what_changes_and_can_begin_anywhere() -> None:
     async def test(cluster: Cluster) -> None:
         manager = cluster[1]
@@ -350,7 +339,9 @@ def test_watchers_get_what_changes_and_can_begin_anywhere() -> None:
         await manager.store.wait_applied(manager.store.applied_index)
         await asyncio.sleep(0.01)
         assert seen[0].is_reset
-        assert seen[-1].view.consumers.keys() == {1}
+        assert seen[0].view is not None
+        assert seen[0].view.index == seen[0].index
+        assert seen[-1].index == manager.store.applied_index
         changes: list[Change] = [change for changed in seen[1:] for change in changed.changes]
         assert [change.table for change in changes if change.table is Table.TOPICS] == [Table.TOPICS]
         late: list[Changed] = []
@@ -362,3 +353,44 @@ def test_watchers_get_what_changes_and_can_begin_anywhere() -> None:
         await asyncio.gather(*tasks)
 
     simulate(test, managers=1)
+
+
+def test_too_many_commands_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: Cluster) -> None:
+        store = cluster[1].store
+        monkeypatch.setattr(store_module, "SUBMITS_MAX", 2)
+        found = await asyncio.gather(*(store.submit(init_cluster()) for _ in range(3)), return_exceptions=True)
+        assert sorted(type(item).__name__ for item in found) == ["Done", "Done", OverloadedError.__name__]
+        assert await store.submit(init_cluster()) == Done(0)
+
+    simulate(test, managers=1)
+
+
+def test_store_that_has_no_member_yet_takes_nothing() -> None:
+    async def test(cluster: Cluster) -> None:
+        manager = cluster[1]
+        executor = SimulatedExecutor(cluster.loop, cluster.streams.disk)
+        store = await MetadataStore.open(
+            manager.database, executor=executor, clock=SimulatedClock(cluster.loop), on_failure=manager.failures.append
+        )
+        with pytest.raises(NotPrimaryError, match="starting"):
+            await store.submit(init_cluster())
+        with pytest.raises(NotPrimaryError):
+            await store.read()
+        assert (store.is_primary, store.primary, store.status().commit_index) == (False, None, 0)
+        assert store.view().cluster_id == "c1"
+
+    simulate(test, managers=1)
+
+
+def test_roles_are_told_on() -> None:
+    async def test(cluster: Cluster) -> None:
+        primary, replica = await cluster.primary(), await cluster.replica()
+        leaders: list[NodeId | None] = []
+        replica.store.on_role = lambda role, term, leader: leaders.append(leader)
+        primary.kill()
+        await cluster.submit(init_cluster())
+        new = await cluster.primary()
+        await cluster.wait(lambda: new.id in leaders or None)
+
+    simulate(test)

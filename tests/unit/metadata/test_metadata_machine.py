@@ -1,0 +1,142 @@
+"""The state machine by itself: each entry once, and a stop rather than a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from metadata_world import create_topic, formed_state, init_cluster, register_broker, register_consumer
+
+from quiver.errors import InvariantBroken, StorageError
+from quiver.metadata import machine as machine_module
+from quiver.metadata.commands import CONTROL_STATE, AnyCommand, encode_command
+from quiver.metadata.machine import MetadataMachine
+from quiver.metadata.state import Change, Counters, Position, State, View
+from quiver.model import Index, Offset, Term
+from quiver.record import Batch, build_batch, build_control_batch, stamp
+
+BEGINNING: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
+
+
+def entry(data: bytes, index: int, term: int = 1) -> Batch:
+    return Batch.decode(stamp(data, term=Term(term), index=Index(index), base_offset=Offset(0), append_timestamp=index))
+
+
+def log(*commands: AnyCommand, first_index: int = 1) -> list[Batch]:
+    return [entry(encode_command(command), index) for index, command in enumerate(commands, start=first_index)]
+
+
+class Listener:
+    """A follower that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[int, Position]] = []
+        self.replaced: list[View] = []
+
+    def add(self, changes: Sequence[Change], counters: Counters, position: Position) -> None:
+        self.added.append((len(changes), position))
+
+    def replace(self, view: View) -> None:
+        self.replaced.append(view)
+
+
+def made(state: State | None = None) -> tuple[MetadataMachine, Listener, list[StorageError]]:
+    failures: list[StorageError] = []
+    machine, listener = MetadataMachine(state or State(), on_failure=failures.append), Listener()
+    machine.follow(listener)
+    return machine, listener, failures
+
+
+def test_followers_are_told_once_for_all_batches_of_a_call() -> None:
+    machine, listener, _ = made()
+    machine.apply(log(*BEGINNING))
+    machine.apply([entry(build_control_batch(b"\x01", timestamp=1), 6, term=2)])
+    assert listener.added == [(9, Position(Index(5), Term(1))), (0, Position(Index(6), Term(2)))]
+    assert machine.applied_commands == 5
+
+
+def test_what_the_database_has_is_skipped() -> None:
+    source, _, _ = made()
+    source.apply(log(*BEGINNING[:3]))
+    machine, listener, _ = made(State.decode(source.snapshot()))
+    machine.restore(b"")
+    machine.apply(log(*BEGINNING[:2]))
+    assert listener.added == []
+    machine.apply(log(*BEGINNING[2:], first_index=3))
+    assert (machine.skipped_entries, machine.applied_commands) == (3, 2)
+    source.apply(log(*BEGINNING[3:], first_index=4))
+    assert machine.snapshot() == source.snapshot()
+
+
+def test_newer_snapshot_replaces_and_older_one_does_not() -> None:
+    source, _, _ = made()
+    source.apply(log(*BEGINNING))
+    newest = source.snapshot()
+    machine, listener, _ = made()
+    machine.restore(newest)
+    assert [view.index for view in listener.replaced] == [5]
+    machine.apply(log(register_consumer(), first_index=6))
+    machine.restore(newest)
+    assert len(listener.replaced) == 1
+    assert list(machine.state.view().consumers) == [1]
+    assert list(listener.replaced[0].consumers) == []
+
+
+def test_gap_in_the_log_ends_the_process() -> None:
+    machine, _, _ = made()
+    with pytest.raises(InvariantBroken):
+        machine.apply(log(init_cluster(), first_index=2))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (build_control_batch(bytes((CONTROL_STATE, 7)), timestamp=1), "version 7"),
+        (build_control_batch(bytes((CONTROL_STATE, 1)) + msgspec.msgpack.encode({"type": "x"}), timestamp=1), "'x'"),
+        (build_batch([b"value"], timestamp=1), "records"),
+    ],
+)
+def test_entry_that_cannot_be_read_stops_the_machine_where_it_is(data: bytes, says: str) -> None:
+    machine, listener, failures = made()
+    before = log(*BEGINNING)
+    machine.apply([*before, entry(data, 6), *log(register_consumer(), first_index=7)])
+    assert [says in failure.message for failure in failures] == [True]
+    assert "index 6" in failures[0].message
+    assert listener.added[-1][1].index == machine.state.position.index == 5
+    machine.apply(log(register_consumer(), first_index=8))
+    assert (len(failures), machine.applied_commands) == (1, 5)
+    with pytest.raises(StorageError):
+        machine.snapshot()
+
+
+def test_snapshot_that_cannot_be_read_stops_the_machine() -> None:
+    machine, listener, failures = made()
+    machine.restore(b"\x09")
+    assert "version 9" in failures[0].message
+    assert (machine.failure, listener.replaced) == (failures[0], [])
+
+
+def test_snapshot_of_another_cluster_stops_the_machine() -> None:
+    other = formed_state()
+    other.absorb((), msgspec.structs.replace(other.counters, cluster_id="other"))
+    machine, _, failures = made(formed_state())
+    machine.restore(other.view().encode())
+    assert "cluster c1" in failures[0].message
+    assert "cluster other" in failures[0].message
+
+
+def test_outcomes_are_kept_while_somebody_waits_and_only_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "OUTCOMES_MAX", 2)
+    machine, _, _ = made()
+    machine.apply(log(init_cluster()))
+    assert machine.take_outcome(Index(1)) is None
+    machine.keeps_outcomes = True
+    machine.apply(log(*BEGINNING[1:4], first_index=2))
+    assert machine.take_outcome(Index(2)) is None
+    outcome = machine.take_outcome(Index(3))
+    assert outcome is not None
+    assert outcome.refusal is None
+    assert machine.take_outcome(Index(3)) is None
+    machine.forget_outcomes()
+    assert machine.take_outcome(Index(4)) is None
