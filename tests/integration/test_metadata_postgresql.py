@@ -18,11 +18,16 @@ from quiver.errors import StorageError
 from quiver.metadata import (
     Command,
     CreateTopic,
+    DeleteTopic,
+    ForgetClient,
     InitCluster,
+    Kind,
+    PurgeTopic,
     RegisterBroker,
     RegisterConsumer,
     Selection,
     State,
+    TopicId,
     open_database,
     tables,
 )
@@ -80,7 +85,13 @@ def advance(database: Database, state: State, commands: list[AnyCommand], **fiel
 
 def test_postgresql_holds_what_memory_does(database: Database) -> None:
     state = State()
-    parts: list[list[AnyCommand]] = [beginning(), [register(), register()], [register()]]
+    parts: list[list[AnyCommand]] = [
+        beginning(),
+        [register(), register()],
+        [register()],
+        [ForgetClient(now_ms=3, kind=Kind.CONSUMER, id=2)],
+        [DeleteTopic(now_ms=3, topic="logs", purge_ms=3), PurgeTopic(now_ms=3, topic_id=TopicId(1))],
+    ]
     for commands in parts:
         advance(database, state, commands)
         assert database.load().view().encode() == state.view().encode()

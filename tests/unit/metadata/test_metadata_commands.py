@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_commands import commands
 from metadata_world import init_cluster, register_consumer
@@ -27,6 +27,7 @@ def payload(**fields: object) -> bytes:
     return bytes((1,)) + msgspec.msgpack.encode(fields)
 
 
+@settings(deadline=None)
 @given(commands())
 def test_command_comes_back_from_its_batch(command: AnyCommand) -> None:
     batch = Batch.decode(encode_command(command))
@@ -92,6 +93,7 @@ def test_values_that_sql_could_not_keep_are_not_read(fields: dict[str, object]) 
         decode_payload(payload(type="init_cluster", **fields))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 100), st.integers(0, 255))
 def test_reading_raises_decode_errors_only(noise: bytes, position: int, byte: int) -> None:
     whole = encode_command(register_consumer(request_id="r"))[97:]

@@ -11,17 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_commands import commands
-from metadata_world import create_topic, do, formed_state, init_cluster, register_broker, register_consumer
+from metadata_world import (
+    change_state,
+    create_topic,
+    do,
+    formed_state,
+    init_cluster,
+    register_broker,
+    register_consumer,
+    register_producer,
+)
 from sqlalchemy import create_engine, inspect, text
 
 from quiver.errors import ConfigError, StorageError
 from quiver.metadata import tables
 from quiver.metadata.apply import apply
-from quiver.metadata.commands import AnyCommand
+from quiver.metadata.commands import AnyCommand, BeginMove, DeleteTopic, ForgetBroker, ForgetClient, PurgeTopic
 from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
 from quiver.metadata.migrations import MIGRATIONS, SCHEMA_VERSION
+from quiver.metadata.rows import BrokerState, Kind, PartitionId, TopicId
 from quiver.metadata.state import Change, Position, State
-from quiver.model import Index, Term
+from quiver.model import Index, NodeId, Term
 
 SCHEMA_1 = Path(__file__).parent / "metadata_schema_1.sql"
 
@@ -74,6 +84,53 @@ def test_database_holds_what_memory_does_after_every_transaction(parts: list[lis
             database.write(transaction(state, changes, before=before))
             assert database.load().view().encode() == state.view().encode()
             assert database.position() == state.position
+
+
+def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, path: Path) -> None:
+    state = formed_state()
+    clients: list[AnyCommand] = [register_consumer(), register_producer(), register_broker(4)]
+    for command in clients:
+        do(state, command)
+    state.stand_at(at(1))
+    write_all(database, state, before=at(0, 0))
+    dropping: list[AnyCommand] = [
+        ForgetClient(now_ms=1, kind=Kind.CONSUMER, id=1),
+        BeginMove(now_ms=1, topic_id=TopicId(1), partition_id=PartitionId(0), target=NodeId(4)),
+        DeleteTopic(now_ms=1, topic="logs", purge_ms=1),
+        PurgeTopic(now_ms=1, topic_id=TopicId(1)),
+        change_state(3, BrokerState.DEAD),
+        change_state(3, BrokerState.REMOVED),
+        ForgetBroker(now_ms=1, broker_id=NodeId(3)),
+    ]
+    for command in dropping:
+        before = state.position
+        changes = list(apply(state, command).changes)
+        assert changes
+        state.stand_at(at(before.index + 1))
+        database.write(transaction(state, changes, before=before))
+        assert database.load().view().encode() == state.view().encode()
+    with closing(sqlite3.connect(path)) as connection:
+        counts = [connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables.METADATA.tables]
+    assert dict(zip(tables.METADATA.tables, counts, strict=True)) == {
+        "meta": 1,
+        "brokers": 3,
+        "topics": 0,
+        "partitions": 0,
+        "replicas": 0,
+        "producers": 1,
+        "consumers": 0,
+        "registrations": 0,
+        "heartbeats": 4,
+        "moves": 0,
+    }
+
+
+def test_meta_without_its_row_is_a_storage_error(path: Path, database: Database) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM meta")
+        connection.commit()
+    with pytest.raises(StorageError, match="0 rows in meta"):
+        database.load()
 
 
 def test_snapshot_takes_the_place_of_everything(database: Database) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from metadata_commands import commands
 from metadata_world import (
     NOW_MS,
@@ -99,6 +99,7 @@ def test_commands_are_described_in_a_few_words(command: AnyCommand, subject: str
     assert describe(command) == (subject, broker)
 
 
+@settings(deadline=None)
 @given(commands())
 def test_every_command_can_be_described(command: AnyCommand) -> None:
     subject, _ = describe(command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_commands import commands
 from metadata_world import (
@@ -36,6 +36,7 @@ def run(*parts: AnyCommand) -> State:
     return state
 
 
+@settings(deadline=None)
 @given(SEQUENCES)
 def test_two_members_compute_the_same(sequence: list[AnyCommand]) -> None:
     first, second = State(), State()
@@ -48,6 +49,7 @@ def test_two_members_compute_the_same(sequence: list[AnyCommand]) -> None:
     assert first.view().encode() == second.view().encode()
 
 
+@settings(deadline=None)
 @given(SEQUENCES, SEQUENCES)
 def test_state_goes_on_from_its_snapshot_as_if_nothing_had_happened(
     before: list[AnyCommand], after: list[AnyCommand]
@@ -62,6 +64,7 @@ def test_state_goes_on_from_its_snapshot_as_if_nothing_had_happened(
     assert restored.view().encode() == state.view().encode()
 
 
+@settings(deadline=None)
 @given(SEQUENCES)
 def test_view_never_changes(sequence: list[AnyCommand]) -> None:
     state = run()
@@ -72,6 +75,7 @@ def test_view_never_changes(sequence: list[AnyCommand]) -> None:
     assert [view.encode() for view, _ in shown] == [encoded for _, encoded in shown]
 
 
+@settings(deadline=None)
 @given(SEQUENCES)
 def test_rows_alone_make_the_state_in_any_order(sequence: list[AnyCommand]) -> None:
     view = run(*sequence).view()
@@ -83,6 +87,7 @@ def test_rows_alone_make_the_state_in_any_order(sequence: list[AnyCommand]) -> N
     assert rebuilt.view().consumers_by_request == view.consumers_by_request
 
 
+@settings(deadline=None)
 @given(SEQUENCES)
 def test_what_is_referred_to_is_there(sequence: list[AnyCommand]) -> None:
     view = run(*sequence).view()
