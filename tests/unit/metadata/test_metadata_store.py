@@ -394,3 +394,29 @@ def test_roles_are_told_on() -> None:
         await cluster.wait(lambda: new.id in leaders or None)
 
     simulate(test)
+
+
+def test_database_that_lost_its_last_transactions_catches_up() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        manager.kill()
+        older = manager.path.read_bytes()  # closed, hence whole: what a power loss may leave
+        stored = manager.load_database().position.index
+        manager.database.close()
+        manager.start()
+        for _ in range(20):
+            await cluster.submit(register_consumer())
+        expected = manager.store.view().digest()
+        last = manager.store.applied_index
+        manager.kill(loses_power=True)
+        manager.lose_database()
+        manager.path.write_bytes(older)
+        manager.start()
+        await cluster.wait_equal()
+        machine = manager.store.machine
+        assert (machine.skipped_entries, stored < last) == (stored, True)
+        assert machine.applied_commands == 20 + 1
+        assert manager.load_database().view().digest() == expected
+
+    simulate(test, managers=1)
