@@ -24,7 +24,7 @@ from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import QuiverError
 from quiver.model import GroupId, NodeId
 from quiver.raft import Configuration
-from quiver.record import Batch, build_batch
+from quiver.record import Batch, BatchHeader, build_batch
 from quiver.replication import Member, Replicator
 from quiver.storage import SystemDisk, ThreadExecutor
 from quiver.wire import PeerNetwork, WireSettings
@@ -66,22 +66,32 @@ class Commands:
 
     async def load(self, *, entries: int, in_flight: int, value_bytes: int, **_: Any) -> dict[str, Any]:
         """Propose `entries` batches of one record, `in_flight` at a time; tell how long it took."""
-        member, left = self._members[0], entries
+        member, loop = self._members[0], asyncio.get_running_loop()
         batch = build_batch([os.urandom(value_bytes)], timestamp=0)  # what a client would have built
+        finished: asyncio.Future[None] = loop.create_future()
         latencies: list[float] = []
+        sent = 0
 
-        async def propose() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
-                start = time.perf_counter()
-                await member.propose([batch])
-                latencies.append(time.perf_counter() - start)
+        def propose() -> None:
+            nonlocal sent
+            sent += 1
+            start = time.perf_counter()
+            member.propose_nowait([batch]).add_done_callback(lambda done: answered(done, start))
+
+        def answered(done: asyncio.Future[list[BatchHeader]], start: float) -> None:
+            latencies.append(time.perf_counter() - start)
+            if done.exception() is not None:
+                if not finished.done():
+                    finished.set_exception(done.exception() or RuntimeError())
+            elif sent < entries:
+                propose()
+            elif len(latencies) == entries:
+                finished.set_result(None)
 
         start = time.perf_counter()
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(in_flight):
-                tasks.create_task(propose())
+        for _ in range(min(in_flight, entries)):
+            propose()
+        await finished
         seconds = time.perf_counter() - start
         latencies.sort()
         return {
@@ -148,8 +158,8 @@ async def answer(commands: Commands) -> None:
         command: Callable[..., Awaitable[dict[str, Any]]] = getattr(commands, request.pop("command"))
         try:
             say(await command(**request))
-        except* QuiverError as errors:
-            say({"error": str(errors.exceptions[0])})
+        except QuiverError as error:
+            say({"error": str(error)})
 
 
 def say(answer: dict[str, Any]) -> None:

@@ -121,13 +121,10 @@ def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
     Only a batch's builder may call this: it is what makes `payload_crc`, so `header`'s own is ignored.
     Raises `struct.error` if a number does not fit its field.
     """
-    values = msgspec.structs.astuple(header)
-    encoded = bytearray(HEADER_BYTES)
-    _HEADER.pack_into(encoded, 0, MAGIC, 0, *values[:-1], 0)
+    encoded = _HEADER.pack(MAGIC, 0, *msgspec.structs.astuple(header)[:-1], 0)
     payload_crc = crc32c(payload, crc32c(encoded[_PRODUCER_PART_POSITION:_PAYLOAD_CRC_POSITION]))
-    _CHECKSUM.pack_into(encoded, _PAYLOAD_CRC_POSITION, payload_crc)
-    _CHECKSUM.pack_into(encoded, _HEADER_CRC_POSITION, crc32c(encoded[_STAMP_POSITION:]))
-    return bytes(encoded)
+    checked = encoded[_STAMP_POSITION:_PAYLOAD_CRC_POSITION] + _CHECKSUM.pack(payload_crc)
+    return MAGIC + _CHECKSUM.pack(crc32c(checked)) + checked
 
 
 def verify_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:

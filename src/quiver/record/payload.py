@@ -32,6 +32,8 @@ HAS_NULL_HEADER_VALUES: Final = 32
 
 _FLAGS_KNOWN = 63
 _PREAMBLE = struct.Struct("<B3sI")
+_SINGLE = struct.Struct("<B3sII")
+"""The preamble and the one length that stand before a single value."""
 _RESERVED = bytes(3)
 _LENGTH_BYTES = 4
 _TIMESTAMP_BYTES = 8
@@ -112,6 +114,12 @@ def encode_payload(records: EncodedRecords) -> bytes:
     fixed += [column.validity for column in columns]
     check_payload_bytes(sum(map(len, fixed)) + sum(column.data_bytes for column in columns))
     return b"".join(chain(fixed, *(column.data for column in columns)))
+
+
+def encode_single(value: bytes) -> bytes:
+    """Return the payload of one value alone: no key, no timestamp of its own, no headers. The same as the long way."""
+    check_payload_bytes(_SINGLE.size + len(value))
+    return _SINGLE.pack(0, _RESERVED, 0, len(value)) + value
 
 
 def check_payload_bytes(size: int) -> None:

@@ -214,3 +214,20 @@ def test_control_payload_is_bounded() -> None:
 def test_wrong_types_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         build_batch(**{**VALID, **arguments})
+
+
+def test_one_value_alone_is_built_as_among_others() -> None:
+    """The short way gives the very bytes of the long one, and refuses what it refuses."""
+    for value in (b"", b"x" * 100, b"\0"):
+        short = build_batch([value], timestamp=7, producer_id=ProducerId(3), producer_epoch=2, base_sequence=9)
+        long = build_batch(
+            [value], keys=[None], timestamp=7, producer_id=ProducerId(3), producer_epoch=2, base_sequence=9
+        )
+        assert short == long
+        assert Batch.decode(short).values() == [value]
+    with pytest.raises(RequestError, match="out of range"):
+        build_batch([b"x"], timestamp=7, base_sequence=-1)
+    with pytest.raises(RequestError, match="exceeds"):
+        build_batch([bytes(PAYLOAD_BYTES_MAX)], timestamp=7)
+    with pytest.raises(RequestError, match="does not fit"):
+        build_batch([b"x"], timestamp=1 << 63)
