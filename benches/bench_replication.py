@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from replicas import HERE, Replica, Replicas, free_ports
@@ -214,7 +215,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=1000)
     parser.add_argument("--only", choices=["throughput", "bulk", "idle", "failover"])
     options = parser.parse_args()
-    parts = {
+    parts: dict[str, Callable[[], list[Row]]] = {
         "throughput": throughput,
         "bulk": bulk,
         "idle": lambda: idle(options.groups),

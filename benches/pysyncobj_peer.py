@@ -26,7 +26,7 @@ class Store(SyncObj):  # type: ignore[misc]  # the package has no types
         super().__init__(own, others, SyncObjConf(journalFile=journal))
         self.size_bytes = 0
 
-    @replicated  # type: ignore[misc]  # the package has no types
+    @replicated  # type: ignore[untyped-decorator]  # the package has no types
     def add(self, value: bytes) -> None:
         self.size_bytes += len(value)
 

@@ -53,7 +53,7 @@ class Commands:
     def __init__(self, members: list[Member]) -> None:
         self._members = members
 
-    async def status(self, **_: Any) -> dict[str, Any]:
+    async def status(self) -> dict[str, Any]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         statuses = [member.raft.status() for member in self._members]
         return {
@@ -64,7 +64,7 @@ class Commands:
             "rss_bytes": usage.ru_maxrss * 1024,
         }
 
-    async def load(self, *, entries: int, in_flight: int, value_bytes: int, **_: Any) -> dict[str, Any]:
+    async def load(self, *, entries: int, in_flight: int, value_bytes: int) -> dict[str, Any]:
         """Propose `entries` batches of one record, `in_flight` at a time; tell how long it took."""
         member, loop = self._members[0], asyncio.get_running_loop()
         batch = build_batch([os.urandom(value_bytes)], timestamp=0)  # what a client would have built
@@ -100,7 +100,7 @@ class Commands:
             "p99_s": latencies[int(len(latencies) * 0.99)],
         }
 
-    async def probe(self, **_: Any) -> dict[str, Any]:
+    async def probe(self) -> dict[str, Any]:
         """Try one write now; tell whether it was committed."""
         try:
             await asyncio.wait_for(self._members[0].propose([build_batch([b"probe"], timestamp=0)]), 2)
