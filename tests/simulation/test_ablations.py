@@ -9,7 +9,7 @@ leans the seeds towards the faults that matter; with everything in place the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,16 @@ from quiver.storage.writer import Writer
 from quiver.testing.disk import SimulatedFile
 from quiver.testing.node import SimulatedNode
 from quiver.testing.simulation import simulate
-from quiver.testing.swarm import MIXED, Profile
+from quiver.testing.swarm import JITTERY, MIXED, Profile
 from quiver.testing.world import World
 
 SEEDS_MAX = 300
 
 ELECTIONS = Profile(
-    favoured=("kill", "isolate", "split", "pause", "cut_one_way", "transfer"), p_other=0.15, voters=(3, 3, 5), p_quiet=0.0
+    favoured=("kill", "isolate", "split", "pause", "cut_one_way", "transfer"),
+    p_other=0.15,
+    voters=(3, 3, 5),
+    p_quiet=0.0,
 )
 POWER = Profile(
     favoured=("power_loss", "power_loss_at_operation", "power_loss_all", "kill"),
@@ -58,27 +61,74 @@ MEMBERS = Profile(
     favoured=("add_member", "remove_member", "swap_member", "demote_member", "isolate", "split", "kill"),
     p_other=0.1,
     voters=(3,),
+    spares=(1, 2),
     p_quiet=0.0,
+)
+SWAPS = Profile(
+    favoured=("swap_member", "isolate", "pause", "slow_disk"),
+    p_other=0.0,
+    voters=(3,),
+    spares=(2,),
+    p_quiet=0.0,
+    gap_ms=(150, 400),
+)
+DIVERGENCE = Profile(
+    favoured=("isolate", "split", "kill", "burst", "power_loss"),
+    p_other=0.05,
+    voters=(3, 5),
+    p_quiet=0.0,
+    producers=(4,),
+    in_flight=(5,),
+    append_bytes=(1024,),
+)
+SLOW_WRITES = Profile(
+    favoured=("slow_disk", "isolate", "split", "cut_one_way", "burst"),
+    p_other=0.0,
+    voters=(3,),
+    p_quiet=0.0,
+    producers=(4,),
+    in_flight=(5,),
+)
+LATE_SNAPSHOTS = Profile(
+    favoured=("isolate", "kill", "snapshot", "slow_network"),
+    p_other=0.0,
+    voters=(3,),
+    p_quiet=0.0,
+    snapshot_entries=(5, 20),
+    segment_bytes=(1024,),
+    producers=(2, 4),
+    keep_order=0.0,
+    p_double=(0.3,),
+    networks=(JITTERY,),
 )
 SNAPSHOTS = Profile(
     favoured=("snapshot", "isolate", "split", "burst", "pause", "kill", "doubling_network"),
     p_other=0.1,
     voters=(3,),
     p_quiet=0.0,
-    snapshot_entries=(20,),
+    snapshot_entries=(5, 20),
     segment_bytes=(1024,),
     producers=(4,),
     in_flight=(5,),
     keep_order=0.0,
 )
 DAMAGE = Profile(favoured=("bit_flip", "kill", "power_loss"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
+DAMAGE_AND_OUTAGES = Profile(
+    favoured=("bit_flip", "kill_all", "power_loss_all", "kill", "isolate"),
+    p_other=0.0,
+    voters=(3,),
+    p_quiet=0.0,
+    gap_ms=(100, 300),
+)
 DISKS = Profile(
     favoured=("sync_error", "power_loss", "power_loss_all", "write_error", "full_disk"),
     p_other=0.1,
     voters=(1, 3, 3),
     p_quiet=0.0,
 )
-READS = Profile(favoured=("pause", "isolate", "split", "transfer", "kill"), p_other=0.1, voters=(3, 5), p_quiet=0.0, readers_more=4)
+READS = Profile(
+    favoured=("pause", "isolate", "split", "transfer", "kill"), p_other=0.1, voters=(3, 5), p_quiet=0.0, readers_more=4
+)
 RETRIES = Profile(
     favoured=("kill", "transfer", "pause", "lossy_network", "doubling_network"),
     p_other=0.1,
@@ -139,10 +189,8 @@ def write_without_names(flush: Flush, file: File, write: SegmentWrite) -> None:
 
 
 def sync_ignoring_errors(file: SimulatedFile) -> None:
-    try:
+    with suppress(OSError):
         _sync(file)
-    except OSError:
-        pass
 
 
 def never_damage(*_: object) -> bool:
@@ -253,19 +301,19 @@ ABLATIONS = [
     core(Safeguard.ACK_ONLY_DURABLE, POWER),
     core(Safeguard.LEADER_COUNTS_ONLY_DURABLE, POWER),
     core(Safeguard.TRUNCATE_ONLY_ON_CONFLICT, DELAYS),
-    core(Safeguard.MATCH_FROM_REQUEST, ELECTIONS),
+    core(Safeguard.MATCH_FROM_REQUEST, DIVERGENCE),
     core(Safeguard.IGNORE_OLD_TERM_RESPONSES, DELAYS),
     core(Safeguard.READ_INDEX_ROUND, READS),
     core(Safeguard.READ_AFTER_OWN_TERM_COMMIT, READS),
-    core(Safeguard.JOINT_QUORUM, MEMBERS),
+    core(Safeguard.JOINT_QUORUM, SWAPS),
     core(Safeguard.CONFIG_ON_APPEND, MEMBERS),
     core(Safeguard.ONE_PENDING_CHANGE, MEMBERS),
     core(Safeguard.LEARNER_NOT_COUNTED, MEMBERS),
-    core(Safeguard.DURABLE_TERM_CHECK, DELAYS),
+    core(Safeguard.DURABLE_TERM_CHECK, SLOW_WRITES),
     core(Safeguard.APPEND_CONSISTENCY_CHECK, ELECTIONS),
     core(Safeguard.TERM_STEP_DOWN, ELECTIONS),
     core(Safeguard.SINGLE_VOTE_PER_TERM, ELECTIONS),
-    core(Safeguard.SNAPSHOT_IGNORES_OLDER, SNAPSHOTS),
+    core(Safeguard.SNAPSHOT_IGNORES_OLDER, LATE_SNAPSHOTS),
     core(Safeguard.SNAPSHOT_CONFLICT_DROPS_LOG, SNAPSHOTS),
     core(Safeguard.RECOVER_UNTIL_NO_VOTE, DAMAGE),
     core(Safeguard.BLANK_MEMBER_NO_VOTE, WIPED),
@@ -278,7 +326,7 @@ ABLATIONS = [
     without("failed_sync_is_ignored", DISKS, (SimulatedFile, "sync", sync_ignoring_errors)),
     without("damage_is_taken_for_a_torn_tail", DAMAGE, (recovery, "is_damage", never_damage)),
     without("configuration_is_not_saved", MEMBERS, (Persistence, "add_configurations", forget_configurations)),
-    without("recovery_is_not_saved", DAMAGE, (Persistence, "plan_save", forget_recovery)),
+    without("recovery_is_not_saved", DAMAGE_AND_OUTAGES, (Persistence, "plan_save", forget_recovery)),
     without("snapshot_is_restored_without_its_state", SNAPSHOTS, (Applier, "restore", restore_index_alone)),
     without("lost_disk_comes_back_under_its_id", LOST, (World, "replace", come_back_under_the_old_id)),
     without("dedup_does_not_wait_for_the_new_term", RETRIES, (Replica, "_catch_up", be_ready_at_once)),
@@ -287,20 +335,24 @@ ABLATIONS = [
     without("reads_do_not_ask_the_quorum", READS, (Replica, "read_end_offset", read_local_end)),
     without("readers_see_what_is_not_committed", READS, (Replica, "read", read_everything)),
     without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),
-    without("bug_lost_proposals_are_told_late", DELAYS, (Member, "_carry_out", lose_late), (Member, "_finish", lose_when_finished)),
+    without(
+        "bug_lost_proposals_are_told_late",
+        DELAYS,
+        (Member, "_carry_out", lose_late),
+        (Member, "_finish", lose_when_finished),
+    ),
     without("bug_offsets_ignore_what_waits", MEMBERS, (Member, "_planned_end_offset", end_offset_of_log)),
     without("bug_damage_met_while_reading_stays", DAMAGE, (Member, "_handle_failure", fail_without_a_note)),
-    without("bug_restarted_member_is_not_probed", ELECTIONS, (Member, "_send_append", send_no_probe)),
+    without("bug_restarted_member_is_not_probed", CALM, (Member, "_send_append", send_no_probe)),
 ]
 
 
 @contextmanager
 def switched_off(ablation: Ablation) -> Iterator[None]:
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         for owner, name, replacement in ablation.replaced:
             patch.setattr(owner, name, replacement)
         yield
-        stack.close()
 
 
 def seeds_to_catch(ablation: Ablation, seeds_max: int = SEEDS_MAX) -> tuple[int, str] | None:
@@ -328,6 +380,11 @@ PROFILES = {
     "power": POWER,
     "delays": DELAYS,
     "members": MEMBERS,
+    "swaps": SWAPS,
+    "divergence": DIVERGENCE,
+    "slow_writes": SLOW_WRITES,
+    "late_snapshots": LATE_SNAPSHOTS,
+    "damage_and_outages": DAMAGE_AND_OUTAGES,
     "snapshots": SNAPSHOTS,
     "damage": DAMAGE,
     "disks": DISKS,

@@ -254,6 +254,13 @@ class SimulatedDisk:
         """Return the bytes of a file that are on the platter; its name may not be."""
         return bytes(_as_content(self._find(path), path).durable)
 
+    def read_platter(self, path: str, position: int, length: int) -> bytes | None:
+        """Return bytes of a file as a power loss at this moment would leave them; None if its name would be gone."""
+        entry: Entry | None = self._names.root
+        for name in _split(path):
+            entry = entry.durable.get(name) if isinstance(entry, Folder) else None
+        return bytes(entry.durable[position : position + length]) if isinstance(entry, Content) else None
+
     def write_file(self, path: str, data: bytes) -> None:
         """Put a whole file in place, durable with its name and its folders."""
         *folders, name = _split(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 
-class Finding(SystemExit):  # noqa: N818 - it is what a run exists to produce, not an error of the simulator
+class Finding(SystemExit):
     """Report a broken invariant; `invariant` is its name.
 
     It ends the run at once, wherever it is raised: asyncio lets no task keep a `SystemExit` to itself.

@@ -70,6 +70,7 @@ class SimulatedNetwork:
         self._links: dict[tuple[NodeId, NodeId], Link] = {}
         self._isolated: set[NodeId] = set()
         self._clogged: set[NodeId] = set()
+        self._heals = 0
         self._no_scope = contextvars.Context()
 
     def port(self, node: NodeId) -> SimulatedPort:
@@ -128,11 +129,12 @@ class SimulatedNetwork:
         """Clog nodes one by one during the first half of a while, unclog them in another order in the second."""
         half_ns = duration_ms * 500_000
         for node in nodes:
-            self._later(self._rng.randrange(half_ns), self._clogged.add, node)
+            self._later(self._rng.randrange(half_ns), self._clog_node, node, self._heals)
             self._later(half_ns + self._rng.randrange(half_ns), self._unclog_node, node)
 
     def heal(self) -> None:
-        """Undo every cut, isolation and clog; held messages are released link by link in a seeded order."""
+        """Undo every cut, isolation and clog, planned ones too; held messages are released link by link in a seeded order."""
+        self._heals += 1
         self._isolated.clear()
         self._clogged.clear()
         for link in self._links.values():
@@ -234,6 +236,11 @@ class SimulatedNetwork:
             link = waiting.pop(self._rng.randrange(len(waiting)))
             for message in link.release():
                 self._schedule_arrival(link, message)
+
+    def _clog_node(self, node: NodeId, heals: int) -> None:
+        """Clog a node, unless the network was healed since that was planned."""
+        if heals == self._heals:
+            self._clogged.add(node)
 
     def _unclog_node(self, node: NodeId) -> None:
         self._clogged.discard(node)

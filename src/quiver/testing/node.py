@@ -8,7 +8,7 @@ whose files cannot be used is given up, and the operator replaces it under a new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quiver.errors import DamageError, StorageError, UnavailableError
@@ -18,7 +18,7 @@ from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
 from quiver.replication.codec import Item, Received
-from quiver.testing.checkers.durability import platter_holds
+from quiver.testing.checkers.durability import Copy, platter_holds
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.checkers.promises import PromiseChecker
 from quiver.testing.clock import SimulatedClock
@@ -94,6 +94,8 @@ class MemberCopy:
     def holds(self, index: Index, term: Term) -> bool:
         """Tell whether an entry is durable, by the log's own word."""
         log = self._member.log
+        if self._node.is_tainted:
+            return True  # what it has lost since, it had when it said so; other checks are for that
         if index >= log.durable_end_index:
             return False
         return index < log.first_index - 1 or log.term_at(index) == term
@@ -102,16 +104,16 @@ class MemberCopy:
         """Tell whether the entry is on the platter; a damaged disk is taken at its word."""
         if self._node.is_tainted:
             return self.holds(index, term)
-        return platter_holds(self._node.disk, self._node.directory(self._member.group), index, term)
+        return platter_holds(self._node.disk, self._member.log, index, term)
 
 
-def _overhear(member: Member, judge: PromiseChecker) -> None:
+def _overhear(member: Member, judge: PromiseChecker, copies: Mapping[NodeId, Copy]) -> None:
     """Show the checkers each message that a member has taken."""
     take = member.receive
 
     def receive(from_: NodeId, received: Received) -> None:
         take(from_, received)
-        judge.hear(received.item, member.raft)
+        judge.hear(from_, received.item, member.raft, copies.get(from_))
 
     member.receive = receive  # type: ignore[method-assign] # the member is made by the driver itself
 
@@ -268,7 +270,7 @@ class SimulatedNode:
         self._bootstraps.pop(group, None)  # once in the member's life
         judge = world.observer.promises(self.id, group)
         replicator.judges[group] = (judge, member)
-        _overhear(member, judge)
+        _overhear(member, judge, world.observer.copies[group])
         world.observer.copies[group][self.id] = MemberCopy(self, member)
         world.observer.watch(self.id, member)
         self.replicas[group] = Replica(member, state)

@@ -134,11 +134,13 @@ async def change(world: World, group: GroupId, target: Target, *, wait_ms: int |
 async def _change(world: World, group: GroupId, target: Target, deadline_ms: int | None) -> None:
     while deadline_ms is None or world.now_ms < deadline_ms:
         leader = find_leader(world, group)
-        if leader is not None and _is_settled(leader[1]):
+        if leader is not None and (_is_settled(leader[1]) or world.is_impatient()):
             node, member = leader
             wanted = target(member.raft.configuration)
             if wanted is None:
-                return
+                if _is_settled(member):
+                    return
+                wanted = member.raft.configuration.voters, member.raft.configuration.learners
             with world.loop.node_scope(node.id), suppress(UnavailableError, RequestError):
                 member.change_membership(voters=wanted[0], learners=wanted[1])
                 world.trace.record("change", world.now_ms, group, node.id, str(wanted))

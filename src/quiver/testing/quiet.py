@@ -9,13 +9,16 @@ excuse for an election.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quiver.clock import Rng
 from quiver.errors import RequestError, UnavailableError
-from quiver.model import GroupId, NodeId
+from quiver.model import NO_PRODUCER, GroupId, NodeId, Offset
+from quiver.record import BatchHeader, build_batch
 from quiver.replication import Member
 from quiver.testing.finding import found, require
+from quiver.testing.history import Send
 from quiver.testing.latency import Latency
 from quiver.testing.operations import find_leader
 
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 
 _QUICK = Latency(0.1, 1.0)
 _SETTLE_S = 5.0
-_TRANSFERS_MAX = 3
+_TRANSFERS_MAX = 2
+_POUR_S = 0.001
 
 
 async def keep_quiet(world: World, rng: Rng) -> None:
@@ -40,6 +44,7 @@ async def keep_quiet(world: World, rng: Rng) -> None:
     await _cut_follower_off(world, group, rng)
     await _cut_half_off(world, group, rng)
     await _isolate_leader(world, group)
+    await _restart_follower(world, group, rng)
 
 
 async def _cut_follower_off(world: World, group: GroupId, rng: Rng) -> None:
@@ -89,26 +94,48 @@ async def _hand_over_under_load(world: World, group: GroupId, rng: Rng) -> None:
     if not others:
         return
     target = others[rng.randrange(len(others))]
-    world.wants_load = True
-    load = [asyncio.ensure_future(_write_on(world, group)) for _ in range(6)]
-    await asyncio.sleep(0.2)
+    pouring = asyncio.ensure_future(_pour(world, group, leader, member))
+    await asyncio.sleep(0.1)
     for _ in range(_TRANSFERS_MAX):
-        try:
-            with world.loop.node_scope(leader.id):
-                member.transfer_leadership(target)
-        except (UnavailableError, RequestError):
-            break  # it no longer leads: the transfer before has gone through
-        await asyncio.sleep(_timeouts(world, 3))
-    world.wants_load = False
-    await asyncio.gather(*load)
-    await asyncio.sleep(_timeouts(world, 4))
+        with world.loop.node_scope(leader.id), suppress(UnavailableError, RequestError):
+            member.transfer_leadership(target)
+        await asyncio.sleep(_timeouts(world, 2))
+        if not member.raft.is_leader:
+            break
+    pouring.cancel()
     require(not member.raft.is_leader, "F5", "leadership was not handed over", group=group, node=leader.id, to=target)
+    await asyncio.sleep(_timeouts(world, 6))
 
 
-async def _write_on(world: World, group: GroupId) -> None:
-    producer = world.probe(group)
-    while world.wants_load:
-        await producer.send_one()
+async def _pour(world: World, group: GroupId, leader: SimulatedNode, member: Member) -> None:
+    """Write without waiting for answers, so that there is never a moment with nothing under way."""
+    number = 0
+    while member.raft.is_leader:
+        number += 1
+        value = b"poured/%d/%d" % (member.raft.term, number)
+        send = Send(group, NO_PRODUCER, 0, number, (value,), world.loop.now_ns, Offset(0), outcome="info")
+        world.history.sends.append(send)
+        with world.loop.node_scope(leader.id), suppress(UnavailableError):
+            member.propose_nowait([build_batch([value], timestamp=1)]).add_done_callback(_look_away)
+        await asyncio.sleep(_POUR_S)
+
+
+def _look_away(done: asyncio.Future[list[BatchHeader]]) -> None:
+    """Take note of an outcome that nobody waits for."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _restart_follower(world: World, group: GroupId, rng: Rng) -> None:
+    """A follower that restarts while nothing is written catches up all the same."""
+    leader, member = _leader(world, group)
+    followers = _other_voters(leader, member)
+    if len(followers) >= 2:
+        node = world.nodes[followers[rng.randrange(len(followers))]]
+        node.kill(power_loss=rng.random() < 0.5)
+        await asyncio.sleep(0.05)
+        node.start()
+        await asyncio.sleep(_timeouts(world, 2))
 
 
 def _leader(world: World, group: GroupId) -> tuple[SimulatedNode, Member]:

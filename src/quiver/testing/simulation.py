@@ -73,6 +73,14 @@ def simulate(
     streams = RandomStreams(seed)
     knobs = draw_knobs(streams.stream("knobs"), profile)
     schedule = [fault for fault in plan_faults(streams.stream("faults"), knobs) if fault.number not in left_out]
+    return simulate_with(seed, knobs, schedule=schedule, disabled=disabled)
+
+
+def simulate_with(
+    seed: int, knobs: Knobs, *, schedule: list[Fault], disabled: frozenset[Safeguard] = frozenset()
+) -> Report:
+    """Run a cluster with these knobs and faults; the seed decides all the rest."""
+    streams = RandomStreams(seed)
     trace = Trace()
     loop = SimulatedLoop(streams.schedule, trace=trace, events_max=EVENTS_MAX, time_max_s=_TIME_MAX_S)
     world = World(loop, trace, streams, knobs, disabled)
@@ -212,6 +220,3 @@ def _fill(report: Report, world: World, nemesis: Nemesis) -> None:
     report.faults = nemesis.struck
     report.effects = world.fault_counts()
     report.tail = world.trace.tail()
-
-
-__all__ = ["Fault", "Knobs", "Report", "simulate"]

@@ -59,6 +59,11 @@ FAULT_KINDS: Final[Mapping[str, int]] = {
 UNLAWFUL_WEIGHT: Final = 20
 
 
+NEAR: Final = Latency(0.1, 1.0)
+FAR: Final = Latency(0.5, 10.0)
+JITTERY: Final = Latency(0.1, 2.0, 0.01, 300.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A leaning: `favoured` kinds are always on and weigh `factor` times as much; the rest are on by chance.
@@ -77,7 +82,11 @@ class Profile:
     segment_bytes: tuple[int, ...] = (KIB, 4 * KIB, 32 * KIB, 1024 * KIB)
     producers: tuple[int, ...] = (1, 2, 4)
     in_flight: tuple[int, ...] = (1, 2, 5)
+    append_bytes: tuple[int, ...] = (KIB, 4 * KIB, 64 * KIB)
+    spares: tuple[int, ...] = (0, 1, 2)
     keep_order: float = 0.3
+    p_double: tuple[float, ...] = (0.0, 0.0, 0.05)
+    networks: tuple[Latency, ...] = (NEAR, FAR, JITTERY)
     readers_more: int = 0
     gap_ms: tuple[int, int] = (150, 1_200)
     chaos_ms: tuple[int, int] = (6_000, 20_000)
@@ -125,15 +134,15 @@ def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
     replication = _draw_replication(rng, profile)
     return Knobs(
         voters=_pick(rng, profile.voters),
-        spares=rng.randrange(3),
+        spares=_pick(rng, profile.spares),
         groups=_pick(rng, (1, 1, 1, 2, 3)),
         replication=replication,
         log=_draw_log(rng, profile),
         disk_latency=_pick(rng, (Latency(0.05, 1.0), Latency(0.2, 5.0), Latency(0.05, 2.0, 0.002, 1_500.0))),
         disk_workers=_pick(rng, (1, 2, 4)),
-        network_latency=_pick(rng, (Latency(0.1, 1.0), Latency(0.5, 10.0), Latency(0.1, 2.0, 0.01, 300.0))),
+        network_latency=_pick(rng, profile.networks),
         p_loss=_pick(rng, (0.0, 0.0, 0.01, 0.1)),
-        p_double=_pick(rng, (0.0, 0.0, 0.05)),
+        p_double=_pick(rng, profile.p_double),
         keep_order=rng.random() < profile.keep_order,
         snapshot_entries=_pick(rng, profile.snapshot_entries),
         producers=_pick(rng, profile.producers),
@@ -157,7 +166,7 @@ def _draw_replication(rng: Rng, profile: Profile) -> ReplicationSettings:
     return ReplicationSettings(
         election_timeout_ms=election_timeout_ms,
         heartbeat_interval_ms=election_timeout_ms // _pick(rng, (4, 5, 8)),
-        append_bytes_max=_pick(rng, (KIB, 4 * KIB, 64 * KIB)),
+        append_bytes_max=_pick(rng, profile.append_bytes),
         inflight_bytes_max=_pick(rng, (4 * KIB, 64 * KIB, 1024 * KIB)),
         inflight_messages_max=_pick(rng, (1, 4, 64)),
         uncommitted_bytes_max=_pick(rng, (8 * KIB, 64 * KIB, 1024 * KIB)),

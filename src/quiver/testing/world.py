@@ -131,6 +131,10 @@ class World:
         self.nodes[node.id] = node
         return node
 
+    def is_impatient(self) -> bool:
+        """Tell whether an operator asks again although a change is under way."""
+        return self._rng.random() < 0.3
+
     # -- choosing --------------------------------------------------------------------------------
 
     def live_nodes(self) -> list[SimulatedNode]:

@@ -1,8 +1,8 @@
 """Is what a leader calls committed on the disks of a majority? (I6)
 
 Asked at every commit of the members' own words (how far their logs say they are durable; for a dead one: were
-when it died), and now and then of the simulated platters themselves: a copy of the disk loses its power, a
-restart's recovery reads it, and the entry must be there.
+when it died), and now and then of the simulated platters themselves: would the entry, whole, and the name of its
+file be there after a power loss at this very moment?
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Protocol
 
 from quiver.model import GroupId, Index, NodeId, Term
 from quiver.raft import Configuration
-from quiver.storage.recovery import recover
+from quiver.storage import Log
+from quiver.storage.scan import Frame, decode_frame
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.finding import require
 
-_INDEX_INTERVAL_BYTES = 4096
+_LOOK_BYTES = 64 * 1024
+"""More than any simulated batch."""
 
 
 class Copy(Protocol):
@@ -57,21 +59,25 @@ def check_majority(
         )
 
 
-def platter_holds(disk: SimulatedDisk, directory: str, index: Index, term: Term) -> bool:
-    """Tell whether a restart after a power loss at this moment would find an entry, or a snapshot beyond it."""
-    copy = disk.clone()
-    copy.crash()
-    if not copy.exists(directory):
-        return False
-    recovery = recover(copy, directory, index_interval_bytes=_INDEX_INTERVAL_BYTES)
-    if not recovery.segments:
-        return False
-    if index < recovery.segments[0].first_index:
+def platter_holds(disk: SimulatedDisk, log: Log, index: Index, term: Term) -> bool:
+    """Tell whether an entry of a log is on the platter, whole, in a file whose name is there, too.
+
+    The log's own bookkeeping says where to look, and nothing else.
+    """
+    if index < log.first_index:
         return True  # the log starts behind it: a snapshot covers it
-    for segment in recovery.segments:
-        if segment.first_index <= index < segment.end_index:
-            return segment.term_at(index) == term
-    return False
+    segment = next((segment for segment in log._segments if segment.first_index <= index < segment.end_index), None)
+    if segment is None:
+        return False
+    position = segment.position_before_index(index)
+    while True:
+        data = disk.read_platter(f"{log.directory}/{segment.name}", position, _LOOK_BYTES)
+        frame = decode_frame(data, 0) if data else None
+        if not isinstance(frame, Frame):
+            return False
+        if frame.header is not None and frame.header.index == index:
+            return frame.header.term == term
+        position += frame.end
 
 
 def _holds(copy: Copy, index: Index, term: Term, *, on_platter: bool) -> bool:

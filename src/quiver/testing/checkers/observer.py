@@ -18,7 +18,7 @@ from quiver.testing.checkers.elections import ElectionChecker
 from quiver.testing.checkers.promises import PromiseChecker
 from quiver.testing.trace import Trace
 
-PLATTER_EVERY = 40
+PLATTER_EVERY = 10
 """How many commits go by between two looks at the platters."""
 
 

@@ -12,6 +12,7 @@ from quiver.raft import AppendResponse, HeartbeatResponse, Message, Raft, VoteRe
 from quiver.replication.codec import Item
 from quiver.storage import Log
 from quiver.testing.checkers.committed import CommittedLog
+from quiver.testing.checkers.durability import Copy
 from quiver.testing.finding import found, require
 
 _KEPT_MAX = 64
@@ -42,11 +43,15 @@ class PromiseChecker:
         """Take the term of an append."""
         self._say_term(term)
 
-    def hear(self, item: Item, raft: Raft) -> None:
-        """Take a message that the member has taken: of a later term, it moves the member there (§5.1)."""
+    def hear(self, from_: NodeId, item: Item, raft: Raft, copy: Copy | None) -> None:
+        """Take a message that the member has taken; `copy` is the sender's log.
+
+        One of a later term moves the member there (§5.1); an answer makes a leader believe no more than is true.
+        """
         message = item.append or item.plain
         assert message is not None
-        if message.term > raft.term and not isinstance(message, VoteRequest | VoteResponse):
+        kind = type(message)
+        if message.term > raft.term and kind is not VoteRequest and kind is not VoteResponse:
             found(
                 "I2",
                 "a member heard of a later term and stays in its own",
@@ -54,6 +59,24 @@ class PromiseChecker:
                 node=self._node,
                 term=raft.term,
                 heard=message.term,
+            )
+        leadership = raft._state.leadership
+        if leadership is not None and copy is not None and (kind is AppendResponse or kind is HeartbeatResponse):
+            progress = leadership.progress.get(from_)
+            if progress is not None:
+                self._believe(from_, progress.match, raft, copy)
+
+    def _believe(self, peer: NodeId, match: Index, raft: Raft, copy: Copy) -> None:
+        term = raft.term_at(match)
+        if match and term is not None and not copy.holds(match, term):
+            found(
+                "I6",
+                "a leader believes that a member has what it has not",
+                group=self._committed.group,
+                leader=self._node,
+                member=peer,
+                index=match,
+                term=term,
             )
 
     def _say_term(self, term: Term) -> None:
