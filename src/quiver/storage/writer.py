@@ -81,7 +81,7 @@ class Writer:
         self._is_closing = False
         self._closing = asyncio.Lock()
         self._flushing_end: Index | None = None
-        self._is_flush_due = False
+        self._is_gathering = False
         self._waiters: deque[tuple[Index, _Done]] = deque()
         """Who waits for what to be durable, by index."""
         self._timer: asyncio.TimerHandle | None = None
@@ -100,19 +100,9 @@ class Writer:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, batches: Sequence[Batch], size_bytes: int) -> None:
-        """Queue batches, which follow those queued before, for the next flush.
-
-        It begins not at once but with the next turn of the event loop: what others append in this one, say
-        because the last flush woke them all, joins it.
-        """
+        """Queue batches, which follow those queued before; a flush begins at once if none is under way."""
         self._pending.extend(batches)
         self.pending_bytes += size_bytes
-        if not self._is_working and not self._is_flush_due:
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._begin_due_flush)
-
-    def _begin_due_flush(self) -> None:
-        self._is_flush_due = False
         self._work()
 
     def cut(self, end_index: Index) -> None:
@@ -228,7 +218,7 @@ class Writer:
         elif self._jobs:
             job = self._jobs.popleft()
             self._begin(job.make_work(), partial(_complete, job), job.done)
-        elif self._pending:
+        elif self._pending and not self._is_gathering:
             self._begin_flush()
 
     def _begin(self, work: Callable[[], T], then: Callable[[T], None], done: _Done | None = None) -> None:
@@ -292,9 +282,16 @@ class Writer:
         flushed_end, self._flushing_end = self._flushing_end, None
         if flushed_end is not None and flushed_end > self.durable_end:
             self.durable_end = flushed_end
-            self._wake_waiters()
+            if self._wake_waiters():
+                # Those it woke come first: what they append now, all of them, joins the next flush.
+                self._is_gathering = True
+                asyncio.get_running_loop().call_soon(self._end_gathering)
             self._report_durable(flushed_end)
         self._start_timer()
+
+    def _end_gathering(self) -> None:
+        self._is_gathering = False
+        self._work()
 
     def _forget_pending(self, end_index: Index) -> None:
         """Drop queued batches at or behind `end_index`, and do not report those in flight as durable."""
@@ -320,12 +317,15 @@ class Writer:
 
     # -- waiters ---------------------------------------------------------------------------------
 
-    def _wake_waiters(self) -> None:
-        waiters, durable_end = self._waiters, self.durable_end
+    def _wake_waiters(self) -> int:
+        """Tell those whose entries are durable now; return how many there were."""
+        waiters, durable_end, woken = self._waiters, self.durable_end, 0
         while waiters and waiters[0][0] <= durable_end:
             waiter = waiters.popleft()[1]
             if not waiter.done():
                 waiter.set_result(None)
+                woken += 1
+        return woken
 
     def _reject_waiters(self, error: StorageError, *, after: Index) -> None:
         """Fail those who wait for an entry at or behind `after`."""

@@ -90,8 +90,6 @@ async def test_what_arrives_during_a_flush_joins_the_next_one() -> None:
     reported: list[int] = []
     log.on_durable = reported.append
     log.append(next_batches(log, b"first"))
-    log.append(next_batches(log, b"of the same turn"))
-    await asyncio.sleep(0)
     for n in range(10):
         log.append(next_batches(log, b"joined %d" % n))
     assert len(executor.waiting) == 1
@@ -99,9 +97,31 @@ async def test_what_arrives_during_a_flush_joins_the_next_one() -> None:
     assert len(executor.waiting) == 1
     await executor.step()
     assert executor.waiting == []
-    assert reported == [3, 13]
+    assert reported == [2, 12]
     assert disk.journal is not None
     assert [kind for kind, _ in disk.journal][-4:] == ["write", "sync", "write", "sync"]
+
+
+@runs
+async def test_what_those_woken_by_a_flush_append_goes_into_one_flush() -> None:
+    executor = SteppingExecutor()
+    log = open_log(SimulatedDisk(), LogSettings(), executor=executor)
+
+    async def call() -> None:
+        for _ in range(3):
+            log.append(next_batches(log, b"x"))
+            await log.wait_durable(log.end_index)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(call())
+        await asyncio.sleep(0)
+        steps = 0
+        while executor.waiting:
+            await executor.step()
+            steps += 1
+    assert log.durable_end_index == 61
+    assert steps <= 5, "one that the first began, then one for all in each round"
 
 
 @runs
