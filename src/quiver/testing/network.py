@@ -133,7 +133,7 @@ class SimulatedNetwork:
             self._later(half_ns + self._rng.randrange(half_ns), self._unclog_node, node)
 
     def heal(self) -> None:
-        """Undo every cut, isolation and clog, planned ones too; held messages are released link by link in a seeded order."""
+        """Undo every cut, isolation and clog, also planned ones; what is held goes on link by link in seeded order."""
         self._heals += 1
         self._isolated.clear()
         self._clogged.clear()

@@ -1,0 +1,84 @@
+"""Seeds of whole clusters: nothing is found in any, they are the same again, and they inject enough to mean it.
+
+`SEEDS` seeds run in chunks, so that several processes share them. A failure shows the command that replays it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quiver.testing.campaign import Summary
+from quiver.testing.shrink import Shrinking, shrink
+from quiver.testing.simulation import Report, simulate
+from quiver.testing.swarm import FAULT_KINDS
+
+SEEDS = 500
+CHUNK = 20
+
+_PRINT_DIGEST = "import sys; from quiver.testing.simulation import simulate; print(simulate(int(sys.argv[1])).digest)"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds_find_nothing(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        report = simulate(seed)
+        assert report.finding is None, f"{report.finding}\nreplay: {report.replay}\n" + "\n".join(report.tail)
+        assert report.sends["ok"], f"seed {seed} acknowledged nothing"
+
+
+def test_seed_is_the_same_again() -> None:
+    first, second = simulate(3), simulate(3)
+    assert first == second
+    assert first.digest != simulate(4).digest
+
+
+@pytest.mark.parametrize("seed", [5, 11])
+def test_seed_does_not_depend_on_hash_order(seed: int) -> None:
+    digests = set()
+    for hash_seed in ("0", "1", "4242"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", _PRINT_DIGEST, str(seed)]
+        digests.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(digests) == 1
+
+
+def test_campaign_without_enough_of_a_fault_is_vacuous() -> None:
+    summary = Summary()
+    for seed in range(20):
+        report = Report(seed)
+        report.faults.update({kind: 1 for kind in FAULT_KINDS if kind != "bit_flip"})
+        summary.add(report)
+    assert summary.missing_faults() == ["bit_flip"]
+
+
+def test_seeds_inject_every_kind_of_fault() -> None:
+    summary = Summary()
+    for seed in range(20):
+        summary.add(simulate(seed))
+    assert summary.missing_faults() == []
+    assert summary.elections > 20
+    assert summary.changes > 5
+    assert summary.sends["info"] > 0
+
+
+def test_failing_schedule_is_shortened_to_what_it_needs() -> None:
+    runs = 0
+
+    def run(left_out: frozenset[int]) -> Report:
+        nonlocal runs
+        runs += 1
+        kept = [str(number) for number in range(40) if number not in left_out]
+        return Report(1, finding="found" if {"3", "17"} <= set(kept) else None, schedule=kept)
+
+    shortest = Shrinking(list(range(40)), run, 200).shorten()
+    assert shortest is not None
+    assert shortest.schedule == ["3", "17"]
+    assert runs < 60
+
+
+def test_seed_that_does_not_fail_is_not_shortened() -> None:
+    assert shrink(1, runs_max=1) is None

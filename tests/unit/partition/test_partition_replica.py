@@ -1,0 +1,206 @@
+"""Appends to one real member on a simulated loop: once, in order, and never before the term is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from quiver.config import LogSettings, ReplicationSettings
+from quiver.errors import DecodeError, OverloadedError, UnavailableError
+from quiver.model import GroupId, NodeId, Offset, ProducerId
+from quiver.partition import Appended, FencedError, OutOfSequenceError, PartitionState, Replica
+from quiver.raft import Configuration
+from quiver.record import build_batch, build_control_batch
+from quiver.replication import Replicator
+from quiver.testing import (
+    RandomStreams,
+    SimulatedClock,
+    SimulatedDisk,
+    SimulatedExecutor,
+    SimulatedLoop,
+    SimulatedNetwork,
+)
+
+NODE = NodeId(1)
+GROUP = GroupId(1)
+
+
+def batch(sequence: int, *, epoch: int = 0, value: bytes = b"v", producer: int = 3) -> bytearray:
+    data = build_batch(
+        [value], timestamp=1, producer_id=ProducerId(producer), producer_epoch=epoch, base_sequence=sequence
+    )
+    return bytearray(data)
+
+
+def run(
+    test: Callable[[Replica], Awaitable[None]],
+    *,
+    voters: tuple[int, ...] = (1,),
+    settings: ReplicationSettings | None = None,
+) -> None:
+    streams = RandomStreams(1)
+    loop = SimulatedLoop(streams.schedule, policy="fifo")
+    network = SimulatedNetwork(loop, streams.network)
+
+    async def main() -> None:
+        replicator = Replicator(
+            NODE,
+            incarnation=1,
+            network=network.port(NODE),
+            disk=SimulatedDisk(),
+            executor=SimulatedExecutor(loop, streams.disk),
+            clock=SimulatedClock(loop),
+            rng=streams.workload,
+            settings=settings or ReplicationSettings(hibernation=False),
+            log_settings=LogSettings(),
+        )
+        async with replicator:
+            state = PartitionState()
+            configuration = Configuration(voters=tuple(NodeId(voter) for voter in voters))
+            member = await replicator.open_member(GROUP, "/data", state, bootstrap=configuration)
+            await asyncio.sleep(5)  # longer than an election takes
+            assert member.is_leader == (voters == (1,))
+            await test(Replica(member, state))
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def test_append_returns_where_the_batch_is() -> None:
+    async def test(replica: Replica) -> None:
+        assert await replica.append(batch(0)) == Appended(Offset(0))
+        assert await replica.append(batch(1)) == Appended(Offset(1))
+        assert replica.high_watermark == 2
+
+    run(test)
+
+
+def test_retry_is_answered_with_the_first_offset() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        await replica.append(batch(1))
+        assert await replica.append(batch(0)) == Appended(Offset(0), is_duplicate=True)
+        assert replica.high_watermark == 2
+
+    run(test)
+
+
+def test_retry_of_a_batch_on_its_way_waits_for_it() -> None:
+    async def test(replica: Replica) -> None:
+        first, second = await asyncio.gather(replica.append(batch(0)), replica.append(batch(0)))
+        assert sorted([first.is_duplicate, second.is_duplicate]) == [False, True]
+        assert first.base_offset == second.base_offset == 0
+        assert replica.high_watermark == 1
+
+    run(test)
+
+
+def test_batches_may_follow_each_other_without_waiting() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        appended = await asyncio.gather(*(replica.append(batch(number)) for number in range(1, 6)))
+        assert [item.base_offset for item in appended] == [1, 2, 3, 4, 5]
+
+    run(test)
+
+
+def test_gap_is_refused() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        with pytest.raises(OutOfSequenceError, match="expected 1"):
+            await replica.append(batch(2))
+
+    run(test)
+
+
+def test_earlier_epoch_is_fenced_by_a_committed_one() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        await replica.append(batch(0, epoch=1))
+        with pytest.raises(FencedError):
+            await replica.append(batch(1))
+
+    run(test)
+
+
+def test_earlier_epoch_is_fenced_by_one_on_its_way() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        later = asyncio.ensure_future(replica.append(batch(0, epoch=1)))
+        await asyncio.sleep(0)
+        with pytest.raises(FencedError):
+            await replica.append(batch(1))
+        assert (await later).base_offset == 1
+
+    run(test)
+
+
+def test_batches_without_a_producer_are_all_appended() -> None:
+    async def test(replica: Replica) -> None:
+        for number in range(3):
+            assert await replica.append(bytearray(build_batch([b"v"], timestamp=1))) == Appended(Offset(number))
+
+    run(test)
+
+
+def test_bytes_that_are_not_one_batch_of_records_are_refused() -> None:
+    async def test(replica: Replica) -> None:
+        damaged = batch(0)
+        damaged[-1] ^= 1
+        for data in (b"", bytes(batch(0)) + b"x", bytes(damaged), build_control_batch(b"\x03", timestamp=1)):
+            with pytest.raises(DecodeError):
+                await replica.append(data)
+
+    run(test)
+
+
+def test_refused_proposals_leave_no_gap_behind() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        large = asyncio.ensure_future(replica.append(batch(1, value=b"x" * 900)))
+        await asyncio.sleep(0.000001)  # it is proposed, and not yet durable
+        with pytest.raises(OverloadedError):
+            await replica.append(batch(2, value=b"y" * 900))
+        with pytest.raises(OutOfSequenceError):
+            await replica.append(batch(3))
+        assert (await large).base_offset == 1
+        assert (await replica.append(batch(2))).base_offset == 2
+
+    run(test, settings=ReplicationSettings(hibernation=False, uncommitted_bytes_max=1024))
+
+
+def test_member_that_does_not_lead_refuses_appends_and_reads() -> None:
+    async def test(replica: Replica) -> None:
+        with pytest.raises(UnavailableError):
+            await replica.append(batch(0))
+        with pytest.raises(UnavailableError):
+            await replica.read_end_offset()
+
+    run(test, voters=(1, 2, 3))
+
+
+def test_end_and_records_are_read() -> None:
+    async def test(replica: Replica) -> None:
+        for number in range(3):
+            await replica.append(batch(number, value=b"%d" % number))
+        assert await replica.read_end_offset() == 3
+        batches = await replica.read(Offset(1), bytes_max=1 << 16)
+        assert [found.values() for found in batches] == [[b"1"], [b"2"]]
+        assert replica.state.applied_index == replica.member.applied_index
+
+    run(test)
+
+
+def test_restored_state_is_the_saved_one() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0))
+        copy = PartitionState()
+        copy.restore(replica.state.snapshot())
+        assert copy.snapshot() == replica.state.snapshot()
+        assert (copy.applied_index, copy.end_offset) == (replica.state.applied_index, Offset(1))
+        copy.restore(b"")
+        assert (copy.applied_index, copy.end_offset, len(copy.producers)) == (0, 0, 0)
+
+    run(test)
