@@ -49,6 +49,8 @@ class ElectionChecker:
         last = self._committed.commit_index
         if last < raft.first_index - 1:
             return  # it stands on a snapshot of more than was known to be committed
+        if raft.term < self._committed.terms[last]:
+            return  # its votes came late: a leader of a later term has committed since, and it will hear of it
         term = raft.term_at(Index(last))
         require(
             term == self._committed.terms[last],
