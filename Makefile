@@ -58,7 +58,7 @@ coverage: setup ## measure branch coverage; fails below 100 % of record/, storag
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
 
-bench: setup ## measure, and print tables; BENCH="log" runs only those benches
+bench: setup ## measure, and print tables; BENCH="storage" runs only that one
 	$(BIN)/python benches/run.py $(BENCH)
 
 fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs

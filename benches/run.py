@@ -1,4 +1,4 @@
-"""Run benches and print their tables: `make bench`, or `make bench BENCH="record log"`.
+"""Run benches and print their tables: `make bench`, or `make bench BENCH="record storage"`.
 
 A bench is a file `bench_<name>.py` beside this one. It is run as a program of its own, so that none warms
 up or slows down another; it prints its tables and exits with 0 if every target was reached.
