@@ -57,10 +57,10 @@ def test_campaign_without_enough_of_a_fault_is_vacuous() -> None:
 
 def test_seeds_inject_every_kind_of_fault() -> None:
     summary = Summary()
-    for seed in range(20):
+    for seed in range(30):
         summary.add(simulate(seed))
     assert summary.missing_faults() == []
-    assert summary.elections > 20
+    assert summary.elections > 30
     assert summary.changes > 5
     assert summary.sends["info"] > 0
 

@@ -78,6 +78,7 @@ class _Call(Generic[T]):
         self.work = work
         self.reply = reply
         self.copies = 1
+        self._error: QuiverError | None = None
 
     def succeed(self, result: T) -> None:
         """Take an answer."""
@@ -87,5 +88,7 @@ class _Call(Generic[T]):
     def fail(self, error: QuiverError) -> None:
         """Take an error of one copy."""
         self.copies -= 1
+        if self._error is None or error.outcome == "unknown":
+            self._error = error
         if not self.copies and not self.reply.done():
-            self.reply.set_exception(error)
+            self.reply.set_exception(self._error)
