@@ -48,7 +48,8 @@ def _hear(
     if progress.state is LOST:
         return False
     if message.round > progress.round:  # sent after every answer seen so far
-        if message.received_index < progress.received and not _note_restart(state, progress, message):
+        knows_less = message.received_index < progress.received or message.durable_index < progress.match
+        if knows_less and not _note_restart(state, progress, message):
             return False
         progress.round = message.round
         if leadership.reads:
