@@ -11,13 +11,14 @@ EXTRAS := dev
 CODE := src tests benches examples
 WORKERS ?= 2
 FUZZ_RUNS ?= 20000
+SEEDS ?= 5000
 COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 
 # The first interpreter on the PATH that is new enough; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test coverage bench fuzz demo docs clean
+.PHONY: help setup lock lint types unit check test coverage bench fuzz sim demo docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +67,9 @@ fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs
 	@set -e; found=0; for target in tests/fuzz/*.py; do [ -f "$$target" ] || continue; found=1; echo "== $$target"; \
 		$(BIN)/python "$$target" -runs=$(FUZZ_RUNS) -verbosity=0 -print_final_stats=1; done; \
 		[ $$found = 1 ] || { echo "error: there is no target in tests/fuzz" >&2; exit 1; }
+
+sim: setup ## try to break the consensus with SEEDS simulated clusters; exit code 1 on a finding
+	$(BIN)/python -m quiver sim --seeds $(SEEDS)
 
 demo: setup ## append, read to Arrow, kill -9 a writer, and show that nothing acknowledged is lost
 	$(BIN)/python examples/demo_log.py
