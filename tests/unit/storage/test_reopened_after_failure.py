@@ -12,8 +12,14 @@ import pytest
 from log_world import DIRECTORY, all_values, append, open_log
 
 from quiver.errors import LogFailedError
+from quiver.storage import Log
 from quiver.testing import SimulatedDisk
 from quiver.testing.disk_faults import Operation
+
+
+async def append_until_it_fails(log: Log) -> None:
+    for number in range(20):
+        await append(log, b"x" * 200, b"%d" % number)
 
 
 @pytest.mark.parametrize("operation", ["sync", "sync_directory"])
@@ -25,8 +31,7 @@ def test_reopened_log_keeps_what_it_read_back(operation: Operation, nth: int) ->
         await append(log, b"before")
         disk.fail(operation, nth=nth)
         with pytest.raises(LogFailedError):
-            for number in range(20):
-                await append(log, b"x" * 200, b"%d" % number)
+            await append_until_it_fails(log)
         await log.close()
         disk.restart()  # the process ends, the machine goes on
         reopened = open_log(disk)
