@@ -1,0 +1,64 @@
+"""`quiver sim` runs seeds, tells what they did, and shows a finding so that it can be seen again."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from quiver.cli import main
+from quiver.testing.finding import found
+from quiver.testing.nemesis import Nemesis
+
+Output = pytest.CaptureFixture[str]
+
+
+def break_at_the_first_fault(_: Nemesis, *__: object) -> None:
+    found("I1", "two leaders in one term", term=7)
+
+
+def test_one_seed_is_run_and_described(capsys: Output) -> None:
+    assert main(["sim", "--seed", "15"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("seed=15 simulated_ms=")
+    assert last == "nothing found"
+
+
+def test_several_seeds_are_summed_up(capsys: Output) -> None:
+    assert main(["sim", "--seeds", "2", "--first", "15", "--jobs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["fault", "count"]
+    assert any(line.startswith("seeds=2 cluster_hours=") for line in lines)
+    assert lines[-1] == "findings=0"
+
+
+def test_summary_is_machine_readable(capsys: Output) -> None:
+    assert main(["sim", "--seeds", "1", "--first", "15", "--jobs", "1", "--json"]) == 0
+    summary = msgspec.json.decode(capsys.readouterr().out)
+    assert summary["seeds"] == 1
+    assert summary["findings"] == []
+    assert summary["sends"]["ok"] > 0
+
+
+def test_finding_is_shown_with_what_is_needed_to_see_it_again(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+    monkeypatch.setattr(Nemesis, "begin", break_at_the_first_fault)
+    assert main(["sim", "--seed", "15"]) == 1
+    output = capsys.readouterr().out
+    assert "finding: I1: two leaders in one term term=7" in output
+    assert "last events:" in output
+    assert "shortest failing schedule found (0 of" in output
+    assert output.endswith("replay: quiver sim --seed 15\n")
+
+
+def test_campaign_with_a_finding_fails(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+    monkeypatch.setattr(Nemesis, "begin", break_at_the_first_fault)
+    assert main(["sim", "--seeds", "2", "--first", "15", "--jobs", "1"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.count("replay: quiver sim --seed 1") == 2
+    assert "seed 16: I1: two leaders in one term" in printed.err
+
+
+def test_time_limit_ends_a_campaign(capsys: Output) -> None:
+    assert main(["sim", "--seeds", "1000", "--jobs", "1", "--minutes", "0.00001"]) == 0
+    assert re.search(r"^seeds=[01] ", capsys.readouterr().out, flags=re.MULTILINE)
