@@ -120,4 +120,4 @@ def log_lines() -> list[bytes]:
 
 
 if __name__ == "__main__":
-    sys.exit(not show(rows(), title=f"record: batches of {RECORDS:,} values of {VALUE_BYTES} bytes"))
+    sys.exit(show(rows(), title=f"record: batches of {RECORDS:,} values of {VALUE_BYTES} bytes"))
