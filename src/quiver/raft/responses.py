@@ -62,15 +62,16 @@ def _note_restart(state: State, progress: Progress, message: AppendResponse | He
     """Serve a member again that knows less than it said before; tell whether it can be trusted.
 
     A restart loses what was received but not durable, and that is fine. Less on disk than was acknowledged
-    in this very term is not (R22): unless the member says itself that it is recovering, it is lost until
-    somebody looks at it.
+    in this very term is not (R22): unless the member says itself that it is recovering, or is just putting a
+    snapshot in place of all that, it is lost until somebody looks at it.
     """
     kept = progress.match
     if message.durable_index < progress.match:
         kept = min(message.match_index, progress.match)
         if state.tracing:
             state.trace(f"n{progress.node} has {message.durable_index} durable, less than it acknowledged")
-        if not message.recovering:
+        is_restoring = message.received_index >= progress.match
+        if not message.recovering and not is_restoring:
             progress.mark_lost()
             return False
     progress.fall_back(kept, message.received_index)

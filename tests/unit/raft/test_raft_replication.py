@@ -317,6 +317,19 @@ def test_lost_member_is_left_alone_when_unreachable_or_asked_for() -> None:
     assert [m.to for m in leader.tick().messages if isinstance(m.message, Heartbeat)] == [3]
 
 
+def test_member_that_restores_a_snapshot_after_a_restart_is_not_lost() -> None:
+    """R22: while a snapshot replaces its log it vouches for less than before it was restarted (seed 1613)."""
+    cluster, leader = elected()
+    leader.propose(b"a", b"b")
+    cluster.elapse(200)
+    assert peer(leader, 2).match_index == 3
+    leader.receive(2, HeartbeatResponse(Term(1), Index(1), Index(3), Index(1), 99))
+    assert peer(leader, 2).state is not ProgressState.LOST
+    assert peer(leader, 2).match_index == 1
+    cluster.elapse(200)
+    assert peer(leader, 2).match_index == 3
+
+
 def test_recovering_member_is_repaired_by_the_current_leader() -> None:
     """R18: it says so itself, counts for what it has, and is sent the rest."""
     cluster, leader = elected()
