@@ -1,12 +1,22 @@
 """Every error Quiver raises, by what the caller should do about it.
 
-The same classes are raised on servers and, decoded from their stable ``code``, by the client.
+The same classes are raised on servers and, decoded from what `kind_of` says of them, by the client. An error's
+``code`` is stable; it may be more precise than its class (``topic_exists`` is a `ConflictError`).
 
     QuiverError
     ├── RequestError          fix the request; it was not done
-    │   └── DecodeError       the bytes are not what they claim to be
+    │   ├── DecodeError       the bytes are not what they claim to be
+    │   ├── NotFoundError     there is no such thing
+    │   ├── ConflictError     not in the present state
+    │   │   ├── OutOfSequenceError  a batch that does not follow its producer's last one
+    │   │   └── FencedError   a batch of an epoch that its producer has left
+    │   ├── OutOfRangeError   a value that is never allowed
+    │   ├── NotAllowedError   not by this client
+    │   └── TooLargeError     more bytes than a named bound allows
     ├── UnavailableError      not done; try again later or elsewhere
-    │   └── OverloadedError   not done; a named bound is reached
+    │   ├── OverloadedError   not done; a named bound is reached
+    │   ├── NotLeaderError    not done; another node leads
+    │   └── DiskFullError     not done; the disk is nearly full
     ├── OutcomeUnknownError   perhaps done; retry only if idempotent
     ├── StorageError          this replica stops serving
     │   ├── LogClosedError    the log takes no more appends; this one was not done
@@ -23,14 +33,21 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, NoReturn
 
+from quiver.model import NodeId
+
 Outcome = Literal["not_done", "unknown"]
 
 
 class QuiverError(Exception):
     """The root of the tree: catch it to catch everything Quiver raises on purpose."""
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
     outcome: ClassVar[Outcome] = "not_done"
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
 
     @property
     def message(self) -> str:
@@ -50,6 +67,48 @@ class DecodeError(RequestError):
     code = "decode_failed"
 
 
+class NotFoundError(RequestError):
+    """Report a request about something that does not exist."""
+
+    code = "not_found"
+
+
+class ConflictError(RequestError):
+    """Report a request that the present state does not allow."""
+
+    code = "conflict"
+
+
+class OutOfSequenceError(ConflictError):
+    """Report a batch that does not follow its producer's last one: not done; send what is missing first."""
+
+    code = "out_of_sequence"
+
+
+class FencedError(ConflictError):
+    """Report a batch of an epoch that its producer has left: not done, and never will be."""
+
+    code = "fenced"
+
+
+class OutOfRangeError(RequestError):
+    """Report a value that is never allowed."""
+
+    code = "out_of_range"
+
+
+class NotAllowedError(RequestError):
+    """Report something that this client may not do."""
+
+    code = "not_allowed"
+
+
+class TooLargeError(RequestError):
+    """Report a request of more bytes than a named bound allows."""
+
+    code = "too_large"
+
+
 class UnavailableError(QuiverError):
     """Report that the request was not done and may succeed later or elsewhere."""
 
@@ -60,6 +119,22 @@ class OverloadedError(UnavailableError):
     """Report that a named bound is reached; the request was refused before anything was done."""
 
     code = "overloaded"
+
+
+class NotLeaderError(UnavailableError):
+    """Report that this node does not lead what the request is about: not done; `leader` does, if it is known."""
+
+    code = "not_leader"
+
+    def __init__(self, message: str = "", *, code: str | None = None, leader: NodeId | None = None) -> None:
+        super().__init__(message, code=code)
+        self.leader = leader
+
+
+class DiskFullError(UnavailableError):
+    """Report that the disk is nearly full: refused before anything was done."""
+
+    code = "disk_full"
 
 
 class OutcomeUnknownError(QuiverError):
@@ -104,6 +179,28 @@ class ConfigError(QuiverError):
     """Report settings that cannot be used; the message names the key and what is allowed."""
 
     code = "bad_config"
+
+
+def kind_of(error: QuiverError) -> str:
+    """Return the name under which an error travels: the code of its class in this module."""
+    return next(_NAMES[kind] for kind in type(error).__mro__ if kind in _NAMES)
+
+
+def error_class(kind: str) -> type[QuiverError]:
+    """Return the class that a name stands for; the root for a name that only a newer program knows."""
+    return _KINDS.get(kind, QuiverError)
+
+
+def _all_kinds() -> dict[str, type[QuiverError]]:
+    found: list[type[QuiverError]] = [QuiverError]
+    for kind in found:
+        found.extend(kind.__subclasses__())
+    return {kind.code: kind for kind in found}
+
+
+_KINDS = _all_kinds()
+"""The classes of this module; those that other modules derive from them travel as the nearest of these."""
+_NAMES: dict[type, str] = {kind: name for name, kind in _KINDS.items()}
 
 
 class InvariantBroken(SystemExit):

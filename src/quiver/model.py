@@ -31,3 +31,12 @@ ProducerId = NewType("ProducerId", int)
 
 NO_PRODUCER = ProducerId(-1)
 """What a batch carries that was built without a registered producer."""
+
+TopicId = NewType("TopicId", int)
+"""A topic, deleted ones included; never given twice."""
+
+PartitionId = NewType("PartitionId", int)
+"""0-based number of a partition in its topic."""
+
+ConsumerId = NewType("ConsumerId", int)
+"""A registered consumer."""

@@ -27,7 +27,6 @@ from quiver.metadata import (
     RegisterConsumer,
     Selection,
     State,
-    TopicId,
     open_database,
     tables,
 )
@@ -36,7 +35,7 @@ from quiver.metadata.commands import AnyCommand
 from quiver.metadata.database import Database, DatabaseLostError, Transaction
 from quiver.metadata.migrations import SCHEMA_VERSION
 from quiver.metadata.state import Change, Position
-from quiver.model import Index, NodeId, Term
+from quiver.model import Index, NodeId, Term, TopicId
 
 _numbers = count()
 

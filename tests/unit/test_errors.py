@@ -15,7 +15,9 @@ from quiver.errors import (
     RequestError,
     StorageError,
     UnavailableError,
+    error_class,
     invariant,
+    kind_of,
 )
 
 
@@ -71,3 +73,22 @@ def test_broken_invariant_is_not_caught_by_those_who_catch_errors() -> None:
 def test_broken_invariant_without_facts_has_a_plain_message() -> None:
     with pytest.raises(InvariantBroken, match=r"^invariant broken: so it is$"):
         invariant(None, "so it is")
+
+
+def test_every_error_travels_as_its_own_class() -> None:
+    assert all(error_class(kind_of(kind("?"))) is kind for kind in all_errors())
+
+
+def test_error_of_another_module_travels_as_the_nearest_class_of_the_tree() -> None:
+    class PrivateError(OverloadedError):
+        code = "private"
+
+    assert kind_of(PrivateError("?")) == OverloadedError.code
+
+
+def test_kind_of_a_newer_program_is_an_error_still() -> None:
+    assert error_class("not_known_yet") is QuiverError
+
+
+def test_code_may_be_more_precise_than_the_class() -> None:
+    assert (RequestError("?", code="topic_exists").code, RequestError("?").code) == ("topic_exists", "bad_request")

@@ -16,7 +16,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "quiver"
 
 LAYERS = (
-    ("errors", "model", "clock"),
+    ("model", "clock"),
+    ("errors",),
     ("config",),
     ("logs",),
     ("record",),

@@ -21,18 +21,9 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.decision import Decision, beat, drop_beat, find_topic, refuse
 from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import (
-    ALL_PARTITIONS,
-    Consumer,
-    ConsumerId,
-    Kind,
-    Producer,
-    Registration,
-    StartFrom,
-    Table,
-)
+from quiver.metadata.rows import ALL_PARTITIONS, Consumer, Kind, Producer, Registration, StartFrom, Table
 from quiver.metadata.state import Change, State, drop, put
-from quiver.model import ProducerId
+from quiver.model import ConsumerId, ProducerId
 
 _TABLES = {Kind.BROKER: Table.BROKERS, Kind.PRODUCER: Table.PRODUCERS, Kind.CONSUMER: Table.CONSUMERS}
 

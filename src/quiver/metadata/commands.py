@@ -17,20 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from quiver.errors import DecodeError
-from quiver.metadata.rows import (
-    NUMBER_MAX,
-    BrokerState,
-    ConsumerId,
-    Kind,
-    MoveId,
-    Number,
-    PartitionId,
-    Retention,
-    StartFrom,
-    Text,
-    TopicId,
-)
-from quiver.model import Buffer, NodeId, ProducerId
+from quiver.metadata.rows import NUMBER_MAX, BrokerState, Kind, MoveId, Number, Retention, StartFrom, Text
+from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_control_batch
 
 CONTROL_STATE = 3

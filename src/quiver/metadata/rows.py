@@ -14,16 +14,7 @@ from typing import Annotated, ClassVar, NewType
 import msgspec
 from msgspec import Meta
 
-from quiver.model import GroupId, NodeId, ProducerId
-
-TopicId = NewType("TopicId", int)
-"""A topic, deleted ones included; never given twice."""
-
-PartitionId = NewType("PartitionId", int)
-"""0-based number of a partition in its topic."""
-
-ConsumerId = NewType("ConsumerId", int)
-"""A registered consumer."""
+from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, ProducerId, TopicId
 
 MoveId = NewType("MoveId", int)
 """A replica's way from one broker to another."""

@@ -23,20 +23,17 @@ from quiver.metadata.rows import (
     AnyRow,
     Broker,
     Consumer,
-    ConsumerId,
     Heartbeat,
     Kind,
     Move,
     MoveId,
     Partition,
-    PartitionId,
     Producer,
     Table,
     Topic,
-    TopicId,
     TopicState,
 )
-from quiver.model import GroupId, Index, NodeId, ProducerId, Term
+from quiver.model import ConsumerId, GroupId, Index, NodeId, PartitionId, ProducerId, Term, TopicId
 
 SNAPSHOT_VERSION = 1
 """How snapshots are encoded; a greater one cannot be read by this program."""

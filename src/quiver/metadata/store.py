@@ -15,12 +15,19 @@ from typing import TypeVar, cast
 import msgspec
 
 from quiver.clock import Clock
-from quiver.errors import DecodeError, OutcomeUnknownError, OverloadedError, StorageError, UnavailableError
+from quiver.errors import (
+    DecodeError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    OverloadedError,
+    StorageError,
+    UnavailableError,
+)
 from quiver.metadata.commands import Command, decode_payload, encode_command
 from quiver.metadata.database import Database
 from quiver.metadata.machine import MetadataMachine
 from quiver.metadata.projector import Projector
-from quiver.metadata.refusals import OutOfRangeError
 from quiver.metadata.state import View
 from quiver.metadata.watching import Changed, History
 from quiver.model import Index, NodeId, Term
@@ -37,14 +44,10 @@ STALENESS_MS_MAX = 10_000
 """How long a manager that has lost its group still answers reads."""
 
 
-class NotPrimaryError(UnavailableError):
-    """Report that this manager does not take writes now: not done; `primary` does, if it is known."""
+class NotPrimaryError(NotLeaderError):
+    """Report that this manager does not take writes now: not done; `leader` does, if it is known."""
 
     code = "not_primary"
-
-    def __init__(self, message: str, primary: NodeId | None = None) -> None:
-        super().__init__(message)
-        self.primary = primary
 
 
 class MetadataStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +167,7 @@ class MetadataStore:
         """Carry a command out; return its result when a majority and this manager's database have it.
 
         Raises:
-            RefusedError: not done; `code` says why, the same on every manager.
+            RequestError: not done; `code` says why, the same on every manager.
             NotPrimaryError: not done; another manager leads.
             OverloadedError: not done; too many commands are on their way.
             OutcomeUnknownError: perhaps done: leadership or the database was lost on the way.
@@ -189,7 +192,7 @@ class MetadataStore:
         except OverloadedError:
             raise
         except UnavailableError as error:
-            raise NotPrimaryError(error.message, member.leader) from error
+            raise NotPrimaryError(error.message, leader=member.leader) from error
         index = headers[0].index
         outcome = self.machine.take_outcome(index)
         if outcome is None:
@@ -228,7 +231,7 @@ class MetadataStore:
             except OverloadedError:
                 raise
             except UnavailableError as error:
-                raise NotPrimaryError(error.message, member.leader) from error
+                raise NotPrimaryError(error.message, leader=member.leader) from error
         elif self._alone_since_ms is not None:
             alone_ms = self._clock.monotonic_ms() - self._alone_since_ms
             if alone_ms > STALENESS_MS_MAX:

@@ -24,20 +24,9 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.decision import Decision, check_assignment, find_topic, refuse
 from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import (
-    Consumer,
-    Move,
-    Partition,
-    PartitionId,
-    Producer,
-    Retention,
-    Table,
-    Topic,
-    TopicId,
-    TopicState,
-)
+from quiver.metadata.rows import Consumer, Move, Partition, Producer, Retention, Table, Topic, TopicState
 from quiver.metadata.state import Change, Counters, State, drop, put
-from quiver.model import GroupId, NodeId
+from quiver.model import GroupId, NodeId, PartitionId, TopicId
 
 PARTITIONS_MAX = 4096
 """How many partitions a topic may have."""

@@ -5,8 +5,6 @@
 """
 
 from quiver.partition.producers import (
-    FencedError,
-    OutOfSequenceError,
     ProducerTable,
     Verdict,
 )
@@ -15,8 +13,6 @@ from quiver.partition.state import PartitionState
 
 __all__ = [
     "Appended",
-    "FencedError",
-    "OutOfSequenceError",
     "PartitionState",
     "ProducerTable",
     "Replica",

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import msgspec
 
-from quiver.errors import DecodeError, RequestError
+from quiver.errors import DecodeError
 from quiver.model import NO_PRODUCER, Offset, ProducerId
 from quiver.record import BatchHeader
 
@@ -25,18 +25,6 @@ WINDOW_BATCHES = 8
 """How many batches of a producer are remembered; clients may have no more than five unanswered."""
 PRODUCERS_MAX = 100_000
 """How many producers one partition remembers: some 50 MB at the most."""
-
-
-class OutOfSequenceError(RequestError):
-    """Report a batch that does not follow its producer's last one: not done; send what is missing first."""
-
-    code = "out_of_sequence"
-
-
-class FencedError(RequestError):
-    """Report a batch of an epoch that its producer has left: not done, and never will be."""
-
-    code = "fenced"
 
 
 class Kind(StrEnum):

@@ -15,9 +15,9 @@ import asyncio
 
 import msgspec
 
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, FencedError, OutOfSequenceError
 from quiver.model import NO_PRODUCER, Buffer, Offset, ProducerId, Term
-from quiver.partition.producers import FencedError, Kind, OutOfSequenceError
+from quiver.partition.producers import Kind
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, BatchHeader, decode_header, verify_payload
 from quiver.replication import Member

@@ -11,9 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from quiver.clock import Rng
-from quiver.errors import QuiverError, StorageError, UnavailableError
+from quiver.errors import OutOfSequenceError, QuiverError, StorageError, UnavailableError
 from quiver.model import GroupId, NodeId, Offset, ProducerId
-from quiver.partition import Appended, OutOfSequenceError
+from quiver.partition import Appended
 from quiver.record import Batch, build_batch
 from quiver.testing.checkers.sends import check_ack, check_end_read
 from quiver.testing.finding import require

@@ -17,9 +17,9 @@ from quiver.metadata.commands import (
     Result,
     Selection,
 )
-from quiver.metadata.rows import BrokerState, PartitionId
+from quiver.metadata.rows import BrokerState
 from quiver.metadata.state import State
-from quiver.model import NodeId
+from quiver.model import NodeId, PartitionId
 
 NOW_MS = 1_000_000
 

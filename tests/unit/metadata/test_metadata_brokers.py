@@ -7,9 +7,9 @@ from metadata_world import NOW_MS, change_state, create_topic, do, formed_state,
 
 from quiver.metadata.brokers import TRANSITIONS
 from quiver.metadata.commands import BeginMove, Done, FinishMove, ForgetBroker, PromoteMove
-from quiver.metadata.rows import BrokerState, Kind, MoveId, PartitionId, TopicId
+from quiver.metadata.rows import BrokerState, Kind, MoveId
 from quiver.metadata.state import State
-from quiver.model import NodeId
+from quiver.model import NodeId, PartitionId, TopicId
 
 ALIVE, SUSPECT, DEAD = BrokerState.ALIVE, BrokerState.SUSPECT, BrokerState.DEAD
 DRAINING, DRAINED, REMOVED = BrokerState.DRAINING, BrokerState.DRAINED, BrokerState.REMOVED

@@ -5,17 +5,9 @@ from __future__ import annotations
 from metadata_world import NOW_MS, create_topic, do, formed_state, refused, register_consumer, register_producer, select
 
 from quiver.metadata.commands import Beat, ConsumerRegistered, Done, ForgetClient, ProducerRegistered, RecordHeartbeats
-from quiver.metadata.rows import (
-    ALL_PARTITIONS,
-    ConsumerId,
-    Kind,
-    PartitionId,
-    Registration,
-    StartFrom,
-    TopicId,
-)
+from quiver.metadata.rows import ALL_PARTITIONS, Kind, Registration, StartFrom
 from quiver.metadata.state import State
-from quiver.model import ProducerId
+from quiver.model import ConsumerId, PartitionId, ProducerId, TopicId
 
 LOGS, AUDIT = TopicId(1), TopicId(2)
 

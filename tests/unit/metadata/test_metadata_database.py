@@ -29,9 +29,9 @@ from quiver.metadata.apply import apply
 from quiver.metadata.commands import AnyCommand, BeginMove, DeleteTopic, ForgetBroker, ForgetClient, PurgeTopic
 from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
 from quiver.metadata.migrations import MIGRATIONS, SCHEMA_VERSION
-from quiver.metadata.rows import BrokerState, Kind, PartitionId, TopicId
+from quiver.metadata.rows import BrokerState, Kind
 from quiver.metadata.state import Change, Position, State
-from quiver.model import Index, NodeId, Term
+from quiver.model import Index, NodeId, PartitionId, Term, TopicId
 
 SCHEMA_1 = Path(__file__).parent / "metadata_schema_1.sql"
 

@@ -33,9 +33,9 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.comparison import compare
 from quiver.metadata.journal import describe, read_journal
-from quiver.metadata.rows import BrokerState, ConsumerId, Kind, PartitionId, TopicId
+from quiver.metadata.rows import BrokerState, Kind
 from quiver.metadata.state import Counters, Position, State
-from quiver.model import Index, NodeId, Offset, Term
+from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, Term, TopicId
 from quiver.record import Batch, build_control_batch, stamp
 
 

@@ -6,9 +6,9 @@ import pytest
 from metadata_world import NOW_MS, change_state, do, formed_state, refused
 
 from quiver.metadata.commands import AbortMove, BeginMove, DeleteTopic, Done, FinishMove, MoveBegun, PromoteMove
-from quiver.metadata.rows import BrokerState, MoveId, MoveState, Partition, PartitionId, TopicId
+from quiver.metadata.rows import BrokerState, MoveId, MoveState, Partition
 from quiver.metadata.state import State
-from quiver.model import NodeId
+from quiver.model import NodeId, PartitionId, TopicId
 
 FIRST = MoveId(1)
 

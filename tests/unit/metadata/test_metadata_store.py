@@ -10,22 +10,19 @@ import pytest
 from metadata_cluster import Cluster, simulate
 from metadata_world import create_topic, init_cluster, register_broker, register_consumer, register_producer
 
-from quiver.errors import OutcomeUnknownError, OverloadedError, UnavailableError
+from quiver.errors import ConflictError, OutcomeUnknownError, OutOfRangeError, OverloadedError, UnavailableError
 from quiver.metadata import (
     Change,
     Changed,
-    ConsumerId,
     ConsumerRegistered,
     Done,
     MetadataStore,
     NotPrimaryError,
-    OutOfRangeError,
-    RefusedError,
     Table,
 )
 from quiver.metadata import store as store_module
 from quiver.metadata.commands import CONTROL_STATE
-from quiver.model import Index, NodeId
+from quiver.model import ConsumerId, Index, NodeId
 from quiver.record import build_control_batch
 from quiver.testing import SimulatedClock, SimulatedExecutor
 
@@ -63,7 +60,7 @@ def test_replica_says_who_the_primary_is() -> None:
         await cluster.wait(lambda: replica.store.primary)
         with pytest.raises(NotPrimaryError) as caught:
             await replica.store.submit(init_cluster())
-        assert caught.value.primary == primary.id
+        assert caught.value.leader == primary.id
         assert (primary.store.is_primary, replica.store.is_primary) == (True, False)
         with pytest.raises(NotPrimaryError):
             await replica.store.read(linearizable=True)
@@ -74,7 +71,7 @@ def test_replica_says_who_the_primary_is() -> None:
 def test_refusal_is_an_error_with_its_code_and_the_same_everywhere() -> None:
     async def test(cluster: Cluster) -> None:
         await form(cluster)
-        with pytest.raises(RefusedError) as caught:
+        with pytest.raises(ConflictError) as caught:
             await cluster.submit(create_topic())
         assert (caught.value.code, caught.value.outcome) == ("topic_exists", "not_done")
         await cluster.wait_equal()

@@ -29,10 +29,10 @@ from quiver.metadata.commands import (
     RestoreTopic,
     TopicCreated,
 )
-from quiver.metadata.rows import BrokerState, PartitionId, Retention, TopicId, TopicState
+from quiver.metadata.rows import BrokerState, Retention, TopicState
 from quiver.metadata.state import State
 from quiver.metadata.topics import PARTITIONS_MAX
-from quiver.model import NodeId
+from quiver.model import NodeId, PartitionId, TopicId
 
 LOGS = TopicId(1)
 

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from quiver.config import LogSettings, ReplicationSettings
-from quiver.errors import DecodeError, OverloadedError, UnavailableError
+from quiver.errors import DecodeError, FencedError, OutOfSequenceError, OverloadedError, UnavailableError
 from quiver.model import GroupId, NodeId, Offset, ProducerId
-from quiver.partition import Appended, FencedError, OutOfSequenceError, PartitionState, Replica
+from quiver.partition import Appended, PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.record import build_batch, build_control_batch
 from quiver.replication import Replicator

@@ -1,0 +1,593 @@
+"""What can be asked of a node, and what it answers: one frozen value per request and response. Pure.
+
+A request travels as the head of a frame, tagged with its name; bytes that belong to it (batches, as they are) travel
+behind it as the frame's payload. `Request[R]` names the response that it gets. Reading is strict on both sides: a
+field that is added later must have a default that means what its absence meant.
+
+Data requests (`Produce`, `Fetch`, …) go to the partition's leader; any other node refuses them with `not_leader` and
+a hint. Everything else may be asked of any node, which hands on what it cannot do itself. `known_index` says up to
+which index of the metadata the client has seen: the node answers no earlier than it knows as much, so that a client
+that has just registered is not refused by a node that has not heard of it yet.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+
+RESULTS_MAX = 100_000
+"""Most items of a list in a request or response."""
+_Name = Annotated[str, Meta(max_length=300)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all responses share."""
+
+
+R = TypeVar("R", bound=Response)
+
+
+class Request(
+    msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
+):
+    """What all requests share; `R` is the response that it gets."""
+
+    response: ClassVar[type[Response]]
+    """How its response is read."""
+
+
+class Done(Response, frozen=True):
+    """It was done; `index` is the metadata's index that shows it, or 0."""
+
+    index: Index = Index(0)
+
+
+# -- the cluster -------------------------------------------------------------------------------------
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node and where it is found."""
+
+    node: NodeId
+    wire_address: str
+    http_address: str = ""
+    roles: tuple[str, ...] = ()
+    rack: str = ""
+    state: str = ""
+    is_draining: bool = False
+    last_seen_ms: int | None = None
+
+
+class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A partition, where its replicas are, and who was last said to lead it."""
+
+    partition_id: PartitionId
+    group: GroupId
+    replicas: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...] = ()
+    leader: NodeId | None = None
+    epoch: int = 0
+
+
+class RetentionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When records may go: as soon as any of the bounds that are given allows it."""
+
+    ms: _Count | None = None
+    bytes: _Count | None = None
+    until_consumed: bool = False
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic and its partitions, in order."""
+
+    topic: str
+    topic_id: TopicId
+    replicas: int
+    partitions: tuple[PartitionInfo, ...]
+    retention: RetentionInfo = RetentionInfo()
+    created_ms: int = 0
+
+
+class MetadataFound(Response, frozen=True):
+    """The metadata as the asked node knows it."""
+
+    cluster_id: str
+    index: Index
+    primary: NodeId | None = None
+    nodes: tuple[NodeInfo, ...] = ()
+    topics: tuple[TopicInfo, ...] = ()
+
+
+class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
+    """Ask where things are; topics by name (unknown ones are left out of the answer), or all of them with None."""
+
+    response = MetadataFound
+
+    topics: tuple[_Name, ...] | None = None
+    known_index: Index = Index(0)
+    is_linearizable: bool = False
+    """Whether the answer must be no older than the request: the primary is asked."""
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica on the node that was asked; the last three are known to the leader alone."""
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    group: GroupId
+    role: str
+    epoch: int
+    leader: NodeId | None = None
+    first_offset: Offset = Offset(0)
+    end_offset: Offset = Offset(0)
+    """The high watermark."""
+    bytes: int = 0
+    is_ready: bool = True
+    in_sync: tuple[NodeId, ...] = ()
+    voters: tuple[NodeId, ...] = ()
+    learners: tuple[NodeId, ...] = ()
+
+
+class NodeDescribed(Response, frozen=True):
+    """A node as it is now."""
+
+    node: NodeId
+    version: str
+    pid: int
+    roles: tuple[str, ...]
+    started_ms: int
+    is_ready: bool
+    primary: NodeId | None = None
+    applied_index: Index = Index(0)
+    stored_index: Index = Index(0)
+    commit_index: Index = Index(0)
+    digest: str = ""
+    """Of the metadata at `applied_index`, if it was asked for."""
+    replicas: tuple[ReplicaInfo, ...] = ()
+
+
+class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
+    """Ask the node that is reached about itself; never handed on."""
+
+    response = NodeDescribed
+
+    with_replicas: bool = False
+    with_digest: bool = False
+    topic: _Name | None = None
+    """Only replicas of this topic."""
+
+
+class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A registered producer or consumer."""
+
+    kind: Literal["producer", "consumer"]
+    id: int
+    name: str = ""
+    epoch: int = 0
+    registered_ms: int = 0
+    last_seen_ms: int | None = None
+    is_alive: bool = False
+    topics: tuple[str, ...] = ()
+
+
+class ClientsFound(Response, frozen=True):
+    """The registered clients."""
+
+    clients: tuple[ClientInfo, ...] = ()
+
+
+class ListClients(Request[ClientsFound], frozen=True, tag="list_clients"):
+    """Ask for producers, consumers, or both."""
+
+    response = ClientsFound
+
+    kind: Literal["producer", "consumer", ""] = ""
+    topic: _Name | None = None
+    known_index: Index = Index(0)
+
+
+class MoveInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica on its way to another broker."""
+
+    move_id: int
+    topic: str
+    partition_id: PartitionId
+    target: NodeId
+    source: NodeId | None = None
+    state: str = ""
+    begun_ms: int = 0
+
+
+class MovesFound(Response, frozen=True):
+    """The moves under way."""
+
+    moves: tuple[MoveInfo, ...] = ()
+
+
+class ListMoves(Request[MovesFound], frozen=True, tag="list_moves"):
+    """Ask which replicas are on their way."""
+
+    response = MovesFound
+
+
+# -- administration ----------------------------------------------------------------------------------
+
+
+class TopicCreated(Response, frozen=True):
+    """A topic, made now or by an earlier try of the same request."""
+
+    topic_id: TopicId
+    partitions: int
+    index: Index
+
+
+class CreateTopic(Request[TopicCreated], frozen=True, tag="create_topic"):
+    """Create a topic; a repeated request with the same `request_id` finds what it made."""
+
+    response = TopicCreated
+
+    topic: _Name
+    partitions: _Count = 3
+    replicas: _Count | None = None
+    """None: three, or as many as there are brokers if those are fewer."""
+    retention: RetentionInfo = RetentionInfo()
+    request_id: _Name = ""
+
+
+class ConfigureTopic(Request[Done], frozen=True, tag="configure_topic"):
+    """Change when records of a topic may go."""
+
+    response = Done
+
+    topic: _Name
+    retention: RetentionInfo
+
+
+class AddPartitions(Request[Done], frozen=True, tag="add_partitions"):
+    """Bring a topic to so many partitions."""
+
+    response = Done
+
+    topic: _Name
+    partitions: _Count
+
+
+class DeleteTopic(Request[Done], frozen=True, tag="delete_topic"):
+    """Take a topic out of use; it can be restored for a while."""
+
+    response = Done
+
+    topic: _Name
+
+
+class RestoreTopic(Request[Done], frozen=True, tag="restore_topic"):
+    """Take the newest deleted topic of a name back into use."""
+
+    response = Done
+
+    topic: _Name
+
+
+class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
+    """Move everything off a broker, or, undone, let it hold replicas again."""
+
+    response = Done
+
+    broker: NodeId
+    is_undone: bool = False
+
+
+class RemoveBroker(Request[Done], frozen=True, tag="remove_broker"):
+    """Forget a broker that is drained, or dead and empty."""
+
+    response = Done
+
+    broker: NodeId
+
+
+class RebalanceBrokers(Request[Done], frozen=True, tag="rebalance_brokers"):
+    """Move replicas until every eligible broker has its share."""
+
+    response = Done
+
+
+# -- clients -----------------------------------------------------------------------------------------
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A topic by name, and those of its partitions that are meant: none named, all meant."""
+
+    topic: _Name
+    partitions: tuple[PartitionId, ...] = ()
+
+
+class ProducerRegistered(Response, frozen=True):
+    """A producer's id and the epoch that it must send with from now on."""
+
+    producer_id: ProducerId
+    epoch: int
+    index: Index
+
+
+class RegisterProducer(Request[ProducerRegistered], frozen=True, tag="register_producer"):
+    """Make a producer known for topics; a known name or id keeps its id and gets a new epoch."""
+
+    response = ProducerRegistered
+
+    topics: tuple[Selection, ...]
+    name: _Name = ""
+    producer_id: ProducerId | None = None
+
+
+class ConsumerRegistered(Response, frozen=True):
+    """A consumer's id."""
+
+    consumer_id: ConsumerId
+    index: Index
+
+
+class RegisterConsumer(Request[ConsumerRegistered], frozen=True, tag="register_consumer"):
+    """Make a consumer known for topics; with an id, for more topics than before.
+
+    A repeated request with the same `request_id` finds the consumer that it made.
+    """
+
+    response = ConsumerRegistered
+
+    topics: tuple[Selection, ...]
+    consumer_id: ConsumerId | None = None
+    start: Literal["earliest", "latest"] = "earliest"
+    request_id: _Name = ""
+
+
+class ForgetClient(Request[Done], frozen=True, tag="forget_client"):
+    """Drop a producer or consumer: retention no longer waits for it."""
+
+    response = Done
+
+    kind: Literal["producer", "consumer"]
+    id: int
+
+
+# -- data, asked of the partition's leader -----------------------------------------------------------
+
+
+class Produced(Response, frozen=True):
+    """Where a batch is; `is_duplicate` if an earlier send of it put it there."""
+
+    base_offset: Offset
+    is_duplicate: bool = False
+
+
+class Produce(Request[Produced], frozen=True, tag="produce"):
+    """Append the one batch that is the payload, once; answered when it is committed."""
+
+    response = Produced
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    known_index: Index = Index(0)
+
+
+class Fetched(Response, frozen=True):
+    """Batches, in the payload one behind the other; the first may begin before the offset that was asked for."""
+
+    first_offset: Offset
+    """Where the partition's records begin."""
+    end_offset: Offset
+    """The high watermark."""
+
+
+class Fetch(Request[Fetched], frozen=True, tag="fetch"):
+    """Read committed batches from an offset on; wait for one at most `wait_ms` if there is none.
+
+    At least one batch is returned if there is one, however large it is.
+    """
+
+    response = Fetched
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    offset: Offset
+    bytes_max: _Count = 1024 * 1024
+    wait_ms: _Count = 0
+    known_index: Index = Index(0)
+
+
+class OffsetFound(Response, frozen=True):
+    """An offset."""
+
+    offset: Offset
+
+
+class FindOffset(Request[OffsetFound], frozen=True, tag="find_offset"):
+    """Ask for the first offset, the high watermark, or the first record not older than a timestamp (ms)."""
+
+    response = OffsetFound
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    at: Literal["earliest", "latest"] | int
+    known_index: Index = Index(0)
+
+
+class Consumed(Response, frozen=True):
+    """Records for a consumer, as batches in the payload: those from `first_offset` up to `cursor` are meant."""
+
+    first_offset: Offset
+    cursor: Offset
+    """Where the consumer's cursor is now: one past the last record that is meant; equal to `first_offset` if none."""
+    end_offset: Offset
+
+
+class Consume(Request[Consumed], frozen=True, tag="consume"):
+    """Read records at a consumer's cursor and move it past them in the same replicated step.
+
+    With `offset` the records from there are returned and the cursor is set behind them: safe to repeat.
+    """
+
+    response = Consumed
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    consumer_id: ConsumerId
+    offset: Offset | None = None
+    records_max: _Count = 1
+    bytes_max: _Count = 1024 * 1024
+    wait_ms: _Count = 0
+    known_index: Index = Index(0)
+
+
+class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
+    """Set consumers' cursors; with `only_new` leave those alone that have one."""
+
+    response = Done
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    cursors: tuple[tuple[ConsumerId, Offset | Literal["latest"]], ...]
+    only_new: bool = False
+    known_index: Index = Index(0)
+
+
+class CursorsFound(Response, frozen=True):
+    """Cursors in the order in which they were asked for, and the partition's bounds, no older than the request."""
+
+    cursors: tuple[Offset, ...]
+    first_offset: Offset
+    end_offset: Offset
+
+
+class GetCursors(Request[CursorsFound], frozen=True, tag="get_cursors"):
+    """Ask where consumers are; how much they have left is the difference to `end_offset`."""
+
+    response = CursorsFound
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    consumer_ids: tuple[ConsumerId, ...]
+    known_index: Index = Index(0)
+
+
+class EpochBegun(Response, frozen=True):
+    """The sequence that the partition expects next of the producer."""
+
+    next_sequence: int
+
+
+class BeginEpoch(Request[EpochBegun], frozen=True, tag="begin_epoch"):
+    """Fence off a producer's earlier epochs in a partition, durably, and learn how far they have come."""
+
+    response = EpochBegun
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    producer_id: ProducerId
+    epoch: _Count
+    known_index: Index = Index(0)
+
+
+# -- between nodes -----------------------------------------------------------------------------------
+
+
+class CommandSubmitted(Response, frozen=True):
+    """What became of a command: its result is the payload."""
+
+    index: Index
+
+
+class SubmitCommand(Request[CommandSubmitted], frozen=True, tag="submit_command"):
+    """Carry out a command on the metadata; the payload is the command. For nodes only."""
+
+    response = CommandSubmitted
+
+
+class LeaderInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that the sender leads, and since which epoch."""
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    epoch: int
+
+
+class BeatInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A client that the sender has heard of."""
+
+    kind: Literal["producer", "consumer"]
+    id: int
+    last_seen_ms: int
+
+
+class HeartbeatTaken(Response, frozen=True):
+    """The primary has heard it; `is_known` tells whether the sender is registered as what it says it is."""
+
+    is_known: bool
+
+
+class Heartbeat(Request[HeartbeatTaken], frozen=True, tag="heartbeat"):
+    """Tell the primary that a broker lives, what it has come to lead, and which clients it has heard of."""
+
+    response = HeartbeatTaken
+
+    node: NodeId
+    identity: _Name
+    leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
+    """Those that the primary may not know yet."""
+    clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
+
+
+class MembersFound(Response, frozen=True):
+    """A group's members by its last committed configuration; asked of its leader, who proves that it leads."""
+
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...]
+
+
+class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
+    """Ask a group's leader who belongs to it: what a broker must know before it deletes a replica."""
+
+    response = MembersFound
+
+    group: GroupId
+
+
+AnyRequest = (
+    GetMetadata
+    | DescribeNode
+    | ListClients
+    | ListMoves
+    | CreateTopic
+    | ConfigureTopic
+    | AddPartitions
+    | DeleteTopic
+    | RestoreTopic
+    | DrainBroker
+    | RemoveBroker
+    | RebalanceBrokers
+    | RegisterProducer
+    | RegisterConsumer
+    | ForgetClient
+    | Produce
+    | Fetch
+    | FindOffset
+    | Consume
+    | MoveCursor
+    | GetCursors
+    | BeginEpoch
+    | SubmitCommand
+    | Heartbeat
+    | GetMembers
+)
+
+PartitionRequest = Produce | Fetch | FindOffset | Consume | MoveCursor | GetCursors | BeginEpoch
+"""What only a partition's leader can answer."""
+
+
+def request_name(request: Request[Any]) -> str:
+    """Return what a request is called on the wire."""
+    return str(type(request).__struct_config__.tag)
