@@ -22,6 +22,86 @@ MIB = 1024 * KIB
 ENVIRONMENT_PREFIX = "QUIVER_"
 
 Durability = Literal["fsync", "interval", "none"]
+ROLES = ("manager", "broker", "gateway")
+"""What a node can do."""
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who a node is and where it is found."""
+
+    id: Annotated[
+        int, Meta(ge=0, le=2**31, description="The node's number in the cluster, from 1; 0 stands for none given.")
+    ] = 0
+    cluster: Annotated[
+        str, Meta(min_length=1, max_length=64, description="The cluster's id; nodes of another one are refused.")
+    ] = "quiver"
+    roles: Annotated[
+        str, Meta(description="What the node does, with commas between: any of manager, broker, gateway.")
+    ] = "manager,broker,gateway"
+    data: Annotated[str, Meta(min_length=1, description="The directory of all that the node keeps.")] = "quiver-data"
+    wire: Annotated[str, Meta(description="Where nodes and the SDK reach it, as host:port.")] = "127.0.0.1:9002"
+    http: Annotated[str, Meta(description="Where HTTP clients reach it, as host:port.")] = "127.0.0.1:8002"
+    advertise: Annotated[
+        str, Meta(description="The host that others are told for both addresses; empty for the ones listened on.")
+    ] = ""
+    join: Annotated[
+        str,
+        Meta(
+            description="The cluster's managers, as id@host:port with commas between, the same on every node; "
+            "empty for a cluster of this one manager."
+        ),
+    ] = ""
+    rack: Annotated[str, Meta(max_length=300, description="Where the node stands; replicas are spread over racks.")] = (
+        ""
+    )
+    metadata_db: Annotated[
+        str,
+        Meta(
+            description="URL of the metadata's database (postgresql+psycopg://…); empty for SQLite in the data "
+            "directory."
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.role_names - set(ROLES))
+        if unknown or not self.role_names:
+            raise ConfigError(f"node.roles must name one or more of {', '.join(ROLES)}, not {self.roles!r}")
+        for key, address in (("wire", self.wire), ("http", self.http)):
+            split_address(address, key=f"node.{key}")
+        managers = self.managers
+        if self.id and ("manager" in self.role_names) != (self.id in managers):
+            raise ConfigError(f"node.join must name node {self.id} if it is a manager, and only then")
+
+    @property
+    def role_names(self) -> frozenset[str]:
+        """Return the roles one by one."""
+        return frozenset(role.strip() for role in self.roles.split(",") if role.strip())
+
+    @property
+    def managers(self) -> dict[int, str]:
+        """Return the managers' addresses by node id."""
+        if not self.join:
+            return {self.id: self.wire}
+        found: dict[int, str] = {}
+        for item in self.join.split(","):
+            number, _, address = item.strip().partition("@")
+            split_address(address, key="node.join")
+            if not number.isdigit() or not 0 < int(number) <= 2**31 or int(number) in found:
+                raise ConfigError(f"node.join: {item.strip()!r} is not id@host:port with an id of its own, from 1")
+            found[int(number)] = address
+        return found
+
+
+def split_address(address: str, *, key: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; a host that is an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is something else; the message names the key.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 0xFFFF:
+        raise ConfigError(f"{key}: {address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,6 +235,7 @@ class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every setting of a node, by section."""
 
+    node: NodeSettings = NodeSettings()
     log: LogSettings = LogSettings()
     replication: ReplicationSettings = ReplicationSettings()
     wire: WireSettings = WireSettings()
@@ -184,7 +265,9 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def flag(self) -> str:
-        """Return the command-line flag that sets it."""
+        """Return the command-line flag that sets it; those of `node` are too common for a prefix."""
+        if self.section == "node":
+            return f"--{self.name}".replace("_", "-")
         return f"--{self.section}-{self.name}".replace("_", "-")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiver.cli.reference import render_reference
-from quiver.config import LogSettings, Settings, all_settings, load_settings
+from quiver.config import LogSettings, Settings, all_settings, load_settings, split_address
 from quiver.errors import ConfigError
 
 REFERENCE_PAGE = Path(__file__).parents[2] / "docs" / "operations" / "configuration.md"
@@ -91,7 +91,7 @@ def test_every_setting_says_what_it_is_and_what_is_allowed() -> None:
     for setting in all_settings():
         assert setting.description.endswith("."), setting.key
         is_bounded = setting.choices or setting.at_least is not None
-        assert is_bounded or isinstance(setting.default, bool), setting.key
+        assert is_bounded or isinstance(setting.default, bool | str), setting.key
 
 
 def test_setting_has_one_name_in_each_place() -> None:
@@ -108,3 +108,33 @@ def test_every_default_is_accepted_when_it_is_given() -> None:
 
 def test_reference_page_is_what_the_declaration_makes_it() -> None:
     assert REFERENCE_PAGE.read_text() == render_reference(), "run `make docs`"
+
+
+def test_node_that_is_alone_is_its_own_manager() -> None:
+    assert load_settings(flags={"node.id": "7", "node.wire": "10.0.0.7:9002"}).node.managers == {7: "10.0.0.7:9002"}
+
+
+def test_managers_are_told_by_id_and_address() -> None:
+    node = load_settings('[node]\nid = 2\njoin = "1@a:9002, 2@[::1]:9003"').node
+    assert node.managers == {1: "a:9002", 2: "[::1]:9003"}
+    assert split_address(node.managers[2], key="x") == ("::1", 9003)
+
+
+@pytest.mark.parametrize(
+    ("toml", "named"),
+    [
+        ('roles = "manager,cook"', "node.roles"),
+        ('roles = " "', "node.roles"),
+        ('wire = "9002"', "node.wire"),
+        ('http = "host:99999"', "node.http"),
+        ('join = "1@host"', "node.join"),
+        ('join = "a@host:1"', "node.join"),
+        ('join = "1@host:1,1@host:2"', "node.join"),
+        ('id = 2\njoin = "1@host:1"', "node.join must name node 2"),
+        ('id = 1\nroles = "broker"\njoin = "1@host:1"', "node.join must name node 1"),
+    ],
+)
+def test_bad_node_is_refused_and_the_key_named(toml: str, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings("[node]\n" + toml)
+    assert named in str(refused.value)

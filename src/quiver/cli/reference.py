@@ -59,6 +59,8 @@ def _allowed(setting: Setting) -> str:
         return "`true`, `false`"
     if setting.choices:
         return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if isinstance(setting.default, str):
+        return "text"
     if setting.at_most is None:
         return f"at least {_amount(setting, setting.at_least)}"
     return f"{_amount(setting, setting.at_least)} to {_amount(setting, setting.at_most)}"
@@ -69,7 +71,7 @@ def _amount(setting: Setting, value: object) -> str:
     for unit, name in _UNITS.get(setting.name.removesuffix("_max").rpartition("_")[2], ()):
         if isinstance(value, int | float) and value > unit and value % unit == 0:
             return f"`{int(value)}` ({int(value) // unit} {name})"
-    return f"`{show_value(value)}`"
+    return f"`{show_value(value)}`" if value != "" else "empty"
 
 
 def show_value(value: object) -> str:

@@ -8,6 +8,8 @@ on real disks and under simulation.
 from quiver.storage.disk import Disk, File, SystemDisk
 from quiver.storage.executor import Executor, ThreadExecutor
 from quiver.storage.hardstate import HardState, HardStateFile
+from quiver.storage.identity import Identity, claim_directory, save_identity
+from quiver.storage.lock import DirectoryLock
 from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
 from quiver.storage.retention import RetentionPolicy
@@ -15,11 +17,13 @@ from quiver.storage.snapshots import Snapshot, SnapshotStore, decode_snapshot
 
 __all__ = [
     "Damage",
+    "DirectoryLock",
     "Disk",
     "Executor",
     "File",
     "HardState",
     "HardStateFile",
+    "Identity",
     "Log",
     "LogStatus",
     "RetentionPolicy",
@@ -27,5 +31,7 @@ __all__ = [
     "SnapshotStore",
     "SystemDisk",
     "ThreadExecutor",
+    "claim_directory",
     "decode_snapshot",
+    "save_identity",
 ]
