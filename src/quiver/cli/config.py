@@ -26,7 +26,7 @@ def show(as_json: bool, **options: str | None) -> None:
         print_json(settings)
         return
     tree = msgspec.to_builtins(settings)
-    rows = [(s.key, show_value(tree[s.section][s.name]), show_value(s.default)) for s in all_settings()]
+    rows = [(s.key, show_value(tree[s.section][s.name]) or None, show_value(s.default) or None) for s in all_settings()]
     print_table(("setting", "value", "default"), rows)
 
 
