@@ -236,7 +236,7 @@ class Raft:
     ) -> Output:
         """Move to these voters and learners; done when `configuration` equals them and is committed.
 
-        Asking for what is already so changes nothing.
+        Asking for what the log says already changes nothing; what only the first members were told is written down.
 
         Raises:
             UnavailableError: not done; not the leader, another change is pending, or a learner lags.

@@ -23,7 +23,10 @@ from quiver.raft.state import State
 
 
 def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]) -> None:
-    """Append the first step of a change to these voters and learners; nothing, if they are the members already.
+    """Append the first step of a change to these voters and learners; nothing, if the log says already that they are.
+
+    A configuration that the first members were given is in no log: asking for it writes it down, so that a
+    member that joins without it learns from the log that it is one.
 
     Raises:
         UnavailableError: not done; another change is pending or a learner is not caught up. Try later.
@@ -32,7 +35,7 @@ def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], 
     _check_ready(state, leadership)
     target = Configuration(voters=tuple(sorted(voters)), learners=tuple(sorted(learners)))
     current = state.configuration
-    if target == current:
+    if target == current and state.log.configurations.active_index:
         return
     _check_target(target)
     for node in target.voters:

@@ -160,6 +160,18 @@ class Replicator:
         self.deadline_changed(member)
         return member
 
+    async def make_member(self, directory: str, *, bootstrap: Configuration | None = None) -> None:
+        """Make the files of a new member without taking part yet. On disk after this returns: its hard state.
+
+        Changes nothing if they are there. `bootstrap` as for `open_member`, which then needs it no more.
+
+        Raises:
+            StorageError: the files cannot be made or used.
+        """
+        files = await open_files(self._storage, directory, bootstrap=bootstrap)
+        await files.log.close()
+        files.hard_state.close()
+
     async def close_member(self, group: GroupId) -> None:
         """Stop taking part in a group; its files stay."""
         member = self._members.pop(group)

@@ -7,6 +7,7 @@ on real disks and under simulation.
 
 from quiver.storage.disk import Disk, File, SystemDisk
 from quiver.storage.executor import Executor, ThreadExecutor
+from quiver.storage.groups import GroupFolders
 from quiver.storage.hardstate import HardState, HardStateFile
 from quiver.storage.identity import Identity, claim_directory, save_identity
 from quiver.storage.lock import DirectoryLock
@@ -21,6 +22,7 @@ __all__ = [
     "Disk",
     "Executor",
     "File",
+    "GroupFolders",
     "HardState",
     "HardStateFile",
     "Identity",

@@ -73,11 +73,15 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over another name, atomically."""
+        """Move a file over another name, or a folder to a name that is free, atomically."""
         ...
 
     def remove(self, path: str) -> None:
         """Remove a file."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a folder, which must be empty."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -150,12 +154,16 @@ class SystemDisk:
         os.makedirs(path, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over another name, atomically."""
+        """Move a file over another name, or a folder to a name that is free, atomically."""
         os.replace(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file."""
         os.unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a folder, which must be empty."""
+        os.rmdir(path)
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a folder durable: on disk after this returns."""

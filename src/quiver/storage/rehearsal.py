@@ -38,6 +38,10 @@ class ReadOnlyDisk(SystemDisk):
         """Refuse."""
         _refuse(path)
 
+    def remove_directory(self, path: str) -> None:
+        """Refuse."""
+        _refuse(path)
+
     def sync_directory(self, path: str) -> None:
         """Refuse: there is nothing that could have to be made durable."""
         _refuse(path)
@@ -82,6 +86,10 @@ class Rehearsal:
     def remove(self, path: str) -> None:
         """Note that a file would be removed."""
         self.removed.add(path)
+
+    def remove_directory(self, path: str) -> None:
+        """Refuse."""
+        _refuse(path)
 
     def sync_directory(self, path: str) -> None:
         """Do nothing: no name was changed."""

@@ -100,15 +100,17 @@ class SimulatedDisk:
             folder = entry
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over another name, atomically, also across a power loss."""
+        """Move a file over another name, or a folder to a free one, atomically, also across a power loss."""
         source_folder, source_name = self._parent(source)
         target_folder, target_name = self._parent(target)
-        moved = _as_content(source_folder.current.get(source_name), source)
+        moved = source_folder.current.get(source_name)
+        if moved is None:
+            raise _error(errno.ENOENT, source)
         replaced = target_folder.current.get(target_name)
-        if isinstance(replaced, Folder):
-            raise _error(errno.EISDIR, target)
         if replaced is moved:
             return
+        if isinstance(replaced, Folder) or (replaced is not None and isinstance(moved, Folder)):
+            raise _error(errno.EISDIR if isinstance(replaced, Folder) else errno.ENOTDIR, target)
         self._begin("rename", source)
         self._names.change((source_folder, source_name, None), (target_folder, target_name, moved))
         if replaced is not None:
@@ -122,6 +124,15 @@ class SimulatedDisk:
         self._begin("remove", path)
         self._names.change((folder, name, None))
         self.used_bytes -= len(content.current)
+        self._end()
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a folder, which must be empty."""
+        folder, name = self._parent(path)
+        if self._folder(path).current:
+            raise _error(errno.ENOTEMPTY, path)
+        self._begin("remove", path)
+        self._names.change((folder, name, None))
         self._end()
 
     def sync_directory(self, path: str) -> None:

@@ -143,6 +143,17 @@ def test_change_to_what_already_is_does_nothing() -> None:
     assert leader.raft.status().configuration == configuration([1, 2, 3], learners=[4])
 
 
+def test_configuration_of_the_first_members_is_written_down_when_it_is_asked_for() -> None:
+    cluster = Cluster(3, voters=[1, 2, 3], blank=[3])
+    leader = cluster.elect(1)
+    assert not cluster[3].raft.configuration.includes(NodeId(3))
+    for _ in range(2):
+        leader.change([1, 2, 3])
+        cluster.elapse(200)
+        assert changes(leader) == [configuration([1, 2, 3])]
+    assert cluster[3].raft.configuration == configuration([1, 2, 3])
+
+
 def test_no_change_before_the_leader_committed_in_its_term() -> None:
     """R13: the rule that single-server changes missed."""
     raft = core()

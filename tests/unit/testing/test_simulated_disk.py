@@ -73,6 +73,9 @@ def test_truncate_cuts_and_extends() -> None:
         (lambda disk: disk.remove("/data/none"), errno.ENOENT),
         (lambda disk: disk.remove("/data"), errno.EISDIR),
         (lambda disk: disk.rename("/data/none", "/data/x"), errno.ENOENT),
+        (lambda disk: disk.rename("/data", "/data/log"), errno.ENOTDIR),
+        (lambda disk: disk.remove_directory("/data"), errno.ENOTEMPTY),
+        (lambda disk: disk.remove_directory("/none"), errno.ENOENT),
         (lambda disk: disk.rename("/data/log", "/data"), errno.EISDIR),
         (lambda disk: disk.make_directory("/data/log"), errno.EEXIST),
         (lambda disk: disk.open("/data/log").write([b""] * (IOV_MAX + 1), 0), errno.EINVAL),
@@ -151,6 +154,20 @@ def test_folder_without_a_sync_of_its_parent_takes_its_files_with_it() -> None:
     disk.sync_directory("/data")
     disk.crash()
     assert disk.paths() == ["/data/inner/log"]
+
+
+def test_folder_moves_with_its_files_and_goes_when_it_is_empty() -> None:
+    disk = SimulatedDisk()
+    disk.write_file("/data/old/log", b"x")
+    disk.sync_all()
+    disk.rename("/data/old", "/data/new")
+    assert disk.paths() == ["/data/new/log"]
+    disk.sync_directory("/data")
+    disk.crash()
+    assert disk.paths() == ["/data/new/log"]
+    disk.remove("/data/new/log")
+    disk.remove_directory("/data/new")
+    assert disk.names("/data") == []
 
 
 def test_unsynced_rename_and_remove_are_undone() -> None:
