@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quiver.errors import DecodeError
-from quiver.model import Buffer, Offset
+from quiver.model import Buffer, Index, Offset, Term
 from quiver.record.columns import Columns, decode_columns
 from quiver.record.compression import Compression, decompress
-from quiver.record.header import HEADER_BYTES, PAYLOAD_BYTES_MAX, BatchHeader, decode_header, verify_payload
+from quiver.record.header import (
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    BatchHeader,
+    decode_header,
+    read_header,
+    stamp,
+    verify_payload,
+)
 from quiver.record.records import Records
 
 
@@ -39,15 +47,21 @@ class Batch:
         or if `verify` is set and its payload fails the checksum.
         """
         header = decode_header(buffer, position, payload_bytes_max=payload_bytes_max)
+        batch_bytes = header.batch_bytes
         data = buffer
-        if position or len(buffer) != header.batch_bytes:
-            data = memoryview(buffer)[position : position + header.batch_bytes]
-        if len(data) < header.batch_bytes:
-            raise DecodeError(f"a batch of {header.batch_bytes} bytes is cut after {len(data)}")
-        batch = cls(data, header)
+        if position or len(buffer) != batch_bytes:
+            data = memoryview(buffer)[position : position + batch_bytes]
+        if len(data) < batch_bytes:
+            raise DecodeError(f"a batch of {batch_bytes} bytes is cut after {len(data)}")
         if verify:
-            batch.verify()
-        return batch
+            verify_payload(data, header)
+        return cls(data, header)
+
+    @classmethod
+    def stamped(cls, buffer: Buffer, *, term: Term, index: Index, base_offset: Offset, append_timestamp: int) -> Batch:
+        """Return the batch in `buffer`, whose header was decoded before, with its stamp; see `stamp`."""
+        data = stamp(buffer, term=term, index=index, base_offset=base_offset, append_timestamp=append_timestamp)
+        return cls(data, read_header(data))
 
     def __len__(self) -> int:
         return self.header.record_count
@@ -92,8 +106,8 @@ def decode_batches(
     buffer: Buffer, *, verify: bool = True, payload_bytes_max: int = PAYLOAD_BYTES_MAX
 ) -> Iterator[Batch]:
     """Yield the batches that lie one after the other in `buffer`; they must fill it exactly."""
-    position = 0
-    while position < len(buffer):
-        batch = Batch.decode(buffer, position, verify=verify, payload_bytes_max=payload_bytes_max)
+    position, view = 0, memoryview(buffer)
+    while position < len(view):
+        batch = Batch.decode(view, position, verify=verify, payload_bytes_max=payload_bytes_max)
         yield batch
-        position += batch.header.batch_bytes
+        position += len(batch.data)

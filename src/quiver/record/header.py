@@ -115,6 +115,11 @@ def decode_header(buffer: Buffer, position: int = 0, *, payload_bytes_max: int =
     return header
 
 
+def read_header(buffer: Buffer) -> BatchHeader:
+    """Return the header at the start of `buffer`, unchecked: for bytes that were checked before."""
+    return BatchHeader(*_HEADER.unpack_from(buffer)[2:])
+
+
 def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
     """Return the 96 bytes for a new, unstamped batch with `payload`, computing both checksums.
 

@@ -12,7 +12,7 @@ import msgspec
 from quiver.errors import DecodeError
 from quiver.model import Index, Offset, Term
 from quiver.raft import Configuration, Entry, EntryKind
-from quiver.record import Batch, build_control_batch, stamp
+from quiver.record import Batch, build_control_batch
 
 CONTROL_NOOP = b"\x01"
 CONTROL_CONFIG = b"\x02"
@@ -41,8 +41,7 @@ def encode_own_entry(entry: Entry, *, base_offset: Offset, timestamp: int) -> Ba
     if entry.configuration is not None:
         payload = CONTROL_CONFIG + encode_configuration(entry.configuration)
     built = build_control_batch(payload, timestamp=timestamp)
-    stamped = stamp(built, term=entry.term, index=entry.index, base_offset=base_offset, append_timestamp=timestamp)
-    return Batch.decode(stamped, verify=False)
+    return Batch.stamped(built, term=entry.term, index=entry.index, base_offset=base_offset, append_timestamp=timestamp)
 
 
 def decode_entry(batch: Batch) -> Entry:
@@ -53,7 +52,7 @@ def decode_entry(batch: Batch) -> Entry:
     """
     header = batch.header
     if not header.is_control:
-        return Entry(header.index, header.term, EntryKind.DATA, batch.data)
+        return Entry(header.index, header.term, data=batch.data)
     payload = bytes(batch.payload())
     match payload[:1]:
         case b"\x01":

@@ -35,7 +35,7 @@ from quiver.raft import (
     Status,
 )
 from quiver.raft import Snapshot as SnapshotMark
-from quiver.record import Batch, BatchHeader, stamp
+from quiver.record import Batch, BatchHeader
 from quiver.replication.applier import Applier
 from quiver.replication.backlog import Backlog, Step
 from quiver.replication.codec import AppendHead, Item, Received
@@ -316,8 +316,7 @@ class Member:
         stamped: list[Batch] = []
         for proposal in proposals:
             for data in proposal.batches:
-                data = stamp(data, term=term, index=index, base_offset=offset, append_timestamp=now_ms)
-                batch = Batch.decode(data, verify=False)
+                batch = Batch.stamped(data, term=term, index=index, base_offset=offset, append_timestamp=now_ms)
                 index, offset = Index(index + 1), batch.header.end_offset
                 proposal.headers.append(batch.header)
                 stamped.append(batch)

@@ -235,10 +235,9 @@ class Log:
             LogClosedError: the log is closed or has failed.
         """
         self._writer.check_open()
-        size_bytes = sum(len(batch.data) for batch in batches)
-        for batch in batches:
-            self._append_one(batch)
-        self._writer.enqueue(batches, size_bytes)
+        self._advance_end(batches)
+        self._tail.extend(batches)
+        self._writer.enqueue(batches, sum([len(batch.data) for batch in batches]))
 
     def check_room(self, size_bytes: int) -> None:
         """Refuse work of this size while too much waits for the disk.
@@ -250,22 +249,24 @@ class Log:
         if waiting_bytes and waiting_bytes + size_bytes > self._settings.pending_bytes_max:
             raise OverloadedError(f"{self.directory}: {waiting_bytes} bytes wait to be written; try again later")
 
-    def _append_one(self, batch: Batch) -> None:
-        header = batch.header
-        index = header.index
-        if index != self._end_index or header.base_offset != self._end_offset or header.term < self._last_term:
-            invariant(
-                False,  # noqa: FBT003 - the facts are costly to gather for every batch
-                "an appended batch follows the last one",
-                batch=header,
-                end_index=self._end_index,
-                end_offset=self._end_offset,
-                last_term=self._last_term,
-            )
-        self._tail.add(batch)
-        self._end_index = Index(index + 1)
-        self._end_offset = header.end_offset
-        self._last_term = header.term
+    def _advance_end(self, batches: Sequence[Batch]) -> None:
+        """Let the log end behind `batches`, which must follow it without a gap."""
+        index, offset, term = int(self._end_index), int(self._end_offset), self._last_term
+        for batch in batches:
+            header = batch.header
+            if header.index != index or header.base_offset != offset or header.term < term:
+                invariant(
+                    False,  # noqa: FBT003 - the facts are costly to gather for every batch
+                    "an appended batch follows the last one",
+                    batch=header,
+                    end_index=index,
+                    end_offset=offset,
+                    last_term=term,
+                )
+            index += 1
+            offset += header.record_count
+            term = header.term
+        self._end_index, self._end_offset, self._last_term = Index(index), Offset(offset), term
 
     async def wait_durable(self, end_index: Index) -> None:
         """Wait until every entry below `end_index` is durable; waiters are woken in the order of their index.
@@ -376,7 +377,7 @@ class Log:
         end_index = min(end_index, self._end_index)
         if first_index < self._tail.first_index:
             return None if first_index < end_index else []
-        return self._take_from_tail(first_index, Wanted(end_index=end_index, bytes_max=bytes_max))
+        return self._tail.take(first_index, end_index=end_index, bytes_max=bytes_max)
 
     async def read_entries(self, first_index: Index, *, end_index: Index, bytes_max: int) -> list[Batch]:
         """Return entries from `first_index` on, at most `bytes_max` bytes but at least one; empty at the end.

@@ -4,6 +4,8 @@ Followers that keep up and consumers that tail the log read from here and never 
 also holds every batch that is not on disk yet, whatever the bound: those have no other home.
 
 What a batch costs beside its bytes counts, too: otherwise a bound of 16 MiB would hold 60 of small batches.
+Small batches come and go by the thousand, so that a run of them is added, taken and dropped at once: lengths
+are kept as running sums, and where a run ends is found by bisection.
 
 Invariant: the batches are consecutive by index; `first_index` is that of the oldest one kept.
 """
@@ -11,11 +13,12 @@ Invariant: the batches are consecutive by index; `first_index` is that of the ol
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from quiver.model import Index, Term
 from quiver.record.batch import Batch
 
-BATCH_OVERHEAD_BYTES = 550
+BATCH_OVERHEAD_BYTES = 590
 """What CPython keeps for a batch beside its bytes: the objects of the batch, its header and the numbers in it."""
 _COMPACT_AT = 1024
 """Evicted slots to let pile up at the list's front before it is rebuilt."""
@@ -27,11 +30,13 @@ class TailCache:
     def __init__(self, end_index: Index, *, bytes_max: int) -> None:
         self._batches: list[Batch | None] = []
         self._end_offsets: list[int] = []
+        self._end_bytes: list[int] = []
+        """How many bytes were added, with each batch, since the window was empty."""
         self._evicted = 0
+        self._evicted_bytes = 0
+        """As `_end_bytes`, of the last batch that was dropped."""
         self._base_index = int(end_index)
         self._bytes_max = bytes_max
-        self.size_bytes = 0
-        """What the batches kept cost in memory."""
 
     @property
     def first_index(self) -> Index:
@@ -43,17 +48,36 @@ class TailCache:
         """Return the index behind the newest batch."""
         return Index(self._base_index + len(self._batches))
 
-    def add(self, batch: Batch) -> None:
-        """Append the next batch."""
-        self._batches.append(batch)
-        self._end_offsets.append(batch.header.end_offset)
-        self.size_bytes += len(batch.data) + BATCH_OVERHEAD_BYTES
+    @property
+    def size_bytes(self) -> int:
+        """Return what the batches kept cost in memory."""
+        return self._cost_from(self._evicted)
+
+    def extend(self, batches: Sequence[Batch]) -> None:
+        """Append the next batches."""
+        total_bytes = self._end_bytes[-1] if self._end_bytes else self._evicted_bytes
+        for batch in batches:
+            header = batch.header
+            total_bytes += len(batch.data)
+            self._end_bytes.append(total_bytes)
+            self._end_offsets.append(header.base_offset + header.record_count)
+        self._batches.extend(batches)
 
     def get(self, index: int) -> Batch:
         """Return the batch of an index in the window."""
         batch = self._batches[index - self._base_index]
         assert batch is not None, "an evicted batch lies before first_index"
         return batch
+
+    def take(self, first_index: int, *, end_index: int, bytes_max: int) -> list[Batch]:
+        """Return batches of the window from `first_index` on: at most `bytes_max` bytes, but at least one."""
+        first, end = first_index - self._base_index, end_index - self._base_index
+        if first >= end:
+            return []
+        bytes_before = self._end_bytes[first - 1] if first else self._evicted_bytes
+        if self._end_bytes[end - 1] - bytes_before > bytes_max:
+            end = max(first + 1, bisect_right(self._end_bytes, bytes_before + bytes_max, first, end))
+        return self._batches[first:end]  # type: ignore[return-value]  # none of them is evicted
 
     def term_at(self, index: int) -> Term:
         """Return the term of an index in the window."""
@@ -70,39 +94,41 @@ class TailCache:
 
     def evict(self, durable_end_index: Index) -> None:
         """Drop the oldest batches over the byte bound, but none at or behind `durable_end_index`."""
-        while self.size_bytes > self._bytes_max and self.first_index < min(durable_end_index, self.end_index):
-            self._drop_oldest()
-        self._compact()
+        if self.size_bytes > self._bytes_max:
+            droppable = range(self._evicted, min(durable_end_index, self.end_index) - self._base_index)
+            # Costs fall from old to new, and bisection wants them to rise.
+            dropped = bisect_right(droppable, -self._bytes_max - 1, key=lambda at: -self._cost_from(at))
+            self._drop_until(self._evicted + dropped)
 
     def forget(self, first_index: Index) -> None:
         """Drop the batches below `first_index`: the log starts there now."""
-        while self.first_index < min(first_index, self.end_index):
-            self._drop_oldest()
-        self._compact()
+        self._drop_until(min(first_index, self.end_index) - self._base_index)
 
-    def _drop_oldest(self) -> None:
-        oldest = self._batches[self._evicted]
-        assert oldest is not None, "batches are dropped from old to new"
-        self.size_bytes -= len(oldest.data) + BATCH_OVERHEAD_BYTES
-        self._batches[self._evicted] = None
-        self._evicted += 1
+    def _cost_from(self, first: int) -> int:
+        """Return what the batches from position `first` on cost in memory."""
+        if not self._end_bytes:
+            return 0
+        bytes_before = self._end_bytes[first - 1] if first > self._evicted else self._evicted_bytes
+        return self._end_bytes[-1] - bytes_before + BATCH_OVERHEAD_BYTES * (len(self._batches) - first)
 
-    def _compact(self) -> None:
-        if self._evicted >= _COMPACT_AT and self._evicted * 2 >= len(self._batches):
-            del self._batches[: self._evicted]
-            del self._end_offsets[: self._evicted]
-            self._base_index += self._evicted
+    def _drop_until(self, first: int) -> None:
+        """Let the window begin at position `first`, if that is later than now."""
+        if first <= self._evicted:
+            return
+        self._batches[self._evicted : first] = [None] * (first - self._evicted)
+        self._evicted, self._evicted_bytes = first, self._end_bytes[first - 1]
+        if first >= _COMPACT_AT and first * 2 >= len(self._batches):
+            del self._batches[:first]
+            del self._end_offsets[:first]
+            del self._end_bytes[:first]
+            self._base_index += first
             self._evicted = 0
 
     def truncate(self, end_index: int) -> None:
         """Drop the batches at or behind `end_index`; the window then ends there."""
         keep = max(end_index - self._base_index, 0)
-        for batch in self._batches[keep:]:
-            if batch is not None:  # not `if batch`: a control batch has no records, and so a length of 0
-                self.size_bytes -= len(batch.data) + BATCH_OVERHEAD_BYTES
+        if keep <= self._evicted:
+            self._base_index, self._evicted, self._evicted_bytes, keep = end_index, 0, 0, 0
         del self._batches[keep:]
         del self._end_offsets[keep:]
-        if self.first_index >= end_index:
-            self._batches.clear()
-            self._end_offsets.clear()
-            self._base_index, self._evicted = end_index, 0
+        del self._end_bytes[keep:]

@@ -173,6 +173,13 @@ def test_stamp_touches_its_own_part_only(**numbers: int) -> None:
     assert {name: getattr(header, name) for name in numbers} == numbers
 
 
+def test_a_stamped_batch_is_what_its_bytes_decode_to() -> None:
+    batch = Batch.stamped(BATCH, **STAMP)
+    decoded = Batch.decode(batch.data)
+    assert (batch.header, bytes(batch.data)) == (decoded.header, bytes(decoded.data))
+    assert (batch.header.term, batch.header.index, batch.header.base_offset) == (2, 9, 40)
+
+
 def test_producer_checksum_finds_any_flipped_bit_behind_a_new_stamp() -> None:
     """A broker that damages a batch and then stamps it makes a right header checksum over wrong bytes."""
     for bit in range(8 * 40, 8 * len(BATCH)):

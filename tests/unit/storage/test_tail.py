@@ -62,6 +62,15 @@ class Model:
     def cost(self) -> int:
         return sum(len(batch.data) + BATCH_OVERHEAD_BYTES for batch in self.batches)
 
+    def take(self, end_index: int, bytes_max: int) -> list[Batch]:
+        taken: list[Batch] = []
+        for batch in self.batches:
+            is_too_much = sum(len(other.data) for other in (*taken, batch)) > bytes_max
+            if batch.header.index >= end_index or (taken and is_too_much):
+                break
+            taken.append(batch)
+        return taken
+
     def index_of_offset(self, offset: int) -> int | None:
         return next(
             (b.header.index for b in self.batches if b.header.base_offset <= offset < b.header.end_offset), None
@@ -75,7 +84,7 @@ def test_the_window_is_what_a_plain_list_would_hold(steps: list[Step]) -> None:
     for name, argument in steps:
         match name:
             case "add":
-                tail.add(model.add(argument))
+                tail.extend([model.add(argument)])
             case "evict":
                 model.evict(FIRST_INDEX + argument)
                 tail.evict(Index(FIRST_INDEX + argument))
@@ -96,12 +105,16 @@ def check(tail: TailCache, model: Model) -> None:
         assert tail.term_at(batch.header.index) == batch.header.term
     for offset in range(model.end_offset + 2):
         assert tail.index_of_offset(offset) == model.index_of_offset(offset)
+    for end_index in range(first_index, model.end_index + 1):
+        for bytes_max in (0, 300, 1_000_000):
+            taken = tail.take(first_index, end_index=end_index, bytes_max=bytes_max)
+            assert taken == model.take(end_index, bytes_max)
 
 
 def test_evicted_slots_do_not_pile_up() -> None:
     tail = TailCache(Index(1), bytes_max=10_000)
     for index in range(1, 5001):
-        tail.add(data_batch([b"x"], index=index, offset=index - 1))
+        tail.extend([data_batch([b"x"], index=index, offset=index - 1)])
         tail.evict(Index(index + 1))
         assert tail.size_bytes <= 10_000
     assert len(tail._batches) < 3000
