@@ -221,6 +221,71 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError("wire.reconnect_delay_ms_max must be at least wire.reconnect_delay_ms_min")
 
 
+class MetadataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every node keeps of the cluster's metadata."""
+
+    staleness_ms_max: Annotated[
+        int,
+        Meta(ge=100, le=3_600_000, description="Silence of the primary after which a node refuses to answer reads."),
+    ] = 10_000
+    snapshot_entries: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="Entries applied since the last snapshot of the metadata at which the next one is saved and "
+            "the log shortened.",
+        ),
+    ] = 10_000
+
+
+class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How managers watch nodes and clients, place replicas and heal the cluster."""
+
+    heartbeat_interval_ms: Annotated[
+        int, Meta(ge=10, le=60_000, description="Time between two heartbeats of a node to the primary.")
+    ] = 1_000
+    suspect_after_ms: Annotated[
+        int, Meta(ge=20, le=600_000, description="Silence after which a node is suspected to be dead.")
+    ] = 3_000
+    dead_after_ms: Annotated[
+        int, Meta(ge=30, le=3_600_000, description="Silence after which a node counts as dead; above suspect_after_ms.")
+    ] = 10_000
+    rebuild_after_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=7 * 24 * 3_600_000,
+            description="Time for which a node must have been dead before its replicas are built anew elsewhere.",
+        ),
+    ] = 300_000
+    client_alive_ms: Annotated[
+        int,
+        Meta(ge=100, le=24 * 3_600_000, description="Time since its last request for which a client counts as alive."),
+    ] = 60_000
+    record_interval_ms: Annotated[
+        int, Meta(ge=10, le=600_000, description="Time between two records of who was heard of when.")
+    ] = 5_000
+    reconcile_interval_ms: Annotated[
+        int, Meta(ge=10, le=600_000, description="Time after which the primary looks for work without a reason.")
+    ] = 1_000
+    moves_max: Annotated[int, Meta(ge=1, le=10_000, description="Replicas on their way at once, in the cluster.")] = 8
+    broker_moves_max: Annotated[
+        int, Meta(ge=1, le=10_000, description="Replicas on their way at once to or from one broker.")
+    ] = 2
+    rebalance: Annotated[
+        Literal["on_request", "always"],
+        Meta(description="When replicas are moved only to spread them evenly: when asked to, or also by itself."),
+    ] = "on_request"
+    purge_delay_ms: Annotated[
+        int, Meta(ge=0, le=365 * 24 * 3_600_000, description="Time for which a deleted topic can be restored.")
+    ] = 24 * 3_600_000
+
+    def __post_init__(self) -> None:
+        if not self.heartbeat_interval_ms < self.suspect_after_ms < self.dead_after_ms:
+            raise ConfigError("manager: heartbeat_interval_ms < suspect_after_ms < dead_after_ms must hold")
+
+
 class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the program says on standard error."""
 
@@ -239,6 +304,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     log: LogSettings = LogSettings()
     replication: ReplicationSettings = ReplicationSettings()
     wire: WireSettings = WireSettings()
+    metadata: MetadataSettings = MetadataSettings()
+    manager: ManagerSettings = ManagerSettings()
     logging: LoggingSettings = LoggingSettings()
 
 

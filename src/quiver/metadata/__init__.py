@@ -12,6 +12,7 @@ from quiver.metadata.commands import (
     Beat,
     BeginMove,
     ChangeBrokerState,
+    ChangeRebalancing,
     Command,
     ConfigureTopic,
     ConsumerRegistered,
@@ -24,6 +25,7 @@ from quiver.metadata.commands import (
     InitCluster,
     LeaderReport,
     MoveBegun,
+    PreferLeader,
     ProducerRegistered,
     PromoteMove,
     PurgeTopic,
@@ -35,6 +37,7 @@ from quiver.metadata.commands import (
     RestoreTopic,
     Selection,
     TopicCreated,
+    UndrainBroker,
     UnknownCommandError,
 )
 from quiver.metadata.comparison import Compared, Comparison, Difference, compare
@@ -46,6 +49,7 @@ from quiver.metadata.refusals import (
 )
 from quiver.metadata.rows import (
     ALL_PARTITIONS,
+    ALL_ROLES,
     METADATA_GROUP,
     Broker,
     BrokerState,
@@ -55,6 +59,7 @@ from quiver.metadata.rows import (
     Move,
     MoveId,
     MoveState,
+    NodeRole,
     Partition,
     Producer,
     Registration,
@@ -70,6 +75,7 @@ from quiver.metadata.watching import Changed
 
 __all__ = [
     "ALL_PARTITIONS",
+    "ALL_ROLES",
     "METADATA_GROUP",
     "REFUSAL_CODES",
     "AbortMove",
@@ -81,6 +87,7 @@ __all__ = [
     "BrokerState",
     "Change",
     "ChangeBrokerState",
+    "ChangeRebalancing",
     "Changed",
     "Command",
     "Compared",
@@ -108,9 +115,11 @@ __all__ = [
     "MoveBegun",
     "MoveId",
     "MoveState",
+    "NodeRole",
     "NotPrimaryError",
     "Partition",
     "Position",
+    "PreferLeader",
     "Producer",
     "ProducerRegistered",
     "PromoteMove",
@@ -130,6 +139,7 @@ __all__ = [
     "Topic",
     "TopicCreated",
     "TopicState",
+    "UndrainBroker",
     "UnknownCommandError",
     "View",
     "compare",

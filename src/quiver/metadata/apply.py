@@ -20,6 +20,7 @@ from quiver.metadata.commands import (
     AnyCommand,
     BeginMove,
     ChangeBrokerState,
+    ChangeRebalancing,
     ConfigureTopic,
     CreateTopic,
     DeleteTopic,
@@ -28,6 +29,7 @@ from quiver.metadata.commands import (
     ForgetBroker,
     ForgetClient,
     InitCluster,
+    PreferLeader,
     PromoteMove,
     PurgeTopic,
     RecordHeartbeats,
@@ -37,6 +39,7 @@ from quiver.metadata.commands import (
     ReportLeaders,
     RestoreTopic,
     Result,
+    UndrainBroker,
 )
 from quiver.metadata.decision import Decision, refuse
 from quiver.metadata.refusals import Refusal
@@ -71,6 +74,10 @@ def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
             return brokers.register(state, command)
         case ChangeBrokerState():
             return brokers.change_state(state, command)
+        case UndrainBroker():
+            return brokers.undrain(state, command)
+        case ChangeRebalancing():
+            return brokers.change_rebalancing(state, command)
         case ForgetBroker():
             return brokers.forget(state, command)
         case CreateTopic():
@@ -87,6 +94,8 @@ def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
             return topics.purge(state, command)
         case ReportLeaders():
             return topics.report_leaders(state, command)
+        case PreferLeader():
+            return topics.prefer_leader(state, command)
         case BeginMove():
             return moves.begin(state, command)
         case PromoteMove():

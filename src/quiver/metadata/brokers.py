@@ -13,10 +13,16 @@ from __future__ import annotations
 
 import msgspec
 
-from quiver.metadata.commands import ChangeBrokerState, ForgetBroker, RegisterBroker
+from quiver.metadata.commands import (
+    ChangeBrokerState,
+    ChangeRebalancing,
+    ForgetBroker,
+    RegisterBroker,
+    UndrainBroker,
+)
 from quiver.metadata.decision import Decision, beat, drop_beat, find_broker, refuse, sorted_partitions
 from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import Broker, BrokerState, Kind, Move, Table
+from quiver.metadata.rows import ALL_ROLES, Broker, BrokerState, Kind, Move, Table
 from quiver.metadata.state import State, drop, put
 from quiver.model import NodeId
 
@@ -36,8 +42,8 @@ TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
 
 def register(state: State, command: RegisterBroker) -> Decision | Refusal:
     """Make a broker known, or known again."""
-    if not command.identity or not command.wire_address or not command.broker_id:
-        return refuse("bad_broker", "not done: a broker has an id above 0, an identity and an address")
+    if not command.identity or not command.wire_address or not command.broker_id or not command.roles:
+        return refuse("bad_broker", "not done: a broker has an id above 0, an identity, an address and a role")
     known: Broker | None = state.tables[Table.BROKERS].get(command.broker_id)
     if known is not None:
         refusal = _check_same(known, command)
@@ -53,6 +59,7 @@ def register(state: State, command: RegisterBroker) -> Decision | Refusal:
         wire_address=command.wire_address,
         http_address=command.http_address,
         rack=command.rack,
+        roles=tuple(role for role in ALL_ROLES if role in command.roles),
         state=state_now,
         is_draining=is_draining,
         registered_ms=command.now_ms if known is None else known.registered_ms,
@@ -78,6 +85,23 @@ def change_state(state: State, command: ChangeBrokerState) -> Decision | Refusal
     if wanted is _DRAINED and holds_anything(state, broker.broker_id):
         return refuse("not_drained", f"not done: broker {broker.broker_id} still holds replicas")
     return Decision([put(_changed(broker, wanted, command.now_ms))])
+
+
+def undrain(state: State, command: UndrainBroker) -> Decision | Refusal:
+    """Let a broker hold replicas again; one that is suspect or dead stays so."""
+    broker = find_broker(state, command.broker_id)
+    if isinstance(broker, Refusal):
+        return broker
+    if not broker.is_draining:
+        return Decision()
+    if broker.state in (_DRAINING, _DRAINED):
+        return Decision([put(_changed(broker, _A, command.now_ms))])
+    return Decision([put(msgspec.structs.replace(broker, is_draining=False, changed_ms=command.now_ms))])
+
+
+def change_rebalancing(state: State, command: ChangeRebalancing) -> Decision:
+    """Note whether the replicas are to be spread anew."""
+    return Decision(counters=msgspec.structs.replace(state.counters, is_rebalancing=command.is_rebalancing))
 
 
 def forget(state: State, command: ForgetBroker) -> Decision | Refusal:

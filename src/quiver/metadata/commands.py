@@ -17,7 +17,18 @@ import msgspec
 from msgspec import Meta
 
 from quiver.errors import DecodeError
-from quiver.metadata.rows import NUMBER_MAX, BrokerState, Kind, MoveId, Number, Retention, StartFrom, Text
+from quiver.metadata.rows import (
+    ALL_ROLES,
+    NUMBER_MAX,
+    BrokerState,
+    Kind,
+    MoveId,
+    NodeRole,
+    Number,
+    Retention,
+    StartFrom,
+    Text,
+)
 from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_control_batch
 
@@ -46,33 +57,33 @@ class UnknownCommandError(DecodeError):
 # -- results -----------------------------------------------------------------------------------------
 
 
-class Done(msgspec.Struct, frozen=True):
+class Done(msgspec.Struct, frozen=True, tag="done"):
     """The result of a command that has nothing to tell; `changed` says how many rows it changed."""
 
     changed: int
 
 
-class TopicCreated(msgspec.Struct, frozen=True):
+class TopicCreated(msgspec.Struct, frozen=True, tag="topic_created"):
     """A topic, now or by an earlier try of the same request."""
 
     topic_id: TopicId
     partitions: int
 
 
-class MoveBegun(msgspec.Struct, frozen=True):
+class MoveBegun(msgspec.Struct, frozen=True, tag="move_begun"):
     """A move that was begun."""
 
     move_id: MoveId
 
 
-class ProducerRegistered(msgspec.Struct, frozen=True):
+class ProducerRegistered(msgspec.Struct, frozen=True, tag="producer_registered"):
     """A producer's id, and the epoch that it must send with from now on."""
 
     producer_id: ProducerId
     epoch: int
 
 
-class ConsumerRegistered(msgspec.Struct, frozen=True):
+class ConsumerRegistered(msgspec.Struct, frozen=True, tag="consumer_registered"):
     """A consumer's id."""
 
     consumer_id: ConsumerId
@@ -106,6 +117,7 @@ class RegisterBroker(Command[Done], frozen=True, tag="register_broker"):
     wire_address: Text
     http_address: Text = ""
     rack: Text = ""
+    roles: tuple[NodeRole, ...] = ALL_ROLES
 
 
 class ChangeBrokerState(Command[Done], frozen=True, tag="change_broker_state"):
@@ -113,6 +125,18 @@ class ChangeBrokerState(Command[Done], frozen=True, tag="change_broker_state"):
 
     broker_id: Node
     state: BrokerState
+
+
+class UndrainBroker(Command[Done], frozen=True, tag="undrain_broker"):
+    """Let a broker hold replicas again; whether it lives is not said."""
+
+    broker_id: Node
+
+
+class ChangeRebalancing(Command[Done], frozen=True, tag="change_rebalancing"):
+    """Ask for every eligible broker to get its share of the replicas, or say that it has it."""
+
+    is_rebalancing: bool
 
 
 class ForgetBroker(Command[Done], frozen=True, tag="forget_broker"):
@@ -178,6 +202,14 @@ class ReportLeaders(Command[Done], frozen=True, tag="report_leaders"):
     """Take note of leaders; of each partition the newest epoch wins."""
 
     reports: tuple[LeaderReport, ...]
+
+
+class PreferLeader(Command[Done], frozen=True, tag="prefer_leader"):
+    """Name one of a partition's replicas as the one that should lead when it can."""
+
+    topic_id: TopicNumber
+    partition_id: PartitionNumber
+    leader: Node
 
 
 class BeginMove(Command[MoveBegun], frozen=True, tag="begin_move"):
@@ -256,6 +288,8 @@ AnyCommand = (
     InitCluster
     | RegisterBroker
     | ChangeBrokerState
+    | UndrainBroker
+    | ChangeRebalancing
     | ForgetBroker
     | CreateTopic
     | ConfigureTopic
@@ -264,6 +298,7 @@ AnyCommand = (
     | RestoreTopic
     | PurgeTopic
     | ReportLeaders
+    | PreferLeader
     | BeginMove
     | PromoteMove
     | FinishMove
@@ -278,12 +313,32 @@ AnyCommand = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
-_PREFIX = bytes((CONTROL_STATE, COMMANDS_VERSION))
+_result_decoder: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
+_MARK = bytes((CONTROL_STATE,))
+_VERSION = bytes((COMMANDS_VERSION,))
 
 
 def encode_command(command: Command[Any]) -> bytes:
     """Return the unstamped batch that brings a command into the Raft log."""
-    return build_control_batch(_PREFIX + _encoder.encode(command), timestamp=command.now_ms)
+    return build_control_batch(_MARK + encode_payload(command), timestamp=command.now_ms)
+
+
+def encode_payload(command: Command[Any]) -> bytes:
+    """Return a command as it stands in its batch behind the driver's mark, and as nodes hand it on."""
+    return _VERSION + _encoder.encode(command)
+
+
+def encode_result(result: Result) -> bytes:
+    """Return what a command brought about, for the node that handed it on."""
+    return _encoder.encode(result)
+
+
+def decode_result(data: Buffer) -> Result:
+    """Return what `encode_result` was given; raises `DecodeError` for anything else."""
+    try:
+        return _result_decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DecodeError(f"a command's result that cannot be read: {error}") from None
 
 
 def decode_command(batch: Batch) -> AnyCommand | None:

@@ -18,6 +18,7 @@ from quiver.metadata.commands import (
     AnyCommand,
     BeginMove,
     ChangeBrokerState,
+    ChangeRebalancing,
     ConfigureTopic,
     CreateTopic,
     DeleteTopic,
@@ -25,6 +26,7 @@ from quiver.metadata.commands import (
     ForgetBroker,
     ForgetClient,
     InitCluster,
+    PreferLeader,
     PromoteMove,
     PurgeTopic,
     RecordHeartbeats,
@@ -34,6 +36,7 @@ from quiver.metadata.commands import (
     ReportLeaders,
     RestoreTopic,
     Selection,
+    UndrainBroker,
     command_name,
     decode_command,
 )
@@ -96,8 +99,10 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"at {command.wire_address}", command.broker_id
         case ChangeBrokerState():
             return command.state.value, command.broker_id
-        case ForgetBroker():
+        case ForgetBroker() | UndrainBroker():
             return "", command.broker_id
+        case ChangeRebalancing():
+            return "wanted" if command.is_rebalancing else "done", None
         case CreateTopic():
             return f"topic {command.topic}, {len(command.assignments)} partitions", None
         case AddPartitions():
@@ -108,6 +113,8 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"topic id {command.topic_id}", None
         case ReportLeaders():
             return f"{len(command.reports)} partitions", None
+        case PreferLeader():
+            return f"partition {command.partition_id} of topic id {command.topic_id}", command.leader
         case BeginMove():
             source = "nowhere" if command.source is None else f"broker {command.source}"
             return f"partition {command.partition_id} of topic id {command.topic_id} from {source}", command.target

@@ -112,6 +112,12 @@ VERSION_2 = (
     "CREATE INDEX registrations_by_topic ON registrations (topic_id)",
 )
 
+VERSION_3 = (
+    # Nodes without the role of a broker are known, too. Those from before do everything.
+    "ALTER TABLE brokers ADD COLUMN roles TEXT NOT NULL DEFAULT 'manager,broker,gateway'",
+    "ALTER TABLE meta ADD COLUMN is_rebalancing BOOLEAN NOT NULL DEFAULT FALSE",
+)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -121,7 +127,7 @@ def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     return step
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_run(VERSION_1), _run(VERSION_2))
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_run(VERSION_1), _run(VERSION_2), _run(VERSION_3))
 """The step to version 1, to version 2, and so on; a step that was ever released stays as it is."""
 SCHEMA_VERSION = len(MIGRATIONS)
 """The schema that this program writes."""

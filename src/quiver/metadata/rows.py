@@ -9,7 +9,7 @@ Times are the proposers' wall times in milliseconds: they are for people and for
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, NewType
+from typing import Annotated, ClassVar, Literal, NewType
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +33,11 @@ Text = Annotated[str, Meta(max_length=300, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
 ALL_PARTITIONS = PartitionId(-1)
 """Stands in a registration for every partition of the topic, those to come included."""
+
+NodeRole = Literal["manager", "broker", "gateway"]
+"""What a node does for the cluster."""
+ALL_ROLES: tuple[NodeRole, ...] = ("manager", "broker", "gateway")
+"""What a node does unless it says something else, in the order in which roles are kept."""
 
 
 class Table(StrEnum):
@@ -94,7 +99,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Broker(Row, frozen=True):
-    """A node that holds, or has held, replicas."""
+    """A node, whatever its roles; only one with the role of a broker may be given replicas."""
 
     table: ClassVar[Table] = Table.BROKERS
 
@@ -109,6 +114,8 @@ class Broker(Row, frozen=True):
     """Whether operators want it empty; outlives that it is suspect or dead."""
     registered_ms: int
     changed_ms: int
+    roles: tuple[NodeRole, ...] = ALL_ROLES
+    """A row from before there were roles means all of them."""
 
     @property
     def key(self) -> NodeId:
@@ -118,7 +125,12 @@ class Broker(Row, frozen=True):
     @property
     def is_eligible(self) -> bool:
         """Tell whether the broker may be given replicas."""
-        return self.state in (BrokerState.ALIVE, BrokerState.SUSPECT) and not self.is_draining
+        return self.state in (BrokerState.ALIVE, BrokerState.SUSPECT) and not self.is_unwanted
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Tell whether the replicas that the broker has are to go elsewhere, as its operators want it."""
+        return self.is_draining or "broker" not in self.roles
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

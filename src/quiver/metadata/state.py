@@ -51,6 +51,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     next_producer_id: ProducerId = ProducerId(1)
     next_consumer_id: ConsumerId = ConsumerId(1)
     next_move_id: MoveId = MoveId(1)
+    is_rebalancing: bool = False
+    """Whether operators have asked for every broker to get its share, and it has not yet."""
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -1,10 +1,11 @@
 """The replicated metadata as managers use it: submit commands, read views, watch changes.
 
-One store on each manager. On the primary `submit` brings a command through the Raft log: it is on a majority of disks
-before it is applied, applied before it is in this manager's database, and in there before it is acknowledged. Every
-manager answers reads from its own state; a linearizable read asks the primary's group first.
+One store on each node: managers vote, all others learn. On the primary `submit` brings a command through the Raft
+log: it is on a majority of disks before it is applied, applied before it is in the primary's database, and in there
+before it is acknowledged. Every node answers reads from its own state; a linearizable read asks the primary's group.
 
-Life: `open` loads the database; the driver's member is opened with `machine`; `attach` joins the two; `close`.
+Life: `open` loads the database; the driver's member is opened with `machine`; `attach` joins the two;
+`keep_compact` runs as a task of the owner; `close`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from quiver.clock import Clock
+from quiver.config import MetadataSettings
 from quiver.errors import (
     DecodeError,
     NotLeaderError,
@@ -31,7 +33,7 @@ from quiver.metadata.projector import Projector
 from quiver.metadata.state import View
 from quiver.metadata.watching import Changed, History
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Role
+from quiver.raft import Configuration, Role
 from quiver.record import Batch
 from quiver.replication import Member
 from quiver.storage import Executor
@@ -40,8 +42,6 @@ R = TypeVar("R")
 
 SUBMITS_MAX = 10_000
 """How many commands may be on their way at once; one more is refused."""
-STALENESS_MS_MAX = 10_000
-"""How long a manager that has lost its group still answers reads."""
 
 
 class NotPrimaryError(NotLeaderError):
@@ -78,6 +78,7 @@ class MetadataStore:
         database: Database,
         executor: Executor,
         clock: Clock,
+        settings: MetadataSettings,
     ) -> None:
         self.machine = machine
         """What the driver's member is opened with."""
@@ -88,13 +89,20 @@ class MetadataStore:
         self._database = database
         self._executor = executor
         self._clock = clock
+        self._settings = settings
         self._member: Member | None = None
-        self._alone_since_ms: int | None = None
+        self._compacted_index = Index(0)
         self._submits = 0
 
     @classmethod
     async def open(
-        cls, database: Database, *, executor: Executor, clock: Clock, on_failure: Callable[[StorageError], None]
+        cls,
+        database: Database,
+        *,
+        executor: Executor,
+        clock: Clock,
+        on_failure: Callable[[StorageError], None],
+        settings: MetadataSettings | None = None,
     ) -> MetadataStore:
         """Make or migrate the tables and load what they hold. `on_failure` must end the node.
 
@@ -108,12 +116,20 @@ class MetadataStore:
         history = History(machine)
         machine.follow(projector)
         machine.follow(history)
-        return cls(machine, projector, history, database=database, executor=executor, clock=clock)
+        return cls(
+            machine,
+            projector,
+            history,
+            database=database,
+            executor=executor,
+            clock=clock,
+            settings=settings or MetadataSettings(),
+        )
 
     def attach(self, member: Member) -> None:
         """Take the member that was opened with `machine`; nothing can be submitted before."""
         self._member = member
-        self._handle_role(Role.FOLLOWER, member.raft.term, member.leader)
+        self._compacted_index = Index(member.log.first_index - 1)
         member.on_role = self._handle_role
 
     async def close(self) -> None:
@@ -143,6 +159,11 @@ class MetadataStore:
     def is_primary(self) -> bool:
         """Tell whether this manager takes writes."""
         return self._member is not None and self._member.is_leader
+
+    @property
+    def members(self) -> Configuration:
+        """Return who belongs to the metadata's group, as far as known here."""
+        return self._require_member().raft.configuration
 
     def status(self) -> MetadataStatus:
         """Return a snapshot for people and metrics."""
@@ -202,13 +223,30 @@ class MetadataStore:
         await self._projector.wait_stored(index)
         return outcome.result
 
+    def change_members(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]) -> None:
+        """Begin to move the metadata's group to these members; `members` tells how far it is.
+
+        Raises:
+            UnavailableError: not done; this manager is not the primary, another change is pending, or a learner lags.
+            RequestError: not done; the target can never be reached in one change from here.
+        """
+        self._require_member().change_membership(voters=voters, learners=learners)
+
     async def compact(self, *, entries_min: int) -> bool:
-        """Save a snapshot and shorten the log, if at least so many entries have been applied that it still holds."""
+        """Save a snapshot and shorten the log, if at least so many entries were applied since the last one."""
         member = self._require_member()
-        if member.applied_index - member.log.first_index + 1 < entries_min:
+        if member.applied_index - self._compacted_index < entries_min:
             return False
+        self._compacted_index = member.applied_index
         await member.take_snapshot()
         return True
+
+    async def keep_compact(self) -> None:
+        """Save a snapshot and shorten the log whenever it has grown enough, until the store closes."""
+        entries = self._settings.snapshot_entries
+        while not self._history.is_closed:
+            await self.compact(entries_min=entries)
+            await self._history.wait_newer(Index(self._compacted_index + entries - 1))
 
     # -- reads -----------------------------------------------------------------------------------
 
@@ -222,7 +260,7 @@ class MetadataStore:
         Raises:
             NotPrimaryError: a linearizable read must be asked of the primary.
             OverloadedError: too many linearizable reads wait.
-            UnavailableError: this manager has been without a primary for too long.
+            UnavailableError: this node has been without a primary for too long.
         """
         member = self._require_member()
         if linearizable:
@@ -232,10 +270,10 @@ class MetadataStore:
                 raise
             except UnavailableError as error:
                 raise NotPrimaryError(error.message, leader=member.leader) from error
-        elif self._alone_since_ms is not None:
-            alone_ms = self._clock.monotonic_ms() - self._alone_since_ms
-            if alone_ms > STALENESS_MS_MAX:
-                raise UnavailableError(f"this manager has had no primary for {alone_ms} ms; ask another")
+        else:
+            alone_ms = member.raft.leader_silence_ms(self._clock.monotonic_ms())
+            if alone_ms > self._settings.staleness_ms_max:
+                raise UnavailableError(f"this node has had no primary for {alone_ms} ms; ask another")
         return self.view()
 
     def watch(self, after_index: Index) -> AsyncIterator[Changed]:
@@ -256,10 +294,6 @@ class MetadataStore:
         return self._member
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
-        if leader is not None:
-            self._alone_since_ms = None
-        elif self._alone_since_ms is None:
-            self._alone_since_ms = self._clock.monotonic_ms()
         if self.on_role is not None:
             self.on_role(role, term, leader)
 

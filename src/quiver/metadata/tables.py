@@ -49,6 +49,7 @@ meta = Table(
     _number("next_producer_id"),
     _number("next_consumer_id"),
     _number("next_move_id"),
+    _claim("is_rebalancing"),
 )
 """One row: what the database stands for. It is written in every transaction."""
 
@@ -64,6 +65,7 @@ brokers = Table(
     _claim("is_draining"),
     _number("registered_ms"),
     _number("changed_ms"),
+    _text("roles"),
 )
 
 topics = Table(
@@ -205,6 +207,19 @@ class Mapped:
         """Put what is nested back."""
 
 
+class MappedBroker(Mapped):
+    """Brokers: roles lie in one column, with commas between them."""
+
+    def split(self, values: Values) -> list[Values]:
+        """Join the roles."""
+        values["roles"] = ",".join(values["roles"])
+        return []
+
+    def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a broker has none
+        """Part the roles."""
+        values["roles"] = values["roles"].split(",")
+
+
 class MappedTopic(Mapped):
     """Topics: retention lies in three columns."""
 
@@ -272,7 +287,7 @@ class MappedClient(Mapped):
 _REGISTRATION = ("topic_id", "partition_id", "start")
 
 MAPPED: tuple[Mapped, ...] = (
-    Mapped(rows.Broker, brokers),
+    MappedBroker(rows.Broker, brokers),
     MappedTopic(rows.Topic, topics),
     MappedPartition(rows.Partition, partitions),
     MappedClient(rows.Producer, producers, Kind.PRODUCER),

@@ -17,6 +17,7 @@ from quiver.metadata.commands import (
     ConfigureTopic,
     CreateTopic,
     DeleteTopic,
+    PreferLeader,
     PurgeTopic,
     ReportLeaders,
     RestoreTopic,
@@ -140,6 +141,18 @@ def report_leaders(state: State, command: ReportLeaders) -> Decision:
         if known is not None and report.epoch > known.epoch:
             newest[key] = msgspec.structs.replace(known, leader=report.leader, epoch=report.epoch)
     return Decision([put(newest[key]) for key in sorted(newest)])
+
+
+def prefer_leader(state: State, command: PreferLeader) -> Decision | Refusal:
+    """Put one of a partition's replicas first."""
+    partition: Partition | None = state.tables[Table.PARTITIONS].get((command.topic_id, command.partition_id))
+    if partition is None:
+        return refuse("unknown_partition", f"not done: there is no partition {command.partition_id} of that topic")
+    if command.leader not in partition.replicas:
+        return refuse("not_replica", f"not done: broker {command.leader} has no replica of that partition")
+    others = tuple(broker for broker in partition.replicas if broker != command.leader)
+    preferred = msgspec.structs.replace(partition, replicas=(command.leader, *others))
+    return Decision([] if preferred == partition else [put(preferred)])
 
 
 def _check_new(command: CreateTopic) -> Refusal | None:

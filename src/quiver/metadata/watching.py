@@ -59,6 +59,11 @@ class History:
         self._is_closed = False
         self._waiting: list[asyncio.Future[None]] = []
 
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether every watch has ended."""
+        return self._is_closed
+
     def add(self, changes: Sequence[Change], _: Counters, position: Position) -> None:
         """Take what was applied up to a position; a watcher gets all of it or none."""
         self._kept.extend((position.index, change) for change in changes)

@@ -91,6 +91,14 @@ class Raft:
         leadership = self._state.leadership
         return leadership is not None and commitment.is_ready(self._state, leadership)
 
+    def leader_silence_ms(self, now_ms: int) -> int:
+        """Return how long ago this member last knew that there is a leader; also learners, who never ask for votes.
+
+        A leader knows it by its quorum, a sleeping member by its driver, who wakes it when the leader's node is silent.
+        """
+        state = self._state
+        return 0 if state.leadership is not None or state.hibernating else now_ms - state.leader_contact_ms
+
     @property
     def first_index(self) -> Index:
         """Return the first index in the log."""

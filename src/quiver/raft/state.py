@@ -284,6 +284,7 @@ class State:
         return self.ticket
 
     def _give_up(self, leadership: Leadership) -> None:
+        self.leader_contact_ms = self.now_ms  # so far there was a leader: this member itself
         log = self.log
         if log.terms.last_index > log.commit:
             self.output.proposals_lost = Index(log.commit + 1)

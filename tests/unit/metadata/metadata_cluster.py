@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from metadata_world import init_cluster
 
-from quiver.config import LogSettings, ReplicationSettings
+from quiver.config import LogSettings, MetadataSettings, ReplicationSettings
 from quiver.errors import OutcomeUnknownError, StorageError, UnavailableError
 from quiver.metadata import (
     METADATA_GROUP,
@@ -98,7 +98,9 @@ class Manager:
             log_settings=SMALL_LOG,
             on_failure=self.failures.append,
         )
-        self.store = await MetadataStore.open(self.database, executor=executor, clock=clock, on_failure=replicator.fail)
+        self.store = await MetadataStore.open(
+            self.database, executor=executor, clock=clock, on_failure=replicator.fail, settings=cluster.metadata
+        )
         async with replicator:
             member = await replicator.open_member(METADATA_GROUP, DIRECTORY, self.store.machine, bootstrap=bootstrap)
             self.store.attach(member)
@@ -109,17 +111,32 @@ class Manager:
 class Cluster:
     """Managers, and ways to wait for what they do."""
 
-    def __init__(self, directory: Path, managers: int = 3, *, seed: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        managers: int = 3,
+        *,
+        seed: int = 1,
+        hibernation: bool = False,
+        metadata: MetadataSettings | None = None,
+    ) -> None:
         self.directory = directory
         self.streams = RandomStreams(seed)
         self.loop = SimulatedLoop(self.streams.schedule, time_max_s=600)
         self.network = SimulatedNetwork(self.loop, self.streams.network, keep_order=True)
-        self.settings = ReplicationSettings(hibernation=False)
+        self.settings = ReplicationSettings(hibernation=hibernation)
+        self.metadata = metadata
         self.managers = {NodeId(n): Manager(self, NodeId(n)) for n in range(1, managers + 1)}
         self.voters = Configuration(voters=tuple(self.managers))
 
     def __getitem__(self, number: int) -> Manager:
         return self.managers[NodeId(number)]
+
+    def add(self) -> Manager:
+        """Make one more node; it belongs to no group until the primary lets it."""
+        node = NodeId(len(self.managers) + 1)
+        self.managers[node] = Manager(self, node)
+        return self.managers[node]
 
     def start(self) -> None:
         for manager in self.managers.values():
@@ -183,7 +200,11 @@ class Cluster:
 
 
 def simulate(
-    test: Callable[[Cluster], Coroutine[Any, Any, None]], *, managers: int = 3, seed: int = 1, formed: bool = True
+    test: Callable[[Cluster], Coroutine[Any, Any, None]],
+    *,
+    managers: int = 3,
+    formed: bool = True,
+    **settings: Any,
 ) -> None:
     """Run `async def test(cluster)` over started managers of a formed cluster."""
 
@@ -198,7 +219,7 @@ def simulate(
             manager.database.close()
 
     with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(Path(directory), managers, seed=seed)
+        cluster = Cluster(Path(directory), managers, **settings)
         try:
             cluster.loop.run_until_complete(main(cluster))
         finally:

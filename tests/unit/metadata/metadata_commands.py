@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, Selection
-from quiver.metadata.rows import BrokerState, Kind, Retention, StartFrom
+from quiver.metadata.rows import ALL_ROLES, BrokerState, Kind, Retention, StartFrom
 
 SMALL = st.integers(0, 4)
 TIMES = st.integers(0, 50)
@@ -30,6 +30,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "identity": st.sampled_from(["i", "i", "i", "other", ""]),
     "wire_address": st.sampled_from(["host:1", "host:2", ""]),
     "http_address": st.sampled_from(["", "host:3"]),
+    "roles": tuples(st.sampled_from(ALL_ROLES), max_size=3),
+    "is_rebalancing": st.booleans(),
+    "leader": SMALL,
     "rack": st.sampled_from(["", "r"]),
     "state": st.sampled_from(list(BrokerState)),
     "topic": TOPICS,

@@ -6,7 +6,15 @@ import pytest
 from metadata_world import NOW_MS, change_state, create_topic, do, formed_state, init_cluster, refused, register_broker
 
 from quiver.metadata.brokers import TRANSITIONS
-from quiver.metadata.commands import BeginMove, Done, FinishMove, ForgetBroker, PromoteMove
+from quiver.metadata.commands import (
+    BeginMove,
+    ChangeRebalancing,
+    Done,
+    FinishMove,
+    ForgetBroker,
+    PromoteMove,
+    UndrainBroker,
+)
 from quiver.metadata.rows import BrokerState, Kind, MoveId
 from quiver.metadata.state import State
 from quiver.model import NodeId, PartitionId, TopicId
@@ -150,3 +158,31 @@ def test_only_a_removed_broker_without_replicas_is_forgotten() -> None:
     assert state.view().last_seen_ms(Kind.BROKER, 4) is None
     assert refused(state, forget) == "unknown_broker"
     assert refused(state, change_state(4, ALIVE)) == "unknown_broker"
+
+
+def test_node_without_the_role_of_a_broker_gets_no_replicas() -> None:
+    state = formed_state()
+    do(state, register_broker(4, roles=("gateway", "manager")))
+    broker = state.view().brokers[NodeId(4)]
+    assert (broker.roles, broker.is_eligible, broker.is_unwanted) == (("manager", "gateway"), False, True)
+    assert refused(state, create_topic("more", (4,))) == "broker_not_eligible"
+    assert refused(state, register_broker(5, roles=())) == "bad_broker"
+    do(state, register_broker(4))
+    assert state.view().brokers[NodeId(4)].is_eligible
+
+
+@pytest.mark.parametrize(("before", "after"), [(DRAINING, ALIVE), (DRAINED, ALIVE), (SUSPECT, SUSPECT), (DEAD, DEAD)])
+def test_undrained_broker_may_hold_replicas_and_is_as_alive_as_it_was(before: BrokerState, after: BrokerState) -> None:
+    state = with_broker_4()
+    do(state, change_state(4, DRAINING))
+    do(state, change_state(4, before))
+    do(state, UndrainBroker(now_ms=NOW_MS, broker_id=NodeId(4)))
+    assert (state_of(state, 4), state.view().brokers[NodeId(4)].is_draining) == (after, False)
+    assert do(state, UndrainBroker(now_ms=NOW_MS, broker_id=NodeId(4))) == Done(0)
+
+
+def test_rebalancing_is_wanted_until_it_is_done() -> None:
+    state = formed_state()
+    for wanted in (True, True, False):
+        do(state, ChangeRebalancing(now_ms=NOW_MS, is_rebalancing=wanted))
+        assert state.view().counters.is_rebalancing is wanted

@@ -13,12 +13,20 @@ from quiver.errors import DecodeError
 from quiver.metadata.commands import (
     CONTROL_STATE,
     AnyCommand,
+    Done,
+    ProducerRegistered,
+    Result,
+    TopicCreated,
     UnknownCommandError,
     command_name,
     decode_command,
     decode_payload,
+    decode_result,
     encode_command,
+    encode_payload,
+    encode_result,
 )
+from quiver.model import ProducerId, TopicId
 from quiver.record import Batch, build_batch, build_control_batch
 from quiver.replication.entries import CONTROL_STATE as DRIVERS_MARK
 
@@ -104,3 +112,22 @@ def test_reading_raises_decode_errors_only(noise: bytes, position: int, byte: in
             decode_payload(data)
         except DecodeError:
             continue
+
+
+@pytest.mark.parametrize("result", [Done(3), TopicCreated(TopicId(1), 2), ProducerRegistered(ProducerId(1), 0)])
+def test_result_comes_back_from_its_bytes(result: Result) -> None:
+    assert decode_result(encode_result(result)) == result
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", msgspec.msgpack.encode({"type": "other"})])
+def test_result_that_is_none_is_a_decode_error(data: bytes) -> None:
+    with pytest.raises(DecodeError, match="result"):
+        decode_result(data)
+
+
+@settings(deadline=None)
+@given(commands())
+def test_command_is_handed_on_as_it_stands_in_its_batch(command: AnyCommand) -> None:
+    data = encode_payload(command)
+    assert decode_payload(data) == command
+    assert data in encode_command(command)

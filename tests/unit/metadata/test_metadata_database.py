@@ -29,7 +29,7 @@ from quiver.metadata.apply import apply
 from quiver.metadata.commands import AnyCommand, BeginMove, DeleteTopic, ForgetBroker, ForgetClient, PurgeTopic
 from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
 from quiver.metadata.migrations import MIGRATIONS, SCHEMA_VERSION
-from quiver.metadata.rows import BrokerState, Kind
+from quiver.metadata.rows import ALL_ROLES, BrokerState, Kind
 from quiver.metadata.state import Change, Position, State
 from quiver.model import Index, NodeId, PartitionId, Term, TopicId
 
@@ -217,6 +217,7 @@ def test_first_schema_is_migrated_with_what_it_holds(path: Path) -> None:
         view = database.load().view()
         assert (view.cluster_id, view.position) == ("c1", at(12, 3))
         assert [topic.name for topic in view.active_topics()] == ["logs"]
+        assert {broker.roles for broker in view.brokers.values()} == {ALL_ROLES}
         assert view.partitions_of(view.topics_by_name["logs"])[0].replicas == (2, 1)
         assert [len(consumer.registrations) for consumer in view.consumers.values()] == [1]
         assert "replicas_by_broker" in {i["name"] for i in inspect(database._engine).get_indexes("replicas")}
@@ -240,12 +241,12 @@ def test_newer_schema_is_refused_with_a_sentence(path: Path, database: Database)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE meta SET schema_version = 99")
         connection.commit()
-    with pytest.raises(StorageError, match="schema version 99, and this program knows 2: start the newer program"):
+    with pytest.raises(StorageError, match="schema version 99, and this program knows 3: start the newer program"):
         database.prepare()
 
 
 def test_there_is_a_migration_for_every_version() -> None:
-    assert len(MIGRATIONS) == SCHEMA_VERSION == 2
+    assert len(MIGRATIONS) == SCHEMA_VERSION == 3
 
 
 def test_what_no_program_of_ours_wrote_is_a_storage_error(path: Path, database: Database) -> None:

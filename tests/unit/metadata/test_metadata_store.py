@@ -10,6 +10,7 @@ import pytest
 from metadata_cluster import Cluster, simulate
 from metadata_world import create_topic, init_cluster, register_broker, register_consumer, register_producer
 
+from quiver.config import MetadataSettings
 from quiver.errors import ConflictError, OutcomeUnknownError, OutOfRangeError, OverloadedError, UnavailableError
 from quiver.metadata import (
     Change,
@@ -417,3 +418,63 @@ def test_database_that_lost_its_last_transactions_catches_up() -> None:
         assert manager.load_database().view().digest() == expected
 
     simulate(test, managers=1)
+
+
+def test_learner_that_has_long_not_heard_of_the_primary_refuses_reads() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        learner = cluster.add()
+        learner.start()
+        primary = await cluster.primary()
+        primary.store.change_members(voters=cluster.voters.voters, learners=(learner.id,))
+        await cluster.wait(lambda: learner.is_up and learner.store.view().cluster_id)
+        assert primary.store.members.learners == (learner.id,)
+        await asyncio.sleep(30)  # nothing happens, and the primary still speaks
+        assert (await learner.store.read()).cluster_id == "c1"
+        for number in (1, 2, 3):
+            cluster[number].kill()
+        await asyncio.sleep(9)
+        assert (await learner.store.read()).cluster_id == "c1"
+        await asyncio.sleep(3)
+        with pytest.raises(UnavailableError, match="no primary"):
+            await learner.store.read()
+        for number in (1, 2, 3):
+            cluster[number].start()
+        await cluster.wait_equal()
+        await learner.store.read()
+
+    simulate(test)
+
+
+@pytest.mark.parametrize("hibernation", [False, True])
+def test_primary_that_steps_down_after_a_long_time_still_answers_for_a_while(hibernation: bool) -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        primary = await cluster.primary()
+        await asyncio.sleep(60)
+        for manager in cluster.managers.values():
+            if manager is not primary:
+                manager.kill()
+        await cluster.wait(lambda: not primary.store.is_primary)
+        assert (await primary.store.read()).cluster_id == "c1"
+        await asyncio.sleep(11)
+        with pytest.raises(UnavailableError, match="no primary"):
+            await primary.store.read()
+
+    simulate(test, hibernation=hibernation)
+
+
+def test_log_is_kept_short_by_what_was_applied_since_the_last_snapshot() -> None:
+    async def test(cluster: Cluster) -> None:
+        await form(cluster)
+        manager = cluster[1]
+        with cluster.loop.node_scope(manager.id):
+            keeping = cluster.loop.create_task(manager.store.keep_compact())
+        for _ in range(400):
+            await cluster.submit(register_consumer())
+        assert manager.member.log.first_index > 200
+        assert not keeping.done()
+        await manager.store.close()
+        await keeping
+
+    simulate(test, managers=1, metadata=MetadataSettings(snapshot_entries=50))
