@@ -138,6 +138,11 @@ class Raft:
         """Return the term of an entry, None if it is not in the log."""
         return self._state.log.terms.term_at(index)
 
+    def is_caught_up(self, node: NodeId) -> bool:
+        """Tell whether this leader knows that another member has almost everything: it may become a voter."""
+        leadership = self._state.leadership
+        return leadership is not None and membership.is_caught_up(self._state, leadership, node)
+
     def status(self) -> Status:
         """Return an immutable snapshot for people, metrics and tests."""
         return status.describe(self._state)
@@ -190,6 +195,18 @@ class Raft:
         if self._state.leader == node and self._state.leadership is None:
             election.doubt_leader(self._state)
         return self._state.finish()
+
+    def campaign(self, now_ms: int) -> Output:
+        """Ask for votes now instead of after a random wait, unless a leader is known or an election is under way.
+
+        Only a hint, safe at any time: pre-votes come first, so that it costs no leader that others still hear.
+        """
+        state = self._state
+        state.begin(now_ms)
+        if state.leadership is None and state.campaign is None and not state.leader_is_fresh():
+            hibernation.wake(state)
+            election.campaign(state)
+        return state.finish()
 
     # Work for a leader
 

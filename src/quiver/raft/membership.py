@@ -48,6 +48,15 @@ def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], 
     sending.append_own(state, leadership, EntryKind.CONFIG, first_step)
 
 
+def is_caught_up(state: State, leadership: Leadership, node: NodeId) -> bool:
+    """Tell whether another member has the configuration in force and almost everything since."""
+    progress = leadership.progress.get(node)
+    if progress is None or progress.state is LOST:
+        return False
+    lag = state.log.terms.last_index - progress.match
+    return progress.match >= state.log.configurations.active_index and lag <= state.config.promotion_lag_max
+
+
 def after_commit(state: State, leadership: Leadership) -> None:
     """Go on with a change whose latest step was committed."""
     configurations = state.log.configurations
@@ -90,8 +99,6 @@ def _check_promotable(state: State, leadership: Leadership, node: NodeId) -> Non
     """Let only a learner become a voter that has its own addition and almost everything since."""
     if node not in state.configuration.learners:
         raise RequestError(f"node {node} must be a learner before it can be a voter")
-    progress = leadership.progress[node]
-    lag = state.log.terms.last_index - progress.match
-    is_caught_up = progress.match >= state.log.configurations.active_index and lag <= state.config.promotion_lag_max
-    if progress.state is LOST or not is_caught_up:
+    if not is_caught_up(state, leadership, node):
+        lag = state.log.terms.last_index - leadership.progress[node].match
         raise UnavailableError(f"learner {node} is not caught up: it misses {lag} entries")

@@ -4,9 +4,19 @@
 """
 
 from quiver.replication.entries import CONTROL_STATE
+from quiver.replication.insync import find_in_sync
 from quiver.replication.machine import StateMachine
 from quiver.replication.member import Member, MemberStatus
 from quiver.replication.network import Network
 from quiver.replication.replicator import Replicator, ReplicatorStatus
 
-__all__ = ["CONTROL_STATE", "Member", "MemberStatus", "Network", "Replicator", "ReplicatorStatus", "StateMachine"]
+__all__ = [
+    "CONTROL_STATE",
+    "Member",
+    "MemberStatus",
+    "Network",
+    "Replicator",
+    "ReplicatorStatus",
+    "StateMachine",
+    "find_in_sync",
+]

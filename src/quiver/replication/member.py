@@ -19,7 +19,7 @@ import msgspec
 
 from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
-from quiver.errors import DamageError, OverloadedError, QuiverError, StorageError, UnavailableError
+from quiver.errors import DamageError, NotLeaderError, OverloadedError, QuiverError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Offset, Term
 from quiver.raft import (
     Append,
@@ -27,7 +27,6 @@ from quiver.raft import (
     Message,
     Output,
     Raft,
-    RaftConfig,
     Role,
     Safeguard,
     SendEntries,
@@ -42,8 +41,9 @@ from quiver.replication.codec import AppendHead, Item, Received
 from quiver.replication.entries import decode_entry, encode_own_entry
 from quiver.replication.host import Host
 from quiver.replication.machine import StateMachine
-from quiver.replication.opening import MemberFiles, SnapshotState, decode_snapshot_state, encode_snapshot_state
-from quiver.replication.persistence import Persistence
+from quiver.replication.opening import MemberFiles, decode_snapshot_state, make_raft_config
+from quiver.replication.persistence import Persistence, as_storage_error
+from quiver.replication.shortening import MakeState, Shortener
 from quiver.replication.waiting import Proposal, Waiters
 from quiver.storage import Executor, Log, LogStatus, Snapshot
 
@@ -105,7 +105,10 @@ class Member:
         self._damage: StorageError | None = None
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
         self._applier.restore(files.machine_state, files.applied_index)
-        self._raft = Raft(_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
+        self._raft = Raft(make_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
+        self._shortener = Shortener(
+            raft=self._raft, log=self._log, applier=self._applier, persistence=self._persistence, run=self._run
+        )
         self.next_deadline_ms = self._raft.next_deadline_ms
         self._log.on_durable = self._handle_durable
         self._log.on_failure = self._handle_failure
@@ -165,7 +168,8 @@ class Member:
         Takes the buffers over: writable ones are stamped in place. All of them are appended, or none.
 
         Raises:
-            UnavailableError: not done; this member does not lead, see `leader`.
+            NotLeaderError: not done; another member leads, see its `leader`.
+            UnavailableError: not done; this member is closing or handing over.
             OverloadedError: not done; too much is uncommitted.
             OutcomeUnknownError: leadership was lost on the way; another leader decides.
         """
@@ -179,7 +183,8 @@ class Member:
         Everything that is refused has nothing behind it that is not: proposals of one turn share their fate.
 
         Raises:
-            UnavailableError: not done; this member does not lead, see `leader`.
+            NotLeaderError: not done; another member leads, see its `leader`.
+            UnavailableError: not done; this member is closing or handing over.
         """
         if self._is_closed or not self._raft.is_leader:
             raise self._not_leader()
@@ -193,10 +198,10 @@ class Member:
         """Return once everything committed before this call is applied here: what is read then is current.
 
         Raises:
-            UnavailableError: this member does not lead, or lost leadership meanwhile; see `leader`.
+            NotLeaderError: this member does not lead, or lost leadership meanwhile; see its `leader`.
             OverloadedError: too many reads wait.
         """
-        if self._is_closed:
+        if self._is_closed or not self._raft.is_leader:
             raise self._not_leader()
         done: asyncio.Future[Index] = asyncio.get_running_loop().create_future()
         self._contexts += 1
@@ -217,6 +222,10 @@ class Member:
         """
         self._carry_out(self._raft.transfer_leadership(to, self._now_ms()))
 
+    def campaign(self) -> None:
+        """Stand for election now, unless a leader is known: for the preferred replica of a new group. Only a hint."""
+        self._carry_out(self._raft.campaign(self._now_ms()))
+
     def change_membership(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = ()) -> None:
         """Begin to move the group to these members; `status().raft.configuration` tells how far it is.
 
@@ -232,17 +241,26 @@ class Member:
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        last_index = self._applier.index
-        last_term = self._raft.term_at(last_index)
-        end_offset = self._log.offset_after(last_index)
-        configuration = self._persistence.configuration_at(last_index)
-        if last_term is None or end_offset is None or configuration is None or not last_index:
-            return  # nothing applied since the log's start, or a new member that does not know the group yet
-        state = encode_snapshot_state(SnapshotState(configuration, self._applier.snapshot()))
-        snapshot = Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
-        oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
-        await self._log.truncate_prefix(Index(oldest + 1))
-        self._raft.compacted(self._log.first_index)
+        await self._shortener.take_snapshot()
+
+    async def checkpoint(self) -> None:
+        """Save the state machine's state, the log staying as it is: a restart replays only what comes behind.
+
+        Raises:
+            StorageError: the disk failed; the node stops.
+        """
+        await self._shortener.checkpoint()
+
+    async def trim(self, first_index: Index, make_state: MakeState) -> None:
+        """Let the log forget whole segments below `first_index`, an applied entry; see `shortening`.
+
+        `make_state` gives the state of someone who knows nothing of what was before: whoever is sent the log from its
+        new start on gets that first, so an entry at or behind `first_index` must replace the whole state.
+
+        Raises:
+            StorageError: the disk failed; the node stops.
+        """
+        await self._shortener.trim(first_index, make_state)
 
     def abandon(self) -> None:
         """Stop taking part at once and answer everybody who waits; the files are left as they are."""
@@ -412,7 +430,7 @@ class Member:
         for snapshot in output.send_snapshot:
             self._host.spawn(self._send_snapshot(snapshot))
         for context in output.reads_failed:
-            self._waiters.fail_read(context)
+            self._waiters.fail_read(context, leader=self._raft.leader)
         for ready in output.reads:
             self._waiters.confirm_read(ready.context, ready.index)
         if output.recovered:
@@ -431,7 +449,7 @@ class Member:
     def _unblock(self, then: Callable[[], None], finished: asyncio.Future[None]) -> None:
         error = finished.exception()
         if error is not None:
-            self._host.fail(_as_storage_error(error))
+            self._host.fail(as_storage_error(error))
         else:
             self._go_on(then)
 
@@ -554,7 +572,7 @@ class Member:
         try:
             return await self._executor.submit(work)
         except OSError as error:
-            failure = _as_storage_error(error)
+            failure = as_storage_error(error)
             self._host.fail(failure)
             raise failure from error
 
@@ -565,31 +583,11 @@ class Member:
         return self._clock.monotonic_ms()
 
     def _not_leader(self) -> UnavailableError:
+        if self._is_closed or self._raft.is_leader:  # it is handing over, or another term than the wanted one has begun
+            return UnavailableError("not done: this member cannot take proposals now")
         leader = self._raft.leader
         hint = "no leader is known yet" if leader is None else f"node {leader} leads"
-        return UnavailableError(f"not done: this member cannot take proposals now; {hint}")
-
-
-def _raft_config(node: NodeId, settings: ReplicationSettings, disabled: frozenset[Safeguard]) -> RaftConfig:
-    return RaftConfig(
-        id=node,
-        election_timeout_ms=settings.election_timeout_ms,
-        heartbeat_interval_ms=settings.heartbeat_interval_ms,
-        append_bytes_max=settings.append_bytes_max,
-        inflight_messages_max=settings.inflight_messages_max,
-        inflight_bytes_max=settings.inflight_bytes_max,
-        uncommitted_bytes_max=settings.uncommitted_bytes_max,
-        hibernation=settings.hibernation,
-        disabled=disabled,
-    )
-
-
-def _as_storage_error(error: BaseException) -> StorageError:
-    if isinstance(error, StorageError):
-        return error
-    if isinstance(error, OSError):
-        return StorageError(f"hard state or snapshot: {error}")
-    raise error
+        return NotLeaderError(f"not done: this member does not lead; {hint}", leader=leader)
 
 
 def _do_nothing() -> None:

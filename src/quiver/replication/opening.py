@@ -5,6 +5,8 @@ are written in an order that lets every crash be understood here:
 - a configuration is saved in the hard state *before* its entry goes to the log, with the entry's term, so
   that whatever the log holds is known without reading it, and what it does not hold is recognised;
 - a snapshot that is not part of the log was being installed: the log is started over behind it;
+- a checkpoint is only a shortcut for replay: it is used if its last entry is in the log, and else ignored. Where the
+  snapshot at the log's start cannot be read, it stands in for it;
 - damage is marked in the hard state before it is cut off: until the entries are back the member does not
   vote (R18), also if it is restarted on the way.
 """
@@ -16,10 +18,10 @@ from functools import partial
 import msgspec
 
 from quiver.clock import Clock
-from quiver.config import LogSettings
+from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import DamageError, DecodeError, StorageError
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Configuration, InitialState
+from quiver.raft import Configuration, InitialState, RaftConfig, Safeguard
 from quiver.replication.entries import KnownConfiguration
 from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapshot, SnapshotStore
 
@@ -97,23 +99,36 @@ async def _open_files(storage: Storage, directory: str, bootstrap: Configuration
     if log.damage:
         hard_state, log = await _set_damage_aside(storage, log, file, hard_state)
     snapshots = SnapshotStore(storage.disk, directory)
-    snapshot, warnings = await submit(snapshots.load_newest)
-    if snapshot is not None:
-        await _stand_on_snapshot(log, snapshot)
-    state = decode_snapshot_state(snapshot.state) if snapshot else None
+    standing = await _find_standing(storage, log, snapshots)
     membership = decode_membership(hard_state.membership)
-    membership = Membership(_configurations_in_log(log, membership, snapshot, state), membership.recover_until)
+    membership = Membership(_configurations_in_log(log, membership, standing.base), membership.recover_until)
     if is_suspect:  # the damage, if there was any, has been set aside by now
         await submit(partial(file.save, _with_membership(hard_state, membership)))
+    newest = standing.newest
     return MemberFiles(
         log=log,
         hard_state=file,
         snapshots=snapshots,
-        initial=_initial_state(log, hard_state, membership, snapshot),
+        initial=_initial_state(log, hard_state, membership, newest),
         membership=membership,
-        machine_state=state.machine if state else b"",
-        applied_index=snapshot.last_index if snapshot else Index(0),
-        warnings=(*log.warnings, *warnings),
+        machine_state=decode_snapshot_state(newest.state).machine if newest else b"",
+        applied_index=newest.last_index if newest else Index(0),
+        warnings=(*log.warnings, *standing.warnings),
+    )
+
+
+def make_raft_config(node: NodeId, settings: ReplicationSettings, disabled: frozenset[Safeguard]) -> RaftConfig:
+    """Return the core's settings for a member on `node`."""
+    return RaftConfig(
+        id=node,
+        election_timeout_ms=settings.election_timeout_ms,
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        append_bytes_max=settings.append_bytes_max,
+        inflight_messages_max=settings.inflight_messages_max,
+        inflight_bytes_max=settings.inflight_bytes_max,
+        uncommitted_bytes_max=settings.uncommitted_bytes_max,
+        hibernation=settings.hibernation,
+        disabled=disabled,
     )
 
 
@@ -172,10 +187,39 @@ def _with_membership(hard_state: HardState, membership: Membership) -> HardState
     return msgspec.structs.replace(hard_state, membership=encode_membership(membership))
 
 
-async def _stand_on_snapshot(log: Log, snapshot: Snapshot) -> None:
+class _Standing(msgspec.Struct, frozen=True):
+    """What a log stands on (None: the beginning), and the newest state there is for it, with what was found wrong."""
+
+    base: Snapshot | None
+    newest: Snapshot | None
+    warnings: tuple[str, ...]
+
+
+async def _find_standing(storage: Storage, log: Log, snapshots: SnapshotStore) -> _Standing:
+    submit = storage.executor.submit
+    checkpoint, findings = await submit(snapshots.load_checkpoint)
+    try:
+        snapshot, warnings = await submit(snapshots.load_newest)
+        if snapshot is not None and log.term_at(snapshot.last_index) != snapshot.last_term:
+            await _start_behind(log, snapshot)
+    except DamageError as error:
+        if checkpoint is None or not _is_in_reach(log, checkpoint):
+            raise
+        return _Standing(checkpoint, checkpoint, (*findings, f"{error}; the checkpoint stands in for it"))
+    is_newer = checkpoint is not None and (snapshot is None or checkpoint.last_index > snapshot.last_index)
+    is_shortcut = checkpoint is not None and is_newer and _is_in_reach(log, checkpoint)
+    return _Standing(snapshot, checkpoint if is_shortcut else snapshot, (*findings, *warnings))
+
+
+def _is_in_reach(log: Log, checkpoint: Snapshot) -> bool:
+    """Tell whether a checkpoint belongs to what the log holds, beyond doubt."""
+    if log.term_at(checkpoint.last_index) != checkpoint.last_term:
+        return False
+    return log.offset_after(checkpoint.last_index) == checkpoint.end_offset
+
+
+async def _start_behind(log: Log, snapshot: Snapshot) -> None:
     """Start the log over behind a snapshot that a crash kept from replacing it."""
-    if log.term_at(snapshot.last_index) == snapshot.last_term:
-        return
     if snapshot.last_index < log.first_index - 1:
         raise DamageError(
             f"{log.directory}: the log starts at {log.first_index} and the newest intact snapshot ends at "
@@ -188,14 +232,13 @@ async def _stand_on_snapshot(log: Log, snapshot: Snapshot) -> None:
     )
 
 
-def _configurations_in_log(
-    log: Log, membership: Membership, snapshot: Snapshot | None, state: SnapshotState | None
-) -> tuple[KnownConfiguration, ...]:
+def _configurations_in_log(log: Log, membership: Membership, base: Snapshot | None) -> tuple[KnownConfiguration, ...]:
     """Return the configurations whose entries the log holds, or held before its start."""
     known = [item for item in membership.configurations if _is_in_log(log, item)]
-    if snapshot is not None and state is not None:
-        known = [item for item in known if item.index > snapshot.last_index]
-        known.insert(0, KnownConfiguration(snapshot.last_index, snapshot.last_term, state.configuration))
+    if base is not None:
+        known = [item for item in known if item.index > base.last_index]
+        configuration = decode_snapshot_state(base.state).configuration
+        known.insert(0, KnownConfiguration(base.last_index, base.last_term, configuration))
     return tuple(known)
 
 

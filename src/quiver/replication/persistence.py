@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from quiver.errors import StorageError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Entry
 from quiver.replication.entries import KnownConfiguration
@@ -57,6 +58,14 @@ class Persistence:
         """Return the configuration that was in force at a committed index; None if a new member cannot know it yet."""
         return next((item.configuration for item in reversed(self._configurations) if item.index <= index), None)
 
+    def configuration_from(self, index: Index, *, commit_index: Index) -> Configuration | None:
+        """Return the configuration in force at a committed index or, if that is forgotten, the next one that is known.
+
+        That one is committed, too: whoever starts with it is told of those between by their entries, as ever.
+        """
+        next_known = next((item for item in self._configurations if index < item.index <= commit_index), None)
+        return self.configuration_at(index) or (next_known.configuration if next_known is not None else None)
+
     def plan_save(self, commit_index: Index) -> Callable[[], None]:
         """Return work that blocks: it makes term, vote and configurations, as they are now, durable."""
         membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_suspect))
@@ -68,6 +77,10 @@ class Persistence:
         self._snapshots.save(snapshot)
         return Index(int(self._snapshots.names()[0][-20:]))
 
+    def save_checkpoint(self, checkpoint: Snapshot) -> None:
+        """Replace the checkpoint; blocks."""
+        self._snapshots.save_checkpoint(checkpoint)
+
     def load_snapshot(self, needed_index: Index) -> Snapshot | None:
         """Return the oldest snapshot that reaches `needed_index`; blocks."""
         return self._snapshots.load_from(needed_index)
@@ -75,3 +88,12 @@ class Persistence:
     def close(self) -> None:
         """Close the files; idempotent."""
         self._hard_state_file.close()
+
+
+def as_storage_error(error: BaseException) -> StorageError:
+    """Return what a save failed with as what stops the node; anything but a failed disk is raised again."""
+    if isinstance(error, StorageError):
+        return error
+    if isinstance(error, OSError):
+        return StorageError(f"hard state or snapshot: {error}")
+    raise error

@@ -11,8 +11,8 @@ import heapq
 from collections import deque
 from typing import TypeVar
 
-from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
-from quiver.model import Buffer, Index, Term
+from quiver.errors import NotLeaderError, OutcomeUnknownError, QuiverError, UnavailableError
+from quiver.model import Buffer, Index, NodeId, Term
 from quiver.record import BatchHeader
 
 T = TypeVar("T")
@@ -68,12 +68,12 @@ class Waiters:
         """Drop a read that was refused at once."""
         self._asking.pop(context, None)
 
-    def fail_read(self, context: int) -> None:
+    def fail_read(self, context: int, *, leader: NodeId | None) -> None:
         """Tell a reader to ask elsewhere."""
         done = self._asking.pop(context, None)
         if done is not None and not done.done():
             done.set_exception(
-                UnavailableError("leadership was lost before the read was confirmed; ask the new leader")
+                NotLeaderError("leadership was lost before the read was confirmed; ask the new leader", leader=leader)
             )
 
     def applied(self, index: Index) -> None:
@@ -99,7 +99,7 @@ class Waiters:
         """Answer everybody who still waits: this member is closing."""
         self.lose(Index(0))
         for context in list(self._asking):
-            self.fail_read(context)
+            self.fail_read(context, leader=None)
         for _, _, done in self._applying:
             if not done.done():
                 done.set_exception(UnavailableError("this member is closing; ask another"))

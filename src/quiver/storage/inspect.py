@@ -24,7 +24,7 @@ from quiver.storage.recovery import TEMPORARY_SUFFIX, recover
 from quiver.storage.rehearsal import Rehearsal
 from quiver.storage.scan import Frame
 from quiver.storage.segment import Segment, is_segment_name
-from quiver.storage.snapshots import decode_snapshot, is_snapshot_name
+from quiver.storage.snapshots import CHECKPOINT_NAME, decode_snapshot, is_snapshot_name
 from quiver.storage.walk import BadRange, walk
 
 _INDEX_INTERVAL_BYTES = 64 * 1024
@@ -180,5 +180,16 @@ class _Inspector:
             is_known = is_segment_name(name) or is_snapshot_name(name) or name == HARD_STATE_NAME
             if name.endswith(".damaged"):
                 self._notes.append(f"{name}: bytes that an earlier repair set aside; not part of the log")
+            elif name == CHECKPOINT_NAME:
+                self._note_bad_checkpoint()
             elif not is_known and not name.endswith(TEMPORARY_SUFFIX):
                 self._notes.append(f"{name}: not a file of Quiver")
+
+    def _note_bad_checkpoint(self) -> None:
+        file = self._disk.open(self.path(CHECKPOINT_NAME))
+        data = file.read(file.size(), 0)
+        file.close()
+        try:
+            decode_snapshot(data)
+        except DecodeError as error:
+            self._notes.append(f"{CHECKPOINT_NAME}: {error}; the next start goes without it, and takes longer")

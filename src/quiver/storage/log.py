@@ -319,12 +319,20 @@ class Log:
         wanted = Wanted(first_index=index, end_index=index + 1, bytes_max=1)
         return read_batches(self._disk, self.directory, place, wanted)[0].header.base_offset
 
+    def start_below(self, first_index: Index) -> SegmentHeader:
+        """Return the header of the segment that `truncate_prefix(first_index)` would let the log start with."""
+        return self._segments[self._count_below(first_index)].header
+
     async def truncate_prefix(self, first_index: Index) -> None:
         """Remove the whole segments that lie below `first_index`; never the last one."""
-        removable = 0
-        while removable < len(self._segments) - 1 and self._segments[removable].end_index <= first_index:
-            removable += 1
-        await self._remove_oldest(removable)
+        await self._remove_oldest(self._count_below(first_index))
+
+    def _count_below(self, first_index: Index) -> int:
+        """Return how many of the oldest segments lie below `first_index`, the last one never among them."""
+        count = 0
+        while count < len(self._segments) - 1 and self._segments[count].end_index <= first_index:
+            count += 1
+        return count
 
     async def retain(self, policy: RetentionPolicy) -> None:
         """Remove what `policy` no longer keeps; seals the active segment first if it is old enough to go."""

@@ -2,7 +2,10 @@
 
 A snapshot is one file, written under a temporary name, synced, then renamed: it is there whole or not at
 all. The newest two are kept, so that damage to one costs a longer replay and not the state, provided the
-log still reaches back to the older one. All methods block.
+log still reaches back to the older one.
+
+A checkpoint is a snapshot under a name of its own. It stands for nothing: the log need not reach back to it
+nor begin behind it, and whoever finds it missing, damaged or at odds with the log goes without. All methods block.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from quiver.storage.recovery import TEMPORARY_SUFFIX
 from quiver.storage.truncation import remove_durably
 
 SNAPSHOTS_KEPT = 2
+CHECKPOINT_NAME = "checkpoint"
 _PREFIX = "snapshot-"
 _MAGIC = b"QVSN"
 _VERSION = 1
@@ -69,20 +73,22 @@ class SnapshotStore:
 
     def save(self, snapshot: Snapshot) -> None:
         """Add a snapshot and forget all but the newest `SNAPSHOTS_KEPT`. On disk after this returns: `snapshot`."""
-        path = f"{self._directory}/{snapshot_name(snapshot.last_index)}"
-        temporary = path + TEMPORARY_SUFFIX
-        if self._disk.exists(temporary):
-            self._disk.remove(temporary)  # of a save that a failure interrupted
-        file = self._disk.open(temporary, create=True)
-        try:
-            write_all(file, [snapshot.encode()], 0)
-            file.sync()
-        finally:
-            file.close()
-        self._disk.rename(temporary, path)
-        self._disk.sync_directory(self._directory)
+        self._write(snapshot, snapshot_name(snapshot.last_index))
         for name in self.names()[:-SNAPSHOTS_KEPT]:
             remove_durably(self._disk, self._directory, name)
+
+    def save_checkpoint(self, checkpoint: Snapshot) -> None:
+        """Replace the checkpoint. On disk after this returns: `checkpoint`; after a crash before that: one of both."""
+        self._write(checkpoint, CHECKPOINT_NAME)
+
+    def load_checkpoint(self) -> tuple[Snapshot | None, tuple[str, ...]]:
+        """Return the checkpoint if there is an intact one, else perhaps a sentence about what is wrong with it."""
+        if not self._disk.exists(f"{self._directory}/{CHECKPOINT_NAME}"):
+            return None, ()
+        try:
+            return self._load(CHECKPOINT_NAME), ()
+        except DecodeError as error:
+            return None, (f"{CHECKPOINT_NAME}: {error}; it is not used",)
 
     def load_newest(self) -> tuple[Snapshot | None, tuple[str, ...]]:
         """Return the newest intact snapshot, if any, and a sentence for each newer one that is damaged.
@@ -113,6 +119,20 @@ class SnapshotStore:
     def names(self) -> list[str]:
         """Return the files of the snapshots here, oldest first."""
         return [name for name in self._disk.names(self._directory) if is_snapshot_name(name)]
+
+    def _write(self, snapshot: Snapshot, name: str) -> None:
+        path = f"{self._directory}/{name}"
+        temporary = path + TEMPORARY_SUFFIX
+        if self._disk.exists(temporary):
+            self._disk.remove(temporary)  # of a save that a failure interrupted
+        file = self._disk.open(temporary, create=True)
+        try:
+            write_all(file, [snapshot.encode()], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.rename(temporary, path)
+        self._disk.sync_directory(self._directory)
 
     def _load(self, name: str) -> Snapshot:
         file = self._disk.open(f"{self._directory}/{name}")

@@ -369,3 +369,14 @@ def test_inspected_log_opens_and_goes_on() -> None:
         return len(await all_entries(log))
 
     assert asyncio.run(go_on()) == 3
+
+
+def test_checkpoint_is_known_and_a_damaged_one_is_no_damage() -> None:
+    disk = build(b"a", b"b")
+    checkpoint = Snapshot(last_index=Index(2), last_term=Term(1), end_offset=Offset(2), state=b"s")
+    SnapshotStore(disk, DIRECTORY).save_checkpoint(checkpoint)
+    assert not verify_directory(disk, DIRECTORY).notes
+    flip(disk, "checkpoint", 20)
+    found = verify_directory(disk, DIRECTORY)
+    assert found.is_whole
+    assert any(note.startswith("checkpoint: ") for note in found.notes)

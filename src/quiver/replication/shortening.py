@@ -1,0 +1,110 @@
+"""How a member's log gets shorter, and how its replay does: snapshots, trims and checkpoints.
+
+Three ways to save state, for two kinds of groups:
+- a *snapshot* stands for everything up to its index, and lets the log forget it: for groups whose log is only the way
+  to their state (the metadata);
+- a *trim* shortens a log that *is* the group's content (a partition's records). What it saves stands exactly at the
+  log's new start, so that a member that installs it gets every entry that is kept, by ordinary appends. Its
+  state may be blank, because the owner says that an entry behind the new start replaces the whole state;
+- a *checkpoint* only saves replay after a restart. Nothing depends on it: see `opening`.
+
+One of them at a time. What is saved is always applied, so committed, and durable in this member's own log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from quiver.errors import invariant
+from quiver.model import Index, Offset
+from quiver.raft import Raft
+from quiver.replication.applier import Applier
+from quiver.replication.opening import SnapshotState, encode_snapshot_state
+from quiver.replication.persistence import Persistence
+from quiver.storage import Log, Snapshot
+
+MakeState = Callable[[Index, Offset], bytes]
+"""Returns a machine's state for someone who knows nothing of what lies up to this index, records up to this offset."""
+
+
+class Shortener:
+    """What saves the state of one member."""
+
+    def __init__(
+        self,
+        *,
+        raft: Raft,
+        log: Log,
+        applier: Applier,
+        persistence: Persistence,
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        self._raft = raft
+        self._log = log
+        self._applier = applier
+        self._persistence = persistence
+        self._run = run
+        self._turn = asyncio.Lock()
+        self.checkpoint_index = Index(0)
+        """What the newest checkpoint of this life reaches to."""
+
+    async def take_snapshot(self) -> None:
+        """Save the state, and let the log forget what the snapshot before this one covers."""
+        async with self._turn:
+            snapshot = self._describe_now()
+            if snapshot is None:
+                return
+            oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
+            await self._log.truncate_prefix(Index(oldest + 1))
+            self._raft.compacted(self._log.first_index)
+
+    async def checkpoint(self) -> None:
+        """Save the state as it is now, so that a restart replays only what comes behind it."""
+        async with self._turn:
+            await self._checkpoint()
+
+    async def trim(self, first_index: Index, make_state: MakeState) -> None:
+        """Remove the whole segments below `first_index`. On disk before that: a snapshot that stands at the new start.
+
+        A checkpoint comes first, so that the state survives damage to any one of the two.
+        """
+        async with self._turn:
+            start = self._log.start_below(first_index)
+            last_index = Index(start.first_index - 1)
+            if start.first_index == self._log.first_index:
+                return
+            invariant(first_index <= self._applier.index + 1, "only what is applied is removed", index=first_index)
+            commit_index = self._raft.commit_index
+            configuration = self._persistence.configuration_from(last_index, commit_index=commit_index)
+            assert configuration is not None, "a member that applied an entry knows its group"
+            machine = make_state(last_index, start.first_offset)
+            snapshot = Snapshot(
+                last_index=last_index,
+                last_term=start.previous_term,
+                end_offset=start.first_offset,
+                state=encode_snapshot_state(SnapshotState(configuration, machine)),
+            )
+            await self._checkpoint()
+            await self._run(partial(self._persistence.save_snapshot, snapshot))
+            await self._log.truncate_prefix(start.first_index)
+            self._raft.compacted(self._log.first_index)
+
+    async def _checkpoint(self) -> None:
+        checkpoint = self._describe_now()
+        if checkpoint is not None and checkpoint.last_index > self.checkpoint_index:
+            await self._run(partial(self._persistence.save_checkpoint, checkpoint))
+            self.checkpoint_index = checkpoint.last_index
+
+    def _describe_now(self) -> Snapshot | None:
+        """Return the state after what is applied; None if that is nothing, or if a new member knows no group yet."""
+        last_index = self._applier.index
+        last_term = self._raft.term_at(last_index)
+        end_offset = self._log.offset_after(last_index)
+        configuration = self._persistence.configuration_at(last_index)
+        if last_term is None or end_offset is None or configuration is None or not last_index:
+            return None
+        state = encode_snapshot_state(SnapshotState(configuration, self._applier.snapshot()))
+        return Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
