@@ -166,7 +166,7 @@ class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Connections between nodes."""
+    """Connections between nodes, and from clients to nodes."""
 
     frame_bytes_max: Annotated[
         int,
@@ -213,6 +213,44 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "up (Linux; elsewhere the system's own).",
         ),
     ] = 5_000
+    client_connections_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Incoming connections of clients, at most.")
+    ] = 4_096
+    connection_requests_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Requests of one connection under way at which nothing more is read from it, or sent to it.",
+        ),
+    ] = 512
+    connection_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=4096 * MIB,
+            description="Bytes of one connection's requests under way and unsent responses at which nothing more is "
+            "read from it, or sent to it.",
+        ),
+    ] = 64 * MIB
+    requests_max: Annotated[
+        int,
+        Meta(ge=1, le=10_000_000, description="Clients' requests under way at which further ones are refused."),
+    ] = 16_384
+    requests_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=1024 * 1024 * MIB,
+            description="Bytes of clients' requests under way and unsent responses at which further ones are refused.",
+        ),
+    ] = 512 * MIB
+    idle_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=100, le=24 * 3_600_000, description="Time without a request after which one's own connection is closed."
+        ),
+    ] = 60_000
 
     def __post_init__(self) -> None:
         if self.peer_buffer_bytes_max < self.frame_bytes_max:

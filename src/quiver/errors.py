@@ -110,9 +110,13 @@ class TooLargeError(RequestError):
 
 
 class UnavailableError(QuiverError):
-    """Report that the request was not done and may succeed later or elsewhere."""
+    """Report that the request was not done and may succeed later, after `retry_after_ms` if given, or elsewhere."""
 
     code = "unavailable"
+
+    def __init__(self, message: str = "", *, code: str | None = None, retry_after_ms: int | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_ms = retry_after_ms
 
 
 class OverloadedError(UnavailableError):
@@ -126,8 +130,15 @@ class NotLeaderError(UnavailableError):
 
     code = "not_leader"
 
-    def __init__(self, message: str = "", *, code: str | None = None, leader: NodeId | None = None) -> None:
-        super().__init__(message, code=code)
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: str | None = None,
+        retry_after_ms: int | None = None,
+        leader: NodeId | None = None,
+    ) -> None:
+        super().__init__(message, code=code, retry_after_ms=retry_after_ms)
         self.leader = leader
 
 

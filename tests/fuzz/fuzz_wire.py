@@ -21,6 +21,7 @@ with atheris.instrument_imports(include=["quiver"]):
         Hello,
         Refusal,
         RefusalCode,
+        RequesterHello,
         decode_refusal,
         encode_hello,
         encode_refusal,
@@ -61,7 +62,7 @@ def check(stream: bytes, piece_bytes: int) -> None:
     assert [(int(kind), bytes(head), bytes(payload)) for kind, head, payload in frames] == expected
     assert is_refused == is_refused_naively
     for frame in frames:
-        assert isinstance(judge_hello(frame, OWN, dialled=None), Hello | Refusal)
+        assert isinstance(judge_hello(frame, OWN, lambda node: None), Hello | RequesterHello | Refusal)
         try:
             decode_refusal(frame)
         except DecodeError:

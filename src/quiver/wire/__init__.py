@@ -1,21 +1,26 @@
-"""Framed TCP between nodes: frames, handshake, connections, and the network that Raft's messages travel on.
+"""Framed TCP between nodes and from clients to nodes: frames, handshake, connections, messages, requests.
 
-`PeerNetwork` is the way in. What a frame and a handshake are is pure code (`frames`, `handshake`), so that other
-users of the protocol build on the same; `docs/protocol/wire.md` describes it byte by byte. Nothing here knows what
-a message means.
+`PeerNetwork` carries Raft's messages between nodes; `RequestServer`, on the same port, answers requests (`messages`)
+with a `Handler`; `RequestPool` sends them. What a frame, a handshake and a request are is pure code (`frames`,
+`handshake`, `envelope`, `failures`); `docs/protocol/wire.md` describes it byte by byte. Nothing here knows what a
+message or a request means.
 """
 
 from quiver.config import WireSettings
-from quiver.wire.context import Address
+from quiver.wire.addresses import Address, format_address, parse_address
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
-from quiver.wire.handshake import Hello, Refusal, RefusalCode
+from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello
 from quiver.wire.peers import PeerNetwork
-from quiver.wire.status import NetworkStatus, PeerStatus
+from quiver.wire.pool import RequestPool
+from quiver.wire.serving import Caller, Handler, RequestServer
+from quiver.wire.status import NetworkStatus, PeerStatus, ServerStatus
 
 __all__ = [
     "Address",
+    "Caller",
     "Frame",
     "FrameReader",
+    "Handler",
     "Hello",
     "Kind",
     "NetworkStatus",
@@ -23,6 +28,12 @@ __all__ = [
     "PeerStatus",
     "Refusal",
     "RefusalCode",
+    "RequestPool",
+    "RequestServer",
+    "RequesterHello",
+    "ServerStatus",
     "WireSettings",
     "encode_frame",
+    "format_address",
+    "parse_address",
 ]

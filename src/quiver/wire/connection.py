@@ -1,7 +1,8 @@
 """One TCP connection as both sides see it: bytes in, frames to a hook, frames out, and its end.
 
 It owns the transport, the reader and one deadline (for the handshake, later for closing). What frames mean is its
-subclasses' business: `IncomingConnection` in `listener`, `OutgoingConnection` in `link`.
+subclasses' business: `IncomingConnection` in `listener`, `OutgoingConnection` in `link`, `RequestConnection` in
+`requesting`.
 
 Invariants: hooks are called in this order: `handle_opened`, `handle_frame` any number of times, `handle_closed` once;
 no frame is handed on after the connection began to close; a stream that is not made of valid frames is refused.
@@ -15,8 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import cast
 
+from quiver.config import WireSettings
 from quiver.errors import DecodeError
-from quiver.wire.context import Context
 from quiver.wire.frames import Frame, FrameReader
 from quiver.wire.handshake import HANDSHAKE_BYTES_MAX, Refusal, RefusalCode, encode_refusal, refuse
 
@@ -27,17 +28,19 @@ CLOSE_TIMEOUT_S = 1.0
 class Connection(asyncio.BufferedProtocol, ABC):
     """Read frames from a socket and write to it; until the handshake is done, frames are held to a small bound.
 
-    As long as it is open it is in the context's `connections`, so that its owner can end them all.
+    As long as it is open it is in its owner's `connections`, so that they can all be ended.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, settings: WireSettings, connections: set[Connection]) -> None:
+        self.settings = settings
         self.reader = FrameReader(HANDSHAKE_BYTES_MAX)
         self.peer_host, self.peer_port = "", 0
         self.is_paused = False
         self.end_reason = ""
         self.refusal: Refusal | None = None
+        self._connections = connections
         self._is_open = False
+        self._is_held = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -76,12 +79,24 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def prove(self) -> None:
         """End the handshake: from now on frames may have their full size."""
         self._cancel_deadline()
-        self.reader.frame_bytes_max = self.context.settings.frame_bytes_max
+        self.reader.frame_bytes_max = self.settings.frame_bytes_max
 
     def write(self, data: bytes | memoryview) -> None:
         """Write bytes; what the socket does not take now is kept, and `can_write` is false until it did."""
         if self._transport is not None:
             self._transport.write(data)
+
+    def hold_reading(self) -> None:
+        """Read no more, and hand on no more of what was read, until `resume_reading`: the other side has to wait."""
+        if not self._is_held and self._transport is not None:
+            self._is_held = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on where `hold_reading` stopped, in the loop's next turn."""
+        if self._is_held:
+            self._is_held = False
+            self._loop.call_soon(self._go_on)
 
     def refuse(self, refusal: Refusal) -> None:
         """Tell the other side why, then close."""
@@ -117,13 +132,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Begin the handshake and its deadline."""
         self._transport = cast("asyncio.Transport", transport)
         self._is_open = True
-        self.context.connections.add(self)
+        self._connections.add(self)
         # Any byte that the socket did not take pauses the writer: what waits, waits in one place, uncopied.
         self._transport.set_write_buffer_limits(high=0)
-        _tune(transport.get_extra_info("socket"), self.context.settings.unanswered_timeout_ms)
+        _tune(transport.get_extra_info("socket"), self.settings.unanswered_timeout_ms)
         name = transport.get_extra_info("peername")
         self.peer_host, self.peer_port = name[:2] if name else ("", 0)
-        self._set_deadline(self.context.settings.handshake_timeout_ms / 1000, self._refuse_late)
+        self._set_deadline(self.settings.handshake_timeout_ms / 1000, self._refuse_late)
         self.handle_opened()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -133,11 +148,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def buffer_updated(self, nbytes: int) -> None:
         """Hand on every frame that is complete now."""
         self.reader.received(nbytes)
-        try:
-            while self._is_open and (frame := self.reader.next_frame()) is not None:
-                self.handle_frame(frame)
-        except DecodeError as error:
-            self.refuse(refuse(RefusalCode.BAD_FRAME, error.message))
+        self._hand_on()
 
     def pause_writing(self) -> None:
         """Remember that the socket is full."""
@@ -153,13 +164,26 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._cancel_deadline()
         self.end_reason = self.end_reason or (str(error) if error else "closed by the other side")
         self._transport, self._is_open = None, False
-        self.context.connections.discard(self)
+        self._connections.discard(self)
         if not self._closed.done():
             self._closed.set_result(None)
         self.handle_closed()
 
+    def _hand_on(self) -> None:
+        try:
+            while self._is_open and not self._is_held and (frame := self.reader.next_frame()) is not None:
+                self.handle_frame(frame)
+        except DecodeError as error:
+            self.refuse(refuse(RefusalCode.BAD_FRAME, error.message))
+
+    def _go_on(self) -> None:
+        # Whole frames that were read before the pause come first; they may be enough for the next one.
+        self._hand_on()
+        if not self._is_held and self._transport is not None:
+            self._transport.resume_reading()
+
     def _refuse_late(self) -> None:
-        sentence = f"no hello within {self.context.settings.handshake_timeout_ms} ms"
+        sentence = f"no hello within {self.settings.handshake_timeout_ms} ms"
         self.refuse(refuse(RefusalCode.HELLO_LATE, sentence))
 
     def _set_deadline(self, delay_s: float, action: Callable[[], None]) -> None:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 from quiver.clock import Clock, Rng
 from quiver.config import WireSettings
 from quiver.model import NodeId
-from quiver.wire.handshake import Hello
+from quiver.wire.handshake import Hello, IdentityOf
+from quiver.wire.serving import RequestServer
 
 if TYPE_CHECKING:
     from quiver.wire.connection import Connection
-
-Address = tuple[str, int]
-"""Host and port."""
 
 
 @dataclass(slots=True)
@@ -39,6 +37,9 @@ class Context:
     clock: Clock
     rng: Rng
     connections: set[Connection]
+    identity_of: IdentityOf
+    server: RequestServer | None
+    """Who answers requests; None on a node that takes none."""
     on_greeted: Callable[[Hello], Heard]
     """A handshake is done, in either direction; returns where to count."""
     on_message: Callable[[NodeId, memoryview], None]

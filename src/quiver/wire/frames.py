@@ -51,6 +51,8 @@ class Kind(IntEnum):
     HELLO = 1
     REFUSAL = 2
     MESSAGE = 3
+    REQUEST = 4
+    RESPONSE = 5
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -1,15 +1,18 @@
-"""The handshake: how two nodes make sure that they should talk at all. Pure.
+"""The handshake: how the two ends of a connection make sure that they should talk at all. Pure.
 
-The side that dialled sends a `Hello`; the side that was dialled answers with its own `Hello`, which means that it
-agrees, or with a `Refusal`, which says why not and is followed by the end of the connection. So a stranger learns
-nothing about the cluster, and whoever has read a `Hello` in answer knows that it may begin.
+The side that dialled sends a `Hello`, if it is a node that will send Raft's messages, or a `RequesterHello`, if it is
+a client or a node that will send requests. The side that was dialled answers with its own `Hello`, which means that
+it agrees, or with a `Refusal`, which says why not and is followed by the end of the connection. So whoever has read a
+`Hello` in answer knows that it may begin.
 
-Rules: the first frame is a `Hello` or the connection ends; `magic`, `version_min` and `version_max` keep their names
-and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people.
+Rules: the first frame is a hello or the connection ends; `magic`, `version_min` and `version_max` keep their names
+and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people. A node
+that says another identity than the one it is known by is refused: its disk is not the one that voted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
 
@@ -31,7 +34,13 @@ SENTENCE_LENGTH_MAX = 300
 _Version = Annotated[int, Meta(ge=0, le=0xFFFF)]
 _Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Feature = Annotated[str, Meta(min_length=1, max_length=32)]
+_Identity = Annotated[str, Meta(max_length=64)]
+_Features = Annotated[tuple[_Feature, ...], Meta(max_length=16)]
+_T = TypeVar("_T")
 _StructType = TypeVar("_StructType", bound=msgspec.Struct)
+
+IdentityOf = Callable[[NodeId], str | None]
+"""Tell by which identity a node is known; None if it is not known yet."""
 
 
 class _Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +51,27 @@ class _Versions(msgspec.Struct, frozen=True, kw_only=True):
     version_max: _Version
 
 
-class Hello(_Versions, frozen=True, kw_only=True):
-    """Who is speaking, and what it understands; `incarnation` is a number of its own for each start of a process."""
+class Hello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="messages"):
+    """Which node is speaking, and what it understands.
+
+    `incarnation` is a number of its own for each start of a process, `identity` one for each life of its disk.
+    """
 
     cluster_id: Annotated[str, Meta(min_length=1, max_length=64)]
     node: _Number
     incarnation: _Number
-    features: Annotated[tuple[_Feature, ...], Meta(max_length=16)] = ()
+    identity: _Identity = ""
+    features: _Features = ()
+
+
+class RequesterHello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="requests"):
+    """Who will send requests: a client, which may leave open which cluster it wants, or a node, which says its id."""
+
+    cluster_id: Annotated[str, Meta(max_length=64)] = ""
+    name: Annotated[str, Meta(max_length=64)] = ""
+    node: _Number | None = None
+    identity: _Identity = ""
+    features: _Features = ()
 
 
 class RefusalCode(StrEnum):
@@ -62,6 +85,8 @@ class RefusalCode(StrEnum):
     OTHER_CLUSTER = "other_cluster"
     OWN_NODE = "own_node"
     OTHER_NODE = "other_node"
+    OTHER_IDENTITY = "other_identity"
+    NOT_SERVING = "not_serving"
     TOO_MANY_CONNECTIONS = "too_many_connections"
 
 
@@ -78,31 +103,72 @@ def refuse(code: RefusalCode, sentence: str) -> Refusal:
     return Refusal(code, sentence[:SENTENCE_LENGTH_MAX])
 
 
-def make_hello(*, cluster_id: str, node: NodeId, incarnation: int) -> Hello:
-    """Return what this program says of itself.
+def make_hello(*, cluster_id: str, node: NodeId, incarnation: int, identity: str = "") -> Hello:
+    """Return what this program says of itself as a node.
 
     Raises:
         ConfigError: a value is outside of what a hello can carry.
     """
-    fields = {
-        "magic": "quiver",
-        "version_min": VERSION_MIN,
-        "version_max": VERSION_MAX,
-        "cluster_id": cluster_id,
-        "node": node,
-        "incarnation": incarnation,
-    }
-    try:
-        return msgspec.convert(fields, Hello)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"this node cannot introduce itself: {error}") from None
+    fields = {"cluster_id": cluster_id, "node": node, "incarnation": incarnation, "identity": identity}
+    return _introduce(Hello, {"purpose": "messages", **fields})
 
 
-def judge_hello(frame: Frame, own: Hello, *, dialled: NodeId | None) -> Hello | Refusal:
-    """Decide on the first frame of a connection: return the other side's `Hello`, or why it is refused.
+def make_requester_hello(
+    *, name: str, cluster_id: str = "", node: NodeId | None = None, identity: str = ""
+) -> RequesterHello:
+    """Return what this program says of itself as a client, or as a node that sends requests.
 
-    `dialled` is the node that this side wanted to reach, or None on the side that was dialled.
+    Raises:
+        ConfigError: a value is outside of what a hello can carry.
     """
+    fields = {"cluster_id": cluster_id, "name": name, "node": node, "identity": identity}
+    return _introduce(RequesterHello, {"purpose": "requests", **fields})
+
+
+def _introduce(of_type: type[_T], fields: Mapping[str, object]) -> _T:
+    versions = {"magic": "quiver", "version_min": VERSION_MIN, "version_max": VERSION_MAX}
+    try:
+        return msgspec.convert({**versions, **fields}, of_type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"this program cannot introduce itself: {error}") from None
+
+
+def judge_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | Refusal:
+    """Decide on the first frame of whoever has dialled: return its hello, or why it is refused."""
+    hello = _read_hello(frame, own)
+    match hello:
+        case Hello():
+            return _judge_node(hello, own, identity_of)
+        case RequesterHello():
+            return _judge_requester(hello, own, identity_of)
+        case Refusal():
+            return hello
+
+
+def judge_answer(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | Refusal:
+    """Decide on the answer of a node that was dialled: return its hello, or why it is refused."""
+    hello = _read_hello(frame, own)
+    if isinstance(hello, RequesterHello):
+        return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
+    if isinstance(hello, Refusal):
+        return hello
+    judgement = _judge_node(hello, own, identity_of)
+    if isinstance(judgement, Hello) and hello.node != dialled:
+        return refuse(RefusalCode.OTHER_NODE, f"node {dialled} was expected here, not node {hello.node}")
+    return judgement
+
+
+def judge_host(frame: Frame, own: RequesterHello) -> Hello | Refusal:
+    """Decide on the answer that a requester got: return the node's hello, or why it is refused."""
+    hello = _read_hello(frame, own)
+    if isinstance(hello, RequesterHello):
+        return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
+    if isinstance(hello, Hello) and own.cluster_id and hello.cluster_id != own.cluster_id:
+        return _refuse_cluster()
+    return hello
+
+
+def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | Refusal:
     if frame.kind is not Kind.HELLO:
         return refuse(RefusalCode.HELLO_EXPECTED, f"the first frame must be a hello, not a {frame.kind.name.lower()}")
     try:
@@ -111,24 +177,45 @@ def judge_hello(frame: Frame, own: Hello, *, dialled: NodeId | None) -> Hello | 
         if theirs.version_min > own.version_max or theirs.version_max < own.version_min:
             there, here = (f"{each.version_min} to {each.version_max}" for each in (theirs, own))
             return refuse(RefusalCode.BAD_VERSION, f"versions {there} are spoken there, {here} here")
-        hello = _decode(frame, Hello)
+        return _decode_hello(frame)
     except DecodeError as error:
         return refuse(RefusalCode.BAD_FRAME, error.message)
-    return _judge_identity(hello, own, dialled=dialled)
 
 
-def _judge_identity(hello: Hello, own: Hello, *, dialled: NodeId | None) -> Hello | Refusal:
-    # What this side's cluster id is, is not said: who does not know it need not learn it.
+def _judge_node(hello: Hello, own: Hello, identity_of: IdentityOf) -> Hello | Refusal:
     if hello.cluster_id != own.cluster_id:
-        return refuse(RefusalCode.OTHER_CLUSTER, "the cluster id is not this cluster's")
+        return _refuse_cluster()
     if hello.node == own.node:
         return refuse(RefusalCode.OWN_NODE, f"node {own.node} is the node that was reached")
-    if dialled is not None and hello.node != dialled:
-        return refuse(RefusalCode.OTHER_NODE, f"node {dialled} was expected here, not node {hello.node}")
+    if not _is_known_as(identity_of(NodeId(hello.node)), hello.identity):
+        return _refuse_identity(hello.node)
     return hello
 
 
-def encode_hello(hello: Hello) -> bytes:
+def _judge_requester(hello: RequesterHello, own: Hello, identity_of: IdentityOf) -> RequesterHello | Refusal:
+    if hello.node is None:
+        return hello if hello.cluster_id in ("", own.cluster_id) else _refuse_cluster()
+    if hello.cluster_id != own.cluster_id:
+        return _refuse_cluster()
+    # A node may ask itself: it need not know that the address it was told is its own.
+    known = own.identity if hello.node == own.node else identity_of(NodeId(hello.node))
+    return hello if _is_known_as(known, hello.identity) else _refuse_identity(hello.node)
+
+
+def _is_known_as(known: str | None, identity: str) -> bool:
+    return known is None or known == identity
+
+
+def _refuse_cluster() -> Refusal:
+    # What this side's cluster id is, is not said: who names another one need not learn it.
+    return refuse(RefusalCode.OTHER_CLUSTER, "the cluster id is not this cluster's")
+
+
+def _refuse_identity(node: int) -> Refusal:
+    return refuse(RefusalCode.OTHER_IDENTITY, f"node {node} is known here by another identity")
+
+
+def encode_hello(hello: Hello | RequesterHello) -> bytes:
     """Return a hello as a frame."""
     return _encode(Kind.HELLO, hello)
 
@@ -152,9 +239,20 @@ def _encode(kind: Kind, body: msgspec.Struct) -> bytes:
 
 
 def _decode(frame: Frame, of_type: type[_StructType]) -> _StructType:
+    return _decode_with(msgspec.msgpack.Decoder(of_type), frame)
+
+
+def _decode_hello(frame: Frame) -> Hello | RequesterHello:
+    return _decode_with(_HELLO_DECODER, frame)
+
+
+def _decode_with(decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:
     if frame.payload:
         raise DecodeError(f"a {frame.kind.name.lower()} has no payload, but this one has {len(frame.payload)} bytes")
     try:
-        return msgspec.msgpack.decode(frame.head, type=of_type)
+        return decoder.decode(frame.head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(f"not a valid {frame.kind.name.lower()}: {error}") from None
+
+
+_HELLO_DECODER: msgspec.msgpack.Decoder[Hello | RequesterHello] = msgspec.msgpack.Decoder(Hello | RequesterHello)

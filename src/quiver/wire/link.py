@@ -17,10 +17,11 @@ from contextlib import suppress
 from quiver.errors import RequestError
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
+from quiver.wire.addresses import Address
 from quiver.wire.connection import Connection
-from quiver.wire.context import Address, Context
+from quiver.wire.context import Context
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
-from quiver.wire.handshake import Hello, Refusal, RefusalCode, decode_refusal, encode_hello, judge_hello, refuse
+from quiver.wire.handshake import Hello, Refusal, RefusalCode, decode_refusal, encode_hello, judge_answer, refuse
 from quiver.wire.outbox import Outbox
 from quiver.wire.quietlog import QuietLog
 
@@ -179,7 +180,7 @@ class OutgoingConnection(Connection):
     """The side that dialled: says hello, waits for the answer, then only sends."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__(link.context)
+        super().__init__(link.context.settings, link.context.connections)
         self._link = link
         self.greeted: asyncio.Future[bool] = self._loop.create_future()
         """Done when the handshake is: true if the peer agreed."""
@@ -196,7 +197,8 @@ class OutgoingConnection(Connection):
         elif self.greeted.done():
             self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that dialled"))
         else:
-            self._take_answer(judge_hello(frame, self._link.context.hello, dialled=self._link.peer))
+            context = self._link.context
+            self._take_answer(judge_answer(frame, context.hello, self._link.peer, context.identity_of))
 
     def handle_closed(self) -> None:
         """Let the link know."""

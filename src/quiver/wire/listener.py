@@ -1,21 +1,23 @@
 """The way in: accepts connections, makes each say who it is, and delivers what they send.
 
-It owns all incoming connections: those that have not proven themselves, and at most one for each node that has.
-Nothing is delivered from a connection before its handshake is done. A node that connects again replaces its former
-connection, since that one is broken even if no packet has said so.
+It owns all incoming connections until they have proven themselves, and then those of peers, at most one for each node;
+connections for requests it hands to the server. Nothing is delivered from a connection before its handshake is done. A
+peer that connects again replaces its former connection, since that one is broken even if no packet has said so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
 from quiver.errors import ConfigError
 from quiver.model import NodeId
+from quiver.wire.addresses import Address
 from quiver.wire.connection import Connection
-from quiver.wire.context import Address, Context, Heard
+from quiver.wire.context import Context, Heard
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind
-from quiver.wire.handshake import Hello, Refusal, RefusalCode, encode_hello, judge_hello, refuse
+from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello, encode_hello, judge_hello, refuse
 from quiver.wire.quietlog import QuietLog
 
 logger = logging.getLogger(__name__)
@@ -72,37 +74,53 @@ class Listener:
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Decide on a connection's first frame."""
-        answer = judge_hello(frame, self.context.hello, dialled=None)
-        if isinstance(answer, Hello) and self._is_full(NodeId(answer.node)):
-            answer = refuse(RefusalCode.TOO_MANY_CONNECTIONS, f"{len(self.proven)} other nodes are connected")
-        if isinstance(answer, Refusal):
-            connection.refuse(answer)
-            return
-        self._admit(connection, answer)
+        answer = judge_hello(frame, self.context.hello, self.context.identity_of)
+        match answer:
+            case Refusal():
+                connection.refuse(answer)
+            case Hello():
+                self._admit_peer(connection, answer)
+            case RequesterHello():
+                self._admit_requester(connection, answer)
 
-    def _admit(self, connection: IncomingConnection, hello: Hello) -> None:
+    def _admit_peer(self, connection: IncomingConnection, hello: Hello) -> None:
         node = NodeId(hello.node)
-        self.strangers.discard(connection)
         former = self.proven.get(node)
+        if former is None and len(self.proven) >= self.context.settings.connections_max:
+            sentence = f"{len(self.proven)} other nodes are connected"
+            connection.refuse(refuse(RefusalCode.TOO_MANY_CONNECTIONS, sentence))
+            return
+        self.strangers.discard(connection)
         self.proven[node] = connection
         connection.write(encode_hello(self.context.hello))
-        connection.accept(node, self.context.on_greeted(hello))
+        connection.accept(PeerSession(self, connection, node, self.context.on_greeted(hello)))
         if former is not None:
             former.abort("replaced by a new connection")
 
+    def _admit_requester(self, connection: IncomingConnection, hello: RequesterHello) -> None:
+        server = self.context.server
+        if server is None:
+            connection.refuse(refuse(RefusalCode.NOT_SERVING, "no requests are taken here"))
+            return
+        session = server.admit(connection, hello)
+        if isinstance(session, Refusal):
+            connection.refuse(session)
+            return
+        self.strangers.discard(connection)
+        connection.write(encode_hello(self.context.hello))
+        connection.accept(session)
+
     def handle_closed(self, connection: IncomingConnection) -> None:
-        """Forget a connection; report it if it had proven itself."""
+        """Forget a connection."""
         self.strangers.discard(connection)
         if connection.refusal is not None:
             self._note_refusal(connection, connection.refusal)
-        if connection.peer is None:
-            return
-        if self.proven.get(connection.peer) is connection:
-            del self.proven[connection.peer]
-        self.context.on_lost(connection.peer)
 
-    def _is_full(self, node: NodeId) -> bool:
-        return len(self.proven) >= self.context.settings.connections_max and node not in self.proven
+    def handle_peer_closed(self, connection: IncomingConnection, peer: NodeId) -> None:
+        """Forget a node's connection, unless another has replaced it, and report it."""
+        if self.proven.get(peer) is connection:
+            del self.proven[peer]
+        self.context.on_lost(peer)
 
     def _note_refusal(self, connection: IncomingConnection, refusal: Refusal) -> None:
         self.refused += 1
@@ -110,25 +128,44 @@ class Listener:
             connection.peer_host,
             "connection refused",
             address=f"{connection.peer_host}:{connection.peer_port}",
-            peer=connection.peer,
+            peer=connection.session.name if connection.session else None,
             code=refusal.code,
             sentence=refusal.sentence,
         )
 
 
+class Session(Protocol):
+    """What a connection carries once its handshake is done."""
+
+    @property
+    def name(self) -> NodeId | str:
+        """Return who is at the other end, for people."""
+        ...
+
+    def handle_frame(self, frame: Frame) -> None:
+        """Take one frame; may end the connection."""
+        ...
+
+    def handle_writable(self) -> None:
+        """Take note that the socket takes bytes again."""
+        ...
+
+    def handle_closed(self) -> None:
+        """Take note that the connection has ended."""
+        ...
+
+
 class IncomingConnection(Connection):
-    """The side that was dialled: waits for a hello, then only receives."""
+    """The side that was dialled: waits for a hello, then hands everything to the session that it asks for."""
 
     def __init__(self, listener: Listener) -> None:
-        super().__init__(listener.context)
-        self.peer: NodeId | None = None
-        self._heard: Heard | None = None
+        super().__init__(listener.context.settings, listener.context.connections)
+        self.session: Session | None = None
         self._listener = listener
-        self._on_message = listener.context.on_message
 
-    def accept(self, peer: NodeId, heard: Heard) -> None:
-        """End the handshake with a node, whose messages are counted in `heard`."""
-        self.peer, self._heard = peer, heard
+    def accept(self, session: Session) -> None:
+        """End the handshake."""
+        self.session = session
         self.prove()
 
     def handle_opened(self) -> None:
@@ -136,18 +173,52 @@ class IncomingConnection(Connection):
         self._listener.handle_opened(self)
 
     def handle_frame(self, frame: Frame) -> None:
-        """Deliver a message; before the handshake is done, take the hello."""
-        peer, heard = self.peer, self._heard
-        if peer is None or heard is None:
+        """Hand a frame to the session; before the handshake is done, take the hello."""
+        if self.session is None:
             self._listener.handle_hello(self, frame)
-        elif frame.kind is Kind.MESSAGE:
-            heard.messages_in += 1
-            heard.bytes_in += HEADER_BYTES + len(frame.payload)
-            self._on_message(peer, frame.payload)
+        else:
+            self.session.handle_frame(frame)
+
+    def handle_writable(self) -> None:
+        """Let the session send on."""
+        if self.session is not None:
+            self.session.handle_writable()
+
+    def handle_closed(self) -> None:
+        """Let listener and session know."""
+        self._listener.handle_closed(self)
+        if self.session is not None:
+            self.session.handle_closed()
+
+
+class PeerSession:
+    """A node's Raft messages: only received, counted and delivered."""
+
+    def __init__(self, listener: Listener, connection: IncomingConnection, peer: NodeId, heard: Heard) -> None:
+        self._listener = listener
+        self._connection = connection
+        self._peer = peer
+        self._heard = heard
+        self._on_message = listener.context.on_message
+
+    @property
+    def name(self) -> NodeId:
+        """Return the node's id."""
+        return self._peer
+
+    def handle_frame(self, frame: Frame) -> None:
+        """Deliver a message."""
+        if frame.kind is Kind.MESSAGE:
+            self._heard.messages_in += 1
+            self._heard.bytes_in += HEADER_BYTES + len(frame.payload)
+            self._on_message(self._peer, frame.payload)
         else:
             name = frame.kind.name.lower()
-            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {name} after the handshake"))
+            self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {name} after the handshake"))
+
+    def handle_writable(self) -> None:
+        """Send nothing: this side only answered a hello."""
 
     def handle_closed(self) -> None:
         """Let the listener know."""
-        self._listener.handle_closed(self)
+        self._listener.handle_peer_closed(self._connection, self._peer)

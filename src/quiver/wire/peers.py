@@ -19,20 +19,27 @@ from quiver.clock import Clock, Rng
 from quiver.config import WireSettings
 from quiver.errors import invariant
 from quiver.model import Buffer, NodeId
-from quiver.wire.context import Address, Context, Heard
-from quiver.wire.handshake import Hello, make_hello
+from quiver.wire.addresses import Address
+from quiver.wire.context import Context, Heard
+from quiver.wire.handshake import Hello, IdentityOf, make_hello
 from quiver.wire.link import Link
 from quiver.wire.listener import Listener
+from quiver.wire.serving import RequestServer
 from quiver.wire.status import NetworkStatus, PeerStatus
 
 MessageHandler = Callable[[NodeId, memoryview], None]
 LostHandler = Callable[[NodeId], None]
 
 
-class PeerNetwork:
-    """Carry messages between this node and its peers over TCP.
+def _know_nobody(node: NodeId) -> str | None:
+    """Take every node for what it says it is."""
 
-    `incarnation` must differ at every start of the process. Use as ``async with``.
+
+class PeerNetwork:
+    """Carry messages between this node and its peers over TCP, and requests to `server`, which has its own life.
+
+    `incarnation` must differ at every start of the process, `identity` at every new disk; a node that `identity_of`
+    knows by another identity than it says is refused. Use as ``async with``.
     """
 
     def __init__(
@@ -46,16 +53,21 @@ class PeerNetwork:
         settings: WireSettings,
         clock: Clock,
         rng: Rng,
+        identity: str = "",
+        identity_of: IdentityOf = _know_nobody,
+        server: RequestServer | None = None,
     ) -> None:
         self.address = listen
         """Where others reach this node; with the port that was chosen, if 0 was asked for, once entered."""
         self._node = node
         self._context = Context(
-            hello=make_hello(cluster_id=cluster_id, node=node, incarnation=incarnation),
+            hello=make_hello(cluster_id=cluster_id, node=node, incarnation=incarnation, identity=identity),
             settings=settings,
             clock=clock,
             rng=rng,
             connections=set(),
+            identity_of=identity_of,
+            server=server,
             on_greeted=self._handle_greeted,
             on_message=self._handle_message,
             on_lost=self._handle_lost,

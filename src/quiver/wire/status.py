@@ -42,3 +42,20 @@ class NetworkStatus:
     """Incoming connections that were refused."""
     messages_to_unknown: int
     """Messages dropped because their receiver is not a peer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """What a node does for those who send it requests; counts are since this process started."""
+
+    client_connections: int
+    node_connections: int
+    requests: int
+    """Under way now."""
+    requests_bytes: int
+    """Of clients' requests under way and of responses to them that are not sent yet."""
+    requests_begun: int
+    requests_refused: int
+    """Answered with an error before a handler saw them."""
+    handlers_failed: int
+    """Ended by an exception that is none of `quiver.errors`: bugs."""

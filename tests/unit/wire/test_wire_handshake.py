@@ -19,16 +19,28 @@ from quiver.wire.handshake import (
     Hello,
     Refusal,
     RefusalCode,
+    RequesterHello,
     decode_refusal,
     encode_hello,
     encode_refusal,
+    judge_answer,
     judge_hello,
+    judge_host,
     make_hello,
+    make_requester_hello,
     refuse,
 )
 
 OWN = make_hello(cluster_id="here", node=NodeId(1), incarnation=10)
 OTHER = make_hello(cluster_id="here", node=NodeId(2), incarnation=20)
+
+
+CLIENT = make_requester_hello(name="shell")
+CALLER = make_requester_hello(name="broker", cluster_id="here", node=NodeId(2), identity="disk-2")
+
+
+def know_nobody(node: NodeId) -> str | None:
+    return None
 
 
 def as_frame(encoded: bytes) -> Frame:
@@ -53,9 +65,12 @@ def without(*fields: str) -> Frame:
     return hello_frame(msgspec.msgpack.encode(kept))
 
 
-@pytest.mark.parametrize("dialled", [None, NodeId(2)])
-def test_node_of_the_same_cluster_is_let_in(dialled: NodeId | None) -> None:
-    assert judge_hello(as_frame(encode_hello(OTHER)), OWN, dialled=dialled) == OTHER
+def test_node_of_the_same_cluster_is_let_in() -> None:
+    assert judge_hello(as_frame(encode_hello(OTHER)), OWN, know_nobody) == OTHER
+
+
+def test_node_that_was_dialled_is_accepted() -> None:
+    assert judge_answer(as_frame(encode_hello(OTHER)), OWN, NodeId(2), know_nobody) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -69,7 +84,7 @@ def test_node_of_the_same_cluster_is_let_in(dialled: NodeId | None) -> None:
     ],
 )
 def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
-    assert isinstance(judge_hello(frame, OWN, dialled=None), Hello)
+    assert isinstance(judge_hello(frame, OWN, know_nobody), Hello)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +104,9 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
         (Frame(Kind.REFUSAL, memoryview(b""), memoryview(b"")), "hello_expected", "not a refusal"),
         (changed(magic="kafka"), "bad_frame", "kafka"),
         (without("magic"), "bad_frame", "missing required field `magic`"),
+        (without("purpose"), "bad_frame", "missing required field `purpose`"),
+        (changed(purpose="gossip"), "bad_frame", "gossip"),
+        (as_frame(encode_hello(CALLER)), "unexpected_frame", "a requester's hello in answer"),
         (without("version_min"), "bad_frame", "missing required field `version_min`"),
         (without("node"), "bad_frame", "missing required field `node`"),
         (changed(node=-1), "bad_frame", "node"),
@@ -105,19 +123,21 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
     ],
 )
 def test_stranger_is_told_why_it_is_refused(frame: Frame, code: str, sentence: str) -> None:
-    judgement = judge_hello(frame, OWN, dialled=NodeId(3))
+    judgement = judge_answer(frame, OWN, NodeId(3), know_nobody)
     assert isinstance(judgement, Refusal)
     assert judgement.code == code
     assert sentence in judgement.sentence
 
 
 def test_any_node_may_dial() -> None:
-    assert isinstance(judge_hello(changed(node=4), OWN, dialled=None), Hello)
+    assert isinstance(judge_hello(changed(node=4), OWN, know_nobody), Hello)
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_hello_is_judged_and_nothing_else(head: bytes) -> None:
-    assert isinstance(judge_hello(hello_frame(head), OWN, dialled=None), Refusal)
+    frame = hello_frame(head)
+    assert isinstance(judge_hello(frame, OWN, know_nobody), Refusal)
+    assert isinstance(judge_host(frame, CLIENT), Refusal)
 
 
 @given(st.binary(max_size=200))
@@ -143,23 +163,27 @@ def test_codes_are_stable() -> None:
         "other_cluster",
         "own_node",
         "other_node",
+        "other_identity",
+        "not_serving",
         "too_many_connections",
     ]
 
 
 def test_refusal_repeats_only_so_much_of_what_a_stranger_sent() -> None:
-    judgement = judge_hello(changed(magic="ü" * 2000), OWN, dialled=None)
+    judgement = judge_hello(changed(magic="ü" * 2000), OWN, know_nobody)
     assert isinstance(judgement, Refusal)
     assert len(judgement.sentence) == SENTENCE_LENGTH_MAX
     assert decode_refusal(as_frame(encode_refusal(judgement))) == judgement
 
 
 def test_largest_hello_fits_a_handshake() -> None:
-    largest = msgspec.structs.replace(
-        OTHER, cluster_id="𝄞" * 64, node=2**63 - 1, incarnation=2**63 - 1, features=("𝄞" * 32,) * 16
-    )
-    own = msgspec.structs.replace(OWN, cluster_id="𝄞" * 64)
-    assert judge_hello(as_frame(encode_hello(largest)), own, dialled=None) == largest
+    widest = "𝄞" * 64
+    own = msgspec.structs.replace(OWN, cluster_id=widest)
+    shared = {"cluster_id": widest, "identity": widest, "node": 2**63 - 1, "features": ("𝄞" * 32,) * 16}
+    node = msgspec.structs.replace(OTHER, incarnation=2**63 - 1, **shared)
+    requester = msgspec.structs.replace(CALLER, name=widest, **shared)
+    assert judge_hello(as_frame(encode_hello(node)), own, know_nobody) == node
+    assert judge_hello(as_frame(encode_hello(requester)), own, know_nobody) == requester
 
 
 @pytest.mark.parametrize(
@@ -169,8 +193,64 @@ def test_largest_hello_fits_a_handshake() -> None:
         lambda: make_hello(cluster_id="c" * 65, node=NodeId(1), incarnation=1),
         lambda: make_hello(cluster_id="c", node=NodeId(-1), incarnation=1),
         lambda: make_hello(cluster_id="c", node=NodeId(1), incarnation=2**63),
+        lambda: make_hello(cluster_id="c", node=NodeId(1), incarnation=1, identity="i" * 65),
+        lambda: make_requester_hello(name="n" * 65),
+        lambda: make_requester_hello(name="n", cluster_id="c" * 65),
+        lambda: make_requester_hello(name="n", node=NodeId(-1)),
     ],
 )
-def test_node_that_could_not_introduce_itself_is_told_at_once(make: Callable[[], Hello]) -> None:
+def test_program_that_could_not_introduce_itself_is_told_at_once(make: Callable[[], Hello | RequesterHello]) -> None:
     with pytest.raises(ConfigError, match="cannot introduce itself"):
         make()
+
+
+@pytest.mark.parametrize("cluster_id", ["", "here"])
+def test_client_that_names_this_cluster_or_none_is_let_in(cluster_id: str) -> None:
+    hello = make_requester_hello(name="shell", cluster_id=cluster_id)
+    assert judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody) == hello
+    assert judge_host(as_frame(encode_hello(OWN)), hello) == OWN
+
+
+@pytest.mark.parametrize("hello", [make_requester_hello(name="shell", cluster_id="there")])
+def test_client_of_another_cluster_is_refused_on_either_side(hello: RequesterHello) -> None:
+    for judgement in (
+        judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody),
+        judge_host(as_frame(encode_hello(OWN)), hello),
+    ):
+        assert judgement == Refusal("other_cluster", "the cluster id is not this cluster's")
+
+
+def test_node_that_asks_must_name_its_cluster() -> None:
+    hello = make_requester_hello(name="broker", node=NodeId(2))
+    judgement = judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody)
+    assert judgement == Refusal("other_cluster", "the cluster id is not this cluster's")
+
+
+def test_requester_takes_no_answer_but_a_node() -> None:
+    judgement = judge_host(as_frame(encode_hello(CALLER)), CLIENT)
+    assert isinstance(judgement, Refusal)
+    assert judgement.code == "unexpected_frame"
+
+
+@pytest.mark.parametrize(("known", "is_refused"), [(None, False), ("disk-2", False), ("disk-1", True), ("", True)])
+def test_node_with_another_disk_than_it_is_known_by_is_refused(known: str | None, is_refused: bool) -> None:
+    def identity_of(node: NodeId) -> str | None:
+        return known if node == 2 else "another"
+
+    peer = msgspec.structs.replace(OTHER, identity="disk-2")
+    for judgement in (
+        judge_hello(as_frame(encode_hello(peer)), OWN, identity_of),
+        judge_answer(as_frame(encode_hello(peer)), OWN, NodeId(2), identity_of),
+        judge_hello(as_frame(encode_hello(CALLER)), OWN, identity_of),
+    ):
+        if is_refused:
+            assert judgement == Refusal("other_identity", "node 2 is known here by another identity")
+        else:
+            assert not isinstance(judgement, Refusal)
+
+
+@pytest.mark.parametrize(("identity", "is_refused"), [("disk-1", False), ("disk-9", True)])
+def test_node_may_ask_itself_but_not_pass_for_another(identity: str, is_refused: bool) -> None:
+    own = msgspec.structs.replace(OWN, identity="disk-1")
+    hello = make_requester_hello(name="broker", cluster_id="here", node=NodeId(1), identity=identity)
+    assert isinstance(judge_hello(as_frame(encode_hello(hello)), own, know_nobody), Refusal) is is_refused

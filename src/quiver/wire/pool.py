@@ -1,0 +1,163 @@
+"""Connections for requests, one for each address, made when they are needed. The real side of the `Transport` seam.
+
+It owns its connections and the tasks that make them: callers that ask for the same address at once wait for the same
+attempt, and one that gives up does not end it for the others. An attempt that fails is reported to all who wait, at
+once; the next call tries again. When to do so is the callers' business. A connection that is not used for
+`idle_timeout_ms` is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from quiver.config import WireSettings
+from quiver.errors import OverloadedError, UnavailableError
+from quiver.model import Buffer, NodeId
+from quiver.wire.addresses import parse_address
+from quiver.wire.connection import Connection
+from quiver.wire.handshake import make_requester_hello
+from quiver.wire.messages import Request, Response
+from quiver.wire.requesting import RequestConnection
+
+R = TypeVar("R", bound=Response)
+_Dial = asyncio.Task[RequestConnection | str]
+
+ADDRESSES_MAX = 4096
+"""Most addresses with a connection, or an attempt to make one, at a time."""
+
+
+class RequestPool:
+    """Send requests to nodes by their addresses. Use as ``async with``, in one event loop.
+
+    `name` is shown to people; `cluster_id` may be left open by a client. A node says its id and its identity, by which
+    the others know that it is one of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        settings: WireSettings | None = None,
+        cluster_id: str = "",
+        node: NodeId | None = None,
+        identity: str = "",
+    ) -> None:
+        self._settings = settings or WireSettings()
+        self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
+        self._usable: dict[str, RequestConnection] = {}
+        self._dials: dict[str, _Dial] = {}
+        self._connections: set[Connection] = set()
+        self._group = asyncio.TaskGroup()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # Life.
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        self._sweeper = self._group.create_task(self._close_idle())
+        return self
+
+    async def close(self) -> None:
+        """End all connections; calls under way end with what is true of them."""
+        self._is_closed = True
+        for task in (self._sweeper, *self._dials.values()):
+            if task is not None:
+                task.cancel()
+        for connection in tuple(self._connections):
+            connection.close("closed by this side")
+        await asyncio.gather(*(connection.wait_closed() for connection in tuple(self._connections)))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
+        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
+        try:
+            await self.close()
+        finally:
+            await self._group.__aexit__(*told)
+
+    # Calls.
+
+    async def call(
+        self, address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+    ) -> tuple[R, memoryview]:
+        """Send a request to a node and return its response and payload; parts of the payload must not change any more.
+
+        `timeout_ms` bounds all of it: connecting, waiting for room, and the answer.
+
+        Raises:
+            RequestError: the address is none, or the request is too large; nothing was sent.
+            UnavailableError: it was not done; or it is a read, and was not answered.
+            OutcomeUnknownError: it was sent, but the connection broke or the time ran out before it was answered.
+            QuiverError: what the other side said.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        connection = self._usable.get(address)
+        if connection is None or not connection.is_usable:
+            connection = await self._connect(address, deadline_s)
+        return await connection.call(request, payload, deadline_s)
+
+    async def _connect(self, address: str, deadline_s: float) -> RequestConnection:
+        if self._is_closed:
+            raise UnavailableError("closed by this side", code="closed")
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._start_dial(address)
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                # Unlike awaiting the task, this neither ends it when the caller is cancelled nor the reverse.
+                await asyncio.wait((dial,))
+        except TimeoutError:
+            raise UnavailableError(f"{address} was not reached in time", code="timed_out") from None
+        outcome = "closed by this side" if dial.cancelled() else dial.result()
+        if isinstance(outcome, str):
+            raise UnavailableError(f"{address} was not reached: {outcome}", code="not_reached")
+        return outcome
+
+    def _start_dial(self, address: str) -> _Dial:
+        host, port = parse_address(address)
+        if len(self._usable) + len(self._dials) >= ADDRESSES_MAX:
+            raise OverloadedError(f"connections to {ADDRESSES_MAX} other addresses are open")
+        dial = self._dials[address] = self._group.create_task(self._dial(host, port))
+        dial.add_done_callback(lambda _: self._finish_dial(address, dial))
+        return dial
+
+    async def _dial(self, host: str, port: int) -> RequestConnection | str:
+        """Try once; return a connection whose handshake is done, or the reason why there is none."""
+        connection = RequestConnection(self._hello, self._settings, self._connections)
+        loop = asyncio.get_running_loop()
+        is_done = False
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
+                await loop.create_connection(lambda: connection, host, port)
+            is_done = await connection.greeted is not None
+        except (OSError, UnicodeError) as error:
+            return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"
+        finally:
+            if not is_done:
+                connection.abort("given up")
+        return connection if is_done else connection.end_reason
+
+    def _finish_dial(self, address: str, dial: _Dial) -> None:
+        del self._dials[address]
+        outcome = "" if dial.cancelled() else dial.result()
+        if isinstance(outcome, RequestConnection):
+            self._usable[address] = outcome
+
+    async def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        idle_timeout_s = self._settings.idle_timeout_ms / 1000
+        while True:
+            await asyncio.sleep(idle_timeout_s / 2)
+            used_before_s = loop.time() - idle_timeout_s
+            for address, connection in tuple(self._usable.items()):
+                if not connection.is_usable:
+                    del self._usable[address]
+                elif connection.is_idle and connection.used_at_s <= used_before_s:
+                    del self._usable[address]
+                    connection.close("idle")

@@ -1,0 +1,253 @@
+"""One outgoing connection for requests: many under way at once, each answered by its correlation id.
+
+It owns what was asked and not answered yet, and the requests that are not sent yet. Callers wait for room at its
+bounds; nothing is dropped. What it says of a call that ends without an answer is true: *not done* as long as the
+request has not left whole, *perhaps done* afterwards, unless it is a read, which can always be sent again.
+
+There is no task of its own: an answer sets the future that its caller waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from quiver.config import WireSettings
+from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, TooLargeError, UnavailableError
+from quiver.model import Buffer
+from quiver.wire.connection import Connection
+from quiver.wire.envelope import Answered, decode_body, decode_response, encode_request
+from quiver.wire.failures import restore
+from quiver.wire.frames import Frame, Kind
+from quiver.wire.handshake import (
+    Hello,
+    Refusal,
+    RefusalCode,
+    RequesterHello,
+    decode_refusal,
+    encode_hello,
+    judge_host,
+    refuse,
+)
+from quiver.wire.messages import Request, Response, request_name
+from quiver.wire.outbox import Outbox
+from quiver.wire.traits import READS
+
+R = TypeVar("R", bound=Response)
+
+
+class _Pending:
+    """A request whose answer is awaited."""
+
+    __slots__ = ("future", "is_read", "name", "number", "size_bytes")
+
+    def __init__(self, future: asyncio.Future[Answered], request: Request[Any], number: int, size_bytes: int) -> None:
+        self.future = future
+        self.name = request_name(request)
+        self.is_read = type(request) in READS
+        self.number = number
+        self.size_bytes = size_bytes
+
+
+class RequestConnection(Connection):
+    """The side that asks: says hello, waits for the answer, then sends requests and takes responses in any order."""
+
+    def __init__(self, hello: RequesterHello, settings: WireSettings, connections: set[Connection]) -> None:
+        super().__init__(settings, connections)
+        self.greeted: asyncio.Future[Hello | None] = self._loop.create_future()
+        """Done when the handshake is: the node's hello, or None if the connection ended instead."""
+        self.used_at_s = self._loop.time()
+        """When it last had a call under way, by the loop's clock."""
+        self._hello = hello
+        self._outbox = Outbox()
+        self._pending: dict[int, _Pending] = {}
+        self._pending_bytes = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._last_id = 0
+        self._will_flush = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether requests can be sent."""
+        return self._is_open
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether no call is under way."""
+        return not self._pending and not self._waiting
+
+    # Calls.
+
+    async def call(self, request: Request[R], payload: Sequence[Buffer], deadline_s: float) -> tuple[R, memoryview]:
+        """Send a request and return its response and payload; the deadline is by the loop's clock.
+
+        Raises:
+            UnavailableError: it was not done, or it is a read that was not answered.
+            OutcomeUnknownError: it was sent and not answered.
+            QuiverError: what the other side said.
+        """
+        if self._waiting or self._is_full:
+            await self._wait_room(deadline_s)
+        if not self._is_open:
+            raise UnavailableError(f"no connection: {self.end_reason}", code="connection_lost")
+        pending, correlation_id = self._send(request, payload, deadline_s)
+        self._wake()
+        timer = self._loop.call_at(deadline_s, self._expire, correlation_id)
+        try:
+            answered = await pending.future
+        except asyncio.CancelledError:
+            self._outbox.withdraw(pending.number)
+            raise
+        finally:
+            timer.cancel()
+            self._finish(correlation_id, pending)
+        if answered.failure is not None:
+            raise restore(answered.failure)
+        return _read_body(request, answered.body), answered.payload
+
+    def _send(self, request: Request[R], payload: Sequence[Buffer], deadline_s: float) -> tuple[_Pending, int]:
+        timeout_ms = max(1, round((deadline_s - self._loop.time()) * 1000))
+        self._last_id = correlation_id = self._last_id + 1
+        frame = encode_request(correlation_id, timeout_ms, request, payload)
+        size_bytes = sum(map(len, frame))
+        if size_bytes > self.settings.frame_bytes_max:
+            bound = self.settings.frame_bytes_max
+            raise TooLargeError(f"a request of {size_bytes} bytes, at most {bound} can be sent")
+        pending = _Pending(self._loop.create_future(), request, self._outbox.push(frame), size_bytes)
+        self._pending[correlation_id] = pending
+        self._pending_bytes += size_bytes
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
+        return pending, correlation_id
+
+    def _flush(self) -> None:
+        """Write what one turn of the loop has queued, as far as the socket takes it."""
+        self._will_flush = False
+        outbox = self._outbox
+        while outbox.bytes and self.can_write:
+            self.write(outbox.next_chunk())
+
+    def _finish(self, correlation_id: int, pending: _Pending) -> None:
+        self._pending.pop(correlation_id, None)
+        self._pending_bytes -= pending.size_bytes
+        self.used_at_s = self._loop.time()
+        self._wake()
+
+    def _expire(self, correlation_id: int) -> None:
+        pending = self._pending[correlation_id]
+        if pending.future.done():
+            return
+        is_sent = not self._outbox.withdraw(pending.number)
+        pending.future.set_exception(_unanswered(pending, "the time is over", "timed_out", is_sent=is_sent))
+        # What is withdrawn keeps its place in the queue: one that only grows is of no use to anybody.
+        if self._outbox.messages > 2 * self.settings.connection_requests_max:
+            self.abort("the other side takes no requests")
+
+    # Room.
+
+    @property
+    def _is_full(self) -> bool:
+        settings = self.settings
+        return (
+            len(self._pending) >= settings.connection_requests_max
+            or self._pending_bytes >= settings.connection_bytes_max
+        )
+
+    async def _wait_room(self, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._wait_turn()
+                while self._is_full and self._is_open:
+                    await self._wait_turn()
+        except TimeoutError:
+            raise UnavailableError("the time was over before there was room to send", code="timed_out") from None
+
+    async def _wait_turn(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            # A turn that was given and not taken goes to the next.
+            if waiter.done() and not waiter.cancelled():
+                self._wake()
+            raise
+
+    def _wake(self) -> None:
+        """Give a turn to the caller that has waited longest, if there is room; it passes on what it leaves."""
+        while self._waiting and not self._is_full:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    # What the connection reports.
+
+    def handle_opened(self) -> None:
+        """Say hello."""
+        self.write(encode_hello(self._hello))
+
+    def handle_frame(self, frame: Frame) -> None:
+        """Take a response; before the handshake is done, the answer to the hello."""
+        if frame.kind is Kind.RESPONSE and self.greeted.done():
+            self._take_response(decode_response(frame))
+        elif frame.kind is Kind.REFUSAL:
+            refusal = decode_refusal(frame)
+            self.close(f"refused by the other side: {refusal.code}: {refusal.sentence}")
+        elif self.greeted.done():
+            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that asks"))
+        else:
+            self._take_hello(judge_host(frame, self._hello))
+
+    def handle_writable(self) -> None:
+        """Send on."""
+        self._flush()
+
+    def handle_closed(self) -> None:
+        """Tell every caller what became of its request."""
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+        for pending in self._pending.values():
+            if not pending.future.done():
+                is_sent = not self._outbox.holds(pending.number)
+                error = _unanswered(pending, self.end_reason, "connection_lost", is_sent=is_sent)
+                pending.future.set_exception(error)
+        self._outbox.clear()
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
+
+    def _take_hello(self, answer: Hello | Refusal) -> None:
+        if isinstance(answer, Refusal):
+            self.refuse(answer)
+            return
+        self.prove()
+        self.greeted.set_result(answer)
+
+    def _take_response(self, answered: Answered) -> None:
+        # Nobody waits for the answer to a call that was given up.
+        pending = self._pending.get(answered.correlation_id)
+        if pending is not None and not pending.future.done():
+            pending.future.set_result(answered)
+
+
+def _unanswered(pending: _Pending, reason: str, code: str, *, is_sent: bool) -> QuiverError:
+    if not is_sent:
+        return UnavailableError(f"{pending.name} was not sent: {reason}", code=code)
+    if pending.is_read:
+        return UnavailableError(f"{pending.name} was not answered: {reason}", code=code)
+    return OutcomeUnknownError(f"{pending.name} was sent and not answered: {reason}", code=code)
+
+
+def _read_body(request: Request[R], body: Buffer) -> R:
+    try:
+        return cast("R", decode_body(body, request.response))
+    except DecodeError as error:
+        if type(request) in READS:
+            raise
+        # It was answered, so it was not refused; what became of it only a newer program can read.
+        raise OutcomeUnknownError(error.message, code=error.code) from None

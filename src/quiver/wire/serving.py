@@ -1,0 +1,292 @@
+"""The server of requests: runs a handler for each, holds all of them to bounds, and ends in good order.
+
+It owns the tasks in which handlers run and the sessions that requests come from. What a request means is the handler's
+business. A handler may raise any error of `quiver.errors`; anything else that it raises is a bug, which is logged and
+answered with `internal_error`, and does not end the node.
+
+Two bounds, two answers. What one connection has under way is bounded by not reading from it: its owner has to wait.
+What all clients have under way is bounded by refusing more with `overloaded` before anything is done, so that they
+learn of it while they still have time. Nodes are exempt from the latter: what keeps the cluster alive is never shed.
+
+Invariant: every request that was read is answered exactly once, unless its connection ends first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.config import WireSettings
+from quiver.errors import (
+    NotAllowedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    QuiverError,
+    UnavailableError,
+    invariant,
+)
+from quiver.logs import facts
+from quiver.model import Buffer, NodeId
+from quiver.wire.connection import Connection
+from quiver.wire.envelope import Asked, encode_failure, encode_response
+from quiver.wire.failures import Failure, describe
+from quiver.wire.handshake import Refusal, RefusalCode, RequesterHello, refuse
+from quiver.wire.messages import AnyRequest, Response, request_name
+from quiver.wire.session import RequestSession
+from quiver.wire.status import ServerStatus
+from quiver.wire.traits import FOR_NODES, READS
+
+logger = logging.getLogger(__name__)
+
+OVERLOAD_RETRY_AFTER_MS = 100
+"""When a client that was refused at a bound may try again."""
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sent a request, and until when it waits for the answer."""
+
+    name: str
+    """What a client calls itself: for people, never to be relied on."""
+    address: str
+    deadline_ms: int
+    """When its time is over, by the monotonic clock of the node that was asked."""
+    node: NodeId | None = None
+    """The node that asks; None for a client."""
+
+    @property
+    def is_node(self) -> bool:
+        """Tell whether a node of the cluster asks."""
+        return self.node is not None
+
+    def remaining_ms(self, now_ms: int) -> int:
+        """Return how much time is left at `now_ms` of the monotonic clock; 0 once it is over."""
+        return max(0, self.deadline_ms - now_ms)
+
+
+Handler = Callable[[Caller, AnyRequest, memoryview], Awaitable[tuple[Response, Sequence[Buffer]]]]
+"""Carry out a request, whose payload may be kept and never changes; return the response and its payload in parts.
+
+Parts must not change any more. The handler is cancelled when the caller's time is over, when its connection ends, and
+when the server stops; it shields what must not be left half done.
+"""
+
+
+class Call:
+    """One request under way."""
+
+    __slots__ = ("asked", "caller", "end_code", "is_begun", "request", "session", "size_bytes", "task", "timer")
+
+    def __init__(self, session: RequestSession, asked: Asked, request: AnyRequest, size_bytes: int) -> None:
+        self.session = session
+        self.asked = asked
+        self.request = request
+        self.size_bytes = size_bytes
+        self.is_begun = False
+        self.end_code = ""
+        """Why it is ended before its time; empty if it is not."""
+        self.caller: Caller
+        self.timer: asyncio.TimerHandle
+        self.task: asyncio.Task[None]
+
+    def end(self, code: str) -> None:
+        """Stop the handler; one that has not begun never will."""
+        self.end_code = self.end_code or code
+        # A task that is cancelled before its first step would never answer.
+        if self.is_begun:
+            self.task.cancel()
+
+    def end_error(self) -> QuiverError:
+        """Return what is true of a request that was ended: not done, or perhaps."""
+        name = request_name(self.request)
+        if not self.is_begun or type(self.request) in READS:
+            return UnavailableError(f"{name} was not done: {self.end_code}", code=self.end_code)
+        return OutcomeUnknownError(f"{name} was perhaps done: {self.end_code}", code=self.end_code)
+
+
+class RequestServer:
+    """Answer requests with a handler. Use as ``async with``; give it to a `PeerNetwork`, whose port it shares.
+
+    Until `start` says who handles requests, and again once it closes, they are refused as `not_serving`.
+    """
+
+    def __init__(self, *, settings: WireSettings, clock: Clock) -> None:
+        self.settings = settings
+        self.bytes = 0
+        """Of clients' requests under way and unsent responses; sessions keep it true."""
+        self._clock = clock
+        self._handler: Handler | None = None
+        self._is_closed = False
+        self._client_sessions: set[RequestSession] = set()
+        self._node_sessions: set[RequestSession] = set()
+        self._client_requests = 0
+        self._begun = 0
+        self._refused = 0
+        self._failed = 0
+        self._group = asyncio.TaskGroup()
+        self._calls: set[Call] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # Life.
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    def start(self, handler: Handler) -> None:
+        """Begin to hand requests to `handler`."""
+        invariant(self._handler is None, "a server is started only once")
+        self._handler = handler
+
+    async def close(self, grace_ms: int = 0) -> None:
+        """Take no more requests, answer those under way for up to `grace_ms`, end the others, end all connections."""
+        self._is_closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_ms / 1000):
+                await self._idle.wait()
+        for call in tuple(self._calls):
+            call.end("stopping")
+        # What a handler does on being cancelled is bounded by nothing but the handler.
+        await self._idle.wait()
+        sessions = (*self._client_sessions, *self._node_sessions)
+        for session in sessions:
+            session.close("the node stops")
+        await asyncio.gather(*(session.wait_closed() for session in sessions))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
+        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
+        try:
+            await self.close()
+        finally:
+            await self._group.__aexit__(*told)
+
+    def status(self) -> ServerStatus:
+        """Return a snapshot."""
+        return ServerStatus(
+            client_connections=len(self._client_sessions),
+            node_connections=len(self._node_sessions),
+            requests=len(self._calls),
+            requests_bytes=self.bytes,
+            requests_begun=self._begun,
+            requests_refused=self._refused,
+            handlers_failed=self._failed,
+        )
+
+    # Sessions.
+
+    def admit(self, connection: Connection, hello: RequesterHello) -> RequestSession | Refusal:
+        """Return a session for a connection whose hello was accepted, or why there is none."""
+        if self._handler is None or self._is_closed:
+            return refuse(RefusalCode.NOT_SERVING, "no requests are taken now")
+        sessions, bound = self._client_sessions, self.settings.client_connections_max
+        if hello.node is not None:
+            sessions, bound = self._node_sessions, self.settings.connections_max
+        if len(sessions) >= bound:
+            return refuse(RefusalCode.TOO_MANY_CONNECTIONS, f"{len(sessions)} others are connected")
+        session = RequestSession(self, connection, hello)
+        sessions.add(session)
+        return session
+
+    def handle_session_closed(self, session: RequestSession) -> None:
+        """Forget a session."""
+        self._client_sessions.discard(session)
+        self._node_sessions.discard(session)
+
+    # Requests.
+
+    def take(self, session: RequestSession, asked: Asked, size_bytes: int) -> None:
+        """Begin to carry out a request, or refuse it."""
+        request = self._check(session, asked)
+        if isinstance(request, QuiverError):
+            self._refused += 1
+            session.answer(encode_failure(asked.correlation_id, describe(request)))
+            return
+        call = Call(session, asked, request, size_bytes)
+        call.caller = Caller(
+            name=session.caller_name,
+            address=session.address,
+            deadline_ms=self._clock.monotonic_ms() + asked.timeout_ms,
+            node=session.node,
+        )
+        self._begun += 1
+        self._calls.add(call)
+        self._idle.clear()
+        if session.node is None:
+            self._client_requests += 1
+        session.begin(call)
+        loop = asyncio.get_running_loop()
+        call.timer = loop.call_later(asked.timeout_ms / 1000, call.end, "timed_out")
+        call.task = self._group.create_task(self._run(call))
+
+    def _check(self, session: RequestSession, asked: Asked) -> AnyRequest | QuiverError:
+        request = asked.request
+        if isinstance(request, QuiverError):
+            return request
+        if type(request) in FOR_NODES and session.node is None:
+            return NotAllowedError(f"{request_name(request)} is for nodes only")
+        if self._is_closed:
+            return UnavailableError("the node stops", code="stopping")
+        if asked.timeout_ms == 0:
+            return UnavailableError("the time was over when it arrived", code="timed_out")
+        return request if session.node is not None else self._refuse_overload() or request
+
+    def _refuse_overload(self) -> OverloadedError | None:
+        if self._client_requests >= self.settings.requests_max:
+            sentence = f"{self._client_requests} requests are under way"
+        elif self.bytes >= self.settings.requests_bytes_max:
+            sentence = f"{self.bytes} bytes of requests and responses are held"
+        else:
+            return None
+        return OverloadedError(sentence, retry_after_ms=OVERLOAD_RETRY_AFTER_MS)
+
+    async def _run(self, call: Call) -> None:
+        try:
+            answer = await self._answer(call)
+        finally:
+            call.timer.cancel()
+            self._calls.discard(call)
+            if not self._calls:
+                self._idle.set()
+            if call.session.node is None:
+                self._client_requests -= 1
+            call.session.finish(call)
+        call.session.answer(answer)
+
+    async def _answer(self, call: Call) -> list[Buffer]:
+        assert self._handler is not None
+        correlation_id = call.asked.correlation_id
+        try:
+            if call.end_code:
+                raise call.end_error()
+            call.is_begun = True
+            response, parts = await self._handler(call.caller, call.request, call.asked.payload)
+            answer = encode_response(correlation_id, call.request, response, parts)
+            if sum(map(len, answer)) > self.settings.frame_bytes_max:
+                raise ValueError("a response that no frame can carry")
+        except QuiverError as error:
+            answer = encode_failure(correlation_id, describe(error))
+        except asyncio.CancelledError:
+            if not call.end_code:
+                raise
+            answer = encode_failure(correlation_id, describe(call.end_error()))
+        except Exception as error:
+            self._failed += 1
+            logger.exception("request handler failed", extra=facts(request=request_name(call.request)))
+            answer = encode_failure(correlation_id, _describe_bug(error, call.request))
+        return answer
+
+
+def _describe_bug(error: Exception, request: AnyRequest) -> Failure:
+    """Return what the caller is told of a bug: by its name alone, and that what it asked for may have been done."""
+    shown = QuiverError(f"the node failed: {type(error).__name__}", code="internal_error")
+    return describe(shown, outcome="not_done" if type(request) in READS else "unknown")

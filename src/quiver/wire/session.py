@@ -1,0 +1,137 @@
+"""One connection that requests come in on: frames to calls, answers to frames, and the bound of both.
+
+It owns the responses that are not sent yet and knows the calls under way. While either reaches the connection's bound
+nothing more is read from it, so whoever sends more has to wait; nothing is dropped. Responses that are made in one
+turn of the loop leave in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quiver.model import Buffer, NodeId
+from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
+from quiver.wire.envelope import decode_request
+from quiver.wire.frames import HEADER_BYTES, Frame, Kind
+from quiver.wire.handshake import RefusalCode, RequesterHello, refuse
+from quiver.wire.outbox import Outbox
+
+if TYPE_CHECKING:
+    from quiver.wire.serving import Call, RequestServer
+
+
+class RequestSession:
+    """Take requests from a connection and send what answers them, in any order."""
+
+    def __init__(self, server: RequestServer, connection: Connection, hello: RequesterHello) -> None:
+        self.node = None if hello.node is None else NodeId(hello.node)
+        self.caller_name = hello.name
+        self.address = f"{connection.peer_host}:{connection.peer_port}"
+        self._server = server
+        self._settings = server.settings
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._calls: set[Call] = set()
+        self._calls_bytes = 0
+        self._outbox = Outbox()
+        self._is_open = True
+        self._is_held = False
+        self._will_flush = False
+        self._end_reason = ""
+
+    @property
+    def name(self) -> NodeId | str:
+        """Return who is at the other end, for people."""
+        return self.caller_name if self.node is None else self.node
+
+    # What the connection reports.
+
+    def handle_frame(self, frame: Frame) -> None:
+        """Take a request."""
+        if frame.kind is not Kind.REQUEST:
+            sentence = f"a {frame.kind.name.lower()} on a connection for requests"
+            self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
+            return
+        size_bytes = HEADER_BYTES + len(frame.head) + len(frame.payload)
+        self._server.take(self, decode_request(frame), size_bytes)
+        self._hold_or_resume()
+
+    def handle_writable(self) -> None:
+        """Send on."""
+        self._flush()
+
+    def handle_closed(self) -> None:
+        """End what nobody waits for any more."""
+        self._is_open = False
+        self._count(-self._outbox.bytes)
+        self._outbox.clear()
+        for call in tuple(self._calls):
+            call.end("abandoned")
+        self._server.handle_session_closed(self)
+
+    # What the server does with it.
+
+    def begin(self, call: Call) -> None:
+        """Take note of a call that began."""
+        self._calls.add(call)
+        self._calls_bytes += call.size_bytes
+        self._count(call.size_bytes)
+
+    def finish(self, call: Call) -> None:
+        """Take note that a call ended."""
+        self._calls.discard(call)
+        self._calls_bytes -= call.size_bytes
+        self._count(-call.size_bytes)
+        self._hold_or_resume()
+
+    def answer(self, frame: list[Buffer]) -> None:
+        """Send an answer, together with all others of this turn of the loop."""
+        if not self._is_open:
+            return
+        before_bytes = self._outbox.bytes
+        self._outbox.push(frame)
+        self._count(self._outbox.bytes - before_bytes)
+        if not self._will_flush:
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
+
+    def close(self, reason: str) -> None:
+        """End the connection once all answers are sent, or after a second without it; take no more requests."""
+        self._connection.hold_reading()
+        self._end_reason = reason
+        self._loop.call_later(CLOSE_TIMEOUT_S, self._connection.abort, reason)
+        self._flush()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended."""
+        await self._connection.wait_closed()
+
+    def _flush(self) -> None:
+        self._will_flush = False
+        connection, outbox = self._connection, self._outbox
+        before_bytes = outbox.bytes
+        while outbox.bytes and connection.can_write:
+            connection.write(outbox.next_chunk())
+        self._count(outbox.bytes - before_bytes)
+        if not self._end_reason:
+            self._hold_or_resume()
+        elif not outbox.bytes:
+            self._connection.close(self._end_reason)
+
+    def _count(self, change_bytes: int) -> None:
+        if self.node is None:
+            self._server.bytes += change_bytes
+
+    def _hold_or_resume(self) -> None:
+        settings = self._settings
+        is_full = (
+            len(self._calls) >= settings.connection_requests_max
+            or self._calls_bytes + self._outbox.bytes >= settings.connection_bytes_max
+        )
+        if is_full is not self._is_held:
+            self._is_held = is_full
+            if is_full:
+                self._connection.hold_reading()
+            else:
+                self._connection.resume_reading()

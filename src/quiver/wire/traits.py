@@ -1,0 +1,32 @@
+"""What kind of request each is: a read, for nodes only, a carrier of batches. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.wire.messages import (
+    Consume,
+    DescribeNode,
+    Fetch,
+    FindOffset,
+    GetCursors,
+    GetMembers,
+    GetMetadata,
+    Heartbeat,
+    ListClients,
+    ListMoves,
+    Produce,
+    Request,
+    SubmitCommand,
+)
+
+READS: frozenset[type[Request[Any]]] = frozenset(
+    (GetMetadata, DescribeNode, ListClients, ListMoves, Fetch, FindOffset, GetCursors, GetMembers)
+)
+"""Requests that change nothing: one that failed in whatever way may be sent again."""
+
+FOR_NODES: frozenset[type[Request[Any]]] = frozenset((SubmitCommand, Heartbeat, GetMembers))
+"""Requests that a plain client may not send."""
+
+BATCH_CARRIERS: frozenset[type[Request[Any]]] = frozenset((Produce, Fetch, Consume))
+"""Requests whose payload, or whose response's payload, is batches: each has checksums of its own."""
