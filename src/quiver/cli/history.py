@@ -13,7 +13,7 @@ from quiver.errors import DecodeError
 from quiver.testing.judge import HistoryError, judge, parse_history
 
 
-@click.group()
+@click.group(epilog="Example: quiver history check history.jsonl")
 def history() -> None:
     """Judge what clients of a cluster recorded."""
 
