@@ -14,6 +14,7 @@ from quiver.testing.network import NetworkFaults, SimulatedNetwork, SimulatedPor
 from quiver.testing.randomness import RandomStreams
 from quiver.testing.refusal import HostAccessError
 from quiver.testing.trace import Trace
+from quiver.testing.transport import SimulatedRequester, SimulatedTransport, TransportFaults
 
 __all__ = [
     "Deadlock",
@@ -31,6 +32,9 @@ __all__ = [
     "SimulatedLoop",
     "SimulatedNetwork",
     "SimulatedPort",
+    "SimulatedRequester",
+    "SimulatedTransport",
     "Trace",
+    "TransportFaults",
     "UnhandledError",
 ]

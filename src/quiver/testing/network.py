@@ -141,6 +141,10 @@ class SimulatedNetwork:
             link.is_cut = link.is_clogged = False
         self._release(self._links.values())
 
+    def is_connected(self, source: NodeId, target: NodeId) -> bool:
+        """Tell whether nothing is cut from one node to another; a node always reaches itself."""
+        return source == target or not self._is_cut(self._link(source, target))
+
     def backlog_bytes(self, source: NodeId, target: NodeId) -> int:
         """Return how many bytes are on their way from one node to another."""
         return self._link(source, target).backlog_bytes
@@ -193,7 +197,7 @@ class SimulatedNetwork:
             self.faults["no_receiver"] += 1
         else:
             port.inbox(link.source).append(message)
-            self._loop.run_as(port.context, self._hand_over, link, message, port)
+            self._loop.call_soon(self._hand_over, link, message, port, context=port.context)
 
     def _hand_over(self, link: Link, message: Message, port: SimulatedPort) -> None:
         """Give a message to its receiver, in the receiver's scope."""
