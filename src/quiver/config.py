@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from quiver.addresses import parse_address
-from quiver.errors import ConfigError, RequestError
+from quiver.errors import ConfigError
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -68,7 +67,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if unknown or not self.role_names:
             raise ConfigError(f"node.roles must name one or more of {', '.join(ROLES)}, not {self.roles!r}")
         for key, address in (("wire", self.wire), ("http", self.http)):
-            _check_address(address, key=f"node.{key}")
+            split_address(address, key=f"node.{key}")
         managers = self.managers
         if self.id and ("manager" in self.role_names) != (self.id in managers):
             raise ConfigError(f"node.join must name node {self.id} if it is a manager, and only then")
@@ -86,18 +85,23 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         found: dict[int, str] = {}
         for item in self.join.split(","):
             number, _, address = item.strip().partition("@")
-            _check_address(address, key="node.join")
+            split_address(address, key="node.join")
             if not number.isdigit() or not 0 < int(number) <= 2**31 or int(number) in found:
                 raise ConfigError(f"node.join: {item.strip()!r} is not id@host:port with an id of its own, from 1")
             found[int(number)] = address
         return found
 
 
-def _check_address(address: str, *, key: str) -> None:
-    try:
-        parse_address(address)
-    except RequestError as error:
-        raise ConfigError(f"{key}: {error}") from None
+def split_address(address: str, *, key: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; a host that is an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is something else; the message names the key.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 0xFFFF:
+        raise ConfigError(f"{key}: {address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -320,64 +324,30 @@ class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigError("manager: heartbeat_interval_ms < suspect_after_ms < dead_after_ms must hold")
 
 
-class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What HTTP clients may cost."""
+class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How brokers hold replicas and answer for them."""
 
-    connections_max: Annotated[
+    openings_max: Annotated[int, Meta(ge=1, le=1_000, description="Replicas that are opened or closed at once.")] = 16
+    report_delay_ms: Annotated[
+        int, Meta(ge=0, le=10_000, description="Time for which new leaders are gathered before the primary is told.")
+    ] = 20
+    long_polls_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Requests that wait for records at once; more are answered empty.")
+    ] = 10_000
+    leader_balance_delay_ms: Annotated[
         int,
         Meta(
-            ge=1,
-            le=1_000_000,
-            description="Connections at once; beyond it the one that has been idle for longest makes room, or, if none "
-            "is idle, the new one is told 503.",
-        ),
-    ] = 16_384
-    requests_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Requests being answered at once; beyond it they are told 503.")
-    ] = 8_192
-    head_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=MIB, description="Bytes of a request's target and headers; beyond it 431.")
-    ] = 16 * KIB
-    body_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=64 * MIB, description="Bytes of a request's body; beyond it 413.")
-    ] = 16 * MIB
-    bodies_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=KIB,
-            le=64 * 1024 * MIB,
-            description="Bytes of all bodies that have come and are not answered; beyond it 503. At least "
-            "body_bytes_max.",
-        ),
-    ] = 128 * MIB
-    idle_timeout_ms: Annotated[
-        int, Meta(ge=10, le=3_600_000, description="Time for the next request to begin before a connection is closed.")
-    ] = 75_000
-    receive_timeout_ms: Annotated[
-        int, Meta(ge=10, le=3_600_000, description="Time for a request to arrive whole; beyond it 408.")
-    ] = 20_000
-    send_timeout_ms: Annotated[
-        int, Meta(ge=10, le=3_600_000, description="Time for a client to read what is sent to it before it is cut off.")
-    ] = 20_000
-    request_timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=10,
-            le=600_000,
-            description="Time for a request to be carried out, beside what a long poll asks for; beyond it 503 or 504.",
+            ge=0,
+            le=24 * 3_600_000,
+            description="Time after which leadership that fell to this node is handed back to the preferred replica.",
         ),
     ] = 10_000
-    wait_ms_max: Annotated[
-        int, Meta(ge=0, le=600_000, description="Longest wait of a long poll; one that asks for more waits this long.")
-    ] = 30_000
-    shutdown_grace_ms: Annotated[
-        int, Meta(ge=0, le=600_000, description="Time for requests under way to be answered when the node stops.")
+    leader_transfers_max: Annotated[
+        int, Meta(ge=1, le=10_000, description="Partitions whose leadership is handed back at once.")
+    ] = 4
+    stop_timeout_ms: Annotated[
+        int, Meta(ge=0, le=600_000, description="Time for a stopping node to hand on what it leads.")
     ] = 5_000
-    access_log: Annotated[bool, Meta(description="Whether every request is written to the log.")] = False
-
-    def __post_init__(self) -> None:
-        if self.bodies_bytes_max < self.body_bytes_max:
-            raise ConfigError("gateway.bodies_bytes_max must be at least gateway.body_bytes_max")
 
 
 class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -400,7 +370,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     wire: WireSettings = WireSettings()
     metadata: MetadataSettings = MetadataSettings()
     manager: ManagerSettings = ManagerSettings()
-    gateway: GatewaySettings = GatewaySettings()
+    broker: BrokerSettings = BrokerSettings()
     logging: LoggingSettings = LoggingSettings()
 
 

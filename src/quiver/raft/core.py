@@ -130,6 +130,11 @@ class Raft:
         return self._state.configuration
 
     @property
+    def committed_configuration(self) -> Configuration:
+        """Return the members by the last configuration that is known here to be committed."""
+        return self._state.log.configurations.at(self._state.log.commit)
+
+    @property
     def next_deadline_ms(self) -> int | None:
         """Return when `tick` must be called at the latest; None: no need."""
         return self._state.next_deadline_ms()

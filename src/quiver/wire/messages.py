@@ -101,6 +101,8 @@ class MetadataFound(Response, frozen=True):
     primary: NodeId | None = None
     nodes: tuple[NodeInfo, ...] = ()
     topics: tuple[TopicInfo, ...] = ()
+    purged_groups: tuple[GroupId, ...] = ()
+    """Of the groups that were asked about those whose topic has been purged: nobody needs their files any more."""
 
 
 class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
@@ -112,6 +114,8 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
     known_index: Index = Index(0)
     is_linearizable: bool = False
     """Whether the answer must be no older than the request: the primary is asked."""
+    groups: Annotated[tuple[GroupId, ...], Meta(max_length=RESULTS_MAX)] = ()
+    """Groups of which a broker has files and wants to know whether their topic has been purged."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

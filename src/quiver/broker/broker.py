@@ -1,0 +1,197 @@
+"""A node's broker, composed: it follows the metadata, holds replicas, answers requests, reports, and stops in order.
+
+Use as ``async with``. Inside, replicas open and close by themselves as the metadata wants it. At the end leadership is
+handed on first, as far as there are replicas in sync, then every replica is closed. The first crash of a part ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self, get_args
+
+import msgspec
+
+from quiver.broker.admission import Admission
+from quiver.broker.balance import LeaderBalancer
+from quiver.broker.keeper import ReplicaKeeper
+from quiver.broker.moves import Mover
+from quiver.broker.nodes import Nodes
+from quiver.broker.reporter import Introduction, Reporter
+from quiver.broker.requests import Answer, BrokerRequest, BrokerRequests, describe_replica
+from quiver.broker.table import Held, HeldState, PartitionTable
+from quiver.client.transport import Transport
+from quiver.clock import Clock, Rng
+from quiver.config import Settings
+from quiver.metadata import MetadataStore
+from quiver.model import NodeId, Term, TopicId
+from quiver.partition import Replica
+from quiver.raft import Role
+from quiver.replication import Replicator
+from quiver.storage import Disk, Executor, GroupFolders
+from quiver.wire.messages import AnyRequest, LeaderInfo, ReplicaInfo
+from quiver.wire.serving import Caller
+
+ANSWERED = frozenset(get_args(BrokerRequest))
+"""The requests that a broker answers."""
+
+
+class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a broker."""
+
+    is_ready: bool
+    replicas: Mapping[HeldState, int]
+    led: int
+    unusable: tuple[ReplicaProblem, ...]
+
+
+class ReplicaProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that cannot be opened, and why."""
+
+    topic_id: TopicId
+    partition_id: int
+    group: int
+    problem: str
+
+
+class Broker:
+    """The broker of one node."""
+
+    def __init__(
+        self,
+        *,
+        introduction: Introduction,
+        store: MetadataStore,
+        replicator: Replicator,
+        transport: Transport,
+        settings: Settings,
+        disk: Disk,
+        executor: Executor,
+        clock: Clock,
+        rng: Rng,
+        directory: str,
+        seeds: Mapping[NodeId, str],
+    ) -> None:
+        node = introduction.node
+        self._node = node
+        self._replicator = replicator
+        self._nodes = Nodes(store, transport, seeds=seeds)
+        self._table = PartitionTable(
+            node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
+        )
+        self._keeper = ReplicaKeeper(
+            node,
+            table=self._table,
+            folders=GroupFolders(disk, directory),
+            store=store,
+            replicator=replicator,
+            nodes=self._nodes,
+            executor=executor,
+            clock=clock,
+            rng=rng,
+            workers=settings.broker.openings_max,
+            on_open=self._handle_open,
+        )
+        self._reporter = Reporter(
+            introduction,
+            nodes=self._nodes,
+            clock=clock,
+            rng=rng,
+            interval_ms=settings.manager.heartbeat_interval_ms,
+            delay_ms=settings.broker.report_delay_ms,
+            leads=self._leads,
+        )
+        self._mover = Mover(
+            node,
+            table=self._table,
+            store=store,
+            nodes=self._nodes,
+            clock=clock,
+            on_unreported=self._reporter.hurry,
+        )
+        self._balancer = LeaderBalancer(node, table=self._table, store=store, clock=clock, settings=settings.broker)
+        self._requests = BrokerRequests(self._table, Admission(store, clock), self._reporter.clients)
+        self._tasks = asyncio.TaskGroup()
+        self._running: list[asyncio.Task[None]] = []
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Begin to follow the metadata and to report."""
+        await self._tasks.__aenter__()
+        for part in (self._keeper, self._reporter, self._mover, self._balancer):
+            self._running.append(self._tasks.create_task(part.run()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hand leadership on, then close every replica."""
+        if kind is None:
+            await self._balancer.hand_over_all()
+        for task in self._running:
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+        for held, _ in self._table.open_replicas():
+            held.close()
+            await self._replicator.close_member(held.group)
+
+    async def wait_ready(self) -> None:
+        """Return once every replica that this node has on disk is open, or known not to be wanted or usable."""
+        await self._keeper.wait_ready()
+
+    async def wait_registered(self) -> None:
+        """Return once the primary knows this node."""
+        await self._reporter.wait_registered()
+
+    # -- work ------------------------------------------------------------------------------------
+
+    async def handle(self, caller: Caller, request: BrokerRequest, payload: memoryview) -> Answer:
+        """Answer a request; see `BrokerRequests.handle` for errors."""
+        return await self._requests.handle(caller, request, payload)
+
+    def status(self) -> BrokerStatus:
+        """Return a snapshot for people and metrics."""
+        counts = dict.fromkeys(HeldState, 0)
+        for held in self._table:
+            counts[held.state] += 1
+        problems = [held for held in self._table if held.state is HeldState.UNUSABLE]
+        return BrokerStatus(
+            is_ready=self._keeper.is_ready,
+            replicas=counts,
+            led=len(self._table.led()),
+            unusable=tuple(
+                ReplicaProblem(topic_id=held.key[0], partition_id=held.key[1], group=held.group, problem=held.problem)
+                for held in problems
+            ),
+        )
+
+    def describe_replicas(self, topic_id: TopicId | None = None) -> tuple[ReplicaInfo, ...]:
+        """Return the replicas on this node, all or one topic's, as `DescribeNode` shows them."""
+        held = [held for held in self._table if topic_id in (None, held.key[0])]
+        return tuple(describe_replica(self._table, item) for item in sorted(held, key=lambda item: item.key))
+
+    # -- replicas --------------------------------------------------------------------------------
+
+    def _handle_open(self, held: Held, replica: Replica) -> None:
+        def handle_role(role: Role, _: Term, __: NodeId | None) -> None:
+            if role is Role.LEADER:
+                self._balancer.note_leader(held.key)
+                self._mover.look_at(held.key)
+                self._reporter.hurry()
+            else:
+                self._balancer.note_follower(held.key)
+
+        replica.member.on_role = handle_role
+        if replica.member.raft.is_leader:
+            handle_role(Role.LEADER, replica.member.raft.term, self._node)
+
+    def _leads(self) -> Iterator[LeaderInfo]:
+        for held, replica in self._table.led():
+            yield LeaderInfo(held.key[0], held.key[1], replica.member.raft.term)
+
+
+def is_for_broker(request: AnyRequest) -> bool:
+    """Tell whether a request is one that a broker answers."""
+    return type(request) in ANSWERED

@@ -1,0 +1,395 @@
+"""Whole nodes on a simulated loop, network, transport and disk, each with a SQLite file: what brokers' tests share.
+
+Every node is a manager's voter of the metadata and a broker. Who answers the metadata's requests is as small as it can
+be here: the primary carries out commands and counts heartbeats as reports of leaders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quiver.broker import Broker, Introduction
+from quiver.broker.broker import is_for_broker
+from quiver.broker.requests import Answer
+from quiver.config import BrokerSettings, LogSettings, ManagerSettings, ReplicationSettings, Settings
+from quiver.errors import (
+    NotFoundError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    StorageError,
+    UnavailableError,
+)
+from quiver.metadata import (
+    ALL_ROLES,
+    METADATA_GROUP,
+    BeginMove,
+    Command,
+    CreateTopic,
+    Database,
+    InitCluster,
+    LeaderReport,
+    MetadataStore,
+    ReportLeaders,
+    View,
+    open_database,
+    sqlite_url,
+)
+from quiver.metadata.commands import decode_payload, encode_result
+from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
+from quiver.raft import Configuration
+from quiver.record import Batch, build_batch
+from quiver.replication import Replicator
+from quiver.storage.frames import SEGMENT_HEADER_BYTES
+from quiver.storage.scan import Frame, decode_frame
+from quiver.testing import (
+    Latency,
+    RandomStreams,
+    SimulatedClock,
+    SimulatedDisk,
+    SimulatedExecutor,
+    SimulatedLoop,
+    SimulatedNetwork,
+    SimulatedTransport,
+)
+from quiver.wire.messages import (
+    AnyRequest,
+    CommandSubmitted,
+    Fetch,
+    GetMetadata,
+    Heartbeat,
+    HeartbeatTaken,
+    MetadataFound,
+    Produce,
+    Produced,
+    Request,
+    Response,
+    SubmitCommand,
+)
+from quiver.wire.serving import Caller
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Response)
+C = TypeVar("C")
+
+DIRECTORY = "/data"
+QUICK_DISK = Latency(minimum_ms=0.1, spread_ms=0.3)
+SETTINGS = Settings(
+    log=LogSettings(segment_bytes_max=4096, tail_cache_bytes_max=2000),
+    replication=ReplicationSettings(hibernation=False),
+    manager=ManagerSettings(heartbeat_interval_ms=200),
+    broker=BrokerSettings(leader_balance_delay_ms=1_000, openings_max=4),
+)
+CALL_TIMEOUT_MS = 3_000
+
+
+class Node:
+    """One node's life after life."""
+
+    def __init__(self, cluster: Cluster, node: NodeId) -> None:
+        self.cluster, self.id = cluster, node
+        self.disk = SimulatedDisk()
+        self.path = cluster.directory / f"node-{node}.db"
+        self.identity = f"identity-{node}"
+        self.address = f"node{node}:9002"
+        self.lives = 0
+        self.failures: list[StorageError] = []
+        self.database: Database
+        self.store: MetadataStore
+        self.replicator: Replicator
+        self.broker: Broker | None = None
+        self._stop: asyncio.Event
+
+    @property
+    def is_up(self) -> bool:
+        return self.cluster.loop.is_alive(self.id) and self.broker is not None
+
+    def start(self, *, bootstrap: Configuration | None = None) -> None:
+        self.lives += 1
+        with self.cluster.loop.node_scope(self.id):
+            self.cluster.loop.create_task(self._live(bootstrap))
+
+    def kill(self, *, loses_power: bool = False) -> None:
+        self.cluster.loop.kill(self.id)
+        self.cluster.network.disconnect(self.id)
+        self.cluster.transport.disconnect(self.id)
+        self.database.close()
+        self.broker = None
+        if loses_power:
+            self.disk.crash()
+        else:
+            self.disk.restart()
+
+    async def stop(self) -> None:
+        """End the node in good order."""
+        self._stop.set()
+        await self.cluster.wait(lambda: self.broker is None or None)
+        self.kill()
+
+    def stored_batches(self, group: GroupId) -> list[bytes]:
+        """Return every batch in a replica's segments, in order, as it is on disk."""
+        found: list[bytes] = []
+        for path in self.disk.paths():
+            if path.startswith(f"{DIRECTORY}/groups/{group}/") and path.endswith(".log"):
+                data, at = self.disk.read_file(path), SEGMENT_HEADER_BYTES
+                while isinstance(frame := decode_frame(data, at), Frame):
+                    at = frame.end
+                    found += [bytes(frame.data)] if frame.header is not None else []
+        return found
+
+    async def _live(self, bootstrap: Configuration | None) -> None:
+        cluster = self.cluster
+        executor = SimulatedExecutor(cluster.loop, cluster.streams.disk, QUICK_DISK, workers=4)
+        clock = SimulatedClock(cluster.loop)
+        rng = cluster.streams.stream(f"node-{self.id}-{self.lives}")
+        self._stop = asyncio.Event()
+        self.database = open_database(sqlite_url(str(self.path)))
+        self.replicator = replicator = Replicator(
+            self.id,
+            incarnation=self.lives,
+            network=cluster.network.port(self.id),
+            disk=self.disk,
+            executor=executor,
+            clock=clock,
+            rng=rng,
+            settings=SETTINGS.replication,
+            log_settings=SETTINGS.log,
+            on_failure=self.failures.append,
+        )
+        self.store = await MetadataStore.open(self.database, executor=executor, clock=clock, on_failure=replicator.fail)
+        async with replicator:
+            member = await replicator.open_member(
+                METADATA_GROUP, f"{DIRECTORY}/metadata", self.store.machine, bootstrap=bootstrap
+            )
+            self.store.attach(member)
+            introduction = Introduction(
+                node=self.id, identity=self.identity, wire_address=self.address, roles=ALL_ROLES
+            )
+            async with Broker(
+                introduction=introduction,
+                store=self.store,
+                replicator=replicator,
+                transport=cluster.transport.port(self.id, name=f"node-{self.id}"),
+                settings=SETTINGS,
+                disk=self.disk,
+                executor=executor,
+                clock=clock,
+                rng=rng,
+                directory=DIRECTORY,
+                seeds=cluster.addresses,
+            ) as self.broker:
+                cluster.transport.serve(self.address, self.id, self._handle, clock=clock)
+                await self._stop.wait()
+            self.broker = None
+
+    async def _handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
+        assert self.broker is not None
+        if is_for_broker(request):
+            return await self.broker.handle(caller, request, payload)  # type: ignore[arg-type]
+        match request:
+            case SubmitCommand():
+                result: Any = await self.store.submit(decode_payload(payload))
+                return CommandSubmitted(index=self.store.applied_index), [encode_result(result)]
+            case Heartbeat():
+                return await self._take_heartbeat(request), ()
+            case GetMetadata():
+                view = await self.store.read(linearizable=request.is_linearizable)
+                used = {row.group_id for row in view.partitions.values()}
+                purged = [g for g in request.groups if g < view.counters.next_group_id and g not in used]
+                return MetadataFound(cluster_id=view.cluster_id, index=view.index, purged_groups=tuple(purged)), ()
+            case _:
+                raise NotFoundError(f"the test's node does not answer {request}")
+
+    async def _take_heartbeat(self, request: Heartbeat) -> HeartbeatTaken:
+        view = await self.store.read(linearizable=True)
+        known = view.brokers.get(request.node)
+        is_known = known is not None and known.identity == request.identity
+        if is_known and request.leads:
+            reports = [
+                LeaderReport(lead.topic_id, lead.partition_id, request.node, lead.epoch) for lead in request.leads
+            ]
+            await self.store.submit(ReportLeaders(now_ms=1, reports=tuple(reports)))
+        self.cluster.clients_heard += [(beat.kind, beat.id) for beat in request.clients]
+        return HeartbeatTaken(is_known=is_known)
+
+
+class Cluster:
+    """Nodes, and ways to do things with them and to wait for what they do."""
+
+    def __init__(self, directory: Path, nodes: int = 3, *, seed: int = 1) -> None:
+        self.directory = directory
+        self.streams = RandomStreams(seed)
+        self.loop = SimulatedLoop(self.streams.schedule, time_max_s=600)
+        self.network = SimulatedNetwork(self.loop, self.streams.network, keep_order=True)
+        self.transport = SimulatedTransport(self.loop, self.network, self.streams.stream("transport"))
+        self.client = self.transport.port()
+        self.clients_heard: list[tuple[str, int]] = []
+        self.known_index = Index(0)
+        self.nodes = {NodeId(n): Node(self, NodeId(n)) for n in range(1, nodes + 1)}
+        self.addresses = {node.id: node.address for node in self.nodes.values()}
+        self.voters = Configuration(voters=tuple(self.nodes))
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[NodeId(number)]
+
+    @property
+    def up(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_up]
+
+    def start(self) -> None:
+        for node in self.nodes.values():
+            node.start(bootstrap=self.voters)
+
+    async def wait(self, condition: Callable[[], T | None], *, step_s: float = 0.01, timeout_s: float = 60) -> T:
+        end = self.loop.time() + timeout_s
+        while True:
+            found = condition()
+            if found:
+                return found
+            assert self.loop.time() < end, "waited in vain"
+            await asyncio.sleep(step_s)
+
+    async def form(self) -> None:
+        """Form the cluster and wait until every node is registered."""
+        await self.submit(InitCluster(now_ms=1, cluster_id="c1"))
+        await self.wait(lambda: len(self.view().brokers) == len(self.nodes) or None)
+
+    def view(self) -> View:
+        """Return the metadata as the node knows it that knows most."""
+        return max((node.store.view() for node in self.up), key=lambda view: view.index)
+
+    async def submit(self, command: Command[C]) -> C:
+        """Submit at whoever leads, until it is done; the command must bear being done twice."""
+        while True:
+            primary = await self.wait(lambda: next((node for node in self.up if node.store.is_primary), None))
+            try:
+                result = await self.on(primary, primary.store.submit(command))
+            except (UnavailableError, OutcomeUnknownError):
+                await asyncio.sleep(0.05)
+            else:
+                self.known_index = primary.store.applied_index
+                return result
+
+    async def on(self, node: Node, work: Coroutine[Any, Any, C]) -> C:
+        """Wait for work on a node, which may be killed meanwhile."""
+        lives = node.lives
+        with self.loop.node_scope(node.id):
+            task = self.loop.create_task(work)
+        while not task.done():
+            if not node.is_up or node.lives != lives:
+                raise OutcomeUnknownError("the node was killed")
+            await asyncio.sleep(0.002)
+        return task.result()
+
+    async def create_topic(self, topic: str = "logs", *assignments: Sequence[int], **fields: Any) -> TopicId:
+        placed = tuple(tuple(map(NodeId, assignment)) for assignment in assignments or ((1, 2, 3),))
+        command = CreateTopic(
+            now_ms=1,
+            topic=topic,
+            replicas=max(map(len, placed)),
+            assignments=placed,
+            request_id=f"make {topic}",
+            **fields,
+        )
+        return (await self.submit(command)).topic_id
+
+    async def begin_move(self, topic_id: TopicId, *, source: int | None, target: int) -> None:
+        move = BeginMove(
+            now_ms=1,
+            topic_id=topic_id,
+            partition_id=PartitionId(0),
+            source=None if source is None else NodeId(source),
+            target=NodeId(target),
+        )
+        await self.submit(move)
+
+    def group_of(self, topic_id: TopicId, partition_id: int = 0) -> GroupId:
+        return self.view().partitions[topic_id, PartitionId(partition_id)].group_id
+
+    def leader(self, topic_id: TopicId, partition_id: int = 0) -> Node | None:
+        """Return the node that leads a partition and knows it."""
+        for node in self.up:
+            assert node.broker is not None
+            for info in node.broker.describe_replicas(topic_id):
+                if info.partition_id == partition_id and info.role == "leader":
+                    return node
+        return None
+
+    async def wait_leader(self, topic_id: TopicId, partition_id: int = 0) -> Node:
+        return await self.wait(lambda: self.leader(topic_id, partition_id))
+
+    async def ask(self, number: int, request: Request[R], payload: Sequence[bytes] = ()) -> tuple[R, memoryview]:
+        """Ask a node as a client does, once."""
+        return await self.client.call(self[number].address, request, payload, timeout_ms=CALL_TIMEOUT_MS)
+
+    async def ask_leader(
+        self, topic_id: TopicId, request: Request[R], payload: Sequence[bytes] = ()
+    ) -> tuple[R, memoryview]:
+        """Ask whoever leads a topic's only partition until it answers."""
+        numbers = sorted(self.nodes)
+        at = 0
+        while True:
+            try:
+                return await self.ask(numbers[at % len(numbers)], request, payload)
+            except NotLeaderError as error:
+                at = at + 1 if error.leader is None else numbers.index(error.leader)
+            except (UnavailableError, OutcomeUnknownError):
+                at += 1
+            await asyncio.sleep(0.02)
+
+    async def produce(self, topic_id: TopicId, *values: bytes) -> Produced:
+        """Produce a batch without a producer until it is acknowledged; may double it."""
+        request = Produce(topic_id=topic_id, partition_id=PartitionId(0), known_index=self.known_index)
+        response, _ = await self.ask_leader(topic_id, request, [bytes(build_batch(list(values), timestamp=1))])
+        return response
+
+    async def fetch(self, topic_id: TopicId) -> list[bytes | None]:
+        """Return the values of everything that is committed."""
+        values: list[bytes | None] = []
+        while True:
+            request = Fetch(
+                topic_id=topic_id,
+                partition_id=PartitionId(0),
+                offset=Offset(len(values)),
+                known_index=self.known_index,
+            )
+            fetched, payload = await self.ask_leader(topic_id, request)
+            while payload:
+                batch = Batch.decode(payload)
+                values += batch.values()
+                payload = payload[batch.header.batch_bytes :]
+            if len(values) >= fetched.end_offset:
+                return values
+
+    async def wait_equal(self, topic_id: TopicId, *numbers: int) -> None:
+        """Wait until the replicas on some nodes have the very same batches on disk, and no other node has any."""
+        group = self.group_of(topic_id)
+
+        def are_equal() -> bool:
+            stored = [self[number].stored_batches(group) for number in numbers]
+            others = [self[n].stored_batches(group) for n in self.nodes if n not in numbers]
+            return all(stored) and all(item == stored[0] for item in stored) and not any(others)
+
+        await self.wait(lambda: are_equal() or None)
+
+
+def simulate(test: Callable[[Cluster], Coroutine[Any, Any, None]], *, nodes: int = 3, seed: int = 1) -> None:
+    """Run `async def test(cluster)` over a formed cluster."""
+
+    async def main(cluster: Cluster) -> None:
+        cluster.start()
+        await cluster.form()
+        await test(cluster)
+        for node in cluster.nodes.values():
+            if cluster.loop.is_alive(node.id):
+                node.kill()
+
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = Cluster(Path(directory), nodes, seed=seed)
+        try:
+            cluster.loop.run_until_complete(main(cluster))
+        finally:
+            cluster.loop.close()

@@ -1,0 +1,236 @@
+"""The life of a replica: made with its topic, opened again, closed with a deleted topic, removed when it is purged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from broker_cluster import DIRECTORY, Cluster, Node, simulate
+
+from quiver.metadata import DeleteTopic, Partition, PurgeTopic, RestoreTopic
+from quiver.model import GroupId, NodeId, TopicId
+
+
+def folders(node: Node) -> set[str]:
+    """Return the groups of which a node has a folder."""
+    return set(node.disk.names(f"{DIRECTORY}/groups"))
+
+
+def roles(cluster: Cluster, number: int, topic_id: TopicId) -> list[str]:
+    broker = cluster[number].broker
+    assert broker is not None
+    return [info.role for info in broker.describe_replicas(topic_id)]
+
+
+def test_new_partitions_are_led_by_their_preferred_replicas() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1, 2, 3), (2, 3, 1), (3, 1, 2))
+        for partition_id, number in enumerate((1, 2, 3)):
+            assert await cluster.wait_leader(topic_id, partition_id) is cluster[number]
+        assert all(row.leader == row.replicas[0] for row in await reported(cluster, topic_id))
+
+    simulate(test)
+
+
+async def reported(cluster: Cluster, topic_id: TopicId) -> list[Partition]:
+    """Wait until the metadata knows the leader of every partition of a topic; return the partitions."""
+
+    def find() -> list[Partition] | None:
+        rows = cluster.view().partitions_of(topic_id)
+        return rows if all(row.leader is not None for row in rows) else None
+
+    return await cluster.wait(find)
+
+
+def test_batches_are_equal_on_all_replicas_and_nowhere_else() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (2, 3))
+        for number in range(20):
+            await cluster.produce(topic_id, b"x" * number)
+        await cluster.wait_equal(topic_id, 2, 3)
+
+    simulate(test)
+
+
+def test_replicas_open_again_after_a_restart_of_everybody() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a", b"b")
+        for node in cluster.nodes.values():
+            node.kill(loses_power=True)
+        for node in cluster.nodes.values():
+            node.start()
+        assert await cluster.fetch(topic_id) == [b"a", b"b"]
+        for node in cluster.nodes.values():
+            assert node.broker is not None
+            await cluster.on(node, node.broker.wait_ready())
+
+    simulate(test)
+
+
+def test_node_that_was_away_when_the_topic_was_made_becomes_a_voter() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster[3].kill()
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        await reported(cluster, topic_id)
+        cluster[3].start()
+        await cluster.wait_equal(topic_id, 1, 2, 3)
+        cluster[1].kill()
+        await cluster.produce(topic_id, b"b")  # which takes the vote of the one that was away
+        assert await cluster.fetch(topic_id) == [b"a", b"b"]
+
+    simulate(test)
+
+
+def test_crash_of_everybody_while_the_partition_is_made_leaves_a_working_one() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        for _ in range(4):
+            await asyncio.sleep(0.003)
+            for node in cluster.nodes.values():
+                node.kill(loses_power=True)
+                node.start()
+            await cluster.wait(lambda: len(cluster.up) == 3 or None)
+        await cluster.produce(topic_id, b"a")
+
+    simulate(test)
+
+
+def test_deleted_topic_keeps_its_files_and_can_be_restored() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        await cluster.submit(DeleteTopic(now_ms=1, topic="logs", purge_ms=10))
+        await cluster.wait(lambda: not any(roles(cluster, number, topic_id) for number in (1, 2, 3)) or None)
+        await cluster.submit(RestoreTopic(now_ms=1, topic_id=topic_id))
+        assert await cluster.fetch(topic_id) == [b"a"]
+
+    simulate(test)
+
+
+def test_purged_topic_is_removed_everywhere_also_where_the_node_was_away() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        group = str(cluster.group_of(topic_id))
+        await cluster.wait(lambda: all(group in folders(node) for node in cluster.up) or None)
+        cluster[3].kill()
+        await cluster.submit(DeleteTopic(now_ms=1, topic="logs", purge_ms=10))
+        await cluster.submit(PurgeTopic(now_ms=11, topic_id=topic_id))
+        await cluster.wait(lambda: not any(group in folders(cluster[number]) for number in (1, 2)) or None)
+        assert group in folders(cluster[3])
+        cluster[3].start()
+        await cluster.wait(lambda: group not in folders(cluster[3]) or None)
+        assert group not in cluster[3].disk.names(f"{DIRECTORY}/joined")
+        assert not cluster[3].disk.names(f"{DIRECTORY}/trash")
+
+    simulate(test)
+
+
+def test_purged_files_stay_while_no_primary_confirms_it() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        group = str(cluster.group_of(topic_id))
+        follower = await cluster.wait(lambda: next((n for n in cluster.up if not n.store.is_primary), None))
+        await cluster.submit(DeleteTopic(now_ms=1, topic="logs", purge_ms=10))
+        cluster.transport.rates.p_break_before = 1.0  # nobody can ask anybody
+        await cluster.submit(PurgeTopic(now_ms=11, topic_id=topic_id))
+        await asyncio.sleep(10)
+        assert group in folders(follower)
+        cluster.transport.rates.p_break_before = 0.0
+        await cluster.wait(lambda: group not in folders(follower) or None)
+
+    simulate(test)
+
+
+def test_files_of_an_unknown_group_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(cluster: Cluster) -> None:
+        node = cluster[2]
+        node.kill()
+        node.disk.write_file(f"{DIRECTORY}/groups/999/hardstate", b"somebody's")
+        node.disk.sync_all()
+        node.start()
+        await cluster.wait(lambda: "files of an unknown group are left alone" in caplog.messages or None)
+        await asyncio.sleep(5)
+        assert "999" in folders(node)
+        assert caplog.messages.count("files of an unknown group are left alone") == 1
+
+    with caplog.at_level(logging.WARNING):
+        simulate(test)
+
+
+def test_replica_whose_files_are_gone_is_not_made_anew() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        await cluster.wait_equal(topic_id, 1, 2, 3)
+        await lose_files(cluster, cluster[3], cluster.group_of(topic_id))
+        broker = cluster[3].broker
+        assert broker is not None
+        await cluster.on(cluster[3], broker.wait_ready())
+        assert roles(cluster, 3, topic_id) == ["unusable"]
+        assert "files are gone" in broker.status().unusable[0].problem
+        await cluster.produce(topic_id, b"b")  # the others go on
+        assert not cluster[3].stored_batches(cluster.group_of(topic_id))
+
+    simulate(test)
+
+
+async def lose_files(cluster: Cluster, node: Node, group: GroupId) -> None:
+    """Remove a replica's files behind its node's back."""
+    node.kill()
+    for name in node.disk.names(f"{DIRECTORY}/groups/{group}"):
+        node.disk.remove(f"{DIRECTORY}/groups/{group}/{name}")
+    node.disk.sync_all()
+    node.start()
+    await cluster.wait(lambda: node.is_up or None)
+
+
+def test_lost_replica_is_healed_by_moving_it_away_and_back() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1, 2, 3))
+        await cluster.produce(topic_id, b"a")
+        await lose_files(cluster, cluster[3], cluster.group_of(topic_id))
+        for source, target, final in ((3, 4, (1, 2, 4)), (4, 3, (1, 2, 3))):
+            await cluster.begin_move(topic_id, source=source, target=target)
+            await cluster.wait(lambda: not cluster.view().moves or None)
+            await cluster.wait_equal(topic_id, *final)
+        assert await cluster.fetch(topic_id) == [b"a"]
+
+    simulate(test, nodes=4)
+
+
+def test_damaged_replica_does_not_keep_the_node_from_serving_others() -> None:
+    async def test(cluster: Cluster) -> None:
+        damaged = await cluster.create_topic("damaged")
+        healthy = await cluster.create_topic("healthy", (3,))
+        await cluster.produce(damaged, b"a")
+        path = f"{DIRECTORY}/groups/{cluster.group_of(damaged)}/hardstate"
+        cluster[3].kill()
+        for position in (100, 4096 + 100):
+            cluster[3].disk.flip_bit(path, position)
+        cluster[3].start()
+        await cluster.produce(healthy, b"b")
+        assert roles(cluster, 3, damaged) == ["unusable"]
+        assert roles(cluster, 3, healthy) == ["leader"]
+
+    simulate(test)
+
+
+def test_stopping_node_hands_on_what_it_leads_and_closes_its_replicas() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1, 2, 3))
+        await cluster.produce(topic_id, b"a")
+        assert await cluster.wait_leader(topic_id) is cluster[1]
+        await cluster.wait_equal(topic_id, 1, 2, 3)
+        began_s = cluster.loop.time()
+        await cluster[1].stop()
+        await cluster.produce(topic_id, b"b")
+        assert cluster.loop.time() - began_s < 0.4, "an election would have taken longer"
+        leader = await cluster.wait_leader(topic_id)
+        assert leader.id != NodeId(1)
+
+    simulate(test)
