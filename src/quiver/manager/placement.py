@@ -56,7 +56,13 @@ class Rebalance(msgspec.Struct, frozen=True):
 
 def default_replicas(view: View) -> int:
     """Return how many replicas a partition gets when nobody says how many."""
-    return max(1, min(REPLICAS_DEFAULT, len(_staying(view))))
+    return max(1, min(REPLICAS_DEFAULT, count_brokers(view)))
+
+
+def count_brokers(view: View) -> int:
+    """Return how many brokers are meant to hold replicas, dead ones included."""
+    found = view.brokers.values()
+    return sum(broker.state is not BrokerState.REMOVED and not broker.is_unwanted for broker in found)
 
 
 def place_topic(view: View, *, partitions: int, replicas: int) -> tuple[tuple[NodeId, ...], ...]:
@@ -66,15 +72,17 @@ def place_topic(view: View, *, partitions: int, replicas: int) -> tuple[tuple[No
 
     Raises:
         ConflictError: `too_few_brokers`; there are not as many brokers as replicas wanted.
-        UnavailableError: too many brokers are dead at the moment.
+        UnavailableError: too many brokers are dead at the moment, or none has joined yet.
     """
-    load, known = _Load(view), len(_staying(view))
+    load, known = _Load(view), count_brokers(view)
+    if not known:
+        raise UnavailableError("not done: no broker has joined yet", code="no_brokers")
     if replicas > known:
         raise ConflictError(
             f"not done: {replicas} replicas need as many brokers, and there are {known}", code="too_few_brokers"
         )
     if len(load.eligible) <= replicas // 2:
-        raise UnavailableError(f"not done: only {len(load.eligible)} of {known} brokers live")
+        raise UnavailableError(f"not done: only {len(load.eligible)} of {known} brokers live", code="brokers_dead")
     return tuple(_place_partition(load, min(replicas, len(load.eligible))) for _ in range(partitions))
 
 
@@ -160,12 +168,6 @@ class _Load:
         self.leaders[before[0]] -= 1
         self.leaders[leader] += 1
         self.members[key] = (leader, *(broker for broker in before if broker != leader))
-
-
-def _staying(view: View) -> list[Broker]:
-    """Return the brokers that are meant to hold replicas, dead ones included."""
-    found = (broker for _, broker in sorted(view.brokers.items()))
-    return [broker for broker in found if broker.state is not BrokerState.REMOVED and not broker.is_unwanted]
 
 
 def _after(partition: Partition, move: Move | None) -> tuple[NodeId, ...]:

@@ -40,6 +40,9 @@ class Request(
     response: ClassVar[type[Response]]
     """How its response is read."""
 
+    is_handed_on: bool = False
+    """Whether a node has handed it on to the one that it takes for the primary: it is not handed on again."""
+
 
 class Done(Response, frozen=True):
     """It was done; `index` is the metadata's index that shows it, or 0."""

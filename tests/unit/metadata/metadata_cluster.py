@@ -105,7 +105,11 @@ class Manager:
             member = await replicator.open_member(METADATA_GROUP, DIRECTORY, self.store.machine, bootstrap=bootstrap)
             self.store.attach(member)
             self.member = member
-            await asyncio.Event().wait()
+            await self.work()
+
+    async def work(self) -> None:
+        """Do what a manager does beside keeping the metadata: nothing, unless a test's own kind of manager does."""
+        await asyncio.Event().wait()
 
 
 class Cluster:
@@ -126,16 +130,19 @@ class Cluster:
         self.network = SimulatedNetwork(self.loop, self.streams.network, keep_order=True)
         self.settings = ReplicationSettings(hibernation=hibernation)
         self.metadata = metadata
-        self.managers = {NodeId(n): Manager(self, NodeId(n)) for n in range(1, managers + 1)}
+        self.managers = {NodeId(n): self.make_manager(NodeId(n)) for n in range(1, managers + 1)}
         self.voters = Configuration(voters=tuple(self.managers))
 
     def __getitem__(self, number: int) -> Manager:
         return self.managers[NodeId(number)]
 
+    def make_manager(self, node: NodeId) -> Manager:
+        return Manager(self, node)
+
     def add(self) -> Manager:
         """Make one more node; it belongs to no group until the primary lets it."""
         node = NodeId(len(self.managers) + 1)
-        self.managers[node] = Manager(self, node)
+        self.managers[node] = self.make_manager(node)
         return self.managers[node]
 
     def start(self) -> None:
@@ -204,6 +211,7 @@ def simulate(
     *,
     managers: int = 3,
     formed: bool = True,
+    make_cluster: Callable[..., Cluster] = Cluster,
     **settings: Any,
 ) -> None:
     """Run `async def test(cluster)` over started managers of a formed cluster."""
@@ -219,7 +227,7 @@ def simulate(
             manager.database.close()
 
     with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(Path(directory), managers, **settings)
+        cluster = make_cluster(Path(directory), managers, **settings)
         try:
             cluster.loop.run_until_complete(main(cluster))
         finally:

@@ -1,0 +1,143 @@
+"""What a view of the metadata looks like to those who ask over the wire. Reads nothing but what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from quiver.metadata import (
+    Broker,
+    BrokerState,
+    Consumer,
+    Kind,
+    Partition,
+    Producer,
+    Retention,
+    Topic,
+    View,
+)
+from quiver.model import NodeId
+from quiver.wire.messages import (
+    ClientInfo,
+    ClientsFound,
+    ListClients,
+    MetadataFound,
+    MoveInfo,
+    MovesFound,
+    NodeInfo,
+    PartitionInfo,
+    RetentionInfo,
+    TopicInfo,
+)
+
+
+def describe_metadata(view: View, *, primary: NodeId | None, topics: Iterable[str] | None) -> MetadataFound:
+    """Return nodes and topics; of the topics those that are named and known, or all of them."""
+    if topics is None:
+        found = view.active_topics()
+    else:
+        known = (view.topic(name) for name in dict.fromkeys(topics))
+        found = [topic for topic in known if topic is not None]
+    return MetadataFound(
+        cluster_id=view.cluster_id,
+        index=view.index,
+        primary=primary,
+        nodes=tuple(
+            _node(view, broker) for _, broker in sorted(view.brokers.items()) if broker.state is not BrokerState.REMOVED
+        ),
+        topics=tuple(_topic(view, topic) for topic in found),
+    )
+
+
+def describe_clients(view: View, asked: ListClients, *, now_ms: int, alive_ms: int) -> ClientsFound:
+    """Return the producers and consumers that were asked for, producers first, by id.
+
+    One is alive if it was heard of in the last `alive_ms` before `now_ms` of the wall clock.
+    """
+    found = (
+        _client(view, kind, client, now_ms=now_ms, alive_ms=alive_ms)
+        for kind, client in _clients(view)
+        if asked.kind in ("", kind.value)
+    )
+    return ClientsFound(clients=tuple(info for info in found if asked.topic is None or asked.topic in info.topics))
+
+
+def describe_moves(view: View) -> MovesFound:
+    """Return the moves under way, by id."""
+    return MovesFound(
+        moves=tuple(
+            MoveInfo(
+                move_id=move.move_id,
+                topic=view.topics[move.topic_id].name,
+                partition_id=move.partition_id,
+                target=move.target,
+                source=move.source,
+                state=move.state.value,
+                begun_ms=move.begun_ms,
+            )
+            for _, move in sorted(view.moves.items())
+        )
+    )
+
+
+def read_retention(info: RetentionInfo) -> Retention:
+    """Return the retention that is meant."""
+    return Retention(ms=info.ms, bytes=info.bytes, until_consumed=info.until_consumed)
+
+
+def _node(view: View, broker: Broker) -> NodeInfo:
+    return NodeInfo(
+        node=broker.broker_id,
+        wire_address=broker.wire_address,
+        http_address=broker.http_address,
+        roles=broker.roles,
+        rack=broker.rack,
+        state=broker.state.value,
+        is_draining=broker.is_draining,
+        last_seen_ms=view.last_seen_ms(Kind.BROKER, broker.broker_id),
+    )
+
+
+def _topic(view: View, topic: Topic) -> TopicInfo:
+    retention = topic.retention
+    return TopicInfo(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        replicas=topic.replicas,
+        partitions=tuple(map(_partition, view.partitions_of(topic.topic_id))),
+        retention=RetentionInfo(ms=retention.ms, bytes=retention.bytes, until_consumed=retention.until_consumed),
+        created_ms=topic.created_ms,
+    )
+
+
+def _partition(partition: Partition) -> PartitionInfo:
+    return PartitionInfo(
+        partition_id=partition.partition_id,
+        group=partition.group_id,
+        replicas=partition.replicas,
+        learners=partition.learners,
+        leader=partition.leader,
+        epoch=partition.epoch,
+    )
+
+
+def _clients(view: View) -> Iterator[tuple[Kind, Producer | Consumer]]:
+    for _, producer in sorted(view.producers.items()):
+        yield Kind.PRODUCER, producer
+    for _, consumer in sorted(view.consumers.items()):
+        yield Kind.CONSUMER, consumer
+
+
+def _client(view: View, kind: Kind, client: Producer | Consumer, *, now_ms: int, alive_ms: int) -> ClientInfo:
+    last_seen_ms = view.last_seen_ms(kind, client.key)
+    topics = {view.topics[item.topic_id].name for item in client.registrations}
+    name, epoch = (client.name, client.epoch) if isinstance(client, Producer) else ("", 0)
+    return ClientInfo(
+        kind="producer" if kind is Kind.PRODUCER else "consumer",
+        id=client.key,
+        name=name,
+        epoch=epoch,
+        registered_ms=client.registered_ms,
+        last_seen_ms=last_seen_ms,
+        is_alive=last_seen_ms is not None and now_ms - last_seen_ms <= alive_ms,
+        topics=tuple(sorted(topics)),
+    )

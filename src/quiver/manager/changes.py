@@ -1,0 +1,263 @@
+"""What the primary does to the cluster when it is asked: each request becomes the commands that it stands for.
+
+Only called on a node that takes itself for the primary; `MetadataStore.submit` decides whether it is. The answer's
+index shows what was done. What may not be done is mostly for `apply` to say, by a stable code; checked here is only
+what placing needs. Nothing is kept: what was done is in the metadata, and nowhere else.
+
+Placing needs to see what was placed before, so requests that place replicas are carried out one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, assert_never
+
+from quiver.clock import Clock
+from quiver.config import ManagerSettings
+from quiver.errors import ConflictError, NotFoundError, OutOfRangeError
+from quiver.manager.answers import read_retention
+from quiver.manager.handing_on import Answer
+from quiver.manager.placement import count_brokers, default_replicas, place_topic
+from quiver.metadata import (
+    AddPartitions,
+    BrokerState,
+    ChangeBrokerState,
+    ChangeRebalancing,
+    Command,
+    ConfigureTopic,
+    CreateTopic,
+    DeleteTopic,
+    ForgetClient,
+    Kind,
+    MetadataStore,
+    NotPrimaryError,
+    RegisterConsumer,
+    RegisterProducer,
+    RestoreTopic,
+    Selection,
+    StartFrom,
+    UndrainBroker,
+)
+from quiver.metadata.commands import decode_payload, encode_result
+from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
+from quiver.model import Index, NodeId
+from quiver.wire import messages
+
+SingleRequest = (
+    messages.ConfigureTopic
+    | messages.DeleteTopic
+    | messages.RestoreTopic
+    | messages.DrainBroker
+    | messages.RemoveBroker
+    | messages.RebalanceBrokers
+    | messages.ForgetClient
+)
+"""What one command does, or none."""
+ChangeRequest = (
+    SingleRequest
+    | messages.CreateTopic
+    | messages.AddPartitions
+    | messages.RegisterProducer
+    | messages.RegisterConsumer
+    | messages.SubmitCommand
+    | messages.Heartbeat
+)
+"""What only the primary does."""
+
+
+class Heartbeats(Protocol):
+    """Who takes heartbeats on a manager."""
+
+    async def hear(self, heartbeat: messages.Heartbeat) -> bool:
+        """Take note that a node lives and of what it tells; return whether it is registered as what it says it is.
+
+        Raises:
+            NotPrimaryError: not done; this manager is not the primary, or not yet.
+        """
+        ...
+
+
+class Changes:
+    """The changes that the primary makes for those who ask."""
+
+    def __init__(
+        self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, heartbeats: Heartbeats | None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._heartbeats = heartbeats
+        self._placing = asyncio.Lock()
+
+    async def carry_out(self, request: ChangeRequest, payload: memoryview) -> Answer:
+        """Do what is asked; raises as `MetadataStore.submit` does."""
+        match request:
+            case messages.SubmitCommand():
+                command: Command[Any] = decode_payload(payload)
+                result = await self._store.submit(command)
+                return messages.CommandSubmitted(index=self._index), (encode_result(result),)
+            case messages.Heartbeat():
+                return await self._hear(request), ()
+            case messages.CreateTopic():
+                return await self._create_topic(request), ()
+            case messages.AddPartitions():
+                return await self._add_partitions(request), ()
+            case messages.RegisterProducer():
+                return await self._register_producer(request), ()
+            case messages.RegisterConsumer():
+                return await self._register_consumer(request), ()
+            case _:
+                single = self._command(request)
+                if single is not None:
+                    await self._store.submit(single)
+                return messages.Done(index=self._index), ()
+
+    def _command(self, request: SingleRequest) -> Command[Any] | None:
+        """Return the command that a request stands for; None if what it asks for is so already."""
+        now_ms = self._clock.wall_ms()
+        match request:
+            case messages.ConfigureTopic():
+                return ConfigureTopic(now_ms=now_ms, topic=request.topic, retention=read_retention(request.retention))
+            case messages.DeleteTopic():
+                purge_ms = now_ms + self._settings.purge_delay_ms
+                return DeleteTopic(now_ms=now_ms, topic=request.topic, purge_ms=purge_ms)
+            case messages.RestoreTopic():
+                return self._restore(request.topic, now_ms)
+            case messages.DrainBroker():
+                return self._drain(request, now_ms)
+            case messages.RemoveBroker():
+                return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.REMOVED)
+            case messages.RebalanceBrokers():
+                return ChangeRebalancing(now_ms=now_ms, is_rebalancing=True)
+            case messages.ForgetClient():
+                return ForgetClient(now_ms=now_ms, kind=Kind(request.kind), id=request.id)
+            case _:
+                assert_never(request)
+
+    # -- topics ----------------------------------------------------------------------------------
+
+    async def _create_topic(self, request: messages.CreateTopic) -> messages.TopicCreated:
+        _check_bounds(partitions=request.partitions, replicas=request.replicas)
+        async with self._placing:
+            known = (await self._store.read(linearizable=True)).topic(request.topic)
+            if known is not None:  # before placing, which may fail where nothing is to be placed
+                if not request.request_id or known.request_id != request.request_id:
+                    message = f"not done: there is a topic {request.topic!r} already"
+                    raise ConflictError(message, code="topic_exists")
+                topic_id, partitions = known.topic_id, known.partitions
+            else:
+                created = await self._store.submit(self._place(request))
+                topic_id, partitions = created.topic_id, created.partitions
+        return messages.TopicCreated(topic_id=topic_id, partitions=partitions, index=self._index)
+
+    def _place(self, request: messages.CreateTopic) -> CreateTopic:
+        view = self._store.view()
+        replicas = default_replicas(view) if request.replicas is None else request.replicas
+        return CreateTopic(
+            now_ms=self._clock.wall_ms(),
+            topic=request.topic,
+            replicas=replicas,
+            assignments=place_topic(view, partitions=request.partitions, replicas=replicas),
+            retention=read_retention(request.retention),
+            request_id=request.request_id,
+        )
+
+    async def _add_partitions(self, request: messages.AddPartitions) -> messages.Done:
+        _check_bounds(partitions=request.partitions)
+        async with self._placing:
+            view = self._store.view()
+            topic = view.topic(request.topic)
+            assignments: tuple[tuple[NodeId, ...], ...] = ()  # `apply` refuses: no such topic, or no more partitions
+            if topic is not None and request.partitions > topic.partitions:
+                added = request.partitions - topic.partitions
+                replicas = min(topic.replicas, max(1, count_brokers(view)))
+                assignments = place_topic(view, partitions=added, replicas=replicas)
+            await self._store.submit(
+                AddPartitions(
+                    now_ms=self._clock.wall_ms(),
+                    topic=request.topic,
+                    partitions=request.partitions,
+                    assignments=assignments,
+                )
+            )
+        return messages.Done(index=self._index)
+
+    def _restore(self, name: str, now_ms: int) -> RestoreTopic:
+        """Restore the topic of a name that was made last."""
+        found = [topic.topic_id for topic in self._store.view().deleted_topics() if topic.name == name]
+        if not found:
+            raise NotFoundError(f"not done: there is no deleted topic {name!r}", code="unknown_topic")
+        return RestoreTopic(now_ms=now_ms, topic_id=found[-1])
+
+    # -- brokers ---------------------------------------------------------------------------------
+
+    def _drain(self, request: messages.DrainBroker, now_ms: int) -> Command[Any] | None:
+        if request.is_undone:
+            return UndrainBroker(now_ms=now_ms, broker_id=request.broker)
+        broker = self._store.view().brokers.get(request.broker)
+        if broker is not None and broker.is_draining and broker.state is not BrokerState.REMOVED:
+            return None
+        return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.DRAINING)
+
+    async def _hear(self, request: messages.Heartbeat) -> messages.HeartbeatTaken:
+        if self._heartbeats is None:
+            raise NotPrimaryError("not done: this node is no manager")
+        return messages.HeartbeatTaken(is_known=await self._heartbeats.hear(request))
+
+    # -- clients ---------------------------------------------------------------------------------
+
+    async def _register_producer(self, request: messages.RegisterProducer) -> messages.ProducerRegistered:
+        view = self._store.view()
+        if request.producer_id is None or request.producer_id in view.producers:
+            for selection in request.topics:
+                if view.topic(selection.topic) is None:
+                    await self._create_missing(selection.topic)
+        registered = await self._store.submit(
+            RegisterProducer(
+                now_ms=self._clock.wall_ms(),
+                topics=_selections(request.topics),
+                name=request.name,
+                producer_id=request.producer_id,
+            )
+        )
+        return messages.ProducerRegistered(
+            producer_id=registered.producer_id, epoch=registered.epoch, index=self._index
+        )
+
+    async def _create_missing(self, topic: str) -> None:
+        """Create a topic as if nothing were said about it; it is as good if somebody else has done so meanwhile."""
+        try:
+            await self._create_topic(messages.CreateTopic(topic=topic))
+        except ConflictError as error:
+            if error.code != "topic_exists":
+                raise
+
+    async def _register_consumer(self, request: messages.RegisterConsumer) -> messages.ConsumerRegistered:
+        registered = await self._store.submit(
+            RegisterConsumer(
+                now_ms=self._clock.wall_ms(),
+                topics=_selections(request.topics),
+                consumer_id=request.consumer_id,
+                start=StartFrom(request.start),
+                request_id=request.request_id,
+            )
+        )
+        return messages.ConsumerRegistered(consumer_id=registered.consumer_id, index=self._index)
+
+    @property
+    def _index(self) -> Index:
+        """Return an index that shows whatever was just submitted."""
+        return self._store.applied_index
+
+
+def _selections(selections: tuple[messages.Selection, ...]) -> tuple[Selection, ...]:
+    return tuple(Selection(selection.topic, selection.partitions) for selection in selections)
+
+
+def _check_bounds(*, partitions: int, replicas: int | None = None) -> None:
+    """Refuse, before anything is placed, what `apply` would never take."""
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        message = f"not done: a topic has 1 to {PARTITIONS_MAX} partitions"
+        raise OutOfRangeError(message, code="bad_partition_count")
+    if replicas is not None and not 1 <= replicas <= REPLICAS_MAX:
+        raise OutOfRangeError(f"not done: a partition has 1 to {REPLICAS_MAX} replicas", code="bad_replica_count")

@@ -1,0 +1,459 @@
+"""Administration: any node answers, the primary does, and what is said about a request is true."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from manager_world import World, run
+from metadata_world import change_state, init_cluster, register_broker
+
+from quiver.errors import (
+    ConflictError,
+    DecodeError,
+    NotAllowedError,
+    NotFoundError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    QuiverError,
+    RequestError,
+    UnavailableError,
+)
+from quiver.metadata import BeginMove, BrokerState, TopicState
+from quiver.metadata.commands import decode_result, encode_payload
+from quiver.model import ConsumerId, Index, NodeId, PartitionId, ProducerId, TopicId
+from quiver.wire.messages import (
+    AddPartitions,
+    ConfigureTopic,
+    CreateTopic,
+    DeleteTopic,
+    DrainBroker,
+    ForgetClient,
+    GetMetadata,
+    Heartbeat,
+    ListClients,
+    ListMoves,
+    MetadataFound,
+    RebalanceBrokers,
+    RegisterConsumer,
+    RegisterProducer,
+    RemoveBroker,
+    Request,
+    RestoreTopic,
+    RetentionInfo,
+    Selection,
+    SubmitCommand,
+)
+
+A_NODE = NodeId(7)
+
+
+async def refusal(world: World, request: Request[Any], **options: Any) -> QuiverError:
+    with pytest.raises(QuiverError) as caught:
+        await world.ask(request, **options)
+    return caught.value
+
+
+async def current(world: World) -> MetadataFound:
+    return await world.ask(GetMetadata(is_linearizable=True))
+
+
+# -- reads -------------------------------------------------------------------------------------------
+
+
+def test_any_node_tells_nodes_and_topics_and_who_is_primary() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        created = await world.ask(CreateTopic(topic="logs", partitions=2, replicas=3))
+        for number in (1, 2, 3):
+            found = await world.ask(GetMetadata(known_index=created.index), of=number)
+            assert found.cluster_id == "c1"
+            assert found.index >= created.index
+            assert found.primary == (await world.primary()).id
+            assert [(node.node, node.wire_address, node.state) for node in found.nodes] == [
+                (1, "host1:9002", "alive"),
+                (2, "host2:9002", "alive"),
+                (3, "host3:9002", "alive"),
+            ]
+            (topic,) = found.topics
+            assert (topic.topic, topic.replicas, len(topic.partitions)) == ("logs", 3, 2)
+            assert sorted(topic.partitions[0].replicas) == [1, 2, 3]
+        some = await world.ask(GetMetadata(topics=("nothing", "logs", "logs"), known_index=created.index))
+        assert [topic.topic for topic in some.topics] == ["logs"]
+
+    run(test)
+
+
+def test_removed_broker_is_not_shown() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.submit(change_state(3, BrokerState.DEAD))
+        await world.ask(RemoveBroker(broker=NodeId(3)))
+        assert [node.node for node in (await current(world)).nodes] == [1, 2]
+
+    run(test)
+
+
+def test_answer_waits_until_the_node_knows_as_much_as_the_asker() -> None:
+    async def test(world: World) -> None:
+        await world.wait_equal()
+        replica = await world.replica()
+        index = Index(replica.store.applied_index + 1)
+        asking = asyncio.ensure_future(world.ask(GetMetadata(known_index=index), of=replica.id))
+        await asyncio.sleep(1)
+        assert not asking.done()
+        await world.join(1)
+        assert (await asking).index >= index
+        error = await refusal(world, ListClients(known_index=Index(10_000)), timeout_ms=500)
+        assert (type(error), error.code) in ((UnavailableError, "behind"), (OutcomeUnknownError, "outcome_unknown"))
+
+    run(test)
+
+
+def test_linearizable_read_is_answered_by_the_primary_alone() -> None:
+    async def test(world: World) -> None:
+        primary, replica = await world.primary(), await world.replica()
+        await world.join(1, 2, 3)
+        await world.ask(GetMetadata(is_linearizable=True), of=replica.id)
+        assert world.wire.asked[-1] == (primary.id, "get_metadata")
+        for manager in world.managers.values():
+            if manager is not replica:
+                manager.kill()
+        error = await refusal(world, GetMetadata(is_linearizable=True), of=replica.id, timeout_ms=2_000)
+        assert isinstance(error, UnavailableError)
+
+    run(test)
+
+
+def test_clients_are_listed_by_kind_and_topic_and_alive_while_they_were_heard_of() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(RegisterProducer(topics=(Selection(topic="logs"),), name="web"))
+        consumer = await world.ask(RegisterConsumer(topics=(Selection(topic="logs"),)))
+        await world.ask(CreateTopic(topic="other"))
+        later = consumer.index
+        found = (await world.ask(ListClients(known_index=later))).clients
+        assert [(item.kind, item.id, item.name, item.topics, item.is_alive) for item in found] == [
+            ("producer", 1, "web", ("logs",), True),
+            ("consumer", 1, "", ("logs",), True),
+        ]
+        assert [item.kind for item in (await world.ask(ListClients(kind="consumer"))).clients] == ["consumer"]
+        assert (await world.ask(ListClients(topic="other"))).clients == ()
+        await asyncio.sleep(61)
+        assert {item.is_alive for item in (await world.ask(ListClients())).clients} == {False}
+
+    run(test)
+
+
+def test_moves_are_listed() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(CreateTopic(topic="logs", partitions=1, replicas=2))
+        command = BeginMove(now_ms=5, topic_id=TopicId(1), partition_id=PartitionId(0), target=NodeId(3))
+        await world.submit(command)
+        await world.wait_equal()
+        (move,) = (await world.ask(ListMoves())).moves
+        assert (move.topic, move.target, move.source, move.state, move.begun_ms) == ("logs", 3, None, "begun", 5)
+
+    run(test)
+
+
+# -- writes ------------------------------------------------------------------------------------------
+
+
+def test_topics_live_through_any_node() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        created = await world.ask(CreateTopic(topic="logs"))
+        assert (created.topic_id, created.partitions) == (1, 3)
+        await world.ask(ConfigureTopic(topic="logs", retention=RetentionInfo(ms=5, until_consumed=True)))
+        await world.ask(AddPartitions(topic="logs", partitions=5))
+        (topic,) = (await current(world)).topics
+        assert (len(topic.partitions), topic.replicas) == (5, 3)
+        assert topic.retention == RetentionInfo(ms=5, until_consumed=True)
+        done = await world.ask(DeleteTopic(topic="logs"))
+        assert (await world.ask(GetMetadata(known_index=done.index))).topics == ()
+        await world.ask(RestoreTopic(topic="logs"))
+        assert [topic.topic for topic in (await current(world)).topics] == ["logs"]
+
+    run(test)
+
+
+def test_newest_deleted_topic_of_a_name_is_restored() -> None:
+    async def test(world: World) -> None:
+        await world.join(1)
+        for _ in range(2):
+            await world.ask(CreateTopic(topic="logs", partitions=1))
+            await world.ask(DeleteTopic(topic="logs"))
+        await world.ask(RestoreTopic(topic="logs"))
+        view = (await world.primary()).store.view()
+        assert [topic.state for topic in view.topics.values()] == [TopicState.DELETED, TopicState.ACTIVE]
+        deleted = view.topics[TopicId(1)]
+        assert deleted.purge_ms is not None
+        assert deleted.purge_ms - deleted.created_ms >= world.manager_settings.purge_delay_ms
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "code"),
+    [
+        (CreateTopic(topic="logs"), ConflictError, "topic_exists"),
+        (CreateTopic(topic="a/b"), OutOfRangeError, "bad_topic_name"),
+        (CreateTopic(topic=".."), OutOfRangeError, "bad_topic_name"),
+        (CreateTopic(topic="x" * 201), OutOfRangeError, "bad_topic_name"),
+        (CreateTopic(topic="x", partitions=0), OutOfRangeError, "bad_partition_count"),
+        (CreateTopic(topic="x", partitions=2**53), OutOfRangeError, "bad_partition_count"),
+        (CreateTopic(topic="x", replicas=0), OutOfRangeError, "bad_replica_count"),
+        (CreateTopic(topic="x", replicas=16), OutOfRangeError, "bad_replica_count"),
+        (CreateTopic(topic="x", replicas=4), ConflictError, "too_few_brokers"),
+        (CreateTopic(topic="x", retention=RetentionInfo(ms=0)), OutOfRangeError, "bad_retention"),
+        (AddPartitions(topic="logs", partitions=3), OutOfRangeError, "bad_partition_count"),
+        (AddPartitions(topic="logs", partitions=2**40), OutOfRangeError, "bad_partition_count"),
+        (AddPartitions(topic="none", partitions=3), NotFoundError, "unknown_topic"),
+        (ConfigureTopic(topic="none", retention=RetentionInfo()), NotFoundError, "unknown_topic"),
+        (DeleteTopic(topic="none"), NotFoundError, "unknown_topic"),
+        (RestoreTopic(topic="logs"), NotFoundError, "unknown_topic"),
+        (RegisterConsumer(topics=(Selection(topic="none"),)), NotFoundError, "unknown_topic"),
+        (RegisterConsumer(topics=()), OutOfRangeError, "no_topics"),
+        (RegisterConsumer(topics=(Selection(topic="logs", partitions=(PartitionId(3),)),)), NotFoundError, None),
+        (RegisterProducer(topics=(Selection(topic="a b"),)), OutOfRangeError, "bad_topic_name"),
+        (
+            RegisterProducer(topics=(Selection(topic="new"),), producer_id=ProducerId(9)),
+            NotFoundError,
+            "unknown_producer",
+        ),
+        (ForgetClient(kind="consumer", id=9), NotFoundError, "unknown_consumer"),
+        (DrainBroker(broker=NodeId(9)), NotFoundError, "unknown_broker"),
+        (DrainBroker(broker=NodeId(9), is_undone=True), NotFoundError, "unknown_broker"),
+        (RemoveBroker(broker=NodeId(1)), ConflictError, "not_drained"),
+    ],
+)
+def test_refusal_has_its_class_and_code_on_every_node(
+    request_: Request[Any], kind: type[RequestError], code: str | None
+) -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(CreateTopic(topic="logs"))
+        for node in (await world.primary(), await world.replica()):
+            error = await refusal(world, request_, of=node.id)
+            assert isinstance(error, kind)
+            assert code in (None, error.code)
+            assert error.outcome == "not_done"
+        assert [topic.topic for topic in (await current(world)).topics] == ["logs"]
+
+    run(test)
+
+
+def test_replicas_are_as_many_as_there_are_brokers_up_to_three() -> None:
+    async def test(world: World) -> None:
+        assert (await refusal(world, CreateTopic(topic="a"), timeout_ms=300)).code == "no_brokers"
+        await world.join(1, 2)
+        await world.ask(CreateTopic(topic="a"))
+        await world.join(3, 4)
+        await world.ask(CreateTopic(topic="b"))
+        assert {topic.topic: topic.replicas for topic in (await current(world)).topics} == {"a": 2, "b": 3}
+
+    run(test)
+
+
+def test_topics_created_together_are_placed_evenly() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3, 4)
+        requests = [CreateTopic(topic=f"t{number}", partitions=1, replicas=1) for number in range(20)]
+        await asyncio.gather(*(world.ask(request) for request in requests))
+        view = (await world.primary()).store.view()
+        assert {len(view.partitions_on(NodeId(number))) for number in (1, 2, 3, 4)} == {5}
+
+    run(test)
+
+
+def test_producer_creates_its_topic_and_keeps_its_id_under_its_name() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        request = RegisterProducer(topics=(Selection(topic="new"),), name="web")
+        first, second = await world.ask(request), await world.ask(request)
+        assert (first.producer_id, first.epoch, second.producer_id, second.epoch) == (1, 0, 1, 1)
+        (topic,) = (await current(world)).topics
+        assert (topic.topic, len(topic.partitions), topic.replicas) == ("new", 3, 3)
+        both = RegisterProducer(topics=(Selection(topic="newer"),))
+        found = await asyncio.gather(world.ask(both), world.ask(both))
+        assert sorted(item.producer_id for item in found) == [2, 3]
+
+    run(test)
+
+
+def test_consumer_covers_more_topics_under_one_id_and_can_be_forgotten() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(CreateTopic(topic="a"))
+        await world.ask(CreateTopic(topic="b"))
+        first = await world.ask(RegisterConsumer(topics=(Selection(topic="a"),), start="latest"))
+        more = RegisterConsumer(topics=(Selection(topic="b"),), consumer_id=first.consumer_id)
+        assert (await world.ask(more)).consumer_id == first.consumer_id == ConsumerId(1)
+        view = (await world.primary()).store.view()
+        assert len(view.consumers[first.consumer_id].registrations) == 2
+        done = await world.ask(ForgetClient(kind="consumer", id=first.consumer_id))
+        assert (await world.ask(ListClients(known_index=done.index))).clients == ()
+
+    run(test)
+
+
+def test_drain_can_be_asked_for_twice_and_undone() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        for _ in range(2):
+            await world.ask(DrainBroker(broker=NodeId(3)))
+        assert (await current(world)).nodes[2].is_draining
+        await world.ask(DrainBroker(broker=NodeId(3), is_undone=True))
+        node = (await current(world)).nodes[2]
+        assert (node.state, node.is_draining) == ("alive", False)
+        await world.ask(RebalanceBrokers())
+        assert (await world.primary()).store.view().counters.is_rebalancing
+
+    run(test)
+
+
+# -- between nodes -----------------------------------------------------------------------------------
+
+
+def test_command_is_carried_out_for_nodes_alone_wherever_it_is_brought() -> None:
+    async def test(world: World) -> None:
+        replica = await world.replica()
+        data = encode_payload(register_broker(4))
+        assert isinstance(await refusal(world, SubmitCommand(), payload=data), NotAllowedError)
+        submitted, payload = await world.wire.call(
+            f"host{replica.id}:9002", SubmitCommand(), [data], timeout_ms=1000, caller=A_NODE
+        )
+        assert submitted.index <= (await world.primary()).store.applied_index
+        assert str(decode_result(payload)) == "Done(changed=2)"
+        again = encode_payload(register_broker(4, identity="other"))
+        error = await refusal(world, SubmitCommand(), payload=again, caller=A_NODE)
+        assert (type(error), error.code) == (ConflictError, "broker_exists")
+        garbage = await refusal(world, SubmitCommand(), payload=b"\x01garbage", caller=A_NODE)
+        assert isinstance(garbage, DecodeError)
+
+    run(test)
+
+
+def test_heartbeat_is_taken_by_managers_that_have_somebody_to_take_it() -> None:
+    async def test(world: World) -> None:
+        beat = Heartbeat(node=NodeId(1), identity="identity-1")
+        assert isinstance(await refusal(world, beat), NotAllowedError)
+        assert isinstance(await refusal(world, beat, caller=A_NODE, timeout_ms=300), UnavailableError)
+
+    run(test)
+
+
+def test_request_is_handed_on_once() -> None:
+    async def test(world: World) -> None:
+        await world.join(1)
+        primary, replica = await world.primary(), await world.replica()
+        await world.wait(lambda: replica.store.primary)
+        error = await refusal(world, CreateTopic(topic="a", is_handed_on=True), of=replica.id)
+        assert isinstance(error, NotLeaderError)
+        assert (error.leader, error.code) == (primary.id, "not_primary")
+        assert world.wire.asked == [(replica.id, "create_topic")]
+
+    run(test)
+
+
+def test_request_waits_for_the_next_primary() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        (await world.primary()).kill()
+        survivor = next(manager for manager in world.managers.values() if manager.is_up)
+        created = await world.ask(CreateTopic(topic="logs"), of=survivor.id)
+        assert created.topic_id == 1
+
+    run(test)
+
+
+def test_request_fails_in_time_when_there_is_no_primary() -> None:
+    async def test(world: World) -> None:
+        replica = await world.replica()
+        for manager in world.managers.values():
+            if manager is not replica:
+                manager.kill()
+        before = world.loop.time()
+        error = await refusal(world, DeleteTopic(topic="logs"), of=replica.id, timeout_ms=2_000)
+        assert isinstance(error, UnavailableError)
+        assert world.loop.time() - before < 2.1
+
+    run(test)
+
+
+def test_lost_answer_leaves_the_outcome_open() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(CreateTopic(topic="logs"))
+        world.wire.loses_answer = lambda request: request.is_handed_on
+        error = await refusal(world, DeleteTopic(topic="logs"))
+        assert error.outcome == "unknown"
+        assert world.wire.asked.count(((await world.primary()).id, "delete_topic")) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CreateTopic(topic="new", request_id="r"),
+        RegisterConsumer(topics=(Selection(topic="logs"),), request_id="r"),
+        RegisterProducer(topics=(Selection(topic="logs"),), name="web"),
+        DrainBroker(broker=NodeId(3)),
+    ],
+)
+def test_request_that_bears_it_is_tried_again_when_its_answer_was_lost(request_: Request[Any]) -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(CreateTopic(topic="logs"))
+        lost: list[Request[Any]] = []
+
+        def loses(request: Request[Any]) -> bool:
+            if request.is_handed_on and len(lost) < 2:
+                lost.append(request)
+                return True
+            return False
+
+        world.wire.loses_answer = loses
+        await world.ask(request_)
+        assert len(lost) == 2
+        view = (await world.primary()).store.view()
+        made = (len(view.topics) - 1, len(view.consumers), len(view.producers))
+        assert sum(made) == (not isinstance(request_, DrainBroker)), made
+
+    run(test)
+
+
+def test_what_was_perhaps_done_is_never_said_to_be_not_done() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        answered: list[Request[Any]] = []
+
+        def loses_answer(request: Request[Any]) -> bool:
+            answered.append(request)
+            return True
+
+        world.wire.loses_answer = loses_answer
+        world.wire.loses_request = lambda request: bool(answered)
+        replica = await world.replica()
+        with pytest.raises(OutcomeUnknownError):
+            await world.ask_directly(replica, CreateTopic(topic="new", request_id="r"), timeout_ms=1_000)
+        assert (await world.primary()).store.view().topic("new") is not None
+
+    run(test)
+
+
+def test_metadata_of_a_cluster_that_is_not_formed_is_empty() -> None:
+    async def test(world: World) -> None:
+        found = await world.ask(GetMetadata())
+        assert (found.cluster_id, found.nodes) == ("", ())
+        error = await refusal(world, CreateTopic(topic="x"), timeout_ms=300)
+        assert error.outcome == "not_done"
+        await world.submit(init_cluster())
+        assert (await current(world)).cluster_id == "c1"
+
+    run(test, formed=False)
