@@ -75,6 +75,14 @@ def test_lost_answer_explains_no_more_than_it_asked_for() -> None:
     assert script.found() == {"undelivered": 1}
 
 
+def test_lost_answer_explains_one_place_only() -> None:
+    script = _written()
+    script.consume("c", 0, "", kind="info")
+    script.consume("c", 1, "b", proc="c again")
+    script.consume("c", 3, "d", proc="c again")
+    assert script.found() == {"undelivered": 1}
+
+
 def test_refused_call_explains_nothing() -> None:
     script = _written()
     script.consume("c", 0, "", kind="fail")

@@ -4,7 +4,7 @@ A consumer that never names an offset and never puts its cursor anywhere must no
 (**repeated-delivery**), and its cursor never goes back (**cursor-regression**). No consumer may miss a record that lies
 before others that it was given (**undelivered**), and no cursor may stand behind a record that nobody was given or is
 being given (**cursor-passed**). A call at the cursor whose answer was lost may have swallowed as many records as it
-asked for: so many, and no more, may be missing.
+asked for, one after the other: so many, in no more places, may be missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from quiver.testing.judge.anomaly import Verdict
 from quiver.testing.judge.ledger import Ledger, Log
@@ -48,8 +49,10 @@ def check_cursors(ledger: Ledger, verdict: Verdict) -> None:
                 if before is not delivery and not reader.is_repeating:
                     _find(verdict, "repeated-delivery", reader, offset=offset, events=_events(before, delivery))
         missing = _missing(reader, log, given)
-        if len(missing) > (possible := reader.swallowed_max(before=END_OF_TIME)):
-            _find(verdict, "undelivered", reader, offsets=missing[:20], missing=len(missing), explained=possible)
+        places = _places(missing, log)
+        if len(missing) > reader.swallowed_max(before=END_OF_TIME) or places > len(reader.lost_answers):
+            facts = {"missing": len(missing), "places": places, "lost_answers": len(reader.lost_answers)}
+            _find(verdict, "undelivered", reader, offsets=missing[:20], **facts)
         _check_cursors(reader, given, missing, verdict)
 
 
@@ -92,6 +95,15 @@ def _missing(reader: _Reader, log: Log, given: dict[int, Operation]) -> list[int
     start = min(given, default=passed + 1) if reader.start is None else reader.start
     start = max(start, log.first_offset)
     return sorted(offset for offset in log.values if start <= offset <= passed and offset not in given)
+
+
+def _places(missing: list[int], log: Log) -> int:
+    """Return how many runs of records without any between them the missing ones form."""
+    if not missing:
+        return 0
+    known = sorted(offset for offset in log.values if missing[0] <= offset <= missing[-1])
+    gone = set(missing)
+    return sum(offset in gone and before not in gone for before, offset in pairwise((-1, *known)))
 
 
 def _check_cursors(reader: _Reader, given: dict[int, Operation], missing: list[int], verdict: Verdict) -> None:

@@ -1,0 +1,198 @@
+"""Real nodes as processes: started on free ports, killed, paused, stopped, and started again on what they left.
+
+Nothing of the product is imported: a node is the command `quiver node`, its addresses and its directory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+READY_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 60
+_POLL_S = 0.02
+
+
+class NodeLostError(Exception):
+    """A node ended by itself, or did not become ready; the message shows what it said last."""
+
+
+@dataclass
+class NodeProcess:
+    """One node: what it is started with, and its process while it runs."""
+
+    id: int
+    directory: Path
+    http: str
+    wire: str
+    arguments: tuple[str, ...]
+    is_paused: bool = False
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _said: int = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether there is a process, paused or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def output(self) -> Path:
+        """Return the file that takes all that the node says."""
+        return self.directory.parent / f"node-{self.id}.log"
+
+    def start(self) -> None:
+        """Start it; it goes on with what is in its directory."""
+        assert not self.is_running
+        self._said = self.output.stat().st_size if self.output.exists() else 0
+        command = [sys.executable, "-m", "quiver", "node", "--id", str(self.id), "--data", str(self.directory)]
+        command += ["--http", self.http, "--wire", self.wire, *self.arguments]
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Return when it says that it is ready."""
+        end = time.monotonic() + timeout_s
+        while not any(line.startswith("ready") for line in self._said_since_start().splitlines()):
+            if not self.is_running:
+                raise NodeLostError(f"node {self.id} ended with {self.exit_code()}:\n{self.last_words()}")
+            if time.monotonic() > end:
+                raise NodeLostError(f"node {self.id} is not ready after {timeout_s} s:\n{self.last_words()}")
+            time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """Kill it at once, also if it is paused."""
+        self._signal(signal.SIGKILL)
+        self.exit_code()
+        self.is_paused = False
+
+    def pause(self) -> None:
+        """Let it stand still; the others see it as one that does not answer."""
+        self._signal(signal.SIGSTOP)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Let it go on as if no time had passed."""
+        self._signal(signal.SIGCONT)
+        self.is_paused = False
+
+    def stop(self) -> int:
+        """Ask it to stop, wait until it has, and return its exit code."""
+        self.resume()
+        self._signal(signal.SIGTERM)
+        return self.exit_code()
+
+    def exit_code(self) -> int:
+        """Wait for its end."""
+        assert self._process is not None
+        try:
+            return self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            words = self.last_words()
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            raise NodeLostError(f"node {self.id} did not stop within {STOP_TIMEOUT_S} s:\n{words}") from None
+
+    def last_words(self) -> str:
+        return "\n".join(self._said_since_start().splitlines()[-30:])
+
+    def _said_since_start(self) -> str:
+        with self.output.open("rb") as output:
+            output.seek(self._said)
+            return output.read().decode(errors="replace")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            os.kill(self.pid, number)
+
+
+class Cluster:
+    """Some nodes; the first three (or the only one) are its managers, and all are brokers and gateways."""
+
+    def __init__(self, directory: Path, nodes: int, settings: Sequence[str] = ()) -> None:
+        self.directory = directory
+        self._settings = tuple(settings)
+        wires = [f"127.0.0.1:{port}" for port in free_ports(nodes)]
+        managers = 3 if nodes >= 3 else 1
+        self._join = ",".join(f"{at + 1}@{wire}" for at, wire in enumerate(wires[:managers]))
+        self.nodes: list[NodeProcess] = []
+        for at, wire in enumerate(wires):
+            self._add(wire, "manager,broker,gateway" if at < managers else "broker,gateway")
+
+    def _add(self, wire: str, roles: str) -> NodeProcess:
+        number = len(self.nodes) + 1
+        arguments = ("--roles", roles, "--join", self._join, *self._settings)
+        (http_port,) = free_ports(1)
+        node = NodeProcess(number, self.directory / f"node-{number}", f"127.0.0.1:{http_port}", wire, arguments)
+        self.nodes.append(node)
+        return node
+
+    def add_broker(self) -> NodeProcess:
+        """Return a new node that is no manager, not started yet."""
+        (port,) = free_ports(1)
+        return self._add(f"127.0.0.1:{port}", "broker,gateway")
+
+    def node(self, number: int) -> NodeProcess:
+        return self.nodes[number - 1]
+
+    @property
+    def http_addresses(self) -> list[str]:
+        return [node.http for node in self.nodes]
+
+    def start(self) -> None:
+        """Start what does not run, let everything go on that is paused, and wait until all are ready."""
+        for node in self.nodes:
+            if node.is_running:
+                node.resume()
+            else:
+                node.start()
+        for node in self.nodes:
+            node.wait_ready()
+
+    def stop(self) -> None:
+        """Stop all as an operator does; raise NodeLostError if one fails at it."""
+        for node in self.nodes:
+            node.resume()
+            if node.is_running:
+                os.kill(node.pid, signal.SIGTERM)
+        codes = {node.id: node.exit_code() for node in self.nodes}
+        if any(codes.values()):
+            words = "\n".join(self.node(number).last_words() for number, code in codes.items() if code)
+            raise NodeLostError(f"nodes ended with {codes}:\n{words}")
+
+    def close(self) -> None:
+        for node in self.nodes:
+            if node.is_running:
+                node.kill()
+
+
+@contextmanager
+def running_cluster(directory: Path, nodes: int = 3, settings: Sequence[str] = ()) -> Iterator[Cluster]:
+    """Run a cluster for as long as the block lasts; whatever is left of it then is killed."""
+    cluster = Cluster(directory, nodes, settings)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,98 @@
+"""The end of a run: everything heals, all is read from the start, and every copy on disk is compared.
+
+What is found out goes into the history, where the judge sees it: the drain as polls, each broker's files as `replica`.
+The logs and the databases are also checked by the product's own commands.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chaos_clients import OffsetReader, Workload
+from chaos_cluster import Cluster
+from chaos_http import HttpClient, wait_for
+
+SETTLE_TIMEOUT_S = 120
+_CHUNK = 1000
+
+
+def settle(cluster: Cluster, workload: Workload) -> None:
+    """Heal the cluster, end the load, read everything, stop the nodes, and record what they have on disk."""
+    cluster.start()
+    workload.finish()
+    ends = wait_for("all replicas in sync", lambda: _ends_in_sync(cluster, workload), SETTLE_TIMEOUT_S)
+    first_values = drain(workload, ends)
+    cluster.stop()
+    record_replicas(cluster, workload, first_values)
+
+
+def _ends_in_sync(cluster: Cluster, workload: Workload) -> dict[int, int] | None:
+    """Return the end of each partition once every replica of each has caught up."""
+    client = HttpClient(cluster.http_addresses)
+    answer = client.get(f"/topics/{workload.topic}")
+    client.close()
+    if not answer.is_ok:
+        return None
+    partitions = answer.body["partitions"]
+    if any(sorted(one["in_sync_replicas"] or ()) != sorted(one["replicas"]) for one in partitions):
+        return None
+    return {one["partition_id"]: one["end_offset"] for one in partitions}
+
+
+def drain(workload: Workload, ends: dict[int, int]) -> dict[str, str]:
+    """Poll every partition from its beginning to its end with a fresh client; return the first value of each."""
+    reader = OffsetReader(workload, f"drain-{time.monotonic_ns()}", 0)
+    reader.begin()
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    for partition, end in ends.items():
+        while reader.positions[partition] < end:
+            if not reader.read(partition) and time.monotonic() > deadline:
+                break  # the judge will tell what is missing
+        workload.recorder.note(reader.proc, "drain", workload.key(partition), reader.positions[partition])
+    reader.http.close()
+    return reader.first_values
+
+
+def record_replicas(cluster: Cluster, workload: Workload, first_values: dict[str, str]) -> None:
+    """Record what each stopped broker has on disk of every partition, told apart by its first value."""
+    keys = {value: key for key, value in first_values.items()}
+    for node in cluster.nodes:
+        for directory in sorted((node.directory / "groups").iterdir()):
+            records = list(_dump(directory))
+            key = keys.get(records[0][1]) if records else None
+            for at in range(0, len(records) if key else 0, _CHUNK):
+                part = {"replica": f"node-{node.id}", "records": records[at : at + _CHUNK]}
+                workload.recorder.note("settlement", "replica", key, part)
+
+
+def _dump(directory: Path) -> Iterator[tuple[int, str]]:
+    for line in run_quiver("log", "dump", str(directory), "--values", "--json").splitlines():
+        for record in json.loads(line).get("records", ()):
+            yield record["offset"], record["value"]
+
+
+def verify_files(cluster: Cluster) -> None:
+    """Let the product check every log of every stopped node."""
+    for node in cluster.nodes:
+        for directory in (node.directory / "metadata", *sorted((node.directory / "groups").iterdir())):
+            run_quiver("log", "verify", str(directory))
+
+
+def verify_metadata(cluster: Cluster, database: str = "") -> dict[str, Any]:
+    """Demand that the databases of all nodes are equal wherever they can be compared."""
+    extra = ("--metadata-db", database) if database else ()
+    return dict(json.loads(run_quiver("metadata", "verify", "--data", str(cluster.directory), "--json", *extra)))
+
+
+def run_quiver(*arguments: str) -> str:
+    """Run a command to its end and return what it printed; raise AssertionError if it failed."""
+    done = subprocess.run([sys.executable, "-m", "quiver", *arguments], capture_output=True, check=False, text=True)
+    if done.returncode:
+        raise AssertionError(f"quiver {' '.join(arguments)}: {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
+    return done.stdout
