@@ -18,6 +18,8 @@ import pytest
 
 from quiver.errors import StorageError
 from quiver.model import Index, NodeId, Offset, ProducerId
+from quiver.partition.appending import Appender
+from quiver.partition.leading import Leading
 from quiver.partition.producers import ProducerTable
 from quiver.partition.replica import Replica
 from quiver.partition.state import PartitionState
@@ -206,12 +208,13 @@ def open_without_writing_again(writer: Writer) -> None:
         writer._planner.replaced(active.size_bytes)
 
 
-async def be_ready_at_once(replica: Replica) -> None:
-    if not replica._member.raft.is_leader:
-        await replica._member.read_barrier()
-    if replica._term != replica._member.raft.term:
-        replica._term = replica._member.raft.term
-        replica._in_flight.clear()
+async def be_ready_at_once(leading: Leading) -> None:
+    if not leading._member.raft.is_leader:
+        await leading._member.read_barrier()
+    if leading.term != leading._member.raft.term:
+        leading.term = leading._member.raft.term
+        for forget in leading.on_new_term:
+            forget()
 
 
 def forget_producers(state: PartitionState, saved: bytes) -> None:
@@ -219,7 +222,7 @@ def forget_producers(state: PartitionState, saved: bytes) -> None:
     state.producers = ProducerTable()
 
 
-def nothing_in_flight(_: Replica, __: ProducerId) -> list[Any]:
+def nothing_in_flight(_: Appender, __: ProducerId) -> list[Any]:
     return []
 
 
@@ -330,9 +333,9 @@ ABLATIONS = [
     without("recovery_is_not_saved", DAMAGE_AND_OUTAGES, (Persistence, "plan_save", forget_recovery)),
     without("snapshot_is_restored_without_its_state", SNAPSHOTS, (Applier, "restore", restore_index_alone)),
     without("lost_disk_comes_back_under_its_id", LOST, (World, "replace", come_back_under_the_old_id)),
-    without("dedup_does_not_wait_for_the_new_term", RETRIES, (Replica, "_catch_up", be_ready_at_once)),
+    without("dedup_does_not_wait_for_the_new_term", RETRIES, (Leading, "_catch_up", be_ready_at_once)),
     without("dedup_is_not_in_snapshots", SNAPSHOTS, (PartitionState, "restore", forget_producers)),
-    without("dedup_ignores_what_is_in_flight", RETRIES, (Replica, "_unsettled", nothing_in_flight)),
+    without("dedup_ignores_what_is_in_flight", RETRIES, (Appender, "_unsettled", nothing_in_flight)),
     without("reads_do_not_ask_the_quorum", READS, (Replica, "read_end_offset", read_local_end)),
     without("readers_see_what_is_not_committed", READS, (Replica, "read", read_everything)),
     without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
+from quiver.partition.entries import Fence, build_entry
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.testing.checkers import CommittedLog, check_ack, check_end_read, check_sends
 from quiver.testing.finding import Finding
@@ -112,8 +113,14 @@ def test_batch_of_a_fenced_epoch_is_found() -> None:
     finds("I11", lambda: committed(batch(1, 0, b"a", epoch=2), batch(2, 1, b"b", epoch=1)))
 
 
-def test_epoch_that_does_not_begin_at_0_is_found() -> None:
-    finds("I11", lambda: committed(*SOUND, batch(4, 3, b"d", epoch=1, sequence=3)))
+def test_batch_behind_the_fence_that_shuts_it_out_is_found() -> None:
+    fence = stamped(build_entry(Fence(ProducerId(5), 1)), 4, 3, 1)
+    finds("I11", lambda: committed(*SOUND, fence, batch(5, 3, b"d", sequence=3)))
+
+
+def test_epoch_that_does_not_begin_where_the_last_one_ended_is_found() -> None:
+    committed(*SOUND, batch(4, 3, b"d", epoch=1, sequence=3))
+    finds("I11", lambda: committed(*SOUND, batch(4, 3, b"d", epoch=1, sequence=0)))
 
 
 def test_states_that_differ_at_one_index_are_found() -> None:

@@ -1,20 +1,11 @@
-"""One replica of a partition as its broker sees it: idempotent appends, current reads, and the state behind them.
+"""A partition as its broker sees it: one replica over its Raft group, with the state that its log leads to.
 
-`Replica` is the way in. `PartitionState` is what every replica computes from the same committed batches;
-`ProducerTable` is the part of it that makes sends land exactly once.
+`PartitionState` is the replicated state machine; `Replica` appends, fences, reads and moves cursors.
 """
 
-from quiver.partition.producers import (
-    ProducerTable,
-    Verdict,
-)
-from quiver.partition.replica import Appended, Replica
+from quiver.partition.appending import Appended
+from quiver.partition.consuming import Consumed
+from quiver.partition.replica import CursorsRead, Fetched, Replica
 from quiver.partition.state import PartitionState
 
-__all__ = [
-    "Appended",
-    "PartitionState",
-    "ProducerTable",
-    "Replica",
-    "Verdict",
-]
+__all__ = ["Appended", "Consumed", "CursorsRead", "Fetched", "PartitionState", "Replica"]

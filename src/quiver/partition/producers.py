@@ -1,24 +1,25 @@
-"""Who has sent what: the table that makes a send land once, however often it is retried (R20).
+"""Which batches of which producers are in the log: what makes a retry land once (R20).
 
-Pure. It is fed the headers of committed batches in order, so that every replica has the same table at
-the same index; it lives in snapshots as bytes. A producer numbers its records from 0 in each epoch, with no
-gap; a batch says the number of its first one. For each producer the last `WINDOW_BATCHES` batches are
-remembered with the offset they got: a retry of one of them is answered with that offset.
+Every data batch carries (producer id, epoch, sequence of its first record). Sequences go on across epochs: an epoch
+only says who may send. The table remembers for each producer its epoch, the number that must come next and its last
+few batches, so that a retry is answered with the offset that the first send got, also by a leader that was a follower
+then, and also in a later epoch than it was first sent in. It is a pure function of the committed log: every replica
+has the same one at the same index, in the same order, so that all forget the same producer when there are too many.
 
-Invariants: a producer's remembered batches are consecutive and end at `next_sequence`; epochs never go back;
-at most `PRODUCERS_MAX` producers are remembered, and the one that was silent longest goes first. One that was
-forgotten must begin a new epoch: refusing is always safe, guessing is not.
+A producer that was forgotten, or that is new, must begin with sequence 0: a retry older than the window or a
+batch after a gap is refused rather than appended. Refusing is always safe, guessing is not.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
-from quiver.errors import DecodeError
 from quiver.model import NO_PRODUCER, Offset, ProducerId
+from quiver.partition.entries import ProducerRow, Sent
 from quiver.record import BatchHeader
 
 WINDOW_BATCHES = 8
@@ -48,38 +49,15 @@ GAP = Verdict(Kind.GAP)
 FENCED = Verdict(Kind.FENCED)
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One remembered batch: its sequence numbers, half-open, and the offset of its first record."""
-
-    first_sequence: int
-    end_sequence: int
-    base_offset: Offset
-
-
 class Producer:
     """What is known of one producer."""
 
-    __slots__ = ("epoch", "sent")
+    __slots__ = ("epoch", "next_sequence", "sent")
 
-    def __init__(self, epoch: int, sent: deque[Sent]) -> None:
+    def __init__(self, epoch: int, next_sequence: int = 0, sent: Iterable[Sent] = ()) -> None:
         self.epoch = epoch
-        self.sent = sent
-
-    @property
-    def next_sequence(self) -> int:
-        """Return the number that the producer's next record must have."""
-        return self.sent[-1].end_sequence
-
-
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One producer in a snapshot."""
-
-    producer_id: ProducerId
-    epoch: int
-    sent: tuple[Sent, ...]
-
-
-_decoder = msgspec.msgpack.Decoder(list[Row])
+        self.next_sequence = next_sequence
+        self.sent = deque(sent, maxlen=WINDOW_BATCHES)
 
 
 class ProducerTable:
@@ -97,7 +75,7 @@ class ProducerTable:
         if header.producer_id == NO_PRODUCER:
             return NEW
         known = self._producers.get(header.producer_id)
-        if known is None or header.producer_epoch > known.epoch:
+        if known is None:
             return NEW if header.base_sequence == 0 else GAP
         if header.producer_epoch < known.epoch:
             return FENCED
@@ -112,43 +90,41 @@ class ProducerTable:
     def next_sequence(self, producer_id: ProducerId, epoch: int) -> int | None:
         """Return the number that must come next in an epoch; None if the epoch is fenced."""
         known = self._producers.get(producer_id)
-        if known is None or epoch > known.epoch:
+        if known is None:
             return 0
-        return known.next_sequence if epoch == known.epoch else None
+        return known.next_sequence if epoch >= known.epoch else None
 
     def apply(self, header: BatchHeader) -> None:
         """Take note of a committed batch. One that should not be in the log changes nothing."""
         if header.producer_id == NO_PRODUCER or header.is_control or self.judge(header).kind is not Kind.NEW:
             return
+        known = self._hear(header.producer_id, header.producer_epoch)
         end_sequence = header.base_sequence + header.record_count
-        sent = Sent(header.base_sequence, end_sequence, header.base_offset)
-        known = self._producers.pop(header.producer_id, None)
-        if known is None or header.producer_epoch > known.epoch:
-            known = Producer(header.producer_epoch, deque(maxlen=WINDOW_BATCHES))
-        known.sent.append(sent)
-        self._producers[header.producer_id] = known  # last: it has just been heard of
+        known.sent.append(Sent(header.base_sequence, end_sequence, header.base_offset))
+        known.next_sequence = end_sequence
+
+    def fence(self, producer_id: ProducerId, epoch: int) -> None:
+        """Take note of a committed fence; an older one than is known changes nothing."""
+        known = self._producers.get(producer_id)
+        if known is None or epoch >= known.epoch:
+            self._hear(producer_id, epoch)
+
+    def rows(self) -> tuple[ProducerRow, ...]:
+        """Return the table for a snapshot: the same rows, in the same order, on every replica."""
+        return tuple(
+            ProducerRow(producer_id, known.epoch, known.next_sequence, tuple(known.sent))
+            for producer_id, known in self._producers.items()
+        )
+
+    def replace(self, rows: Iterable[ProducerRow]) -> None:
+        """Become the table that these rows came from."""
+        self._producers = {row.producer_id: Producer(row.epoch, row.next_sequence, row.sent) for row in rows}
+
+    def _hear(self, producer_id: ProducerId, epoch: int) -> Producer:
+        """Return a producer that has just been heard of in an epoch; others may have to be forgotten for it."""
+        known = self._producers.pop(producer_id, None) or Producer(epoch)
+        known.epoch = epoch
+        self._producers[producer_id] = known  # last: it was silent shortest
         if len(self._producers) > self._producers_max:
             del self._producers[next(iter(self._producers))]
-
-    def rows(self) -> list[Row]:
-        """Return the table for a snapshot: the same rows, in the same order, on every replica."""
-        return [Row(producer_id, known.epoch, tuple(known.sent)) for producer_id, known in self._producers.items()]
-
-    def replace(self, rows: list[Row]) -> None:
-        """Become the table that these rows came from."""
-        self._producers = {row.producer_id: Producer(row.epoch, deque(row.sent, maxlen=WINDOW_BATCHES)) for row in rows}
-
-    def snapshot(self) -> bytes:
-        """Return the table as bytes; equal tables give equal bytes."""
-        return msgspec.msgpack.encode(self.rows())
-
-    def restore(self, data: bytes) -> None:
-        """Become the table that `snapshot` was called on.
-
-        Raises:
-            DecodeError: the bytes are something else; nothing was changed.
-        """
-        try:
-            self.replace(_decoder.decode(data))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise DecodeError(f"a producer table that cannot be read: {error}") from None
+        return known

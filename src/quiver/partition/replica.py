@@ -1,52 +1,65 @@
-"""One replica of a partition: appends that land once, and reads that are current.
+"""One replica of a partition, as its broker sees it: appends that land once, reads that are current, cursors.
 
-The leader checks a batch before it proposes it, against what is applied *and* against its own proposals that
-are not committed yet. It does so only after everything that earlier leaders committed is applied here (R10):
-before that, a retry of a batch that its predecessor took would look new. Check and proposal are one step in
-the event loop, so that nothing comes between them.
-
-What it never does: answer a retry of a batch that is still on its way by proposing it again; go on checking
-in a term other than the one it caught up in.
+`Replica` is the way in and owns nothing but the parts: `leading` says when it may answer, `appending` lets batches
+land once, `cursors` and `consuming` move consumers, `arrivals` lets readers wait. Only a leader that has caught up
+in its term answers (R10); every other replica refuses with `NotLeaderError` and names the leader.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
-from quiver.errors import DecodeError, FencedError, OutOfSequenceError
-from quiver.model import NO_PRODUCER, Buffer, Offset, ProducerId, Term
-from quiver.partition.producers import Kind
+from quiver.errors import NotLeaderError, OutOfRangeError
+from quiver.model import Buffer, ConsumerId, NodeId, Offset, ProducerId, Term
+from quiver.partition.appending import Appended, Appender
+from quiver.partition.arrivals import Arrivals
+from quiver.partition.consuming import Consumed, Consuming, Start, Wish, check_in_range
+from quiver.partition.cursors import CursorMoves
+from quiver.partition.leading import Leading
 from quiver.partition.state import PartitionState
-from quiver.record import Batch, BatchHeader, decode_header, verify_payload
+from quiver.raft import Role
+from quiver.record import Batch
 from quiver.replication import Member
 
-
-class Appended(msgspec.Struct, frozen=True):
-    """Where a batch is; `is_duplicate` if an earlier send of it put it there."""
-
-    base_offset: Offset
-    is_duplicate: bool = False
+OnRole = Callable[[Role, Term, NodeId | None], None]
 
 
-class _InFlight(msgspec.Struct, frozen=True):
-    """A batch that this leader has proposed."""
+class Fetched(msgspec.Struct, frozen=True):
+    """Committed batches from the one that holds the wanted offset on, and where the partition begins and ends."""
 
-    epoch: int
-    first_sequence: int
-    end_sequence: int
-    done: asyncio.Future[list[BatchHeader]]
+    batches: list[Batch]
+    first_offset: Offset
+    end_offset: Offset
+    """The high watermark."""
+
+
+class CursorsRead(msgspec.Struct, frozen=True):
+    """Cursors, in the order in which they were asked for (None: no cursor yet), and the partition's bounds."""
+
+    cursors: tuple[Offset | None, ...]
+    first_offset: Offset
+    end_offset: Offset
 
 
 class Replica:
     """One replica of a partition, over its member of the Raft group."""
 
     def __init__(self, member: Member, state: PartitionState) -> None:
+        self.on_role: OnRole | None = None
+        """Called when the replica's role or leader changes."""
         self._member = member
         self._state = state
-        self._term: Term | None = None
-        self._in_flight: dict[ProducerId, list[_InFlight]] = {}
+        self._leading = Leading(member)
+        self._appender = Appender(self._leading, state)
+        self._moves = CursorMoves(self._leading, state)
+        self._consuming = Consuming(self._leading, state, self._moves, member.log)
+        self._arrivals = Arrivals()
+        member.on_role = self._handle_role
+        state.on_applied = self._handle_applied
 
     @property
     def member(self) -> Member:
@@ -59,9 +72,16 @@ class Replica:
         return self._state
 
     @property
+    def first_offset(self) -> Offset:
+        """Return where the records begin, as far as known here."""
+        return self._state.first_offset
+
+    @property
     def high_watermark(self) -> Offset:
         """Return the first offset not known here to be committed; perhaps not the newest one there is."""
         return self._state.end_offset
+
+    # -- producers -------------------------------------------------------------------------------
 
     async def append(self, data: Buffer) -> Appended:
         """Append a batch as its producer built it, once; return where it is when it is committed.
@@ -72,25 +92,71 @@ class Replica:
             DecodeError: not done; the bytes are not one batch of records.
             OutOfSequenceError: not done; it does not follow the producer's last batch.
             FencedError: not done; the producer has begun a later epoch.
-            UnavailableError: not done; this replica does not lead, or is overloaded.
+            NotLeaderError: not done; another replica leads.
+            UnavailableError: not done; this replica is overloaded or cannot take it now.
             OutcomeUnknownError: perhaps done; send the very same batch again.
         """
-        header = _checked_header(data)
-        await self._catch_up()
-        try:
-            known = self._find_known(header)
-        except OutOfSequenceError:
-            # A leader that was replaced, and does not know it yet, must not say so to a producer that is in order.
-            await self._member.read_barrier()
-            await self._catch_up()
-            known = self._find_known(header)
-        if isinstance(known, Appended):
-            return known
-        if known is not None:
-            headers = await asyncio.shield(known)
-            return Appended(headers[0].base_offset, is_duplicate=True)
-        headers = await asyncio.shield(self._propose(header, data))
-        return Appended(headers[0].base_offset)
+        return await self._appender.append(data)
+
+    async def begin_epoch(self, producer_id: ProducerId, epoch: int) -> int:
+        """Fence off a producer's earlier epochs, durably; return the sequence that its next record must have.
+
+        Sequences go on across epochs. Asking again for the same epoch is fine.
+
+        Raises:
+            FencedError: the producer has begun a later epoch.
+            UnavailableError: not done; this replica does not lead or is overloaded.
+            OutcomeUnknownError: perhaps done; ask again.
+        """
+        return await self._appender.begin_epoch(producer_id, epoch)
+
+    # -- readers ---------------------------------------------------------------------------------
+
+    async def fetch(self, offset: Offset, *, bytes_max: int, wait_ms: int = 0) -> Fetched:
+        """Return committed batches from the one that holds `offset`; wait for one, at most `wait_ms`, if there is none.
+
+        At least one batch is returned if there is one, however large it is.
+
+        Raises:
+            TrimmedError: the offset lies below the first record.
+            OutOfRangeError: the offset lies behind the high watermark.
+            NotLeaderError: another replica leads, or this one has lost leadership while it waited.
+            OverloadedError: too many wait.
+        """
+        await self._leading.wait_ready()
+        fetched = await self._fetch(offset, bytes_max)
+        if wait_ms and not fetched.batches and await self._wait_past(offset, wait_ms):
+            await self._leading.wait_ready()
+            fetched = await self._fetch(offset, bytes_max)
+        return fetched
+
+    async def wait_past(self, offset: Offset) -> None:
+        """Wait until there is a committed record at `offset`; cancel to give up.
+
+        Raises:
+            NotLeaderError: this replica does not lead, or no longer.
+            OverloadedError: too many wait.
+        """
+        await self._leading.wait_ready()
+        if self._state.end_offset <= offset:
+            await self._arrivals.wait_past(offset)
+
+    async def find_offset(self, at: Literal["earliest", "latest"] | int) -> Offset:
+        """Return the first offset, the high watermark, or the first record not older than a timestamp (ms).
+
+        The answer is no older than the call. If every record is older than the timestamp it is the high watermark.
+
+        Raises:
+            NotLeaderError: another replica leads.
+        """
+        await self._leading.wait_confirmed()
+        first_offset, end_offset = self._state.first_offset, self._state.end_offset
+        if at == "earliest":
+            return first_offset
+        if at == "latest":
+            return end_offset
+        found = await self._member.log.find_timestamp(at, first_offset=first_offset, end_offset=end_offset)
+        return end_offset if found is None else found
 
     async def read_end_offset(self) -> Offset:
         """Return the high watermark, no older than this call.
@@ -98,80 +164,106 @@ class Replica:
         Raises:
             UnavailableError: this replica does not lead, or is overloaded.
         """
-        await self._member.read_barrier()
-        return self._state.end_offset
+        return await self.find_offset("latest")
 
     async def read(self, first_offset: Offset, *, bytes_max: int) -> list[Batch]:
-        """Return committed batches from the one that holds `first_offset`; see `Log.read_records` for errors."""
+        """Return batches that are committed as far as known here, leader or not; see `Log.read_records` for errors."""
         return await self._member.log.read_records(first_offset, end_offset=self._state.end_offset, bytes_max=bytes_max)
 
-    async def _catch_up(self) -> None:
-        """Wait, once in each term, until all that earlier leaders committed is applied here."""
-        raft = self._member.raft
-        while self._term != raft.term or not raft.is_leader:
-            term = raft.term
-            await self._member.read_barrier()
-            if raft.term == term != self._term:
-                self._term = term
-                self._in_flight.clear()
+    # -- consumers -------------------------------------------------------------------------------
 
-    def _find_known(self, header: BatchHeader) -> Appended | asyncio.Future[list[BatchHeader]] | None:
-        """Return where a batch is, or who is bringing it there; None if it is to be proposed now."""
-        verdict = self._state.producers.judge(header)
-        if verdict.kind is Kind.FENCED:
-            raise FencedError(f"not done: producer {header.producer_id} has left epoch {header.producer_epoch}")
-        if verdict.base_offset is not None:
-            return Appended(verdict.base_offset, is_duplicate=True)
-        if header.producer_id == NO_PRODUCER:
-            return None
-        in_flight = self._unsettled(header.producer_id)
-        end_sequence = header.base_sequence + header.record_count
-        for sent in in_flight:
-            if (sent.epoch, sent.first_sequence, sent.end_sequence) == (
-                header.producer_epoch,
-                header.base_sequence,
-                end_sequence,
-            ):
-                return sent.done
-        self._check_follows(header, in_flight)
-        return None
+    async def consume(
+        self,
+        consumer_id: ConsumerId,
+        *,
+        offset: Offset | None = None,
+        default_start: Start = "earliest",
+        records_max: int = 1,
+        bytes_max: int,
+        wait_ms: int = 0,
+    ) -> Consumed:
+        """Return records at a consumer's cursor, and move it behind them in the same replicated step.
 
-    def _check_follows(self, header: BatchHeader, in_flight: list[_InFlight]) -> None:
-        """Refuse a batch that does not follow its producer's last one, committed or on its way."""
-        expected = self._state.producers.next_sequence(header.producer_id, header.producer_epoch)
-        if in_flight:
-            newest = in_flight[-1]
-            if newest.epoch > header.producer_epoch:
-                raise FencedError(f"not done: producer {header.producer_id} has left epoch {header.producer_epoch}")
-            expected = newest.end_sequence if newest.epoch == header.producer_epoch else 0
-        if header.base_sequence != expected:
-            raise OutOfSequenceError(
-                f"not done: producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}"
-            )
+        A consumer without a cursor begins at `default_start`. With `offset` the records from there are returned,
+        and the cursor is set behind them: safe to repeat. If there is none, one is waited for, at most `wait_ms`.
 
-    def _unsettled(self, producer_id: ProducerId) -> list[_InFlight]:
-        """Return a producer's proposals without an outcome; the others are in the table by now, or were refused.
-
-        Proposals are refused together with all that were queued behind them, so that no gap is left here.
+        Raises:
+            TrimmedError: not done; `offset` lies below the first record.
+            OutOfRangeError: not done; `offset` lies behind the high watermark.
+            NotLeaderError: not done; another replica leads.
+            UnavailableError: not done; this replica is overloaded, or a move before this one failed.
+            OutcomeUnknownError: the cursor may have moved, and nothing is returned.
         """
-        in_flight = [sent for sent in self._in_flight.pop(producer_id, ()) if not sent.done.done()]
-        if in_flight:
-            self._in_flight[producer_id] = in_flight
-        return in_flight
+        wish = Wish(
+            consumer_id=consumer_id,
+            offset=offset,
+            default_start=default_start,
+            records_max=records_max,
+            bytes_max=bytes_max,
+        )
+        consumed = await self._consuming.consume(wish)
+        if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
+            consumed = await self._consuming.consume(wish)
+        return consumed
 
-    def _propose(self, header: BatchHeader, data: Buffer) -> asyncio.Future[list[BatchHeader]]:
-        assert self._term is not None, "a replica proposes after it has caught up"
-        done = self._member.propose_nowait([data], term=self._term)
-        if header.producer_id != NO_PRODUCER:
-            end_sequence = header.base_sequence + header.record_count
-            sent = _InFlight(header.producer_epoch, header.base_sequence, end_sequence, done)
-            self._in_flight.setdefault(header.producer_id, []).append(sent)
-        return done
+    async def move_cursors(
+        self, cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]], *, only_new: bool = False
+    ) -> None:
+        """Set consumers' cursors; with `only_new` leave those alone that have one. All of them move, or none.
 
+        Raises:
+            OutOfRangeError: not done; an offset lies behind the high watermark.
+            UnavailableError: not done; this replica does not lead or is overloaded.
+            OutcomeUnknownError: perhaps done.
+        """
+        wanted = list(cursors)
+        await self._leading.wait_ready()
+        if any(offset != "latest" and offset > self._state.end_offset for _, offset in wanted):
+            await self._leading.wait_confirmed()
+        end_offset = self._state.end_offset
+        moves = {consumer: end_offset if offset == "latest" else offset for consumer, offset in wanted}
+        if any(not 0 <= offset <= end_offset for offset in moves.values()):
+            raise OutOfRangeError(f"a cursor is set behind the end, {end_offset}", code="offset_out_of_range")
+        if only_new:
+            moves = {consumer: offset for consumer, offset in moves.items() if self._moves.planned(consumer) is None}
+        moved = self._moves.move(moves) if moves else self._moves.settled()
+        if moved is not None:
+            await asyncio.shield(moved)
 
-def _checked_header(data: Buffer) -> BatchHeader:
-    header = decode_header(data)
-    if header.is_control or header.batch_bytes != len(data):
-        raise DecodeError("an append takes exactly one batch of records")
-    verify_payload(data, header)
-    return header
+    async def get_cursors(self, consumer_ids: Sequence[ConsumerId]) -> CursorsRead:
+        """Return where consumers are, no older than this call.
+
+        Raises:
+            NotLeaderError: another replica leads.
+        """
+        await self._leading.wait_confirmed()
+        state = self._state
+        found = tuple(state.cursor(consumer_id) for consumer_id in consumer_ids)
+        return CursorsRead(found, state.first_offset, state.end_offset)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    async def _fetch(self, offset: Offset, bytes_max: int) -> Fetched:
+        state = self._state
+        await check_in_range(self._leading, state, offset)
+        end_offset = state.end_offset
+        batches = await self._member.log.read_records(offset, end_offset=end_offset, bytes_max=bytes_max)
+        return Fetched(batches, state.first_offset, end_offset)
+
+    async def _wait_past(self, offset: Offset, wait_ms: int) -> bool:
+        """Wait for a record at `offset`; tell whether it came in time."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self.wait_past(offset)
+        except TimeoutError:
+            return False
+        return True
+
+    def _handle_applied(self) -> None:
+        self._arrivals.wake(self._state.end_offset)
+
+    def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
+        if role is not Role.LEADER and len(self._arrivals):
+            self._arrivals.fail(NotLeaderError("leadership was lost while a reader waited", leader=leader))
+        if self.on_role is not None:
+            self.on_role(role, term, leader)

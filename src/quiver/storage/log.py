@@ -35,6 +35,8 @@ from quiver.storage.tail import TailCache
 from quiver.storage.truncation import remove_prefix, start_over
 from quiver.storage.writer import Writer
 
+BEGINNING = Offset(0)
+
 
 class LogStatus(msgspec.Struct, frozen=True):
     """A snapshot of a log."""
@@ -441,13 +443,24 @@ class Log:
             if found is not None:
                 return found
 
-    async def find_timestamp(self, timestamp: int, *, end_offset: Offset) -> Offset | None:
-        """Return the first offset below `end_offset` whose record is not older than `timestamp`; None if there is none.
+    async def find_timestamp(
+        self, timestamp: int, *, first_offset: Offset = BEGINNING, end_offset: Offset
+    ) -> Offset | None:
+        """Return the first offset of a range whose record is not older than `timestamp`; None if there is none.
+
+        Both ends of the range lie between batches.
 
         Raises:
             DamageError: a batch on the way fails its checksum.
         """
-        wanted = Wanted(timestamp_min=timestamp, end_offset=end_offset, end_index=0, bytes_max=1, data_only=True)
+        wanted = Wanted(
+            timestamp_min=timestamp,
+            first_offset=first_offset,
+            end_offset=end_offset,
+            end_index=0,
+            bytes_max=1,
+            data_only=True,
+        )
         found: list[Batch] | None = None
         while found is None:
             found = await self._find_timestamp(wanted)

@@ -1,8 +1,9 @@
 """Clients of a simulated cluster: idempotent producers with retries, and readers.
 
 A producer sends batches of unique values, several at a time, and sends each again until it has an answer or
-gives up. Giving up ends its epoch: what had no answer is `info`, what was certainly refused is `fail`, and the
-next epoch starts at sequence 0. It follows hints to the leader, and else asks around.
+gives up. Giving up ends its epoch: it begins the next one, and is told by that how far the last one has come. What
+lies before is done, and sending it once more must find it; what lies behind can never be done. It follows hints to
+the leader, and else asks around.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from quiver.clock import Rng
-from quiver.errors import OutOfSequenceError, QuiverError, StorageError, UnavailableError
+from quiver.errors import OutcomeUnknownError, OutOfSequenceError, QuiverError, StorageError, UnavailableError
 from quiver.model import GroupId, NodeId, Offset, ProducerId
 from quiver.partition import Appended
 from quiver.record import Batch, build_batch
@@ -63,6 +64,7 @@ class Producer(Client):
         """How many batches to send at once without pause, next."""
         self._sequence = 0
         self._unanswered: list[Send] = []
+        self._has_given_up = False
 
     async def run(self) -> None:
         """Send until the world no longer wants it, then until everything has an answer."""
@@ -78,17 +80,17 @@ class Producer(Client):
         """Send one batch and wait for its outcome."""
         send = self._next_send()
         await self._send_until_answered(send)
-        self._end_epoch_if_given_up()
         return send
 
     async def _send_some(self) -> None:
         """Send up to a window of batches at a time; all have an outcome when this returns."""
+        if self._has_given_up and not await self._begin_epoch():
+            return
         count = 1 + self.rng.randrange(self.world.knobs.in_flight_max)
         sends = [self._next_send() for _ in range(count)]
         async with asyncio.TaskGroup() as tasks:
             for send in sends:
                 tasks.create_task(self._send_until_answered(send))
-        self._end_epoch_if_given_up()
 
     def _next_send(self) -> Send:
         count = 1 + self.rng.randrange(self.world.knobs.batch_records_max)
@@ -113,13 +115,14 @@ class Producer(Client):
             send.values,
             timestamp=1,
             producer_id=send.producer_id,
-            producer_epoch=send.epoch,
+            producer_epoch=self.epoch,
             base_sequence=send.base_sequence,
         )
-        deadline_ns = send.invoked_ns + self.world.give_up_ms * 1_000_000
+        deadline_ns = self.world.loop.now_ns + self.world.give_up_ms * 1_000_000
         while not await self._attempt(send, data):
             if self.world.loop.now_ns >= deadline_ns:
                 send.outcome = "info" if send.may_be_done else "fail"
+                self._has_given_up = True
                 return
             await self.pause(20)
 
@@ -164,12 +167,39 @@ class Producer(Client):
         self._unanswered.remove(send)
         self.world.history.note_end(self.group, Offset(appended.base_offset + len(send.values)))
 
-    def _end_epoch_if_given_up(self) -> None:
-        """Begin a new epoch if a batch was given up: its number can never be used again."""
-        if self._unanswered:
-            self._unanswered.clear()
-            self.epoch += 1
-            self._sequence = 0
+    async def _begin_epoch(self) -> bool:
+        """Begin a new epoch, and learn what became of what was given up; tell whether there was an answer."""
+        asked, epoch = self.target(), self.epoch + 1
+
+        async def begin_epoch(node: SimulatedNode) -> int:
+            return await node.serve(self.group).begin_epoch(self.producer_id, epoch)
+
+        try:
+            async with asyncio.timeout(self.world.knobs.attempt_timeout_ms / 1000):
+                next_sequence = await self.world.courier.call(asked, begin_epoch)
+        except UnavailableError:
+            self.learn(asked)
+            return False
+        except (TimeoutError, StorageError, OutcomeUnknownError):
+            self._guess = None
+            return False
+        self.epoch, self._sequence, self._has_given_up = epoch, next_sequence, False
+        await self._settle(next_sequence)
+        return True
+
+    async def _settle(self, next_sequence: int) -> None:
+        """Find what was given up and yet done; the rest can never be done any more."""
+        unanswered, self._unanswered = self._unanswered, []
+        for send in unanswered:
+            if send.base_sequence >= next_sequence:
+                send.outcome = "fail"
+                continue
+            require(send.outcome != "fail", "I12", "a send that was not done is there", group=self.group)
+            self._unanswered = [send]
+            await self._send_until_answered(send)
+        self._unanswered.clear()
+        if self._has_given_up:
+            self._has_given_up = False  # the epoch is as good as new: nothing was sent in it but what was there
 
 
 class Reader(Client):

@@ -3,69 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
+from partition_world import batch, record, run
 
-from quiver.config import LogSettings, ReplicationSettings
-from quiver.errors import DecodeError, FencedError, OutOfSequenceError, OverloadedError, UnavailableError
-from quiver.model import GroupId, NodeId, Offset, ProducerId
+from quiver.config import ReplicationSettings
+from quiver.errors import DecodeError, FencedError, NotLeaderError, OutOfSequenceError, OverloadedError
+from quiver.model import Offset, ProducerId
 from quiver.partition import Appended, PartitionState, Replica
-from quiver.raft import Configuration
-from quiver.record import build_batch, build_control_batch
-from quiver.replication import Replicator
-from quiver.testing import (
-    RandomStreams,
-    SimulatedClock,
-    SimulatedDisk,
-    SimulatedExecutor,
-    SimulatedLoop,
-    SimulatedNetwork,
-)
-
-NODE = NodeId(1)
-GROUP = GroupId(1)
-
-
-def batch(sequence: int, *, epoch: int = 0, value: bytes = b"v", producer: int = 3) -> bytearray:
-    data = build_batch(
-        [value], timestamp=1, producer_id=ProducerId(producer), producer_epoch=epoch, base_sequence=sequence
-    )
-    return bytearray(data)
-
-
-def run(
-    test: Callable[[Replica], Awaitable[None]],
-    *,
-    voters: tuple[int, ...] = (1,),
-    settings: ReplicationSettings | None = None,
-) -> None:
-    streams = RandomStreams(1)
-    loop = SimulatedLoop(streams.schedule, policy="fifo")
-    network = SimulatedNetwork(loop, streams.network)
-
-    async def main() -> None:
-        replicator = Replicator(
-            NODE,
-            incarnation=1,
-            network=network.port(NODE),
-            disk=SimulatedDisk(),
-            executor=SimulatedExecutor(loop, streams.disk),
-            clock=SimulatedClock(loop),
-            rng=streams.workload,
-            settings=settings or ReplicationSettings(hibernation=False),
-            log_settings=LogSettings(),
-        )
-        async with replicator:
-            state = PartitionState()
-            configuration = Configuration(voters=tuple(NodeId(voter) for voter in voters))
-            member = await replicator.open_member(GROUP, "/data", state, bootstrap=configuration)
-            await asyncio.sleep(5)  # longer than an election takes
-            assert member.is_leader == (voters == (1,))
-            await test(Replica(member, state))
-
-    loop.run_until_complete(main())
-    loop.close()
+from quiver.record import build_control_batch
 
 
 def test_append_returns_where_the_batch_is() -> None:
@@ -118,9 +64,9 @@ def test_gap_is_refused() -> None:
 def test_earlier_epoch_is_fenced_by_a_committed_one() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(batch(0))
-        await replica.append(batch(0, epoch=1))
+        await replica.append(batch(1, epoch=1))
         with pytest.raises(FencedError):
-            await replica.append(batch(1))
+            await replica.append(batch(2))
 
     run(test)
 
@@ -128,10 +74,10 @@ def test_earlier_epoch_is_fenced_by_a_committed_one() -> None:
 def test_earlier_epoch_is_fenced_by_one_on_its_way() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(batch(0))
-        later = asyncio.ensure_future(replica.append(batch(0, epoch=1)))
+        later = asyncio.ensure_future(replica.append(batch(1, epoch=1)))
         await asyncio.sleep(0)
         with pytest.raises(FencedError):
-            await replica.append(batch(1))
+            await replica.append(batch(2))
         assert (await later).base_offset == 1
 
     run(test)
@@ -140,7 +86,7 @@ def test_earlier_epoch_is_fenced_by_one_on_its_way() -> None:
 def test_batches_without_a_producer_are_all_appended() -> None:
     async def test(replica: Replica) -> None:
         for number in range(3):
-            assert await replica.append(bytearray(build_batch([b"v"], timestamp=1))) == Appended(Offset(number))
+            assert await replica.append(record(b"v")) == Appended(Offset(number))
 
     run(test)
 
@@ -173,9 +119,9 @@ def test_refused_proposals_leave_no_gap_behind() -> None:
 
 def test_member_that_does_not_lead_refuses_appends_and_reads() -> None:
     async def test(replica: Replica) -> None:
-        with pytest.raises(UnavailableError):
+        with pytest.raises(NotLeaderError):
             await replica.append(batch(0))
-        with pytest.raises(UnavailableError):
+        with pytest.raises(NotLeaderError):
             await replica.read_end_offset()
 
     run(test, voters=(1, 2, 3))
@@ -202,5 +148,59 @@ def test_restored_state_is_the_saved_one() -> None:
         assert (copy.applied_index, copy.end_offset) == (replica.state.applied_index, Offset(1))
         copy.restore(b"")
         assert (copy.applied_index, copy.end_offset, len(copy.producers)) == (0, 0, 0)
+
+    run(test)
+
+
+def test_epoch_begins_where_the_last_one_ended() -> None:
+    async def test(replica: Replica) -> None:
+        assert await replica.begin_epoch(ProducerId(3), 1) == 0
+        await replica.append(batch(0, epoch=1, count=4))
+        assert await replica.begin_epoch(ProducerId(3), 2) == 4
+        assert await replica.begin_epoch(ProducerId(3), 2) == 4, "asking again is fine"
+        with pytest.raises(FencedError):
+            await replica.append(batch(4, epoch=1))
+        with pytest.raises(FencedError):
+            await replica.begin_epoch(ProducerId(3), 1)
+        assert (await replica.append(batch(4, epoch=2))).base_offset == 4
+
+    run(test)
+
+
+def test_retry_in_a_new_epoch_finds_what_was_sent_in_the_old_one() -> None:
+    async def test(replica: Replica) -> None:
+        first = asyncio.ensure_future(replica.append(batch(0, epoch=1, count=2)))
+        await asyncio.sleep(0)
+        fenced = asyncio.ensure_future(replica.begin_epoch(ProducerId(3), 2))
+        await asyncio.sleep(0)
+        on_its_way = await replica.append(batch(0, epoch=2, count=2))
+        assert on_its_way == Appended(Offset(0), is_duplicate=True)
+        assert (await first, await fenced) == (Appended(Offset(0)), 2)
+        assert await replica.append(batch(0, epoch=2, count=2)) == Appended(Offset(0), is_duplicate=True)
+        assert replica.high_watermark == 2
+
+    run(test)
+
+
+def test_batch_of_an_epoch_that_is_being_left_is_refused() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(batch(0, epoch=1))
+        fence = asyncio.ensure_future(replica.begin_epoch(ProducerId(3), 2))
+        await asyncio.sleep(0)
+        with pytest.raises(FencedError):
+            await replica.append(batch(1, epoch=1))
+        assert await fence == 1
+        assert replica.high_watermark == 1
+
+    run(test)
+
+
+def test_later_of_two_epochs_on_their_way_wins() -> None:
+    async def test(replica: Replica) -> None:
+        later, earlier = await asyncio.gather(
+            replica.begin_epoch(ProducerId(3), 5), replica.begin_epoch(ProducerId(3), 4), return_exceptions=True
+        )
+        assert later == 0
+        assert isinstance(earlier, FencedError)
 
     run(test)

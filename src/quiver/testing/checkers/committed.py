@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, ProducerId, Term
+from quiver.partition.entries import Fence, decode_entry
 from quiver.record import Batch, BatchHeader
 from quiver.testing.finding import found, require
 
@@ -71,7 +72,10 @@ class CommittedLog:
         require(header.index <= self.commit_index, "I7", "an entry is applied that nobody committed", **facts)
         require(header.term == self.terms[header.index], "I3", "the applied entry is not the committed one", **facts)
         require(header.base_offset == self.end_offset, "I8", "offsets are not dense", **facts)
-        self._follow_producer(header)
+        if header.is_control:
+            self._follow_entry(batch)
+        else:
+            self._follow_producer(header)
         self.batches.append(Batch(bytes(batch.data), header))
         if header.record_count:
             self._index_of_offset[header.base_offset] = header.index
@@ -101,20 +105,21 @@ class CommittedLog:
         """Return the batches that hold records, in order."""
         return (batch for batch in self.batches if batch.header.record_count)
 
+    def _follow_entry(self, batch: Batch) -> None:
+        entry = decode_entry(batch)
+        if isinstance(entry, Fence):
+            epoch, expected = self._producers.get(entry.producer_id, (0, 0))
+            self._producers[entry.producer_id] = (max(epoch, entry.epoch), expected)
+
     def _follow_producer(self, header: BatchHeader) -> None:
-        if header.producer_id == NO_PRODUCER or header.is_control:
+        if header.producer_id == NO_PRODUCER:
             return
-        epoch, expected = self._producers.get(header.producer_id, (-1, 0))
+        epoch, expected = self._producers.get(header.producer_id, (0, 0))
         facts = {"group": self.group, "producer": header.producer_id, "index": header.index}
-        if header.producer_epoch == epoch:
-            if header.base_sequence < expected:
-                found("I11", "a batch is in the log twice", sequence=header.base_sequence, **facts)
-            require(
-                header.base_sequence == expected, "I11", "a producer's batch is missing", expected=expected, **facts
-            )
-        else:
-            require(header.producer_epoch > epoch, "I11", "a fenced producer's batch is in the log", **facts)
-            require(header.base_sequence == 0, "I11", "an epoch does not begin with its first batch", **facts)
+        require(header.producer_epoch >= epoch, "I11", "a fenced producer's batch is in the log", **facts)
+        if header.base_sequence < expected:
+            found("I11", "a batch is in the log twice", sequence=header.base_sequence, **facts)
+        require(header.base_sequence == expected, "I11", "a producer's batch is missing", expected=expected, **facts)
         self._producers[header.producer_id] = (header.producer_epoch, header.base_sequence + header.record_count)
 
     def _complain(self, node: NodeId, header: BatchHeader, other: BatchHeader) -> None:

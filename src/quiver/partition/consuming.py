@@ -1,0 +1,149 @@
+"""Reads that move a cursor: records and the new place of their consumer, in one replicated step.
+
+Nothing is returned before the move is committed; if its outcome is unknown, nothing is. Without an offset, the calls
+of one consumer take turns until each has planned its move, so that no record is returned twice. With an offset a
+call may be repeated: it returns what it returned before, and means that everything before the offset is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import msgspec
+
+from quiver.errors import OutOfRangeError, OverloadedError, TrimmedError
+from quiver.model import ConsumerId, Offset
+from quiver.partition.cursors import CursorMoves
+from quiver.partition.leading import Leading
+from quiver.partition.state import PartitionState
+from quiver.record import Batch
+from quiver.storage import Log
+
+Start = Literal["earliest", "latest"]
+TURNS_MAX = 10_000
+"""How many calls may wait for their turn in one partition."""
+
+
+class Consumed(msgspec.Struct, frozen=True):
+    """Batches for a consumer: the records from `first_offset` up to `cursor` are meant, none if they are equal."""
+
+    batches: list[Batch]
+    first_offset: Offset
+    cursor: Offset
+    end_offset: Offset
+    """The high watermark."""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a consumer asks for."""
+
+    consumer_id: ConsumerId
+    offset: Offset | None
+    default_start: Start
+    records_max: int
+    bytes_max: int
+
+
+class _Turn:
+    """Whose turn it is among the calls of one consumer."""
+
+    __slots__ = ("calls", "lock")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.lock = asyncio.Lock()
+
+
+class Consuming:
+    """The consumers of one partition, on its leader."""
+
+    def __init__(self, leading: Leading, state: PartitionState, moves: CursorMoves, log: Log) -> None:
+        self._leading = leading
+        self._state = state
+        self._moves = moves
+        self._log = log
+        self._turns: dict[ConsumerId, _Turn] = {}
+        self._waiting = 0
+
+    async def consume(self, wish: Wish) -> Consumed:
+        """Read at the cursor, or at the wish's offset, and move the cursor behind what is returned."""
+        if wish.offset is not None:
+            consumed, moved = await self._plan(wish)
+        else:
+            async with self._turn(wish.consumer_id):
+                consumed, moved = await self._plan(wish)
+        if moved is None:
+            await self._leading.wait_confirmed()  # that there is nothing more must be true now, too
+        else:
+            await asyncio.shield(moved)
+        return consumed
+
+    async def _plan(self, wish: Wish) -> tuple[Consumed, asyncio.Future[None] | None]:
+        """Read, and begin to move the cursor; the future is None if it is there already and nothing was read."""
+        while True:
+            await self._leading.wait_ready()
+            term, planned = self._leading.term, self._moves.planned(wish.consumer_id)
+            first_offset = await self._find_start(wish, planned)
+            end_offset = self._state.end_offset
+            try:
+                batches = await self._log.read_records(first_offset, end_offset=end_offset, bytes_max=wish.bytes_max)
+            except TrimmedError:
+                if wish.offset is not None:
+                    raise
+                continue  # the log got shorter meanwhile, and the cursor moves up
+            await self._leading.wait_ready()
+            before, planned = planned, self._moves.planned(wish.consumer_id)
+            if self._leading.term != term or (wish.offset is None and planned != before):
+                continue  # plans are void, or somebody else has moved the cursor
+            batches, cursor = _cut(batches, first_offset, wish.records_max)
+            consumed = Consumed(batches, first_offset, cursor, end_offset)
+            is_there = cursor == planned and self._moves.settled() is None
+            return consumed, None if is_there else self._moves.move({wish.consumer_id: cursor})
+
+    async def _find_start(self, wish: Wish, planned: Offset | None) -> Offset:
+        if wish.offset is None:
+            default = self._state.first_offset if wish.default_start == "earliest" else self._state.end_offset
+            return default if planned is None else planned
+        await check_in_range(self._leading, self._state, wish.offset)
+        return wish.offset
+
+    @asynccontextmanager
+    async def _turn(self, consumer_id: ConsumerId) -> AsyncIterator[None]:
+        if self._waiting >= TURNS_MAX:
+            raise OverloadedError(f"not done: {TURNS_MAX} calls wait for their turn in this partition")
+        turn = self._turns.setdefault(consumer_id, _Turn())
+        turn.calls += 1
+        self._waiting += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            self._waiting -= 1
+            turn.calls -= 1
+            if not turn.calls:
+                del self._turns[consumer_id]
+
+
+async def check_in_range(leading: Leading, state: PartitionState, offset: Offset) -> None:
+    """Refuse an offset that was trimmed, or that lies behind the end also by the word of a leader that is one.
+
+    Raises:
+        TrimmedError: the offset lies below the first record.
+        OutOfRangeError: the offset lies behind the high watermark.
+    """
+    if offset > state.end_offset:
+        await leading.wait_confirmed()  # a leader that was replaced may not know the newest records
+    if offset > state.end_offset:
+        raise OutOfRangeError(f"offset {offset} lies behind the end, {state.end_offset}", code="offset_out_of_range")
+    if offset < state.first_offset:
+        raise TrimmedError(f"offset {offset} was removed; the records start at {state.first_offset}")
+
+
+def _cut(batches: list[Batch], first_offset: Offset, records_max: int) -> tuple[list[Batch], Offset]:
+    """Return the batches that hold the first `records_max` records, and the offset behind those."""
+    end_offset = Offset(first_offset + records_max)
+    kept = [batch for batch in batches if batch.header.base_offset < end_offset]
+    return kept, min(end_offset, kept[-1].header.end_offset) if kept else first_offset
