@@ -183,7 +183,7 @@ class Broker:
             else:
                 self._balancer.note_follower(held.key)
 
-        replica.member.on_role = handle_role
+        replica.on_role = handle_role
         if replica.member.raft.is_leader:
             handle_role(Role.LEADER, replica.member.raft.term, self._node)
 
