@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from quiver.errors import ConfigError
+from quiver.addresses import parse_address
+from quiver.errors import ConfigError, RequestError
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -67,7 +68,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if unknown or not self.role_names:
             raise ConfigError(f"node.roles must name one or more of {', '.join(ROLES)}, not {self.roles!r}")
         for key, address in (("wire", self.wire), ("http", self.http)):
-            split_address(address, key=f"node.{key}")
+            _check_address(address, key=f"node.{key}")
         managers = self.managers
         if self.id and ("manager" in self.role_names) != (self.id in managers):
             raise ConfigError(f"node.join must name node {self.id} if it is a manager, and only then")
@@ -85,23 +86,18 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         found: dict[int, str] = {}
         for item in self.join.split(","):
             number, _, address = item.strip().partition("@")
-            split_address(address, key="node.join")
+            _check_address(address, key="node.join")
             if not number.isdigit() or not 0 < int(number) <= 2**31 or int(number) in found:
                 raise ConfigError(f"node.join: {item.strip()!r} is not id@host:port with an id of its own, from 1")
             found[int(number)] = address
         return found
 
 
-def split_address(address: str, *, key: str) -> tuple[str, int]:
-    """Return host and port of `host:port`; a host that is an IPv6 address stands in brackets.
-
-    Raises:
-        ConfigError: it is something else; the message names the key.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 0xFFFF:
-        raise ConfigError(f"{key}: {address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def _check_address(address: str, *, key: str) -> None:
+    try:
+        parse_address(address)
+    except RequestError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

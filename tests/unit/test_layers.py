@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "quiver"
 LAYERS = (
     ("model", "clock"),
     ("errors",),
+    ("addresses",),
     ("config",),
     ("logs",),
     ("record",),
@@ -39,7 +40,7 @@ LAYERS = (
 )
 """Lowest first. A module imports only from lines above its own, and from its own package."""
 
-ONLY_FROM = {"client": ("errors", "model", "clock", "record", "wire")}
+ONLY_FROM = {"client": ("errors", "model", "clock", "addresses", "record", "wire")}
 """Packages that may use less than all that lies above them: the SDK is to be installed without the server."""
 
 PURE_METADATA = (

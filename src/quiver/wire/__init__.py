@@ -6,8 +6,8 @@ with a `Handler`; `RequestPool` sends them. What a frame, a handshake and a requ
 message or a request means.
 """
 
+from quiver.addresses import Address, format_address, parse_address
 from quiver.config import WireSettings
-from quiver.wire.addresses import Address, format_address, parse_address
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
 from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello
 from quiver.wire.peers import PeerNetwork

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
+from quiver.addresses import Address
 from quiver.errors import RequestError
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
-from quiver.wire.addresses import Address
 from quiver.wire.connection import Connection
 from quiver.wire.context import Context
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame

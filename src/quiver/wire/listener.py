@@ -11,9 +11,9 @@ import asyncio
 import logging
 from typing import Protocol
 
+from quiver.addresses import Address
 from quiver.errors import ConfigError
 from quiver.model import NodeId
-from quiver.wire.addresses import Address
 from quiver.wire.connection import Connection
 from quiver.wire.context import Context, Heard
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from quiver.addresses import Address
 from quiver.clock import Clock, Rng
 from quiver.config import WireSettings
 from quiver.errors import invariant
 from quiver.model import Buffer, NodeId
-from quiver.wire.addresses import Address
 from quiver.wire.context import Context, Heard
 from quiver.wire.handshake import Hello, IdentityOf, make_hello
 from quiver.wire.link import Link

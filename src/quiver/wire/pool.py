@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from quiver.addresses import parse_address
 from quiver.config import WireSettings
 from quiver.errors import OverloadedError, UnavailableError
 from quiver.model import Buffer, NodeId
-from quiver.wire.addresses import parse_address
 from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.messages import Request, Response
