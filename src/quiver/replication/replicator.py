@@ -24,6 +24,7 @@ from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration, Safeguard
+from quiver.replication.alarm import Alarm
 from quiver.replication.codec import Item, decode_parcel, encode_parcel
 from quiver.replication.host import Scheduled
 from quiver.replication.machine import StateMachine
@@ -35,7 +36,7 @@ from quiver.storage import Disk, Executor
 logger = logging.getLogger(__name__)
 
 TICKS_PER_HEARTBEAT = 4
-"""How often deadlines are looked at in one heartbeat interval."""
+"""How often, at the most, deadlines are looked at in one heartbeat interval."""
 PARCEL_BYTES_MAX = 4 * 1024 * 1024
 """Size at which what goes to a node in one turn is split; one message may exceed it."""
 
@@ -104,7 +105,8 @@ class Replicator:
         self._peers: dict[NodeId, _Peer] = {}
         self._dirty: list[NodeId] = []
         self._tasks = asyncio.TaskGroup()
-        self._timer: asyncio.TimerHandle | None = None
+        spacing_ms = max(1, settings.heartbeat_interval_ms // TICKS_PER_HEARTBEAT)
+        self._alarm = Alarm(clock, spacing_ms=spacing_ms, action=self._handle_tick)
         self._failure: StorageError | None = None
         self._failed = asyncio.Event()
         self._parcels_sent = 0
@@ -116,15 +118,13 @@ class Replicator:
         """Begin to receive and to tick."""
         await self._tasks.__aenter__()
         self._network.start(self._handle_parcel, self._handle_lost)
-        self._start_timer()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close every member and wait for what is under way."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
         self._awake.clear()
         for member in list(self._members.values()):
             await member.close()
@@ -240,6 +240,7 @@ class Replicator:
             self._awake.pop(member.group, None)
         elif member.group in self._members:
             self._awake[member.group] = self._members[member.group]
+            self._alarm.ring_by(member.next_deadline_ms)
 
     # -- parcels ---------------------------------------------------------------------------------
 
@@ -274,7 +275,9 @@ class Replicator:
     def _peer(self, node: NodeId) -> _Peer:
         peer = self._peers.get(node)
         if peer is None:
-            peer = self._peers[node] = _Peer(self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            peer = self._peers[node] = _Peer(now_ms)
+            self._alarm.ring_by(now_ms)
         return peer
 
     def _hear(self, node: NodeId, incarnation: int) -> None:
@@ -300,19 +303,22 @@ class Replicator:
 
     # -- ticks -----------------------------------------------------------------------------------
 
-    def _start_timer(self) -> None:
-        interval_s = self._settings.heartbeat_interval_ms / 1000 / TICKS_PER_HEARTBEAT
-        self._timer = asyncio.get_running_loop().call_later(interval_s, self._handle_tick)
-
-    def _handle_tick(self) -> None:
-        self._start_timer()
-        now_ms = self._clock.monotonic_ms()
+    def _handle_tick(self, now_ms: int) -> int:
+        """Do what is due; return when to look again."""
         for member in list(self._awake.values()):
             deadline_ms = member.next_deadline_ms
             if deadline_ms is not None and deadline_ms <= now_ms:
                 member.tick(now_ms)
+        next_ms = now_ms + self._settings.heartbeat_interval_ms
         for node in sorted(self._peers):
-            self._watch(node, self._peers[node], now_ms)
+            peer = self._peers[node]
+            self._watch(node, peer, now_ms)
+            next_ms = min(next_ms, peer.sent_ms + self._settings.heartbeat_interval_ms)
+        for member in self._awake.values():
+            deadline_ms = member.next_deadline_ms
+            if deadline_ms is not None and deadline_ms < next_ms:
+                next_ms = deadline_ms
+        return next_ms
 
     def _watch(self, node: NodeId, peer: _Peer, now_ms: int) -> None:
         """Tell a node that this one lives, and notice when it no longer says so itself."""

@@ -233,6 +233,23 @@ class SimulatedLoop(HostlessLoop):
         finally:
             CURRENT_SCOPE.reset(token)
 
+    def run_as(self, context: Context, callback: Callable[..., object], *arguments: Any) -> None:
+        """Let what is left of the current event be a node's: run a callback in the scope of `context`, now.
+
+        It costs less than an event of its own. A paused node's callback waits until `resume`, a dead one's is void.
+        """
+        scope = context.get(CURRENT_SCOPE)
+        if scope is None or scope.state == RUNNING:
+            self.running_node = scope.node if scope is not None else None
+            try:
+                context.run(callback, *arguments)
+            except BaseException:
+                if scope is None or scope.state != DEAD:
+                    raise
+        else:
+            self._sequence += 1
+            self._divert(Event(callback, arguments, context, scope, self._sequence))
+
     def kill(self, node: Hashable) -> None:
         """End a node's life: none of its callbacks, timers or tasks ever runs again.
 

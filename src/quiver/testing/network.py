@@ -197,7 +197,7 @@ class SimulatedNetwork:
             self.faults["no_receiver"] += 1
         else:
             port.inbox(link.source).append(message)
-            self._loop.call_soon(self._hand_over, link, message, port, context=port.context)
+            self._loop.run_as(port.context, self._hand_over, link, message, port)
 
     def _hand_over(self, link: Link, message: Message, port: SimulatedPort) -> None:
         """Give a message to its receiver, in the receiver's scope."""

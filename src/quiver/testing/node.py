@@ -18,7 +18,7 @@ from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
 from quiver.replication.codec import Item, Received
-from quiver.testing.checkers.durability import Copy, platter_holds
+from quiver.testing.checkers.durability import Copy, PlatterReader
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.checkers.promises import PromiseChecker
 from quiver.testing.clock import SimulatedClock
@@ -90,6 +90,7 @@ class MemberCopy:
     def __init__(self, node: SimulatedNode, member: Member) -> None:
         self._node = node
         self._member = member
+        self._platter = PlatterReader(node.disk, member.log)
 
     def holds(self, index: Index, term: Term) -> bool:
         """Tell whether an entry is durable, by the log's own word."""
@@ -104,7 +105,7 @@ class MemberCopy:
         """Tell whether the entry is on the platter; a damaged disk is taken at its word."""
         if self._node.is_tainted:
             return self.holds(index, term)
-        return platter_holds(self._node.disk, self._member.log, index, term)
+        return self._platter.holds(index, term)
 
 
 def _overhear(member: Member, judge: PromiseChecker, copies: Mapping[NodeId, Copy]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import random
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -10,7 +11,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 import pytest
 
 from quiver.model import NodeId
-from quiver.testing import Deadlock, SimulatedLoop
+from quiver.testing import Deadlock, SimulatedLoop, UnhandledError
 
 ONE, TWO = NodeId(1), NodeId(2)
 
@@ -246,3 +247,48 @@ def test_killing_pausing_and_resuming_an_unknown_node_is_fine(loop: SimulatedLoo
     loop.pause(ONE)
     loop.resume(ONE)
     assert not loop.is_alive(ONE)
+
+
+def context_of(loop: SimulatedLoop, node: NodeId) -> contextvars.Context:
+    with loop.node_scope(node):
+        return contextvars.copy_context()
+
+
+def test_part_of_an_event_can_be_a_nodes(loop: SimulatedLoop) -> None:
+    seen: list[object] = []
+
+    def act() -> None:
+        seen.append(loop.running_node)
+        loop.call_later(2, pytest.fail)
+
+    loop.call_later(1, loop.run_as, context_of(loop, ONE), act)
+    loop.call_later(2, loop.kill, ONE)
+    loop.after_event(lambda: seen.append(loop.running_node))
+    loop.run_until_complete(asyncio.sleep(5))
+    assert seen[:3] == [None, ONE, ONE], "what follows belongs to the node, and whoever watches is told so"
+
+
+def test_a_paused_nodes_part_waits_and_a_dead_ones_is_void(loop: SimulatedLoop) -> None:
+    seen: list[float] = []
+
+    def fail() -> None:
+        loop.kill(TWO)
+        raise SystemExit("void")
+
+    one, two = context_of(loop, ONE), context_of(loop, TWO)
+    loop.pause(ONE)
+    loop.call_later(1, loop.run_as, one, lambda: seen.append(loop.time()))
+    loop.call_later(2, loop.run_as, two, fail)
+    loop.call_later(3, loop.run_as, two, pytest.fail)
+    loop.call_later(4, loop.resume, ONE)
+    loop.run_until_complete(asyncio.sleep(5))
+    assert seen == [4.0]
+
+
+def test_an_error_in_a_nodes_part_fails_the_run(loop: SimulatedLoop) -> None:
+    def fail() -> None:
+        raise IndexError("nothing there")
+
+    loop.call_later(1, loop.run_as, context_of(loop, ONE), fail)
+    with pytest.raises(UnhandledError):
+        loop.run_until_complete(asyncio.sleep(5))

@@ -14,6 +14,7 @@ from quiver.model import GroupId, Index, NodeId, Term
 from quiver.raft import Configuration
 from quiver.storage import Log
 from quiver.storage.scan import Frame, decode_frame
+from quiver.storage.segment import Segment
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.finding import require
 
@@ -59,25 +60,42 @@ def check_majority(
         )
 
 
-def platter_holds(disk: SimulatedDisk, log: Log, index: Index, term: Term) -> bool:
-    """Tell whether an entry of a log is on the platter, whole, in a file whose name is there, too.
+class PlatterReader:
+    """Look entries of one log up on the platter of its disk.
 
-    The log's own bookkeeping says where to look, and nothing else.
+    It goes on from where the last entry was found, since those asked for grow; the log's own bookkeeping says
+    where to look else, and nothing more. A segment that was cut is another object and is searched anew.
     """
-    if index < log.first_index:
-        return True  # the log starts behind it: a snapshot covers it
-    segment = next((segment for segment in log._segments if segment.first_index <= index < segment.end_index), None)
-    if segment is None:
-        return False
-    position = segment.position_before_index(index)
-    while True:
-        data = disk.read_platter(f"{log.directory}/{segment.name}", position, _LOOK_BYTES)
-        frame = decode_frame(data, 0) if data else None
-        if not isinstance(frame, Frame):
+
+    def __init__(self, disk: SimulatedDisk, log: Log) -> None:
+        self._disk = disk
+        self._log = log
+        self._segment: Segment | None = None
+        self._index = Index(0)
+        self._position = 0
+
+    def holds(self, index: Index, term: Term) -> bool:
+        """Tell whether an entry is on the platter, whole, in a file whose name is there, too."""
+        if index < self._log.first_index:
+            return True  # the log starts behind it: a snapshot covers it
+        segments = self._log._segments
+        segment = next((segment for segment in segments if segment.first_index <= index < segment.end_index), None)
+        if segment is None:
             return False
-        if frame.header is not None and frame.header.index == index:
-            return frame.header.term == term
-        position += frame.end
+        position = segment.position_before_index(index)
+        if segment is self._segment and self._index <= index:
+            position = max(position, self._position)
+        while (frame := self._read_frame(segment, position)) is not None:
+            if frame.header is not None and frame.header.index == index:
+                self._segment, self._index, self._position = segment, index, position
+                return frame.header.term == term
+            position += frame.end
+        return False
+
+    def _read_frame(self, segment: Segment, position: int) -> Frame | None:
+        data = self._disk.read_platter(f"{self._log.directory}/{segment.name}", position, _LOOK_BYTES)
+        frame = decode_frame(data, 0) if data else None
+        return frame if isinstance(frame, Frame) else None
 
 
 def _holds(copy: Copy, index: Index, term: Term, *, on_platter: bool) -> bool:
