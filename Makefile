@@ -81,6 +81,8 @@ docs: setup ## write the pages that are made from the code
 	@mkdir -p build
 	$(BIN)/quiver config docs > build/configuration.md
 	mv build/configuration.md docs/operations/configuration.md
+	$(BIN)/quiver gateway docs > build/http.md
+	mv build/http.md docs/protocol/http.md
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

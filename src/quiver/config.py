@@ -346,6 +346,66 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ] = 5_000
 
 
+class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What HTTP clients may cost."""
+
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Connections at once; beyond it the one that has been idle for longest makes room, or, if none "
+            "is idle, the new one is told 503.",
+        ),
+    ] = 16_384
+    requests_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Requests being answered at once; beyond it they are told 503.")
+    ] = 8_192
+    head_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=MIB, description="Bytes of a request's target and headers; beyond it 431.")
+    ] = 16 * KIB
+    body_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=64 * MIB, description="Bytes of a request's body; beyond it 413.")
+    ] = 16 * MIB
+    bodies_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=64 * 1024 * MIB,
+            description="Bytes of all bodies that have come and are not answered; beyond it 503. At least "
+            "body_bytes_max.",
+        ),
+    ] = 128 * MIB
+    idle_timeout_ms: Annotated[
+        int, Meta(ge=10, le=3_600_000, description="Time for the next request to begin before a connection is closed.")
+    ] = 75_000
+    receive_timeout_ms: Annotated[
+        int, Meta(ge=10, le=3_600_000, description="Time for a request to arrive whole; beyond it 408.")
+    ] = 20_000
+    send_timeout_ms: Annotated[
+        int, Meta(ge=10, le=3_600_000, description="Time for a client to read what is sent to it before it is cut off.")
+    ] = 20_000
+    request_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=600_000,
+            description="Time for a request to be carried out, beside what a long poll asks for; beyond it 503 or 504.",
+        ),
+    ] = 10_000
+    wait_ms_max: Annotated[
+        int, Meta(ge=0, le=600_000, description="Longest wait of a long poll; one that asks for more waits this long.")
+    ] = 30_000
+    shutdown_grace_ms: Annotated[
+        int, Meta(ge=0, le=600_000, description="Time for requests under way to be answered when the node stops.")
+    ] = 5_000
+    access_log: Annotated[bool, Meta(description="Whether every request is written to the log.")] = False
+
+    def __post_init__(self) -> None:
+        if self.bodies_bytes_max < self.body_bytes_max:
+            raise ConfigError("gateway.bodies_bytes_max must be at least gateway.body_bytes_max")
+
+
 class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the program says on standard error."""
 
@@ -367,6 +427,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     metadata: MetadataSettings = MetadataSettings()
     manager: ManagerSettings = ManagerSettings()
     broker: BrokerSettings = BrokerSettings()
+    gateway: GatewaySettings = GatewaySettings()
     logging: LoggingSettings = LoggingSettings()
 
 

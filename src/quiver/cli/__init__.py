@@ -17,6 +17,7 @@ import click
 from quiver import __version__
 from quiver.cli.config import config
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
+from quiver.cli.gateway import gateway
 from quiver.cli.history import history
 from quiver.cli.log import log
 from quiver.cli.sim import sim
@@ -52,6 +53,7 @@ def quiver() -> None:
 
 quiver.add_command(config)
 quiver.add_command(history)
+quiver.add_command(gateway)
 quiver.add_command(log)
 quiver.add_command(sim)
 

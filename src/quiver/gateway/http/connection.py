@@ -1,0 +1,211 @@
+"""One client's connection: requests in, one at a time to the application, responses out in the same order.
+
+A request that comes while another is being answered waits its turn, so a client that sends several without waiting
+gets what it would have got by waiting. Little waits: beyond a few requests, or while the client does not read its
+responses, nothing more is read from the socket. What can only be answered by closing is answered first, and the socket
+is read to its end for a moment, since closing it with unread bytes would take the answer away from the client.
+
+A client that ends its side is taken to have gone, as most have: what is being done for it is cancelled, so that no
+long poll takes a record for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from quiver.gateway.http.messages import HttpRequest, HttpResponse, encode_response
+from quiver.gateway.http.reader import Refusal, RequestReader
+
+if TYPE_CHECKING:
+    from quiver.gateway.http.server import HttpServer
+
+PIPELINED_MAX = 16
+"""How many whole requests wait behind the one that is being answered before the socket is left unread."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class HttpConnection(asyncio.Protocol):
+    """Speak HTTP/1.1 with one client."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._loop = server.loop
+        self._reader = RequestReader(
+            head_bytes_max=server.settings.head_bytes_max,
+            body_bytes_max=server.settings.body_bytes_max,
+            admit=server.admit_body,
+        )
+        self._transport: asyncio.Transport | None = None
+        self._request: HttpRequest | None = None
+        self._began_at = 0.0
+        self._work: asyncio.Future[HttpResponse] | None = None
+        self._is_ending = False
+        self._is_writing_paused = False
+        self._is_reading_paused = False
+        self._closes_when_idle = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing of a request has come that is not answered."""
+        return self._request is None and not self._reader.requests and not self._reader.is_within
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, if there is room."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self._server.handle_opened(self):
+            self._server.idle.begin(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and begin to answer what is whole."""
+        if self._is_ending:
+            return
+        reader = self._reader
+        was_within, begun_before = reader.is_within, reader.begun
+        reader.feed(data)
+        if reader.requests or reader.refusal is not None:
+            self._advance()
+        if self._is_ending:
+            return
+        if reader.is_within and reader.begun != begun_before:
+            self._server.idle.end(self)
+            self._server.receiving.begin(self)
+        elif was_within and not reader.is_within:
+            self._server.receiving.end(self)
+        if reader.awaits_continue and self._request is None and self._transport is not None:
+            reader.awaits_continue = False
+            self._transport.write(_CONTINUE)
+        if len(reader.requests) > PIPELINED_MAX:
+            self._pause_reading()
+
+    def pause_writing(self) -> None:
+        """Stop: the client does not read."""
+        self._is_writing_paused = True
+        self._pause_reading()
+        self._server.sending.begin(self)
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_writing_paused = False
+        self._server.sending.end(self)
+        if not self._is_ending:
+            self._advance()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Leave nothing behind: nobody waits for what was asked."""
+        self._transport = None
+        self._is_ending = True
+        if self._work is not None:
+            self._work.cancel()
+        held_bytes = self._reader.held_bytes + sum(len(request.body) for request in self._reader.requests)
+        self._reader.requests.clear()
+        if self._request is not None:
+            held_bytes += len(self._request.body)
+            self._server.handle_answered(self._request, None, self._began_at)
+            self._request = None
+        self._server.release_body(held_bytes)
+        self._server.handle_closed(self)
+
+    # What its server does with it.
+
+    def close_when_idle(self) -> None:
+        """End as soon as everything that has come is answered."""
+        self._closes_when_idle = True
+        if self.is_idle:
+            self._end()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Say why nothing more is taken, behind what is being answered, and end."""
+        if self._request is not None or self._reader.requests:
+            self._reader.refusal = self._reader.refusal or refusal
+            return
+        response = self._server.application.refuse(refusal.status, refusal.code, refusal.message)
+        self._write(response, is_persistent=False, is_head=False)
+        self._end(lingers=True)
+
+    def abort(self) -> None:
+        """End now; what was not sent is lost."""
+        self._is_ending = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Answering.
+
+    def _advance(self) -> None:
+        """Answer what has come, in order, until something has to be waited for."""
+        reader = self._reader
+        while self._request is None and not self._is_writing_paused and not self._is_ending:
+            if reader.requests:
+                self._begin(reader.requests.popleft())
+            elif reader.refusal is not None:
+                self.refuse(reader.refusal)
+            else:
+                self._rest()
+                return
+
+    def _rest(self) -> None:
+        """Wait for the next request."""
+        if self._closes_when_idle and self.is_idle:
+            self._end()
+            return
+        self._resume_reading()
+        if not self._reader.is_within:
+            self._server.idle.begin(self)
+
+    def _begin(self, request: HttpRequest) -> None:
+        self._server.idle.end(self)
+        self._request = request
+        self._began_at = self._loop.time()
+        answer = self._server.answer(request)
+        if isinstance(answer, HttpResponse):
+            self._finish(answer)
+        else:
+            self._work = answer
+            answer.add_done_callback(self._handle_done)
+
+    def _handle_done(self, work: asyncio.Future[HttpResponse]) -> None:
+        self._work = None
+        if self._request is None:
+            return  # the client has gone
+        self._finish(self._server.outcome(work))
+        self._advance()
+
+    def _finish(self, response: HttpResponse) -> None:
+        request = self._request
+        assert request is not None
+        self._request = None
+        self._server.release_body(len(request.body))
+        is_persistent = request.is_persistent and not (self._closes_when_idle and self.is_idle)
+        self._write(response, is_persistent=is_persistent, is_head=request.method == "HEAD")
+        self._server.handle_answered(request, response, self._began_at)
+        if not is_persistent:
+            self._end()
+
+    def _write(self, response: HttpResponse, *, is_persistent: bool, is_head: bool) -> None:
+        if self._transport is not None:
+            date = self._server.date_line()
+            self._transport.write(encode_response(response, date=date, is_persistent=is_persistent, is_head=is_head))
+
+    def _end(self, *, lingers: bool = False) -> None:
+        """Send what is left and close; one that lingers is first read to its end, for a moment."""
+        if self._is_ending or self._transport is None:
+            return
+        self._is_ending = True
+        self._server.handle_ending(self)
+        if not lingers or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._resume_reading()
+        self._transport.write_eof()
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_reading_paused = False
+            self._transport.resume_reading()

@@ -1,0 +1,274 @@
+"""All HTTP connections of a node: accepts them, holds them to their bounds and deadlines, and ends them.
+
+Bounds and what happens at them: one connection too many takes the place of the one that has been idle for longest, or,
+if none is, is told 503; one request too many is told 503; so is a body whose bytes would be too many together with
+those of the others. A client that takes too long to send a request, to send the next one, or to read a response is cut
+off. One timer serves all deadlines.
+
+Life: `async with` takes the address and serves; `close` accepts no more, lets what has come be answered, and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Coroutine
+from email.utils import formatdate
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.config import GatewaySettings
+from quiver.errors import ConfigError
+from quiver.gateway.http.connection import HttpConnection
+from quiver.gateway.http.deadlines import Deadlines
+from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse
+from quiver.gateway.http.reader import Refusal
+from quiver.logs import facts
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 2_000
+"""How long an ended connection is read on for, so that its last response arrives."""
+_TICK_S = 0.25
+"""How often deadlines are looked at."""
+_BACKLOG = 1024
+"""Connections that the system holds until they are accepted."""
+
+
+class HttpStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the server."""
+
+    address: str
+    connections: int
+    idle: int
+    requests: int
+    body_bytes: int
+    accepted: int
+    refused: int
+    timed_out: int
+
+
+Answered = Callable[[HttpRequest, HttpResponse | None, float], None]
+"""Told of each request, its response (None: the client had gone) and how many seconds it took."""
+
+
+class HttpServer:
+    """Serve an application over HTTP/1.1. Use as ``async with``."""
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        host: str,
+        port: int,
+        settings: GatewaySettings,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+        on_answered: Answered,
+    ) -> None:
+        self.application = application
+        self.settings = settings
+        self.address = (host, port)
+        """Where it is reached; with the port that was chosen, if 0 was asked for, once entered."""
+        self.idle: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.idle_timeout_ms)
+        self.receiving: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.receive_timeout_ms)
+        self.sending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.send_timeout_ms)
+        self._ending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=LINGER_MS)
+        self._connections: set[HttpConnection] = set()
+        self._clock = clock
+        self._tls = tls
+        self._on_answered = on_answered
+        self._server: asyncio.Server | None = None
+        self._group = asyncio.TaskGroup()
+        self._tick: asyncio.TimerHandle | None = None
+        self._emptied = asyncio.Event()
+        self._is_closing = False
+        self._requests = 0
+        self._body_bytes = 0
+        self._accepted = 0
+        self._refused = 0
+        self._timed_out = 0
+        self._date_s = -1
+        self._date = b""
+
+    # Life.
+
+    async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
+        host, port = self.address
+        try:
+            self._server = await self.loop.create_server(
+                lambda: HttpConnection(self), host, port, backlog=_BACKLOG, ssl=self._tls
+            )
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
+        self.address = self._server.sockets[0].getsockname()[:2]
+        await self._group.__aenter__()
+        self._schedule_tick()
+        logger.info(
+            "http serving", extra=facts(address=f"{self.address[0]}:{self.address[1]}", tls=self._tls is not None)
+        )
+        return self
+
+    async def close(self, *, grace_ms: int) -> None:
+        """Accept no more, answer what has come, and end; what takes longer than `grace_ms` is cut off. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._is_closing = True
+        for connection in tuple(self._connections):
+            connection.close_when_idle()
+        try:
+            async with asyncio.timeout(grace_ms / 1000):
+                while self._connections:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        except TimeoutError:
+            logger.warning("http requests cut off", extra=facts(connections=len(self._connections)))
+        for connection in tuple(self._connections):
+            connection.abort()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
+        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
+        try:
+            await self.close(grace_ms=0 if error is not None else self.settings.shutdown_grace_ms)
+        finally:
+            if self._tick is not None:
+                self._tick.cancel()
+            await self._group.__aexit__(*told)
+
+    def status(self) -> HttpStatus:
+        """Return a snapshot."""
+        return HttpStatus(
+            address=f"{self.address[0]}:{self.address[1]}",
+            connections=len(self._connections),
+            idle=len(self.idle),
+            requests=self._requests,
+            body_bytes=self._body_bytes,
+            accepted=self._accepted,
+            refused=self._refused,
+            timed_out=self._timed_out,
+        )
+
+    # What its connections report and ask.
+
+    def handle_opened(self, connection: HttpConnection) -> bool:
+        """Let a connection in; return whether there is room, else it has been refused."""
+        self._accepted += 1
+        self._connections.add(connection)
+        if self._is_closing:
+            connection.abort()
+            return False
+        if len(self._connections) <= self.settings.connections_max:
+            return True
+        longest_idle = self.idle.oldest()
+        if longest_idle is not None:
+            self.idle.end(longest_idle)
+            longest_idle.close_when_idle()
+            return True
+        self._refused += 1
+        message = f"not done: {self.settings.connections_max} clients are connected already"
+        connection.refuse(Refusal(503, "overloaded", message))
+        return False
+
+    def handle_ending(self, connection: HttpConnection) -> None:
+        """Give a connection that has said its last word a moment to be read."""
+        self._leave_states(connection)
+        self._ending.begin(connection)
+
+    def handle_closed(self, connection: HttpConnection) -> None:
+        """Forget a connection."""
+        self._leave_states(connection)
+        self._ending.end(connection)
+        self._connections.discard(connection)
+        if not self._connections:
+            self._emptied.set()
+
+    def admit_body(self, size_bytes: int) -> bool:
+        """Make room for so many bytes of a body, or return False."""
+        if self._body_bytes + size_bytes > self.settings.bodies_bytes_max:
+            return False
+        self._body_bytes += size_bytes
+        return True
+
+    def release_body(self, size_bytes: int) -> None:
+        """Take back what `admit_body` gave."""
+        self._body_bytes -= size_bytes
+
+    def answer(self, request: HttpRequest) -> HttpResponse | asyncio.Future[HttpResponse]:
+        """Ask the application; never raises."""
+        self._requests += 1
+        if self._requests > self.settings.requests_max:
+            self._refused += 1
+            return self.application.refuse(503, "overloaded", "not done: too many requests are being answered already")
+        try:
+            answer = self.application.handle(request)
+        except Exception as error:  # noqa: BLE001 - one request must not end the node
+            return self._fail(error)
+        if asyncio.iscoroutine(answer):
+            return self._group.create_task(self._guard(answer))
+        assert isinstance(answer, HttpResponse | asyncio.Future)
+        return answer
+
+    async def _guard(self, answer: Coroutine[Any, Any, HttpResponse]) -> HttpResponse:
+        """Let no error out: it would end the group, and with it all other requests."""
+        try:
+            return await answer
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._fail(error)
+
+    def outcome(self, work: asyncio.Future[HttpResponse]) -> HttpResponse:
+        """Return what came of work that is done; never raises."""
+        if work.cancelled():
+            return self.application.refuse(503, "unavailable", "this node is stopping")
+        error = work.exception()
+        return work.result() if error is None else self._fail(error)
+
+    def handle_answered(self, request: HttpRequest, response: HttpResponse | None, began_at: float) -> None:
+        """Take note that a request needs nothing more."""
+        self._requests -= 1
+        seconds = self.loop.time() - began_at
+        self._on_answered(request, response, seconds)
+        if self.settings.access_log:
+            status = 0 if response is None else response.status
+            about = facts(method=request.method, path=request.path, status=status, ms=round(seconds * 1000, 1))
+            logger.info("http request", extra=about)
+
+    def date_line(self) -> bytes:
+        """Return the header that tells the time."""
+        now_s = self._clock.wall_ms() // 1000
+        if now_s != self._date_s:
+            self._date_s, self._date = now_s, f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode()
+        return self._date
+
+    def _fail(self, error: BaseException) -> HttpResponse:
+        logger.error("http request failed", exc_info=error)
+        return self.application.refuse(500, "internal_error", "the server failed to answer; its log says why")
+
+    def _leave_states(self, connection: HttpConnection) -> None:
+        for state in (self.idle, self.receiving, self.sending):
+            state.end(connection)
+
+    def _schedule_tick(self) -> None:
+        self._tick = self.loop.call_later(_TICK_S, self._enforce)
+
+    def _enforce(self) -> None:
+        """Cut off whoever takes too long."""
+        self._schedule_tick()
+        for connection in self.idle.take_expired():
+            connection.close_when_idle()
+        for connection in self.receiving.take_expired():
+            self._timed_out += 1
+            connection.refuse(Refusal(408, "too_slow", "not done: the request took too long to arrive"))
+        for connection in self.sending.take_expired():
+            self._timed_out += 1
+            connection.abort()
+        for connection in self._ending.take_expired():
+            connection.abort()

@@ -1,0 +1,287 @@
+"""The table of routes: every call there is, as data.
+
+Handlers are bound to it by name (`application`); OpenAPI document, pages and reference are made from it. A route that
+changes something is marked so: browsers' pages of other sites may not use it, and HEAD is no way to it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quiver.gateway import contract
+
+HTML = "text/html; charset=utf-8"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+ALWAYS = (400, 403, 408, 413, 431, 503)
+"""What any call may be answered with, whatever it is about."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One call: where it is found, what it takes and gives, and how it may fail."""
+
+    name: str
+    method: str
+    path: str
+    """With names in braces for what is a parameter."""
+    section: str
+    summary: str
+    parameters: type[contract.Parameters] = contract.Parameters
+    answer: type[contract.Answer] | None = contract.Answer
+    """None: something else than JSON, of `content_type`."""
+    content_type: str = "application/json"
+    success: int = 200
+    has_nothing: bool = False
+    """Whether 204 says that there is nothing."""
+    failures: tuple[int, ...] = ()
+    """Beside what any call may fail with."""
+    changes: bool = False
+    """Whether it changes anything."""
+
+
+_DATA = (404, 409, 422, 504, 507)
+_WRITE = (404, 409, 422, 504)
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        name="list_topics",
+        method="GET",
+        path="/topics",
+        section="Topics",
+        summary="List the names of all topics.",
+        answer=contract.Topics,
+    ),
+    Route(
+        name="create_topic",
+        method="POST",
+        path="/topics",
+        section="Topics",
+        summary="Make a topic.",
+        parameters=contract.CreateTopic,
+        answer=contract.TopicCreated,
+        success=201,
+        failures=(409, 422, 504),
+        changes=True,
+    ),
+    Route(
+        name="describe_topic",
+        method="GET",
+        path="/topics/{topic}",
+        section="Topics",
+        summary="Show a topic's configuration and partitions.",
+        parameters=contract.TopicPath,
+        answer=contract.TopicDetail,
+        failures=(404, 422),
+    ),
+    Route(
+        name="delete_topic",
+        method="DELETE",
+        path="/topics/{topic}",
+        section="Topics",
+        summary="Delete a topic.",
+        parameters=contract.TopicPath,
+        failures=_WRITE,
+        changes=True,
+    ),
+    Route(
+        name="list_partitions",
+        method="GET",
+        path="/partitions",
+        section="Topics",
+        summary="List a topic's partitions with leader and replicas.",
+        parameters=contract.TopicPath,
+        answer=contract.Partitions,
+        failures=(404, 422),
+    ),
+    Route(
+        name="register_producer",
+        method="POST",
+        path="/producer/register",
+        section="Producers",
+        summary="Register a producer for a topic, which is made if it does not exist.",
+        parameters=contract.RegisterProducer,
+        answer=contract.ProducerRegistered,
+        failures=_WRITE,
+        changes=True,
+    ),
+    Route(
+        name="produce",
+        method="POST",
+        path="/producer/produce",
+        section="Producers",
+        summary="Append a message; answered when a majority of replicas has it on disk.",
+        parameters=contract.Produce,
+        answer=contract.Produced,
+        failures=_DATA,
+        changes=True,
+    ),
+    Route(
+        name="produce_batch",
+        method="POST",
+        path="/producer/produce_batch",
+        section="Producers",
+        summary="Append messages to one partition, all or none.",
+        parameters=contract.ProduceBatch,
+        answer=contract.BatchProduced,
+        failures=_DATA,
+        changes=True,
+    ),
+    Route(
+        name="register_consumer",
+        method="POST",
+        path="/consumer/register",
+        section="Consumers",
+        summary="Register a consumer for a topic.",
+        parameters=contract.RegisterConsumer,
+        answer=contract.ConsumerRegistered,
+        failures=_WRITE,
+        changes=True,
+    ),
+    Route(
+        name="consume",
+        method="GET",
+        path="/consumer/consume",
+        section="Consumers",
+        summary="Take a consumer's next message and move its cursor past it.",
+        parameters=contract.Consume,
+        answer=contract.Consumed,
+        has_nothing=True,
+        failures=_DATA,
+        changes=True,
+    ),
+    Route(
+        name="consume_batch",
+        method="GET",
+        path="/consumer/consume_batch",
+        section="Consumers",
+        summary="Take a consumer's next messages and move its cursors past them.",
+        parameters=contract.ConsumeBatch,
+        answer=contract.BatchConsumed,
+        has_nothing=True,
+        failures=_DATA,
+        changes=True,
+    ),
+    Route(
+        name="get_size",
+        method="GET",
+        path="/size",
+        section="Consumers",
+        summary="Count the messages that a consumer has not consumed yet.",
+        parameters=contract.GetSize,
+        answer=contract.Size,
+        failures=(404, 422, 504),
+    ),
+    Route(
+        name="welcome",
+        method="GET",
+        path="/",
+        section="Cluster",
+        summary="Say welcome; to a browser, with a page.",
+        answer=contract.Welcome,
+    ),
+    Route(
+        name="status",
+        method="GET",
+        path="/status",
+        section="Cluster",
+        summary="Show the node that was asked.",
+        answer=contract.NodeStatus,
+    ),
+    Route(
+        name="health",
+        method="GET",
+        path="/health",
+        section="Cluster",
+        summary="Show when brokers, producers and consumers were last heard of.",
+        answer=contract.Health,
+    ),
+    Route(
+        name="list_brokers",
+        method="GET",
+        path="/brokers",
+        section="Cluster",
+        summary="List the brokers.",
+        answer=contract.Brokers,
+    ),
+    Route(
+        name="drain_broker",
+        method="POST",
+        path="/brokers/{id}/drain",
+        section="Cluster",
+        summary="Move everything off a broker.",
+        parameters=contract.BrokerPath,
+        failures=_WRITE,
+        changes=True,
+    ),
+    Route(
+        name="remove_broker",
+        method="DELETE",
+        path="/brokers/{id}",
+        section="Cluster",
+        summary="Forget a broker that is drained or dead.",
+        parameters=contract.BrokerPath,
+        failures=_WRITE,
+        changes=True,
+    ),
+    Route(
+        name="list_managers",
+        method="GET",
+        path="/managers",
+        section="Cluster",
+        summary="Show the metadata's group: primary, replicas, applied index of each.",
+        answer=contract.Managers,
+    ),
+    Route(
+        name="get_metadata",
+        method="GET",
+        path="/metadata",
+        section="Cluster",
+        summary="List all nodes and where they are found.",
+        answer=contract.Metadata,
+    ),
+    Route(
+        name="metrics",
+        method="GET",
+        path="/metrics",
+        section="Cluster",
+        summary="Show this node's figures in Prometheus' text format.",
+        answer=None,
+        content_type=PROMETHEUS,
+    ),
+    Route(
+        name="openapi",
+        method="GET",
+        path="/openapi.json",
+        section="Cluster",
+        summary="Get this interface as an OpenAPI 3.1 document.",
+        answer=None,
+    ),
+    Route(
+        name="docs",
+        method="GET",
+        path="/docs",
+        section="Cluster",
+        summary="Read about this interface.",
+        answer=None,
+        content_type=HTML,
+    ),
+    Route(
+        name="healthz",
+        method="GET",
+        path="/healthz",
+        section="Cluster",
+        summary="Tell whether the process answers.",
+    ),
+    Route(
+        name="readyz",
+        method="GET",
+        path="/readyz",
+        section="Cluster",
+        summary="Tell whether the node is ready to serve; 503 until it is.",
+    ),
+)
+
+
+def find_duplicates(routes: tuple[Route, ...] = ROUTES) -> list[str]:
+    """Return the names, and the methods with paths, that stand in the table more than once."""
+    keys = [key for route in routes for key in (route.name, f"{route.method} {route.path}")]
+    return sorted({key for key in keys if keys.count(key) > 1})

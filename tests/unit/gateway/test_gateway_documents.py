@@ -1,0 +1,162 @@
+"""The OpenAPI document, the pages and the figures: complete, true to the table, and safe to show."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.gateway.http import HttpStatus
+from quiver.gateway.metrics import LATENCY_BOUNDS_S, Metrics
+from quiver.gateway.openapi import make_document
+from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_markdown, render_page
+from quiver.gateway.routes import ROUTES
+from quiver.model import GroupId, Index, NodeId, PartitionId, TopicId
+from quiver.wire.messages import NodeDescribed, ReplicaInfo
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "http.md"
+
+
+def test_reference_page_is_what_the_table_makes_it() -> None:
+    assert PAGE.read_text() == render_markdown(), "run `make docs`"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_document_tells_every_route(route: Any) -> None:
+    operation = make_document()["paths"][route.path][route.method.lower()]
+    assert operation["operationId"] == route.name
+    assert str(route.success) in operation["responses"]
+    assert {"400", "503"} <= set(operation["responses"])
+
+
+def test_every_reference_in_the_document_leads_somewhere() -> None:
+    document = make_document()
+    references = set(re.findall(r"'\$ref': '#/components/schemas/(\w+)'", repr(document)))
+    assert references
+    assert references <= set(document["components"]["schemas"])
+
+
+def test_document_tells_bounds_and_what_must_be_given() -> None:
+    document = make_document()
+    consume = document["paths"]["/consumer/consume_batch"]["get"]["parameters"]
+    by_name = {parameter["name"]: parameter for parameter in consume}
+    assert by_name["topic"]["required"]
+    assert not by_name["max"]["required"]
+    assert "10000" in repr(by_name["max"]["schema"])
+    produce = document["components"]["schemas"]["Produce"]
+    assert produce["required"] == ["topic", "producer_id"]
+
+
+def test_answers_and_failures_tell_their_status_in_the_document() -> None:
+    schemas = make_document()["components"]["schemas"]
+    assert schemas["Produced"]["properties"]["status"] == {"enum": ["success"]}
+    assert schemas["Failure"]["properties"]["status"] == {"enum": ["failure"]}
+
+
+def test_pages_run_no_script_and_take_nothing_from_elsewhere() -> None:
+    page = render_docs()
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://127.0.0.1", "")
+    assert "https://" not in page
+    (style,) = re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in CONTENT_SECURITY_POLICY
+
+
+def test_page_shows_every_call() -> None:
+    page = render_docs()
+    for route in ROUTES:
+        assert f"<b>{route.method}</b> <code>{route.path}</code>" in page
+
+
+def test_title_is_escaped() -> None:
+    assert "<title>&lt;x&gt;</title>" in render_page("<x>", "")
+
+
+HTTP = HttpStatus(address="a:1", connections=3, idle=2, requests=1, body_bytes=10, accepted=5, refused=1, timed_out=0)
+
+
+def replica(partition: int, *, leader: int | None) -> ReplicaInfo:
+    return ReplicaInfo(
+        topic_id=TopicId(1),
+        partition_id=PartitionId(partition),
+        group=GroupId(partition + 2),
+        role="leader",
+        epoch=1,
+        leader=None if leader is None else NodeId(leader),
+        bytes=100,
+        in_sync=(NodeId(1),),
+        voters=(NodeId(1), NodeId(2)),
+    )
+
+
+NODE = NodeDescribed(
+    node=NodeId(1),
+    version='0"1',
+    pid=1,
+    roles=("broker",),
+    started_ms=1000,
+    is_ready=True,
+    primary=NodeId(1),
+    applied_index=Index(7),
+    replicas=(replica(0, leader=1), replica(1, leader=2), replica(2, leader=None)),
+)
+
+
+def figures(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.render(HTTP, NODE, now_ms=3500).splitlines()
+    values = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, _, value in values}
+
+
+def test_figures_of_the_node_are_those_of_its_snapshot() -> None:
+    found = figures(Metrics())
+    assert found['quiver_node_info{version="0\\"1",node="1"}'] == 1
+    assert found["quiver_node_uptime_seconds"] == 2.5
+    assert found["quiver_metadata_applied_index"] == 7
+    assert found["quiver_metadata_primary"] == 1
+    assert found["quiver_partition_replicas"] == 3
+    assert found["quiver_partition_leads"] == 1
+    assert found["quiver_partition_log_bytes"] == 300
+    assert found["quiver_partition_out_of_sync"] == 1
+    assert found["quiver_http_connections"] == 3
+
+
+def test_requests_are_counted_by_route_and_status_and_classed_by_time() -> None:
+    metrics = Metrics()
+    for seconds in (0.0005, 0.001, 0.3, 99.0):
+        metrics.count_request("/topics", method="GET", status=200, seconds=seconds)
+    metrics.count_request("", method="GET", status=404, seconds=0.0)
+    found = figures(metrics)
+    assert found['quiver_http_requests_total{route="/topics",method="GET",status="200"}'] == 4
+    assert found['quiver_http_requests_total{route="",method="GET",status="404"}'] == 1
+    assert found['quiver_http_request_seconds_bucket{route="/topics",le="0.001"}'] == 2
+    assert found['quiver_http_request_seconds_bucket{route="/topics",le="0.5"}'] == 3
+    assert found['quiver_http_request_seconds_bucket{route="/topics",le="+Inf"}'] == 4
+    assert found['quiver_http_request_seconds_count{route="/topics"}'] == 4
+    assert found['quiver_http_request_seconds_sum{route="/topics"}'] == pytest.approx(99.3015)
+    assert tuple(sorted(LATENCY_BOUNDS_S)) == LATENCY_BOUNDS_S
+
+
+def test_records_are_counted() -> None:
+    metrics = Metrics()
+    metrics.count_produced(records=2, size_bytes=20)
+    metrics.count_consumed(records=3, size_bytes=30)
+    found = figures(metrics)
+    assert found["quiver_http_produced_records_total"] == 2
+    assert found["quiver_http_produced_bytes_total"] == 20
+    assert found["quiver_http_consumed_records_total"] == 3
+    assert found["quiver_http_consumed_bytes_total"] == 30
+
+
+def test_every_figure_is_explained_before_its_first_value() -> None:
+    explained: set[str] = set()
+    for line in Metrics().render(HTTP, NODE, now_ms=0).splitlines():
+        if line.startswith("# TYPE"):
+            explained.add(line.split()[2])
+        elif not line.startswith("#"):
+            assert re.split(r"[{ ]", line)[0] in explained
