@@ -9,7 +9,7 @@ It is pure: no clock, no files, no network. It must never import numpy or pyarro
 from __future__ import annotations
 
 from quiver.record.batch import Batch, decode_batches
-from quiver.record.builder import Value, build_batch, build_control_batch
+from quiver.record.builder import Value, build_batch, build_control_batch, reseal_batch
 from quiver.record.checksum import crc32c
 from quiver.record.compression import Compression
 from quiver.record.header import (
@@ -37,6 +37,7 @@ __all__ = [
     "crc32c",
     "decode_batches",
     "decode_header",
+    "reseal_batch",
     "stamp",
     "verify_payload",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quiver.errors import DecodeError
-from quiver.model import Buffer, Index, Offset, Term
+from quiver.model import Buffer, Index, Offset, PartitionId, Term
 from quiver.record.columns import Columns, decode_columns
 from quiver.record.compression import Compression, decompress
 from quiver.record.header import (
@@ -80,9 +80,18 @@ class Batch:
             self._payload = decompress(stored, Compression(self.header.compression), raw_bytes=self.header.raw_bytes)
         return self._payload
 
-    def records(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> Records:
-        """Return the records from `first_offset` up to `end_offset`, as far as they are in this batch."""
-        return Records(self._decode_columns(), self.header, self.positions(first_offset, end_offset))
+    def records(
+        self,
+        first_offset: Offset | None = None,
+        end_offset: Offset | None = None,
+        *,
+        partition: PartitionId | None = None,
+    ) -> Records:
+        """Return the records from `first_offset` up to `end_offset`, as far as they are in this batch.
+
+        `partition` is what they say of where they come from: a batch does not know.
+        """
+        return Records(self._decode_columns(), self.header, self.positions(first_offset, end_offset), partition)
 
     def values(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> list[bytes | None]:
         """Return the values from `first_offset` up to `end_offset`, as far as they are in this batch."""

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import cast
 
+import msgspec
+
 from quiver.errors import RequestError
-from quiver.model import NO_PRODUCER, Buffer, ProducerId
+from quiver.model import NO_PRODUCER, Buffer, Index, Offset, ProducerId, Term
 from quiver.record.compression import Compression, compress
-from quiver.record.header import KIND_CONTROL, BatchHeader, encode_header
+from quiver.record.header import HEADER_BYTES, KIND_CONTROL, BatchHeader, decode_header, encode_header
 from quiver.record.payload import (
     EncodedColumn,
     EncodedHeaders,
@@ -123,6 +125,25 @@ def seal_batch(
         base_sequence=base_sequence,
     )
     return _join(header, payload)
+
+
+def reseal_batch(batch: Buffer, *, producer_epoch: int, base_sequence: int) -> bytes:
+    """Return an unstamped batch with the same records under another epoch and sequence: for its producer alone.
+
+    The payload is taken as it is. Raises `DecodeError` if `batch` does not begin with a batch's header.
+    """
+    header = decode_header(batch)
+    _check_producer(header.producer_id, base_sequence)
+    renewed = msgspec.structs.replace(
+        header,
+        term=Term(0),
+        index=Index(0),
+        base_offset=Offset(0),
+        append_timestamp=0,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+    return _join(renewed, memoryview(batch)[HEADER_BYTES : header.batch_bytes])
 
 
 def _check_producer(producer_id: ProducerId, base_sequence: int) -> None:

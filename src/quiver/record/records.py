@@ -13,7 +13,7 @@ from typing import Final, cast, overload
 import msgspec
 
 from quiver.errors import DecodeError
-from quiver.model import Offset
+from quiver.model import Offset, PartitionId
 from quiver.record.columns import Columns
 from quiver.record.header import BatchHeader
 
@@ -24,7 +24,7 @@ CHUNK_RECORDS: Final = 1024
 """How many records an iteration cuts out of the columns at once: cheap per record, and little for who stops early."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record as a reader sees it; timestamps are milliseconds since 1970-01-01 UTC."""
 
     offset: Offset
@@ -32,6 +32,8 @@ class Record(msgspec.Struct, frozen=True):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+    partition: PartitionId | None = None
+    """Where it was read from, if whoever read it said so."""
 
     @property
     def text(self) -> str | None:
@@ -47,10 +49,13 @@ class Record(msgspec.Struct, frozen=True):
 class Records(Sequence[Record]):
     """A lazy, immutable sequence of some of a batch's records; a slice of it is another one."""
 
-    __slots__ = ("_columns", "_header", "_positions")
+    __slots__ = ("_columns", "_header", "_partition", "_positions")
 
-    def __init__(self, columns: Columns, header: BatchHeader, positions: range) -> None:
-        """Take decoded columns and which of their positions the sequence consists of."""
+    def __init__(
+        self, columns: Columns, header: BatchHeader, positions: range, partition: PartitionId | None = None
+    ) -> None:
+        """Take decoded columns, which of their positions the sequence consists of, and what records say of it."""
+        self._partition = partition
         self._columns = columns
         self._header = header
         self._positions = positions
@@ -64,7 +69,7 @@ class Records(Sequence[Record]):
     def __getitem__(self, at: slice) -> Records: ...
     def __getitem__(self, at: int | slice) -> Record | Records:
         if isinstance(at, slice):
-            return Records(self._columns, self._header, self._positions[at])
+            return Records(self._columns, self._header, self._positions[at], self._partition)
         position = self._positions[at]
         return next(self._read(first=position, end=position + 1))
 
@@ -83,4 +88,6 @@ class Records(Sequence[Record]):
         keys = columns.keys.to_list(first=first, end=end) if columns.keys else repeat(None)
         values = columns.values.to_list(first=first, end=end)
         headers = map(columns.headers.__getitem__, range(first, end)) if columns.headers else repeat(())
-        return map(Record, cast("Iterable[Offset]", offsets), timestamps, keys, values, headers)
+        return map(
+            Record, cast("Iterable[Offset]", offsets), timestamps, keys, values, headers, repeat(self._partition)
+        )

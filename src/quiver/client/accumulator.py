@@ -1,0 +1,271 @@
+"""Where records wait to be sent: the one place of a producer that several threads touch.
+
+`add` is the hot path of `send`: it appends to the open batch of a partition under a lock and wakes the sending loop at
+most once until that has looked. Records without key and partition go to one partition until its batch is taken or full,
+then to the next, so that few records still make few batches.
+
+Invariants: `pending_bytes` counts every record from its acceptance until its outcome is settled, and never exceeds
+`buffer_bytes` by more than one chunk; a record's place in its partition is the order in which it was accepted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from quiver.client.delivery import Delivery, Outcome, fresh
+from quiver.client.sources import RECORD_BYTES, RecordHeaders, Rows, Source
+from quiver.clock import Clock
+from quiver.errors import OutOfRangeError, QuiverError
+from quiver.model import PartitionId
+
+MERGED_FACTOR: Final = 2
+"""A chunk joins an open batch if both together are no larger than so many full ones."""
+
+
+class Accumulator:
+    """Take records from any thread, hand them to the sending loop in batches."""
+
+    def __init__(
+        self,
+        partition_ids: Sequence[PartitionId],
+        *,
+        partition_count: int,
+        clock: Clock,
+        batch_bytes: int,
+        buffer_bytes: int,
+        announce: Callable[[], object],
+    ) -> None:
+        """Take the partitions that records without a key may go to; `announce` tells the loop that there is work."""
+        self.pending_bytes = 0
+        self.first_error: QuiverError | None = None
+        """The first failure since somebody last looked."""
+        self._partition_ids = tuple(partition_ids)
+        self._clock = clock
+        self._batch_bytes = batch_bytes
+        self._buffer_bytes = buffer_bytes
+        self._announce = announce
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._room_callbacks: list[Callable[[], object]] = []
+        self._refusal: QuiverError | None = None
+        self._open: list[Rows | None] = [None] * partition_count
+        self._closed: list[deque[Source]] = [deque() for _ in range(partition_count)]
+        self._unsettled: dict[Outcome, None] = {}
+        self._turn = 0
+        self._sticky: Rows | None = None
+        self._dirty: set[PartitionId] = set()
+        self._is_announced = False
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions the topic is known to have."""
+        return len(self._open)
+
+    # -- those who send --------------------------------------------------------------------------
+
+    def add(
+        self,
+        value: bytes | None,
+        partition: PartitionId | None,
+        key: bytes | None,
+        timestamp: int | None,
+        headers: RecordHeaders | None,
+    ) -> Delivery | None:
+        """Take one record; None if there is no room for it now. Raises what `refuse` was told."""
+        size_bytes = RECORD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        with self._lock:
+            if self.pending_bytes + size_bytes > self._buffer_bytes and self.pending_bytes:
+                return None
+            rows = self._sticky if partition is None else self._open[partition]
+            if rows is None:
+                rows = self._begin(partition)
+            values = rows.values
+            delivery = Delivery(rows.outcome, len(values))
+            values.append(value)
+            if rows.keys is not None or key is not None or timestamp is not None or headers is not None:
+                rows.add_rest(key, timestamp, headers)
+            self.pending_bytes += size_bytes
+            rows.size_bytes += size_bytes
+            if rows.size_bytes < self._batch_bytes:
+                return delivery
+            self._close(rows)
+        return delivery
+
+    def extend(
+        self, values: Sequence[bytes | None], partition: PartitionId | None, key: bytes | None, *, size_bytes: int
+    ) -> tuple[Outcome, int] | None:
+        """Take values that belong into one batch; return its outcome and where in it they begin, None without room."""
+        with self._lock:
+            if self.pending_bytes + size_bytes > self._buffer_bytes and self.pending_bytes:
+                return None
+            rows = self._sticky if partition is None else self._open[partition]
+            if rows is not None and rows.size_bytes + size_bytes > MERGED_FACTOR * self._batch_bytes:
+                self._close(rows)
+                rows = None
+            if rows is None:
+                rows = self._begin(partition)
+            index = len(rows)
+            rows.extend(values, key, size_bytes)
+            self.pending_bytes += size_bytes
+            if rows.size_bytes >= self._batch_bytes:
+                self._close(rows)
+            return rows.outcome, index
+
+    def put(
+        self, build: Callable[[PartitionId], Source], partition: PartitionId | None, size_bytes: int
+    ) -> Outcome | None:
+        """Take a whole batch that `build` makes for its partition; None without room."""
+        with self._lock:
+            if self.pending_bytes + size_bytes > self._buffer_bytes and self.pending_bytes:
+                return None
+            self._check_open()
+            partition_id = self._next_turn() if partition is None else partition
+            if (rows := self._open[partition_id]) is not None:
+                self._close(rows)
+            source = build(partition_id)
+            self.pending_bytes += source.size_bytes
+            self._unsettled[source.outcome] = None
+            self._closed[partition_id].append(source)
+            self._mark(partition_id)
+            return source.outcome
+
+    def check_partition(self, partition: PartitionId) -> None:
+        """Raise `OutOfRangeError` if the topic has no such partition."""
+        if not 0 <= partition < len(self._open):
+            raise OutOfRangeError(f"partition {partition} is not one of {len(self._open)}", code="unknown_partition")
+
+    def wait_room(self, size_bytes: int, timeout_s: float | None) -> bool:
+        """Block until there is room for so many bytes, or none ever will be; False if time ran out before."""
+        with self._room:
+            return self._room.wait_for(lambda: self._has_room(size_bytes), timeout_s)
+
+    def on_room(self, size_bytes: int, callback: Callable[[], object]) -> bool:
+        """Tell whether there is room; if not, call back once whenever some becomes free."""
+        with self._lock:
+            if self._has_room(size_bytes):
+                return True
+            self._room_callbacks.append(callback)
+            return False
+
+    def close_open(self) -> list[Outcome]:
+        """Let everything go that was accepted, full or not; return all that is not settled yet."""
+        with self._lock:
+            for rows in [rows for rows in self._open if rows is not None]:
+                self._close(rows)
+            return list(self._unsettled)
+
+    # -- the sending loop ------------------------------------------------------------------------
+
+    def look(self) -> set[PartitionId]:
+        """Return the partitions that got something to send since the last look; the next news is announced again."""
+        with self._lock:
+            dirty, self._dirty = self._dirty, set()
+            self._is_announced = False
+            return dirty
+
+    def take(self, partition: PartitionId, *, open_before_ms: int | None) -> Source | None:
+        """Return the next batch: a closed one, or the open one if it was opened no later than `open_before_ms`."""
+        with self._lock:
+            if self._closed[partition]:
+                return self._closed[partition].popleft()
+            rows = self._open[partition]
+            if rows is None or open_before_ms is None or rows.opened_ms > open_before_ms:
+                return None
+            self._detach(rows)
+            return rows
+
+    def opened_ms(self, partition: PartitionId) -> int | None:
+        """Return since when a partition's open batch waits; None if there is none."""
+        rows = self._open[partition]
+        return None if rows is None else rows.opened_ms
+
+    def waiting_records(self, partition: PartitionId) -> int:
+        """Return how many records of a partition wait to be taken."""
+        with self._lock:
+            rows = self._open[partition]
+            return sum(map(len, self._closed[partition])) + (0 if rows is None else len(rows))
+
+    def settle(self, outcome: Outcome, size_bytes: int) -> None:
+        """Free the room of a batch whose outcome is settled."""
+        with self._room:
+            if self._unsettled.pop(outcome, self) is self:
+                return
+            self.pending_bytes -= size_bytes
+            if outcome.error is not None and self.first_error is None:
+                self.first_error = outcome.error
+            self._room.notify_all()
+            callbacks, self._room_callbacks = self._room_callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def grow(self, partition_count: int) -> None:
+        """Learn that the topic has more partitions now."""
+        with self._lock:
+            known = len(self._open)
+            for partition in range(known, partition_count):
+                self._open.append(None)
+                self._closed.append(deque())
+                self._partition_ids += (PartitionId(partition),)
+
+    def refuse(self, error: QuiverError) -> list[Source]:
+        """Take nothing more, but raise `error`; return what was not taken yet."""
+        with self._room:
+            self._refusal = self._refusal or error
+            for rows in [rows for rows in self._open if rows is not None]:
+                self._close(rows)
+            left = [source for closed in self._closed for source in closed]
+            for closed in self._closed:
+                closed.clear()
+            self._room.notify_all()
+            callbacks, self._room_callbacks = self._room_callbacks, []
+        for callback in callbacks:
+            callback()
+        return left
+
+    # -- under the lock --------------------------------------------------------------------------
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return (
+            self.pending_bytes + size_bytes <= self._buffer_bytes or not self.pending_bytes or self._refusal is not None
+        )
+
+    def _check_open(self) -> None:
+        if self._refusal is not None:
+            raise fresh(self._refusal)
+
+    def _next_turn(self) -> PartitionId:
+        self._turn = (self._turn + 1) % len(self._partition_ids)
+        return self._partition_ids[self._turn]
+
+    def _begin(self, partition: PartitionId | None) -> Rows:
+        """Open a batch for a partition, or for the one whose turn it is."""
+        self._check_open()
+        partition_id = self._next_turn() if partition is None else partition
+        rows = self._open[partition_id]
+        if rows is None:
+            rows = Rows(partition_id, opened_ms=self._clock.monotonic_ms(), timestamp=self._clock.wall_ms())
+            self._open[partition_id] = rows
+            self._unsettled[rows.outcome] = None
+            self._mark(partition_id)
+        if partition is None:
+            self._sticky = rows
+        return rows
+
+    def _close(self, rows: Rows) -> None:
+        self._detach(rows)
+        self._closed[rows.outcome.partition].append(rows)
+        self._mark(rows.outcome.partition)
+
+    def _detach(self, rows: Rows) -> None:
+        self._open[rows.outcome.partition] = None
+        if self._sticky is rows:
+            self._sticky = None
+
+    def _mark(self, partition: PartitionId) -> None:
+        self._dirty.add(partition)
+        if not self._is_announced:
+            self._is_announced = True
+            self._announce()

@@ -1,0 +1,161 @@
+"""Many records cut into batches, without a step per record.
+
+Values given as Python objects are cut by count, and the count follows from the sizes seen so far; Arrow columns are
+sliced. Records with keys in a column are split by partition through the distinct keys, never one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from quiver.client.sources import RECORD_BYTES
+from quiver.errors import RequestError
+from quiver.model import PartitionId
+from quiver.record import Value, crc32c
+
+if TYPE_CHECKING:
+    from quiver.record.arrow import ArrowArray
+
+FIRST_COUNT: Final = 1024
+"""How many values are taken before anything is known about their size."""
+COUNT_MAX: Final = 65536
+"""Most values of one chunk, however small they are."""
+OVERSIZE_FACTOR: Final = 2
+"""A chunk is cut in half while it is more than so many batches large."""
+
+
+def partition_of(key: bytes, partition_count: int) -> PartitionId:
+    """Return where records with a key go: the same everywhere, for as long as the topic has so many partitions."""
+    return PartitionId(crc32c(key) % partition_count)
+
+
+def to_bytes(value: Value) -> bytes | None:
+    """Return a value as it is stored, or raise for what cannot be."""
+    match value:
+        case None | bytes():
+            return value
+        case str():
+            try:
+                return value.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+        case bytearray() | memoryview():
+            return bytes(value)
+        case _:
+            raise TypeError(f"a record is bytes, text or None, not {type(value).__name__}")
+
+
+def cut_values(values: Iterable[Value], batch_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:
+    """Yield lists of values as they are stored, each about one batch, with the bytes that they count as."""
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise TypeError("send_many takes an iterable of values, not a single one")
+    count = FIRST_COUNT
+    left = iter(values)
+    while chunk := list(islice(left, count)):
+        stored = _to_bytes_each(chunk)
+        size_bytes = _size(stored)
+        count = max(1, min(COUNT_MAX, batch_bytes * len(stored) // max(1, size_bytes)))
+        yield from _halve(stored, size_bytes, batch_bytes)
+
+
+def _to_bytes_each(chunk: list[Value]) -> list[bytes | None]:
+    kinds = set(map(type, chunk))
+    if kinds == {bytes}:
+        return cast("list[bytes | None]", chunk)
+    if kinds == {str}:
+        try:
+            return list(map(str.encode, cast("list[str]", chunk)))
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+    return list(map(to_bytes, chunk))
+
+
+def _size(stored: list[bytes | None]) -> int:
+    try:
+        return RECORD_BYTES * len(stored) + sum(map(len, cast("list[bytes]", stored)))
+    except TypeError:  # there are nulls
+        return RECORD_BYTES * len(stored) + sum(len(value) for value in stored if value is not None)
+
+
+def _halve(stored: list[bytes | None], size_bytes: int, batch_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:
+    if size_bytes <= OVERSIZE_FACTOR * batch_bytes or len(stored) == 1:
+        yield stored, size_bytes
+        return
+    middle = len(stored) // 2
+    for half in (stored[:middle], stored[middle:]):
+        yield from _halve(half, _size(half), batch_bytes)
+
+
+# -- Arrow -------------------------------------------------------------------------------------------
+
+ArrowColumns = dict[str, "ArrowArray"]
+"""Columns of equal length by name; `value` is always there."""
+
+
+def is_arrow(values: object) -> bool:
+    """Tell whether values are an Arrow array, table or record batch, without importing pyarrow."""
+    return type(values).__module__.split(".")[0] == "pyarrow"
+
+
+def arrow_columns(values: Any) -> ArrowColumns:
+    """Return the columns of a table or record batch, or the one column that an array is."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return {"value": values}
+    if not isinstance(values, pa.Table | pa.RecordBatch):
+        raise TypeError(f"send_many takes Arrow arrays, tables and record batches, not {type(values).__name__}")
+    columns: ArrowColumns = dict(zip(values.schema.names, cast("list[ArrowArray]", values.columns), strict=True))
+    given = set(columns) - {"topic", "partition", "offset"}
+    if "value" not in columns or given - {"value", "key", "timestamp", "headers"}:
+        raise RequestError(f"the columns are value, and perhaps key, timestamp, headers; not {sorted(columns)}")
+    return {name: columns[name] for name in given}
+
+
+def split_by_key(columns: ArrowColumns, partition_count: int) -> Iterator[tuple[PartitionId | None, ArrowColumns]]:
+    """Yield the records of each partition that their keys lead to, in order; None for those without a key."""
+    keys = columns.get("key")
+    if keys is None or keys.null_count == len(keys):
+        yield None, columns
+        return
+    import numpy as np
+    import pyarrow as pa
+
+    whole = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
+    encoded: Any = whole.cast(pa.large_binary()).dictionary_encode()
+    by_key = [partition_of(key, partition_count) for key in encoded.dictionary.to_pylist()]
+    targets = np.array([*by_key, -1])[encoded.indices.fill_null(len(by_key)).to_numpy(zero_copy_only=False)]
+    for target in np.unique(targets):
+        chosen = np.flatnonzero(targets == target)
+        part: ArrowColumns = {name: column.take(chosen) for name, column in columns.items()}
+        yield (None if target < 0 else PartitionId(int(target))), part
+
+
+def cut_columns(columns: ArrowColumns, batch_bytes: int) -> Iterator[tuple[ArrowColumns, int]]:
+    """Yield slices of the columns, each about one batch, with the bytes that they count as."""
+    total = len(columns["value"])
+    if not total:
+        return
+    count = max(1, min(COUNT_MAX, batch_bytes * total // max(1, _columns_bytes(columns))))
+    for first in range(0, total, count):
+        yield from _halve_columns(_slice(columns, first, count), batch_bytes)
+
+
+def _halve_columns(columns: ArrowColumns, batch_bytes: int) -> Iterator[tuple[ArrowColumns, int]]:
+    size_bytes, count = _columns_bytes(columns), len(columns["value"])
+    if size_bytes <= OVERSIZE_FACTOR * batch_bytes or count == 1:
+        yield columns, size_bytes
+        return
+    for first in (0, count // 2):
+        length = count // 2 if not first else count - count // 2
+        yield from _halve_columns(_slice(columns, first, length), batch_bytes)
+
+
+def _slice(columns: ArrowColumns, first: int, count: int) -> ArrowColumns:
+    return {name: column.slice(first, count) for name, column in columns.items()}
+
+
+def _columns_bytes(columns: ArrowColumns) -> int:
+    return RECORD_BYTES * len(columns["value"]) + sum(column.nbytes for column in columns.values())

@@ -1,0 +1,333 @@
+"""A cluster as an asyncio program sees it: its topics, brokers and clients, and the way to producers and consumers.
+
+Every call has one total deadline for all its tries (`timeout`), ends with an error of `quiver.errors` or a result, and
+says *unknown* only where that is true. Closing a cluster closes what was made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from quiver.client.consumer import AsyncConsumer, ConsumerCore
+from quiver.client.directory import Directory
+from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
+from quiver.client.producer import AsyncProducer, ProducerCore
+from quiver.client.router import Router
+from quiver.client.transport import Transport
+from quiver.clock import Clock, Rng
+from quiver.errors import NotFoundError, RequestError, UnavailableError
+from quiver.model import NodeId, PartitionId, TopicId
+from quiver.wire.messages import (
+    AddPartitions,
+    ClientInfo,
+    ConfigureTopic,
+    CreateTopic,
+    DeleteTopic,
+    DescribeNode,
+    Done,
+    DrainBroker,
+    ForgetClient,
+    GetMetadata,
+    ListClients,
+    NodeInfo,
+    R,
+    RemoveBroker,
+    ReplicaInfo,
+    Request,
+    RestoreTopic,
+    RetentionInfo,
+    TopicInfo,
+)
+
+
+class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition as its leader sees it; what only the leader knows is None while there is none to ask."""
+
+    partition: PartitionId
+    leader: NodeId | None
+    replicas: tuple[NodeId, ...]
+    in_sync: tuple[NodeId, ...] = ()
+    first_offset: int | None = None
+    end_offset: int | None = None
+    bytes: int | None = None
+
+
+class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic with its partitions."""
+
+    topic: str
+    topic_id: TopicId
+    replicas: int
+    retention: RetentionInfo
+    partitions: tuple[PartitionDescription, ...]
+
+
+class AsyncCluster:
+    """Use a cluster from asyncio; made by `quiver.connect_async`.
+
+    Example:
+        async with quiver.connect_async("127.0.0.1:9002") as cluster:
+            await cluster.create_topic("logs", partitions=3)
+            async with await cluster.producer("logs", name="web-1") as producer:
+                await producer.send("hello")
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        transport: Transport,
+        clock: Clock,
+        rng: Rng,
+        options: ClusterOptions | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Take wire addresses of some nodes; `on_close` is called at the end, for what belongs to the cluster alone."""
+        self.options = options or ClusterOptions()
+        check_options(self.options)
+        self._rng = rng
+        self._directory = Directory(clock, tuple(addresses))
+        self.router = Router(transport, self._directory, clock=clock, rng=rng, options=self.options)
+        self._made = AsyncExitStack()
+        if on_close is not None:
+            self._made.push_async_callback(on_close)
+
+    async def open(self) -> Self:
+        """Make sure that the cluster is there and learn its nodes."""
+        request = GetMetadata(topics=())
+        found, _ = await self.router.ask(request, deadline=self.router.deadline())
+        self._directory.take(found, asked="")
+        return self
+
+    async def close(self) -> None:
+        """Close every producer and consumer that was made here, then the connections; idempotent."""
+        await self._made.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._made.__aexit__(kind, error, trace)
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of the cluster, once a node has answered."""
+        return self._directory.cluster_id
+
+    # -- topics ----------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        topic: str,
+        partitions: int = 3,
+        *,
+        replicas: int | None = None,
+        retention: RetentionInfo | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        """Create a topic; its partitions take records when this returns or soon after.
+
+        Raises:
+            ConflictError: it exists (`topic_exists`), unless `exist_ok`.
+        """
+        request = CreateTopic(
+            topic=topic,
+            partitions=partitions,
+            replicas=replicas,
+            retention=retention or RetentionInfo(),
+            request_id=f"sdk-{self._rng.randrange(1 << 62):016x}",
+        )
+        try:
+            created = await self._ask(request)
+        except RequestError as error:
+            if exist_ok and error.code == "topic_exists":
+                return
+            raise
+        self._directory.see(created.index)
+        self._directory.forget_topic(topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Take a topic out of use; `restore_topic` brings it back for a while."""
+        await self._change(DeleteTopic(topic=topic), topic)
+
+    async def restore_topic(self, topic: str) -> None:
+        """Take the newest deleted topic of a name back into use."""
+        await self._change(RestoreTopic(topic=topic), topic)
+
+    async def add_partitions(self, topic: str, partitions: int) -> None:
+        """Bring a topic to so many partitions; keys are spread anew over all of them."""
+        await self._change(AddPartitions(topic=topic, partitions=partitions), topic)
+
+    async def configure_topic(self, topic: str, *, retention: RetentionInfo) -> None:
+        """Change when records of a topic may go."""
+        await self._change(ConfigureTopic(topic=topic, retention=retention), topic)
+
+    async def list_topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        topics = await self.router.refresh_all(deadline=self.router.deadline())
+        return sorted(info.topic for info in topics)
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        """Return a topic with the state of every partition, as its leader sees it."""
+        info = await self.router.find_topic(topic, deadline=self.router.deadline(), age_ms_max=0)
+        replicas = await self._replicas_of(info)
+        return TopicDescription(
+            topic=info.topic,
+            topic_id=info.topic_id,
+            replicas=info.replicas,
+            retention=info.retention,
+            partitions=tuple(
+                PartitionDescription(
+                    partition=partition.partition_id,
+                    leader=partition.leader
+                    if (found := replicas.get(partition.partition_id)) is None
+                    else found.leader,
+                    replicas=partition.replicas,
+                    in_sync=found.in_sync if found else (),
+                    first_offset=found.first_offset if found else None,
+                    end_offset=found.end_offset if found else None,
+                    bytes=found.bytes if found else None,
+                )
+                for partition in info.partitions
+            ),
+        )
+
+    # -- brokers and clients ---------------------------------------------------------------------
+
+    async def brokers(self) -> list[NodeInfo]:
+        """Return all nodes, by id."""
+        await self.router.refresh_all(deadline=self.router.deadline())
+        return sorted(self._directory.nodes.values(), key=lambda node: node.node)
+
+    async def drain(self, broker: int, *, is_undone: bool = False) -> None:
+        """Move everything off a broker; or, undone, let it hold replicas again."""
+        self._see(await self._ask(DrainBroker(broker=NodeId(broker), is_undone=is_undone)))
+
+    async def remove(self, broker: int) -> None:
+        """Forget a broker that is drained, or dead and empty."""
+        self._see(await self._ask(RemoveBroker(broker=NodeId(broker))))
+
+    async def clients(
+        self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None
+    ) -> list[ClientInfo]:
+        """Return the registered producers and consumers, or one kind of them."""
+        request = ListClients(kind=kind, topic=topic, known_index=self._directory.known_index)
+        return list((await self._ask(request)).clients)
+
+    async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
+        """Drop a producer or consumer: its cursors no longer hold records back."""
+        self._see(await self._ask(ForgetClient(kind=kind, id=id)))
+
+    # -- records ---------------------------------------------------------------------------------
+
+    async def producer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        partitions: Iterable[int] = (),
+        linger_ms: int = 0,
+        batch_bytes: int = 1 << 20,
+        buffer_bytes: int = 64 << 20,
+        compression: Literal["lz4", "zstd"] | None = None,
+        delivery_timeout: float = 60.0,
+    ) -> AsyncProducer:
+        """Register a producer for a topic and return it.
+
+        Under a `name` it goes on where an earlier one of that name ended, and fences that one off. `partitions` are
+        those that records without key and partition go to; none named, all meant.
+        """
+        options = ProducerOptions(
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            compression=to_compression(compression),
+            delivery_timeout_ms=to_ms(delivery_timeout, "delivery_timeout"),
+        )
+        check_options(options)
+        core = await ProducerCore.open(
+            self.router,
+            topic=topic,
+            name=name or "",
+            partitions=tuple(map(PartitionId, partitions)),
+            options=options,
+            deadline=self.router.deadline(),
+        )
+        self._made.push_async_callback(core.close)
+        return AsyncProducer(core, self.router)
+
+    async def consumer(
+        self,
+        topic: str,
+        name: str | None = None,
+        *,
+        consumer_id: int | None = None,
+        partitions: Iterable[int] = (),
+        start: Literal["earliest", "latest"] = "earliest",
+        auto_commit: float | None = None,
+        on_trimmed: Literal["error", "earliest"] = "error",
+        idle_timeout: float | None = None,
+        fetch_bytes: int = 4 << 20,
+        prefetch_bytes: int = 16 << 20,
+    ) -> AsyncConsumer:
+        """Return a consumer of a topic's records.
+
+        With a `name`, or the `consumer_id` of an earlier one, the cluster keeps its cursors: it begins where that one
+        last committed, a new one at `start`. Without, it leaves nothing behind and begins at `start`. With
+        `auto_commit` (seconds) it commits by itself what the application has asked to go on from. `idle_timeout`
+        (seconds) ends an iteration when nothing came for so long.
+        """
+        options = ConsumerOptions(
+            start=start,
+            auto_commit_ms=None if auto_commit is None else to_ms(auto_commit, "auto_commit"),
+            on_trimmed=on_trimmed,
+            fetch_bytes=fetch_bytes,
+            prefetch_bytes=prefetch_bytes,
+        )
+        check_options(options)
+        core = await ConsumerCore.open(
+            self.router,
+            topic=topic,
+            name=name or "",
+            consumer_id=consumer_id,
+            partitions=tuple(map(PartitionId, partitions)),
+            options=options,
+            deadline=self.router.deadline(),
+        )
+        self._made.push_async_callback(core.close)
+        idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
+        return AsyncConsumer(core, self.router, idle_timeout_ms=idle_timeout_ms)
+
+    # -- within ----------------------------------------------------------------------------------
+
+    async def _ask(self, request: Request[R]) -> R:
+        return (await self.router.ask(request, deadline=self.router.deadline()))[0]
+
+    async def _change(self, request: Request[Done], topic: str) -> None:
+        self._see(await self._ask(request))
+        self._directory.forget_topic(topic)
+
+    def _see(self, done: Done) -> None:
+        self._directory.see(done.index)
+
+    async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:
+        """Return what the leaders say of a topic's partitions; without those whose leader cannot be asked."""
+        found: dict[PartitionId, ReplicaInfo] = {}
+        nodes = {node for partition in topic.partitions for node in partition.replicas}
+        request = DescribeNode(with_replicas=True, topic=topic.topic)
+        for node in sorted(nodes & self._directory.nodes.keys()):
+            address = self._directory.nodes[node].wire_address
+            try:
+                described = await self.router.ask_at(address, request, deadline=self.router.deadline())
+            except (UnavailableError, NotFoundError):
+                continue
+            leads = [replica for replica in described.replicas if replica.leader == node]
+            found.update((replica.partition_id, replica) for replica in leads)
+        return found

@@ -1,0 +1,420 @@
+"""The consumer: reads all records of a topic, keeps its place, and comes back to it.
+
+`ConsumerCore` is what both faces share; all of it runs on the loop that it was opened on, except that records of a
+batch which was handed out may be read anywhere. Positions follow what the application was given, never what was merely
+read ahead; a commit stores positions, so that a crash repeats records and never skips one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from quiver.client.cursors import Cursors
+from quiver.client.options import ConsumerOptions, to_ms
+from quiver.client.prefetch import PartitionReader, find_offset
+from quiver.client.retry import Deadline
+from quiver.client.router import Router
+from quiver.client.tasks import Tasks
+from quiver.errors import (
+    NotFoundError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    QuiverError,
+    RequestError,
+    UnavailableError,
+)
+from quiver.model import ConsumerId, Offset, PartitionId
+from quiver.record import Batch, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+Where = int | Literal["earliest", "latest"]
+Slice = tuple[PartitionReader, Batch, Offset, Offset]
+
+
+class ConsumerCore:
+    """One consumer of one topic; `open` it on the loop that reads."""
+
+    def __init__(self, topic: str, cursors: Cursors, *, router: Router, options: ConsumerOptions) -> None:
+        self.topic = topic
+        self.cursors = cursors
+        self.options = options
+        self.readers: dict[PartitionId, PartitionReader] = {}
+        self._router = router
+        self._tasks = Tasks(self._crashed)
+        self._news = asyncio.Event()
+        self._turn = 0
+        self._failure: QuiverError | None = None
+        self._committed_ms = router.clock.monotonic_ms()
+
+    @classmethod
+    async def open(
+        cls,
+        router: Router,
+        *,
+        topic: str,
+        name: str,
+        consumer_id: int | None,
+        partitions: Sequence[PartitionId],
+        options: ConsumerOptions,
+        deadline: Deadline,
+    ) -> ConsumerCore:
+        """Register a consumer, find its place in every partition and begin to read ahead."""
+        cursors = Cursors(router, topic)
+        if name or consumer_id is not None:
+            await cursors.register(
+                name=name, consumer_id=consumer_id, partitions=partitions, start=options.start, deadline=deadline
+            )
+        elif options.auto_commit_ms is not None:
+            raise RequestError("auto_commit needs a consumer with a name", code="no_consumer_name")
+        info = await router.find_topic(topic, deadline=deadline)
+        core = cls(topic, cursors, router=router, options=options)
+        try:
+            wanted = partitions or [partition.partition_id for partition in info.partitions]
+            await core._add(wanted, options.start, deadline=deadline)
+        except BaseException:
+            await core._tasks.close()
+            raise
+        if not partitions:
+            core._tasks.start(core._follow_topic(), "follow-topic")
+        return core
+
+    # -- records ---------------------------------------------------------------------------------
+
+    async def wait_batch(self, deadline: Deadline) -> tuple[PartitionReader, Batch] | None:
+        """Wait for a batch with a record that was not handed out; None if time ran out. Partitions take turns."""
+        while True:
+            await self._commit_if_due()
+            if (found := self.peek()) is not None:
+                return found
+            self._news.clear()
+            if self.peek() is None and not await self._wait_news(deadline):
+                return None
+
+    def peek(self) -> tuple[PartitionReader, Batch] | None:
+        """Return a batch with a record that was not handed out, if one is in memory.
+
+        Raises:
+            QuiverError: why a partition cannot be read, or why this consumer cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
+        readers = list(self.readers.values())
+        for step in range(len(readers)):
+            reader = readers[(self._turn + step) % len(readers)]
+            if (batch := reader.peek()) is not None:
+                self._turn += step + 1
+                return reader, batch
+            if (error := reader.take_error()) is not None:
+                raise error
+        return None
+
+    async def take(self, records_max: int, deadline: Deadline, *, is_to_end: bool) -> list[Slice]:
+        """Hand out records: as soon as there are any, or, `is_to_end`, all that there are at the time."""
+        taken: list[Slice] = []
+        while records_max > 0:
+            try:
+                found = await self.wait_batch(deadline) if not taken else await self._wait_more(deadline, is_to_end)
+            except QuiverError:
+                if taken:
+                    break  # what was handed out must not be lost; the error comes again
+                raise
+            if found is None:
+                break
+            reader, batch = found
+            first = Offset(max(reader.position, batch.header.base_offset))
+            end = Offset(min(batch.header.end_offset, first + records_max))
+            reader.position = end
+            records_max -= end - first
+            taken.append((reader, batch, first, end))
+        return taken
+
+    async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionReader, Batch] | None:  # noqa: FBT001 - private
+        while (found := self.peek()) is None:
+            if not is_to_end or all(reader.is_caught_up for reader in self.readers.values()):
+                return None
+            self._news.clear()
+            if self.peek() is None and not await self._wait_news(deadline):
+                return None
+        return found
+
+    async def _wait_news(self, deadline: Deadline) -> bool:
+        """Wait until something changed or a commit is due; False if time ran out."""
+        remaining_ms = deadline.remaining_ms
+        if not remaining_ms:
+            return False
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), min(remaining_ms, self._commit_due_in_ms()) / 1000)
+        return True
+
+    # -- the place -------------------------------------------------------------------------------
+
+    def reader(self, partition: int) -> PartitionReader:
+        """Return who reads a partition; raise `NotFoundError` if nobody does."""
+        reader = self.readers.get(PartitionId(partition))
+        if reader is None:
+            message = f"partition {partition} of {self.topic!r} is not one that this consumer reads"
+            raise NotFoundError(message, code="unknown_partition")
+        return reader
+
+    async def commit(self, deadline: Deadline) -> None:
+        """Store the position in every partition where it differs from the cursor."""
+        if self.cursors.consumer_id is None:
+            message = "not done: a consumer without a name has no cursor in the cluster; give it one"
+            raise RequestError(message, code="no_consumer_name")
+        self._committed_ms = self._router.clock.monotonic_ms()
+        moved = [reader for reader in self.readers.values() if reader.position != reader.committed]
+        results = await asyncio.gather(
+            *(self._commit_one(reader, deadline) for reader in moved), return_exceptions=True
+        )
+        for result in results:
+            if result is not None:
+                raise result
+
+    async def seek(self, partition: int, where: Where, *, is_timestamp: bool) -> None:
+        """Go on elsewhere in a partition."""
+        reader = self.reader(partition)
+        if isinstance(where, int) and not is_timestamp:
+            if where < 0:
+                raise OutOfRangeError(f"an offset is at least 0, not {where}")
+            reader.seek(Offset(where))
+            return
+        reader.seek(await find_offset(self._router, self.topic, reader.partition_id, where))
+
+    async def size(self, deadline: Deadline) -> int:
+        """Return how many committed records were not handed out yet, all partitions together."""
+        readers = list(self.readers.values())
+        founds = await asyncio.gather(
+            *(self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
+        )
+        pairs = zip(readers, founds, strict=True)
+        return sum(max(0, found.end_offset - max(reader.position, found.first_offset)) for reader, found in pairs)
+
+    async def close(self, *, is_committing: bool = True) -> None:
+        """Store the positions if that is this consumer's own business, and read no more; idempotent."""
+        try:
+            if is_committing and self.options.auto_commit_ms is not None and self._failure is None:
+                await self.commit(self._router.deadline())
+        finally:
+            self._failure = self._failure or RequestError("the consumer is closed", code="closed")
+            await self._tasks.close()
+            self._news.set()
+
+    # -- within ----------------------------------------------------------------------------------
+
+    async def _add(
+        self, partitions: Sequence[PartitionId], start: Literal["earliest", "latest"], *, deadline: Deadline
+    ) -> None:
+        starts = await asyncio.gather(
+            *(self.cursors.find_start(partition, start, deadline=deadline) for partition in partitions)
+        )
+        for partition, (position, is_cursor) in zip(partitions, starts, strict=True):
+            reader = PartitionReader(
+                self.topic,
+                partition,
+                position,
+                router=self._router,
+                options=self.options,
+                tasks=self._tasks,
+                on_news=self._news.set,
+            )
+            reader.committed = position if is_cursor else None
+            self.readers[partition] = reader
+            reader.start()
+
+    async def _follow_topic(self) -> None:
+        """Look for partitions that were added; they are read from their beginning, whatever `start` says."""
+        while True:
+            await asyncio.sleep(self.options.refresh_ms / 1000)
+            try:
+                deadline = self._router.deadline()
+                info = await self._router.find_topic(self.topic, deadline=deadline, age_ms_max=self.options.refresh_ms)
+                known = {partition.partition_id for partition in info.partitions} - set(self.readers)
+                if known:
+                    await self._add(sorted(known), "earliest", deadline=deadline)
+            except (UnavailableError, OutcomeUnknownError, NotFoundError):
+                continue  # whoever reads the partitions will tell the application
+
+    async def _commit_one(self, reader: PartitionReader, deadline: Deadline) -> None:
+        position = reader.position
+        await self.cursors.move(reader.partition_id, position, deadline=deadline)
+        reader.committed = position
+
+    async def _commit_if_due(self) -> None:
+        if self._commit_due_in_ms() > 0:
+            return
+        try:
+            await self.commit(self._router.deadline())
+        except (UnavailableError, OutcomeUnknownError) as error:
+            facts = {"topic": self.topic, "error": str(error)}
+            logger.warning("positions could not be committed", extra={"facts": facts})
+
+    def _commit_due_in_ms(self) -> int:
+        interval_ms = self.options.auto_commit_ms
+        if interval_ms is None or all(reader.position == reader.committed for reader in self.readers.values()):
+            return 1 << 31
+        return max(0, self._committed_ms + interval_ms - self._router.clock.monotonic_ms())
+
+    def _crashed(self, error: BaseException) -> None:
+        failure = UnavailableError(f"the consumer failed: {error!r}", code="consumer_failed")
+        failure.__cause__ = error
+        self._failure = failure
+        self._news.set()
+
+
+def iterate(reader: PartitionReader, batch: Batch) -> Iterator[Record]:
+    """Yield a batch's records from the position on, moving the position with each; stop if it is set from outside."""
+    generation = reader.generation
+    for record in batch.records(reader.position, partition=reader.partition_id):
+        reader.position = record.offset + 1  # type: ignore[assignment] # an Offset; this line runs for every record
+        yield record
+        if reader.generation != generation:
+            return
+
+
+def records_of(slices: Sequence[Slice]) -> list[Record]:
+    """Return the records that were handed out."""
+    found: list[Record] = []
+    for reader, batch, first, end in slices:
+        found.extend(batch.records(first, end, partition=reader.partition_id))
+    return found
+
+
+def table_of(topic: str, slices: Sequence[Slice], *, is_with_headers: bool) -> pa.Table:
+    """Return the records that were handed out as a table; raise `RequestError` without pyarrow."""
+    require_arrow()
+    from quiver.client.tables import build_table
+
+    parts = ((reader.partition_id, batch, first, end) for reader, batch, first, end in slices)
+    return build_table(topic, parts, is_with_headers=is_with_headers)
+
+
+def require_arrow() -> None:
+    """Raise `RequestError` if pyarrow is not installed: before anything is handed out."""
+    try:
+        import quiver.client.tables  # noqa: F401 - loads the optional libraries
+    except ImportError as error:
+        message = "Arrow tables need pyarrow and numpy: pip install 'quivermq[arrow]'"
+        raise RequestError(message, code="arrow_not_installed") from error
+
+
+def to_where(offset: Where | None, timestamp: int | datetime | None) -> tuple[Where, bool]:
+    """Return where a seek goes, and whether that is a timestamp in milliseconds."""
+    if (offset is None) == (timestamp is None):
+        raise OutOfRangeError("seek takes an offset or a timestamp, one of them")
+    if isinstance(timestamp, datetime):
+        return round(timestamp.timestamp() * 1000), True
+    if timestamp is not None:
+        return timestamp, True
+    if isinstance(offset, str) and offset not in ("earliest", "latest"):
+        raise OutOfRangeError(f"an offset is a number, 'earliest' or 'latest', not {offset!r}")
+    assert offset is not None
+    return offset, False
+
+
+class AsyncConsumer:
+    """Read a topic's records; made by `AsyncCluster.consumer`.
+
+    Example:
+        consumer = await cluster.consumer("logs", name="report")
+        async for record in consumer:
+            print(record.partition, record.offset, record.text)
+            await consumer.commit()
+    """
+
+    def __init__(self, core: ConsumerCore, router: Router, *, idle_timeout_ms: int | None) -> None:
+        self._core = core
+        self._router = router
+        self._idle_timeout_ms = idle_timeout_ms
+
+    @property
+    def consumer_id(self) -> ConsumerId | None:
+        """The id that the cluster gave it; None for one without a name."""
+        return self._core.cursors.consumer_id
+
+    @property
+    def topic(self) -> str:
+        """The topic that it reads."""
+        return self._core.topic
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """The partitions that it reads."""
+        return tuple(sorted(self._core.readers))
+
+    @property
+    def skipped_count(self) -> int:
+        """Records that retention removed before they were read (with `on_trimmed="earliest"`)."""
+        return sum(reader.skipped_count for reader in self._core.readers.values())
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Yield records as they come, for ever, or until none came for `idle_timeout`."""
+        while True:
+            patience_ms = 1 << 31 if self._idle_timeout_ms is None else self._idle_timeout_ms
+            found = await self._core.wait_batch(Deadline(self._router.clock, patience_ms))
+            if found is None:
+                return
+            for record in iterate(*found):
+                yield record
+
+    async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:  # noqa: ASYNC109 - of the wait for records, not of the call
+        """Return the records that are there, at most `max_records`; wait at most `timeout` seconds for the first."""
+        deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
+        return records_of(await self._core.take(max_records, deadline, is_to_end=False))
+
+    async def fetch_arrow(
+        self,
+        max_records: int = 1_000_000,
+        timeout: float = 5.0,  # noqa: ASYNC109 - as above
+        *,
+        with_headers: bool = False,
+    ) -> pa.Table:
+        """Return records as a `pyarrow.Table`: topic, partition, offset, timestamp, key, value, perhaps headers.
+
+        Returns when there are `max_records`, or all that there are at the time, or after `timeout` seconds with what
+        came until then.
+        """
+        require_arrow()
+        deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
+        slices = await self._core.take(max_records, deadline, is_to_end=True)
+        return table_of(self.topic, slices, is_with_headers=with_headers)
+
+    async def commit(self) -> None:
+        """Store how far the application has come: everything handed out until now counts as done."""
+        await self._core.commit(self._router.deadline())
+
+    async def seek(
+        self, partition: int, offset: Where | None = None, *, timestamp: int | datetime | None = None
+    ) -> None:
+        """Go on in a partition at an offset, "earliest", "latest", or the first record not older than a timestamp."""
+        where, is_timestamp = to_where(offset, timestamp)
+        await self._core.seek(partition, where, is_timestamp=is_timestamp)
+
+    def position(self, partition: int) -> Offset:
+        """Return the offset of the record that comes next in a partition."""
+        return self._core.reader(partition).position
+
+    async def size(self) -> int:
+        """Return how many records there are that were not handed out yet, exactly."""
+        return await self._core.size(self._router.deadline())
+
+    async def close(self) -> None:
+        """Commit if `auto_commit` is on, then end; idempotent."""
+        await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._core.close(is_committing=kind is None)

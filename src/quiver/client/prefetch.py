@@ -1,0 +1,192 @@
+"""One partition read ahead: batches in memory between the leader and the application.
+
+It owns the application's position in the partition and the batches behind it. Fetching goes on in a task until
+`prefetch_bytes` wait; the application takes batches without waiting.
+
+Invariants: `position` is the offset after the last record that was handed out; the batches in memory begin at or before
+it and have no gap, so that no record is ever skipped. A seek makes everything fetched before it void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from quiver.client.options import ConsumerOptions
+from quiver.client.router import Router
+from quiver.client.tasks import Tasks
+from quiver.errors import DamageError, QuiverError, TrimmedError
+from quiver.model import Offset, PartitionId
+from quiver.record import Batch, decode_batches
+from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
+
+IDLE_MS_MIN: Final = 20
+"""Shortest time between two fetches that bring nothing, whatever the leader does."""
+
+
+class PartitionReader:
+    """Read one partition from a position on."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition_id: PartitionId,
+        position: Offset,
+        *,
+        router: Router,
+        options: ConsumerOptions,
+        tasks: Tasks,
+        on_news: Callable[[], object],
+    ) -> None:
+        """Take where to begin; `on_news` is called when there is something to take, or an error to raise."""
+        self.topic, self.partition_id = topic, partition_id
+        self.position = position
+        self.committed: Offset | None = None
+        """Where the cluster has the cursor; None: not known."""
+        self.end_offset: Offset | None = None
+        """The high watermark as last heard of; None: not since the last seek."""
+        self.generation = 0
+        """How often the position was set from outside."""
+        self.skipped_count = 0
+        """Records that retention removed before they were read, and that were passed over as was wished."""
+        self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_news
+        self._batches: deque[Batch] = deque()
+        self._buffered_bytes = 0
+        self._fetch_offset = position
+        self._error: QuiverError | None = None
+        self._has_room = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- the application's side ------------------------------------------------------------------
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether everything was handed out that the leader had when it last answered."""
+        return self.end_offset is not None and self.position >= self.end_offset
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take_error` or `peek` has something."""
+        return self._error is not None or self.peek() is not None
+
+    def peek(self) -> Batch | None:
+        """Return the batch that holds the record at the position, if it is in memory."""
+        batches = self._batches
+        while batches and batches[0].header.end_offset <= self.position:
+            self._buffered_bytes -= len(batches.popleft().data)
+            self._has_room.set()
+        return batches[0] if batches else None
+
+    def take_error(self) -> QuiverError | None:
+        """Return why fetching stopped, if it did; it then goes on."""
+        error, self._error = self._error, None
+        if error is not None:
+            self._has_room.set()
+        return error
+
+    def start(self) -> None:
+        """Begin to read ahead."""
+        self._task = self._tasks.start(self._run(self.generation), f"read-{self.partition_id}")
+
+    def stop(self) -> None:
+        """Read no further ahead."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def seek(self, offset: Offset) -> None:
+        """Go on from another offset."""
+        self.stop()
+        self.generation += 1
+        self.position = self._fetch_offset = offset
+        self.end_offset = self._error = None
+        self._batches.clear()
+        self._buffered_bytes = 0
+        self.start()
+
+    # -- the leader's side -----------------------------------------------------------------------
+
+    async def _run(self, generation: int) -> None:
+        while generation == self.generation:
+            if self._error is not None or (self._buffered_bytes >= self._options.prefetch_bytes and self._batches):
+                self._has_room.clear()
+                await self._has_room.wait()
+                continue
+            begun_ms = self._router.clock.monotonic_ms()
+            try:
+                is_progress = await self._fetch()
+            except TrimmedError as error:
+                await self._handle_trimmed(error)
+                continue
+            except QuiverError as error:
+                self._fail(error)
+                continue
+            passed_ms = self._router.clock.monotonic_ms() - begun_ms
+            if not is_progress and passed_ms < IDLE_MS_MIN:
+                await asyncio.sleep((IDLE_MS_MIN - passed_ms) / 1000)
+
+    async def _fetch(self) -> bool:
+        """Fetch what comes next; tell whether anything came."""
+        offset, wait_ms = self._fetch_offset, self._options.wait_ms
+
+        def build(topic: TopicInfo) -> Fetch:
+            return Fetch(
+                topic_id=topic.topic_id,
+                partition_id=self.partition_id,
+                offset=offset,
+                bytes_max=self._options.fetch_bytes,
+                wait_ms=wait_ms,
+                known_index=self._router.directory.known_index,
+            )
+
+        deadline = self._router.deadline()
+        answer = await self._router.ask_leader(self.topic, self.partition_id, build, deadline=deadline, wait_ms=wait_ms)
+        return self._accept(*answer)
+
+    def _accept(self, fetched: Fetched, payload: memoryview) -> bool:
+        before = self._fetch_offset
+        for batch in decode_batches(payload):
+            header = batch.header
+            if header.is_control or header.end_offset <= self._fetch_offset:
+                continue
+            if header.base_offset > self._fetch_offset:
+                message = f"partition {self.partition_id}: offset {header.base_offset} follows {self._fetch_offset}"
+                raise DamageError(f"the leader left records out: {message}", code="gap")
+            self._batches.append(batch)
+            self._buffered_bytes += len(batch.data)
+            self._fetch_offset = header.end_offset
+        self.end_offset = fetched.end_offset
+        self._on_news()
+        return self._fetch_offset > before
+
+    async def _handle_trimmed(self, error: TrimmedError) -> None:
+        if self._options.on_trimmed == "error" or self.peek() is not None:
+            self._fail(error)
+            return
+        try:
+            first_offset = await find_offset(self._router, self.topic, self.partition_id, "earliest")
+        except QuiverError as failure:
+            self._fail(failure)
+            return
+        self.skipped_count += max(0, first_offset - self.position)
+        self.position = self._fetch_offset = max(first_offset, self.position)
+
+    def _fail(self, error: QuiverError) -> None:
+        self._error = error
+        self._on_news()
+
+
+async def find_offset(router: Router, topic: str, partition_id: PartitionId, at: int | str) -> Offset:
+    """Return a partition's first offset ("earliest"), its high watermark ("latest"), or that of a timestamp (ms)."""
+
+    def build(info: TopicInfo) -> FindOffset:
+        return FindOffset(
+            topic_id=info.topic_id,
+            partition_id=partition_id,
+            at=at,  # type: ignore[arg-type] # one of the two words or a number, checked by the caller
+            known_index=router.directory.known_index,
+        )
+
+    found, _ = await router.ask_leader(topic, partition_id, build, deadline=router.deadline())
+    return found.offset

@@ -1,0 +1,355 @@
+"""The producer: accepts records, packs them, and tells where they ended up.
+
+`ProducerCore` is everything but the waiting for room and for outcomes, which differs between the two faces: here
+`AsyncProducer`, in `sync` the one for threads. Its `send` may be called from any thread; everything else runs on the
+loop that it was opened on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from quiver.client.accumulator import Accumulator
+from quiver.client.chunks import arrow_columns, cut_columns, cut_values, is_arrow, partition_of, split_by_key, to_bytes
+from quiver.client.delivery import Deliveries, Delivery, Outcome, fresh
+from quiver.client.identity import Identity
+from quiver.client.options import ProducerOptions
+from quiver.client.retry import Deadline
+from quiver.client.router import Router
+from quiver.client.sender import PartitionSender
+from quiver.client.sources import Columns, RecordHeaders, Source
+from quiver.client.tasks import Tasks
+from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
+from quiver.model import PartitionId, ProducerId
+from quiver.record import Value
+from quiver.wire.messages import TopicInfo
+
+Put = Callable[[], tuple[Outcome, int] | None]
+"""Put a chunk into the accumulator: its outcome and where in its batch it begins, or None without room."""
+
+
+class ProducerCore:
+    """One producer of one topic; `open` it on the loop that sends."""
+
+    def __init__(
+        self,
+        topic: TopicInfo,
+        partitions: tuple[PartitionId, ...],
+        *,
+        router: Router,
+        identity: Identity,
+        options: ProducerOptions,
+    ) -> None:
+        self.topic = topic
+        self.identity = identity
+        self.options = options
+        self._router = router
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(self._crashed)
+        self._senders: dict[PartitionId, PartitionSender] = {}
+        self.accumulator = Accumulator(
+            partitions or tuple(PartitionId(number) for number in range(len(topic.partitions))),
+            partition_count=len(topic.partitions),
+            clock=router.clock,
+            batch_bytes=options.batch_bytes,
+            buffer_bytes=options.buffer_bytes,
+            announce=self._announce,
+        )
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        router: Router,
+        *,
+        topic: str,
+        name: str,
+        partitions: tuple[PartitionId, ...],
+        options: ProducerOptions,
+        deadline: Deadline,
+    ) -> ProducerCore:
+        """Register a producer and return it."""
+        identity = Identity(router, topic=topic, partitions=partitions, name=name)
+        await identity.register(deadline=deadline)
+        info = await router.find_topic(topic, deadline=deadline)
+        return cls(info, partitions, router=router, identity=identity, options=options)
+
+    # -- accepting, from any thread --------------------------------------------------------------
+
+    def add(
+        self,
+        value: Value,
+        key: Value,
+        partition: int | None,
+        timestamp: int | None,
+        headers: RecordHeaders | None,
+    ) -> Delivery | None:
+        """Accept one record; None if there is no room for it now."""
+        if type(value) is str:
+            try:
+                value = value.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+        elif type(value) is not bytes:
+            value = to_bytes(value)
+        if key is None and partition is None:
+            return self.accumulator.add(value, None, None, timestamp, headers)
+        stored_key = to_bytes(key)
+        target = self.choose(stored_key, partition)
+        return self.accumulator.add(value, target, stored_key, timestamp, headers)
+
+    def choose(self, key: bytes | None, partition: int | None) -> PartitionId | None:
+        """Return the partition that a record belongs to; None if any will do."""
+        if partition is not None:
+            self.accumulator.check_partition(PartitionId(partition))
+            return PartitionId(partition)
+        return None if key is None else partition_of(key, self.accumulator.partition_count)
+
+    def chunks(self, values: Any, key: Value, partition: int | None) -> Iterable[tuple[Put, int, int]]:
+        """Yield what to put into the accumulator, with its bytes and its number of records, lazily."""
+        stored_key = to_bytes(key)
+        target = self.choose(stored_key, partition)
+        if is_arrow(values):
+            yield from self._column_chunks(values, stored_key, target)
+            return
+        for chunk, size_bytes in cut_values(values, self.options.batch_bytes):
+            # A chunk that finds no room is put again later; nothing else is bound to these names by then.
+            yield (
+                lambda chunk=chunk, size_bytes=size_bytes: self.accumulator.extend(  # type: ignore[misc] # bound early
+                    chunk, target, stored_key, size_bytes=size_bytes
+                ),
+                size_bytes,
+                len(chunk),
+            )
+
+    def _column_chunks(
+        self, values: Any, key: bytes | None, target: PartitionId | None
+    ) -> Iterable[tuple[Put, int, int]]:
+        columns = arrow_columns(values)
+        if key is not None:
+            import pyarrow as pa
+
+            columns["key"] = pa.repeat(pa.scalar(key, pa.large_binary()), len(columns["value"]))
+        count = self.accumulator.partition_count
+        for own_target, part in [(target, columns)] if target is not None else split_by_key(columns, count):
+            for piece, size_bytes in cut_columns(part, self.options.batch_bytes):
+                yield self._put_columns(piece, own_target, size_bytes), size_bytes, len(piece["value"])
+
+    def _put_columns(self, columns: Any, target: PartitionId | None, size_bytes: int) -> Put:
+        clock = self._router.clock
+
+        def build(partition_id: PartitionId) -> Source:
+            now_ms, timestamp = clock.monotonic_ms(), clock.wall_ms()
+            return Columns(partition_id, columns, opened_ms=now_ms, timestamp=timestamp, size_bytes=size_bytes)
+
+        def put() -> tuple[Outcome, int] | None:
+            outcome = self.accumulator.put(build, target, size_bytes)
+            return None if outcome is None else (outcome, 0)
+
+        return put
+
+    def take_error(self) -> QuiverError | None:
+        """Return the first failure since this was last asked."""
+        error, self.accumulator.first_error = self.accumulator.first_error, None
+        return None if error is None else fresh(error)
+
+    # -- on the loop -----------------------------------------------------------------------------
+
+    async def next_sequence(self, partition: int, *, deadline: Deadline) -> int:
+        """Return the sequence of the next record for a partition."""
+        self.accumulator.check_partition(PartitionId(partition))
+        sender = self._sender(PartitionId(partition))
+        await sender.begin(deadline=deadline)
+        return sender.next_sequence
+
+    async def drain(self) -> None:
+        """Send everything that was accepted and wait until it is settled, one way or the other."""
+        for outcome in self.accumulator.close_open():
+            await wait_settled(outcome)
+
+    async def close(self, *, is_draining: bool = True) -> None:
+        """Take nothing more; send what was accepted, or give it up; idempotent."""
+        if self._is_closed:
+            return
+        try:
+            if is_draining:
+                await self.drain()
+        finally:
+            self._is_closed = True
+            closed = UnavailableError("not sent: the producer was closed", code="closed")
+            left = self.accumulator.refuse(closed)
+            await self._tasks.close()
+            self._abandon(left, closed)
+
+    def _announce(self) -> None:
+        """Let the loop look into the accumulator; called by whoever sends."""
+        if asyncio._get_running_loop() is self._loop:
+            self._loop.call_soon(self._look)
+        else:
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        for partition in self.accumulator.look():
+            self._sender(partition).wake()
+
+    def _sender(self, partition: PartitionId) -> PartitionSender:
+        sender = self._senders.get(partition)
+        if sender is None:
+            sender = PartitionSender(
+                self.topic,
+                partition,
+                router=self._router,
+                identity=self.identity,
+                accumulator=self.accumulator,
+                options=self.options,
+                tasks=self._tasks,
+                on_fenced=self._fenced,
+            )
+            self._senders[partition] = sender
+            if not self._is_closed:
+                self._tasks.start(sender.run(), f"send-{partition}")
+        return sender
+
+    def _fenced(self, error: FencedError) -> None:
+        """Another producer has the name now: nothing of this one will ever be taken again."""
+        for source in self.accumulator.refuse(error):
+            source.outcome.fail(error)
+            self.accumulator.settle(source.outcome, source.size_bytes)
+
+    def _crashed(self, error: BaseException) -> None:
+        """A task of ours failed in a way that nobody foresaw: everything under way may be done or not."""
+        unknown = OutcomeUnknownError(f"the producer failed: {error!r}", code="producer_failed")
+        unknown.__cause__ = error
+        self._abandon(self.accumulator.refuse(unknown), unknown)
+
+    def _abandon(self, sources: Iterable[Source], error: QuiverError) -> None:
+        for source in sources:
+            source.outcome.fail(error)
+            self.accumulator.settle(source.outcome, source.size_bytes)
+        for sender in self._senders.values():
+            sender.abandon(error)
+
+
+async def wait_settled(outcome: Outcome) -> None:
+    """Wait until it is known what became of a batch, whatever that is."""
+    with suppress(QuiverError):
+        await outcome
+
+
+class AsyncProducer:
+    """Send records to a topic; made by `AsyncCluster.producer`.
+
+    Example:
+        producer = await cluster.producer("logs", name="web-1")
+        position = await producer.send("hello")
+        await producer.send_many(f"line {number}" for number in range(1000))
+        await producer.flush()
+    """
+
+    def __init__(self, core: ProducerCore, router: Router) -> None:
+        self._core = core
+        self._router = router
+
+    @property
+    def producer_id(self) -> ProducerId:
+        """The id that the cluster gave it; the same again for the same name."""
+        return self._core.identity.producer_id
+
+    @property
+    def topic(self) -> str:
+        """The topic that it sends to."""
+        return self._core.topic.topic
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes accepted whose outcome is not known yet."""
+        return self._core.accumulator.pending_bytes
+
+    def send(
+        self,
+        value: Value,
+        key: Value = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: RecordHeaders | None = None,
+    ) -> Delivery:
+        """Accept a record and return a promise; `await` it for the record's place.
+
+        The partition is the given one, or by the key's hash, or any. Never waits: see `wait_room`.
+
+        Raises:
+            OverloadedError: `buffer_bytes` are under way; the record was not accepted.
+            FencedError: another producer registered under the same name.
+            RequestError: the record can never be accepted as it is.
+        """
+        delivery = self._core.add(value, key, partition, timestamp, headers)
+        if delivery is None:
+            raise OverloadedError("the buffer is full: await producer.wait_room()", code="buffer_full")
+        return delivery
+
+    async def wait_room(self, size_bytes: int = 1) -> None:
+        """Wait until so many bytes more may be under way."""
+        accumulator = self._core.accumulator
+        while True:
+            loop = asyncio.get_running_loop()
+            freed: asyncio.Future[None] = loop.create_future()
+            if accumulator.on_room(size_bytes, lambda freed=freed: freed.done() or freed.set_result(None)):  # type: ignore[misc] # bound early
+                return
+            await freed
+
+    async def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
+        """Accept many records, waiting for room where there is none; return one promise for all of them.
+
+        `values` is an iterable of text and bytes, a pyarrow array, or a table with a column `value` and perhaps `key`,
+        `timestamp` and `headers`. Without a partition or key they are spread over the partitions batch by batch.
+        """
+        parts: list[tuple[Outcome, int, int]] = []
+        for put, size_bytes, count in self._core.chunks(values, key, partition):
+            while (placed := put()) is None:
+                await self.wait_room(size_bytes)
+            parts.append((*placed, count))
+            await asyncio.sleep(0)  # a long iterable must not keep the loop from sending
+        return Deliveries(parts)
+
+    async def next_sequence(self, partition: int) -> int:
+        """Return the sequence that the next record for a partition gets: how many this producer has sent there, ever.
+
+        Asked right after a restart under the same name it says how many records the partition has got before: what an
+        application must skip to go on exactly.
+        """
+        return await self._core.next_sequence(partition, deadline=self._router.deadline())
+
+    async def flush(self) -> None:
+        """Send everything that was accepted before and wait until all of it is settled.
+
+        Raises:
+            QuiverError: the first failure of any record since the last flush.
+        """
+        await self._core.drain()
+        if (error := self._core.take_error()) is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Flush, then end; idempotent. Raises as `flush`."""
+        await self._core.close()
+        if (error := self._core.take_error()) is not None:
+            raise error
+
+    async def abort(self) -> None:
+        """End without sending what still waits; its deliveries fail, truthfully."""
+        await self._core.close(is_draining=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self._core.close()

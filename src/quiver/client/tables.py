@@ -1,0 +1,43 @@
+"""Consumed batches as one Arrow table, with no loop over records.
+
+The only module of the SDK that imports pyarrow when it is loaded; it is loaded when a table is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+
+from quiver.model import Offset, PartitionId
+from quiver.record import Batch
+from quiver.record.arrow import ARROW_SCHEMA, to_arrow
+
+Slice = tuple[PartitionId, Batch, Offset, Offset]
+"""Some records of a batch: those from the first offset up to the second."""
+
+_ORIGIN: list[pa.Field[Any]] = [
+    pa.field("topic", pa.string(), nullable=False),
+    pa.field("partition", pa.int32(), nullable=False),
+]
+TABLE_SCHEMA: Final = pa.schema([*_ORIGIN, *ARROW_SCHEMA])
+"""What a consumer's tables look like: where a record is, then what it is."""
+
+
+def build_table(topic: str, slices: Iterable[Slice], *, is_with_headers: bool) -> pa.Table:
+    """Return the records as a table; their bytes are not copied."""
+    batches = [_to_record_batch(topic, *part) for part in slices]
+    table = pa.Table.from_batches(batches, TABLE_SCHEMA)
+    return table if is_with_headers else table.drop_columns(["headers"])
+
+
+def _to_record_batch(
+    topic: str, partition: PartitionId, batch: Batch, first_offset: Offset, end_offset: Offset
+) -> pa.RecordBatch:
+    records = to_arrow(batch, first_offset, end_offset)
+    origin: list[pa.Array[Any]] = [
+        pa.repeat(pa.scalar(topic, pa.string()), len(records)),
+        pa.repeat(pa.scalar(partition, pa.int32()), len(records)),
+    ]
+    return pa.RecordBatch.from_arrays([*origin, *records.columns], schema=TABLE_SCHEMA)

@@ -1,0 +1,488 @@
+"""A cluster in memory that answers the SDK's requests as brokers do, without disks, elections or replication.
+
+It is a `Transport`: what is called reaches a node of the cluster after a while, and the answer travels back. It keeps
+the promises that clients rely on (sequences, epochs, cursors, high watermark, refusals that name the leader) over real
+batches, and breaks what a network may break: requests and answers get lost, nodes stop and come back, leaders move.
+For tests of programs that use the SDK, the SDK's own among them; it says nothing about how brokers keep their promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from quiver.clock import Clock, Rng
+from quiver.errors import (
+    ConflictError,
+    FencedError,
+    NotAllowedError,
+    NotFoundError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    OutOfSequenceError,
+    QuiverError,
+    TrimmedError,
+    UnavailableError,
+)
+from quiver.model import (
+    NO_PRODUCER,
+    Buffer,
+    ConsumerId,
+    GroupId,
+    Index,
+    NodeId,
+    Offset,
+    PartitionId,
+    ProducerId,
+    Term,
+    TopicId,
+)
+from quiver.record import Batch, stamp
+from quiver.testing.latency import Latency
+from quiver.wire import messages as wire
+from quiver.wire.traits import READS
+
+R = TypeVar("R", bound=wire.Response)
+WINDOW_BATCHES = 8
+"""How many batches of a producer a partition remembers."""
+
+
+class CallFaults(msgspec.Struct, frozen=True, kw_only=True):
+    """How likely a call goes wrong."""
+
+    lost_request: float = 0.0
+    """The request never arrives; the caller is told that it was not sent."""
+    dropped_request: float = 0.0
+    """The request never arrives, and the caller cannot know."""
+    lost_answer: float = 0.0
+    """The request is carried out, and the caller cannot know."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    epoch: int = -1
+    next_sequence: int = 0
+    batches: list[tuple[int, int, Offset]] = field(default_factory=list)
+
+
+class MemoryPartition:
+    """One partition: its batches, producers and cursors."""
+
+    def __init__(self, leader: NodeId) -> None:
+        self.leader = leader
+        self.epoch = 1
+        self.batches: list[Batch] = []
+        self.first_offset = Offset(0)
+        self.end_offset = Offset(0)
+        self.producers: dict[ProducerId, _Sent] = {}
+        self.cursors: dict[ConsumerId, Offset] = {}
+        self.grown = asyncio.Event()
+
+    def values(self) -> list[bytes | None]:
+        """Return every value, in order."""
+        return [value for batch in self.batches for value in batch.values()]
+
+    def append(self, data: bytes, *, now_ms: int) -> wire.Produced:
+        """Append a batch once."""
+        batch = Batch.decode(data)
+        header = batch.header
+        duplicate = self._judge(batch)
+        if duplicate is not None:
+            return wire.Produced(base_offset=duplicate, is_duplicate=True)
+        base_offset = self.end_offset
+        index = Index(len(self.batches) + 1)
+        stamped = stamp(data, term=Term(self.epoch), index=index, base_offset=base_offset, append_timestamp=now_ms)
+        self.batches.append(Batch.decode(bytes(stamped)))
+        self.end_offset = Offset(base_offset + header.record_count)
+        if header.producer_id != NO_PRODUCER:
+            known = self.producers.setdefault(header.producer_id, _Sent())
+            known.epoch = header.producer_epoch
+            known.next_sequence = header.base_sequence + header.record_count
+            known.batches = [
+                *known.batches[1 - WINDOW_BATCHES :],
+                (header.base_sequence, known.next_sequence, base_offset),
+            ]
+        self.grown.set()
+        self.grown = asyncio.Event()
+        return wire.Produced(base_offset=base_offset)
+
+    def _judge(self, batch: Batch) -> Offset | None:
+        """Return the offset of a batch that is there already; raise if it may not be appended."""
+        header = batch.header
+        if header.producer_id == NO_PRODUCER:
+            return None
+        known = self.producers.get(header.producer_id, _Sent())
+        if header.producer_epoch < known.epoch:
+            raise FencedError(f"epoch {header.producer_epoch} of producer {header.producer_id} is over")
+        span = (header.base_sequence, header.base_sequence + header.record_count)
+        for first, end, offset in known.batches:
+            if (first, end) == span:
+                return offset
+        if header.base_sequence != known.next_sequence:
+            raise OutOfSequenceError(f"sequence {header.base_sequence} where {known.next_sequence} is expected")
+        return None
+
+    def begin_epoch(self, producer_id: ProducerId, epoch: int) -> int:
+        """Fence off earlier epochs; return the next sequence."""
+        known = self.producers.setdefault(producer_id, _Sent())
+        if epoch < known.epoch:
+            raise FencedError(f"epoch {epoch} of producer {producer_id} is over")
+        known.epoch = epoch
+        return known.next_sequence
+
+    def read(self, offset: Offset, bytes_max: int) -> list[bytes]:
+        """Return batches from an offset on."""
+        if offset < self.first_offset:
+            raise TrimmedError(f"offset {offset} lies below {self.first_offset}")
+        found: list[bytes] = []
+        size_bytes = 0
+        for batch in self.batches:
+            if batch.header.end_offset <= offset:
+                continue
+            if found and size_bytes + len(batch.data) > bytes_max:
+                break
+            found.append(bytes(batch.data))
+            size_bytes += len(batch.data)
+        return found
+
+    def trim(self, first_offset: int) -> None:
+        """Remove what lies below an offset, as retention does."""
+        self.first_offset = Offset(first_offset)
+        self.batches = [batch for batch in self.batches if batch.header.end_offset > first_offset]
+
+
+@dataclass(slots=True)
+class MemoryTopic:
+    """A topic and its partitions."""
+
+    name: str
+    topic_id: TopicId
+    partitions: list[MemoryPartition]
+    retention: wire.RetentionInfo
+    is_deleted: bool = False
+
+
+class MemoryCluster:
+    """Nodes, topics and clients in memory, behind the `Transport` seam."""
+
+    def __init__(self, *, clock: Clock, rng: Rng, node_count: int = 3, latency: Latency | None = None) -> None:
+        self.faults = CallFaults()
+        self.calls: list[tuple[str, str]] = []
+        """Every call that arrived: the address, and what was asked."""
+        self.nodes = {NodeId(number): f"node-{number}:9002" for number in range(1, node_count + 1)}
+        self.stopped: set[NodeId] = set()
+        self.topics: dict[str, MemoryTopic] = {}
+        self.producers: dict[ProducerId, tuple[str, int, set[str]]] = {}
+        self.consumers: dict[ConsumerId, tuple[str, set[str]]] = {}
+        self.metadata_lag: dict[str, NodeId] = {}
+        self.refusals: dict[bytes, QuiverError] = {}
+        """What batches are refused with that begin with a value."""
+        self._clock, self._rng = clock, rng
+        self._latency = latency or Latency(minimum_ms=0.2, spread_ms=1.0)
+        self._index = 1
+        self._requests: dict[str, Any] = {}
+
+    # -- steering --------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> list[str]:
+        """The nodes' addresses."""
+        return list(self.nodes.values())
+
+    def partition(self, topic: str, partition_id: int) -> MemoryPartition:
+        """Return a partition."""
+        return self.topics[topic].partitions[partition_id]
+
+    def move_leader(self, topic: str, partition_id: int, leader: int) -> None:
+        """Let another node lead a partition."""
+        partition = self.partition(topic, partition_id)
+        partition.leader = NodeId(leader)
+        partition.epoch += 1
+
+    def stop(self, node: int) -> None:
+        """Stop a node; what it leads goes to the next one that runs."""
+        self.stopped.add(NodeId(node))
+        running = [candidate for candidate in self.nodes if candidate not in self.stopped]
+        for topic in self.topics.values():
+            for number, partition in enumerate(topic.partitions):
+                if partition.leader == node and running:
+                    self.move_leader(topic.name, number, running[number % len(running)])
+
+    def start(self, node: int) -> None:
+        """Let a stopped node run again."""
+        self.stopped.discard(NodeId(node))
+
+    # -- the seam --------------------------------------------------------------------------------
+
+    async def call(
+        self, address: str, request: wire.Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+    ) -> tuple[R, memoryview]:
+        """Carry a request to a node and its answer back, unless a fault prevents it."""
+        data = b"".join(payload)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._carry(address, request, data)
+        except TimeoutError:
+            raise self._unanswered(request, "time ran out") from None
+
+    async def _carry(self, address: str, request: wire.Request[R], data: bytes) -> tuple[R, memoryview]:
+        node = next((node for node, known in self.nodes.items() if known == address), None)
+        if node is None or node in self.stopped or self._happens(self.faults.lost_request):
+            await self._travel()
+            raise UnavailableError(f"{address} was not reached", code="not_reached")
+        if self._happens(self.faults.dropped_request):
+            await self._travel()
+            raise self._unanswered(request, "the connection broke")
+        await self._travel()
+        self.calls.append((address, wire.request_name(request)))
+        response, parts = await self._answer(node, request, data)
+        await self._travel()
+        if node in self.stopped or self._happens(self.faults.lost_answer):
+            raise self._unanswered(request, "the connection broke")
+        return cast("R", response), memoryview(b"".join(parts))
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self._latency.draw_ns(self._rng) / 1e9)
+
+    def _happens(self, probability: float) -> bool:
+        return bool(probability) and self._rng.random() < probability
+
+    def _unanswered(self, request: wire.Request[Any], why: str) -> QuiverError:
+        return UnavailableError(why, code="unanswered") if type(request) in READS else OutcomeUnknownError(why)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    async def _answer(self, node: NodeId, request: Any, data: bytes) -> tuple[wire.Response, list[bytes]]:
+        match request:
+            case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.MoveCursor():
+                return await self._answer_leader(node, request, data)
+            case wire.GetCursors() | wire.BeginEpoch():
+                return await self._answer_leader(node, request, data)
+            case _:
+                return self._answer_any(node, request), []
+
+    def _answer_any(self, node: NodeId, request: Any) -> wire.Response:
+        match request:
+            case wire.GetMetadata():
+                return self._metadata(request)
+            case wire.CreateTopic():
+                return self._create_topic(request)
+            case wire.RegisterProducer():
+                return self._register_producer(request)
+            case wire.RegisterConsumer():
+                return self._register_consumer(request)
+            case wire.ListClients():
+                return self._list_clients(request)
+            case wire.DescribeNode():
+                return self._describe(node, request)
+            case wire.DrainBroker() | wire.RemoveBroker():
+                if request.broker not in self.nodes:
+                    raise NotFoundError(f"there is no broker {request.broker}", code="unknown_broker")
+                return self._done()
+            case wire.ForgetClient():
+                self.consumers.pop(ConsumerId(request.id), None)
+                return self._done()
+            case _:
+                return self._change_topic(request)
+
+    def _done(self) -> wire.Done:
+        self._index += 1
+        return wire.Done(index=Index(self._index))
+
+    def _find(self, name: str) -> MemoryTopic:
+        topic = self.topics.get(name)
+        if topic is None or topic.is_deleted:
+            raise NotFoundError(f"there is no topic {name!r}", code="unknown_topic")
+        return topic
+
+    def _metadata(self, request: wire.GetMetadata) -> wire.MetadataFound:
+        topics = [topic for topic in self.topics.values() if not topic.is_deleted]
+        wanted = [topic for topic in topics if request.topics is None or topic.name in request.topics]
+        return wire.MetadataFound(
+            cluster_id="memory",
+            index=Index(self._index),
+            primary=next(iter(self.nodes)),
+            nodes=tuple(wire.NodeInfo(node=node, wire_address=address) for node, address in self.nodes.items()),
+            topics=tuple(self._topic_info(topic) for topic in wanted),
+        )
+
+    def _topic_info(self, topic: MemoryTopic) -> wire.TopicInfo:
+        partitions = (
+            wire.PartitionInfo(
+                partition_id=PartitionId(number),
+                group=GroupId(100 * topic.topic_id + number),
+                replicas=tuple(self.nodes),
+                leader=self.metadata_lag.get(topic.name, partition.leader),
+                epoch=partition.epoch,
+            )
+            for number, partition in enumerate(topic.partitions)
+        )
+        return wire.TopicInfo(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            replicas=len(self.nodes),
+            partitions=tuple(partitions),
+            retention=topic.retention,
+        )
+
+    def _create_topic(self, request: wire.CreateTopic) -> wire.TopicCreated:
+        found = self.topics.get(request.topic)
+        known = self._make_topic(request) if found is None or found.is_deleted else found
+        if self._requests.get(request.request_id) is not known:
+            raise ConflictError(f"topic {request.topic!r} exists", code="topic_exists")
+        return wire.TopicCreated(topic_id=known.topic_id, partitions=len(known.partitions), index=Index(self._index))
+
+    def _make_topic(self, request: wire.CreateTopic) -> MemoryTopic:
+        nodes = list(self.nodes)
+        partitions = [MemoryPartition(nodes[number % len(nodes)]) for number in range(request.partitions)]
+        topic = MemoryTopic(request.topic, TopicId(self._index), partitions, request.retention)
+        self.topics[request.topic] = topic
+        self._requests[request.request_id] = topic
+        self._index += 1
+        return topic
+
+    def _change_topic(self, request: Any) -> wire.Done:
+        match request:
+            case wire.DeleteTopic():
+                self._find(request.topic).is_deleted = True
+            case wire.RestoreTopic():
+                if request.topic not in self.topics:
+                    raise NotFoundError(f"there is no topic {request.topic!r}", code="unknown_topic")
+                self.topics[request.topic].is_deleted = False
+            case wire.AddPartitions():
+                topic, nodes = self._find(request.topic), list(self.nodes)
+                numbers = range(len(topic.partitions), request.partitions)
+                topic.partitions += [MemoryPartition(nodes[number % len(nodes)]) for number in numbers]
+            case wire.ConfigureTopic():
+                self._find(request.topic).retention = request.retention
+            case _:
+                raise ConflictError(f"{wire.request_name(request)} is not for this cluster", code="unknown_request")
+        return self._done()
+
+    def _register_producer(self, request: wire.RegisterProducer) -> wire.ProducerRegistered:
+        topics = {self._find(selection.topic).name for selection in request.topics}
+        known_id = request.producer_id
+        if known_id is None and request.name:
+            known_id = next((id_ for id_, (name, _, _) in self.producers.items() if name == request.name), None)
+        if known_id is None:
+            known_id = ProducerId(len(self.producers) + 1)
+            self.producers[known_id] = (request.name, -1, set())
+        name, epoch, before = self.producers[known_id]
+        self.producers[known_id] = (name, epoch + 1, before | topics)
+        return wire.ProducerRegistered(producer_id=known_id, epoch=epoch + 1, index=self._done().index)
+
+    def _register_consumer(self, request: wire.RegisterConsumer) -> wire.ConsumerRegistered:
+        topics = {self._find(selection.topic).name for selection in request.topics}
+        known_id = request.consumer_id
+        if known_id is None and request.request_id:
+            known_id = next((id_ for id_, (name, _) in self.consumers.items() if name == request.request_id), None)
+        if known_id is None:
+            known_id = ConsumerId(len(self.consumers) + 1)
+            self.consumers[known_id] = (request.request_id, set())
+        if known_id not in self.consumers:
+            raise NotFoundError(f"there is no consumer {known_id}", code="unknown_consumer")
+        name, before = self.consumers[known_id]
+        self.consumers[known_id] = (name, before | topics)
+        return wire.ConsumerRegistered(consumer_id=known_id, index=self._done().index)
+
+    def _list_clients(self, request: wire.ListClients) -> wire.ClientsFound:
+        producers = [
+            wire.ClientInfo(kind="producer", id=id_, name=name, epoch=epoch, topics=tuple(sorted(topics)))
+            for id_, (name, epoch, topics) in self.producers.items()
+        ]
+        consumers = [
+            wire.ClientInfo(kind="consumer", id=id_, name=name, topics=tuple(sorted(topics)))
+            for id_, (name, topics) in self.consumers.items()
+        ]
+        wanted = [info for info in producers + consumers if request.kind in ("", info.kind)]
+        return wire.ClientsFound(
+            clients=tuple(info for info in wanted if request.topic is None or request.topic in info.topics)
+        )
+
+    def _describe(self, node: NodeId, request: wire.DescribeNode) -> wire.NodeDescribed:
+        replicas = [
+            wire.ReplicaInfo(
+                topic_id=topic.topic_id,
+                partition_id=PartitionId(number),
+                group=GroupId(100 * topic.topic_id + number),
+                role="leader" if partition.leader == node else "follower",
+                epoch=partition.epoch,
+                leader=partition.leader,
+                first_offset=partition.first_offset,
+                end_offset=partition.end_offset,
+                bytes=sum(len(batch.data) for batch in partition.batches),
+                in_sync=tuple(self.nodes) if partition.leader == node else (),
+            )
+            for topic in self.topics.values()
+            if request.topic in (None, topic.name)
+            for number, partition in enumerate(topic.partitions)
+        ]
+        roles = ("manager", "broker", "gateway")
+        return wire.NodeDescribed(
+            node=node, version="0", pid=0, roles=roles, started_ms=0, is_ready=True, replicas=tuple(replicas)
+        )
+
+    # -- partitions ------------------------------------------------------------------------------
+
+    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[wire.Response, list[bytes]]:
+        topic = next((topic for topic in self.topics.values() if topic.topic_id == request.topic_id), None)
+        if topic is None or topic.is_deleted:
+            raise NotFoundError(f"there is no topic {request.topic_id}", code="unknown_topic")
+        partition = topic.partitions[request.partition_id]
+        if partition.leader != node:
+            raise NotLeaderError(f"node {node} does not lead", leader=partition.leader)
+        match request:
+            case wire.Produce():
+                return self._produce(topic, partition, data), []
+            case wire.Fetch():
+                return await self._fetch(partition, request)
+            case wire.BeginEpoch():
+                return wire.EpochBegun(next_sequence=partition.begin_epoch(request.producer_id, request.epoch)), []
+            case _:
+                return self._answer_place(partition, request), []
+
+    def _produce(self, topic: MemoryTopic, partition: MemoryPartition, data: bytes) -> wire.Produced:
+        batch = Batch.decode(data)
+        if (refusal := self.refusals.get(batch.values()[0] or b"")) is not None:
+            raise refusal
+        producer_id = batch.header.producer_id
+        if producer_id != NO_PRODUCER and topic.name not in self.producers[producer_id][2]:
+            raise NotAllowedError(f"producer {producer_id} is not registered", code="not_registered")
+        return partition.append(data, now_ms=self._clock.wall_ms())
+
+    async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[wire.Response, list[bytes]]:
+        if request.offset >= partition.end_offset and request.wait_ms:
+            try:
+                async with asyncio.timeout(request.wait_ms / 1000):
+                    await partition.grown.wait()
+            except TimeoutError:
+                pass
+        parts = partition.read(request.offset, request.bytes_max)
+        return wire.Fetched(first_offset=partition.first_offset, end_offset=partition.end_offset), parts
+
+    def _answer_place(self, partition: MemoryPartition, request: Any) -> wire.Response:
+        match request:
+            case wire.FindOffset(at="earliest"):
+                return wire.OffsetFound(offset=partition.first_offset)
+            case wire.FindOffset(at="latest"):
+                return wire.OffsetFound(offset=partition.end_offset)
+            case wire.FindOffset():
+                records = (record for batch in partition.batches for record in batch.records())
+                found = (record.offset for record in records if record.timestamp >= cast("int", request.at))
+                return wire.OffsetFound(offset=next(found, partition.end_offset))
+            case wire.MoveCursor():
+                for consumer_id, offset in request.cursors:
+                    if not (request.only_new and consumer_id in partition.cursors):
+                        partition.cursors[consumer_id] = partition.end_offset if offset == "latest" else offset
+                return self._done()
+            case wire.GetCursors():
+                cursors = tuple(partition.cursors.get(id_, partition.first_offset) for id_ in request.consumer_ids)
+                return wire.CursorsFound(
+                    cursors=cursors, first_offset=partition.first_offset, end_offset=partition.end_offset
+                )
+            case _:
+                raise ConflictError(f"{wire.request_name(request)} is not for this cluster", code="unknown_request")

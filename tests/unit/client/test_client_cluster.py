@@ -1,0 +1,224 @@
+"""What a cluster object promises: administration that tells the truth, and a directory that finds its way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from client_world import World
+
+from quiver.errors import ConflictError, NotFoundError, OutcomeUnknownError, OutOfRangeError, UnavailableError
+from quiver.testing import Latency
+from quiver.testing.memory_cluster import CallFaults
+from quiver.wire.messages import RetentionInfo
+
+
+def test_topics_are_created_changed_listed_deleted_and_restored() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("b", partitions=2)
+            await cluster.create_topic("a")
+            assert await cluster.list_topics() == ["a", "b"]
+            with pytest.raises(ConflictError) as refused:
+                await cluster.create_topic("a")
+            assert refused.value.code == "topic_exists"
+            await cluster.create_topic("a", exist_ok=True)
+            await cluster.add_partitions("b", 4)
+            await cluster.configure_topic("b", retention=RetentionInfo(ms=1000))
+            described = await cluster.describe_topic("b")
+            assert [partition.partition for partition in described.partitions] == [0, 1, 2, 3]
+            assert described.retention.ms == 1000
+            await cluster.delete_topic("b")
+            assert await cluster.list_topics() == ["a"]
+            with pytest.raises(NotFoundError):
+                await cluster.describe_topic("b")
+            await cluster.restore_topic("b")
+            assert await cluster.list_topics() == ["a", "b"]
+
+    world.run(scenario())
+
+
+def test_description_is_what_the_leaders_say() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            producer = await cluster.producer("logs")
+            await producer.send("x", partition=1)
+            world.cluster.move_leader("logs", 1, 3)
+            first, second = (await cluster.describe_topic("logs")).partitions
+            assert (first.leader, first.end_offset) == (1, 0)
+            assert (second.leader, second.end_offset, second.in_sync) == (3, 1, (1, 2, 3))
+            world.cluster.stopped.add(3)  # type: ignore[arg-type]
+            assert (await cluster.describe_topic("logs")).partitions[1].end_offset is None
+
+    world.run(scenario())
+
+
+def test_brokers_and_clients_are_told() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            assert [node.node for node in await cluster.brokers()] == [1, 2, 3]
+            assert cluster.cluster_id == "memory"
+            await cluster.drain(2)
+            await cluster.remove(2)
+            with pytest.raises(NotFoundError):
+                await cluster.drain(9)
+            await cluster.create_topic("logs", partitions=1)
+            await cluster.producer("logs", name="web-1")
+            consumer = await cluster.consumer("logs", name="report")
+            assert [(info.kind, info.name) for info in await cluster.clients()] == [
+                ("producer", "web-1"),
+                ("consumer", "report"),
+            ]
+            assert [info.name for info in await cluster.clients("producer", "logs")] == ["web-1"]
+            assert consumer.consumer_id is not None
+            await cluster.forget("consumer", consumer.consumer_id)
+            assert await cluster.clients("consumer") == []
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_topic_is_created_once_although_answers_get_lost(seed: int) -> None:
+    world = World(seed)
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            world.cluster.faults = CallFaults(lost_answer=0.7)
+            await cluster.create_topic("logs")
+            world.cluster.faults = CallFaults()
+            assert await cluster.list_topics() == ["logs"]
+
+    world.run(scenario())
+
+
+def test_deletion_is_not_repeated_after_an_unknown_outcome() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs")
+            world.cluster.faults = CallFaults(lost_answer=1.0)
+            with pytest.raises(OutcomeUnknownError):
+                await cluster.delete_topic("logs")
+            world.cluster.faults = CallFaults()
+
+    world.run(scenario())
+    assert [name for _, name in world.cluster.calls].count("delete_topic") == 1
+
+
+def test_call_ends_at_its_deadline_and_says_that_nothing_was_done() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(timeout_ms=3000) as cluster:
+            for node in (1, 2, 3):
+                world.cluster.stop(node)
+            begun_ms = world.clock.monotonic_ms()
+            with pytest.raises(UnavailableError):
+                await cluster.create_topic("logs")
+            assert world.clock.monotonic_ms() - begun_ms <= 3000
+
+    world.run(scenario())
+
+
+def test_silent_node_is_given_up_for_another() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(attempt_timeout_ms=500) as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            await producer.send("x")
+            world.cluster.stop(1)
+            begun_ms = world.clock.monotonic_ms()
+            assert (await producer.send("y")).offset == 1
+            assert world.clock.monotonic_ms() - begun_ms < 1000
+
+    world.run(scenario())
+
+
+def test_connect_asks_the_next_address_if_one_is_silent() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        cluster = world.connect()
+        cluster._directory._seeds = ("nowhere:1", *world.cluster.addresses)
+        async with cluster:
+            assert cluster.cluster_id == "memory"
+
+    world.run(scenario())
+
+
+def test_stale_metadata_is_corrected_by_the_refusal() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            world.cluster.metadata_lag = {"logs": 3}  # type: ignore[dict-item]
+            producer = await cluster.producer("logs")
+            for number in range(3):
+                assert (await producer.send("x")).offset == number
+        produced = [address for address, name in world.cluster.calls if name == "produce"]
+        assert produced == ["node-3:9002", "node-1:9002", "node-1:9002", "node-1:9002"]
+
+    world.run(scenario())
+
+
+def test_many_who_look_for_a_topic_ask_once() -> None:
+    world = World(latency=Latency(minimum_ms=10))
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            world.cluster.calls.clear()
+            deadline = cluster.router.deadline()
+            await asyncio.gather(*(cluster.router.find_topic("logs", deadline=deadline) for _ in range(20)))
+        assert [name for _, name in world.cluster.calls].count("get_metadata") == 1
+
+    world.run(scenario())
+
+
+def test_options_out_of_bounds_are_refused() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            with pytest.raises(OutOfRangeError):
+                await cluster.producer("logs", batch_bytes=0)
+            with pytest.raises(OutOfRangeError):
+                await cluster.producer("logs", compression="gzip")  # type: ignore[arg-type]
+            with pytest.raises(OutOfRangeError):
+                await cluster.producer("logs", delivery_timeout=-1)
+            with pytest.raises(OutOfRangeError):
+                await cluster.consumer("logs", start="middle")  # type: ignore[arg-type]
+
+    world.run(scenario())
+    with pytest.raises(OutOfRangeError):
+        World().connect(timeout_ms=0)
+
+
+def test_closing_a_cluster_closes_what_was_made_from_it() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", linger_ms=10_000)
+            delivery = producer.send("flushed at the end")
+            consumer = await cluster.consumer("logs")
+        assert delivery.offset == 0
+        with pytest.raises(UnavailableError):
+            producer.send("late")
+        with pytest.raises(Exception, match="closed"):
+            await consumer.poll()
+
+    world.run(scenario())

@@ -1,0 +1,440 @@
+"""What a consumer promises: every record, in order per partition, and a place that it comes back to."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from client_world import World
+
+from quiver.client.cluster import AsyncCluster
+from quiver.client.consumer import AsyncConsumer
+from quiver.errors import NotFoundError, OutOfRangeError, RequestError, TrimmedError, UnavailableError
+from quiver.record import Record
+from quiver.testing.memory_cluster import CallFaults
+
+
+async def fill(cluster: AsyncCluster, *, partitions: int = 1, count: int = 10, batch_bytes: int = 100) -> None:
+    await cluster.create_topic("logs", partitions=partitions)
+    async with await cluster.producer("logs", batch_bytes=batch_bytes) as producer:
+        for number in range(count):
+            producer.send(f"{number}", partition=number % partitions, timestamp=1000 + number)
+
+
+def numbers(records: list[Record]) -> list[int]:
+    return [int(record.text or "") for record in records]
+
+
+async def read_for_ever(consumer: AsyncConsumer, records: list[Record]) -> None:
+    while True:
+        records += await consumer.poll(timeout=10)
+
+
+def test_iteration_yields_every_record_of_every_partition_in_order() -> None:
+    world = World()
+
+    async def scenario() -> list[Record]:
+        async with world.connect() as cluster:
+            await fill(cluster, partitions=3, count=99)
+            consumer = await cluster.consumer("logs", idle_timeout=2)
+            return [record async for record in consumer]
+
+    records = world.run(scenario())
+    for partition in range(3):
+        own = [record for record in records if record.partition == partition]
+        assert numbers(own) == list(range(partition, 99, 3))
+        assert [record.offset for record in own] == list(range(33))
+
+
+def test_iteration_waits_for_what_is_sent_later() -> None:
+    world = World()
+
+    async def scenario() -> list[str | None]:
+        async with world.connect() as cluster:
+            await fill(cluster, count=0)
+            consumer = await cluster.consumer("logs", idle_timeout=30)
+            producer = await cluster.producer("logs")
+
+            async def send_later() -> None:
+                for number in range(3):
+                    await asyncio.sleep(5)
+                    await producer.send(f"late {number}")
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(send_later())
+                return [record.text async for record in consumer]
+
+    assert world.run(scenario()) == ["late 0", "late 1", "late 2"]
+
+
+def test_poll_returns_what_is_there_and_waits_no_longer_than_it_must() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10)
+            consumer = await cluster.consumer("logs")
+            assert numbers(await consumer.poll(4, timeout=5)) == [0, 1, 2, 3]
+            assert consumer.position(0) == 4
+            rest = await consumer.poll(100, timeout=5)
+            while len(rest) < 6:
+                rest += await consumer.poll(100, timeout=5)
+            assert numbers(rest) == [4, 5, 6, 7, 8, 9]
+            begun_ms = world.clock.monotonic_ms()
+            assert await consumer.poll(timeout=0.5) == []
+            assert world.clock.monotonic_ms() - begun_ms == 500
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_nothing_is_skipped_or_doubled_whatever_gets_lost(seed: int) -> None:
+    world = World(seed)
+
+    async def scenario() -> list[Record]:
+        async with world.connect(attempt_timeout_ms=500) as cluster:
+            await fill(cluster, partitions=2, count=120)
+            world.cluster.faults = CallFaults(lost_request=0.2, dropped_request=0.1, lost_answer=0.2)
+            consumer = await cluster.consumer("logs", name="report", prefetch_bytes=300, fetch_bytes=150)
+            records: list[Record] = []
+            while len(records) < 120:
+                records += await consumer.poll(7, timeout=5)
+                if world.rng.random() < 0.1:
+                    world.cluster.move_leader("logs", world.rng.randrange(2), 1 + world.rng.randrange(3))
+            assert await consumer.size() == 0
+            world.cluster.faults = CallFaults()
+            return records
+
+    records = world.run(scenario())
+    for partition in range(2):
+        own = [record for record in records if record.partition == partition]
+        assert numbers(own) == list(range(partition, 120, 2))
+
+
+def test_named_consumer_comes_back_to_what_it_committed() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10, batch_bytes=10_000)
+        for first in (0, 3, 6):
+            async with world.connect() as cluster:
+                consumer = await cluster.consumer("logs", name="report")
+                assert numbers(await consumer.poll(3, timeout=5)) == [first, first + 1, first + 2]
+                await consumer.commit()
+                assert numbers(await consumer.poll(1, timeout=5)) == [first + 3]  # read, but not committed
+        async with world.connect() as cluster:
+            other = await cluster.consumer("logs", name="other")
+            assert numbers(await other.poll(1, timeout=5)) == [0]
+
+    world.run(scenario())
+    assert [name for name, _ in world.cluster.consumers.values()] == ["report", "other"]
+
+
+def test_consumer_can_come_back_by_its_id() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=4)
+            first = await cluster.consumer("logs", name="report")
+            await first.poll(2, timeout=5)
+            await first.commit()
+            again = await cluster.consumer("logs", consumer_id=first.consumer_id)
+            assert again.consumer_id == first.consumer_id
+            assert numbers(await again.poll(1, timeout=5)) == [2]
+            with pytest.raises(NotFoundError):
+                await cluster.consumer("logs", consumer_id=99)
+
+    world.run(scenario())
+
+
+def test_commit_inside_an_iteration_covers_the_record_at_hand_and_no_more() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10, batch_bytes=10_000)
+            consumer = await cluster.consumer("logs", name="report")
+            async for record in consumer:
+                if record.offset == 4:
+                    await consumer.commit()
+                    break
+            assert consumer.position(0) == 5
+            # What was not yielded is still there for whoever asks next, in whatever way.
+            assert numbers(await consumer.poll(2, timeout=5)) == [5, 6]
+            async for record in consumer:
+                assert record.offset == 7
+                break
+
+    world.run(scenario())
+    assert list(world.cluster.partition("logs", 0).cursors.values()) == [5]
+
+
+def test_auto_commit_stores_what_the_application_has_gone_past() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=6, batch_bytes=10_000)
+            consumer = await cluster.consumer("logs", name="report", auto_commit=1)
+            cursors = world.cluster.partition("logs", 0).cursors
+            await consumer.poll(2, timeout=5)
+            await asyncio.sleep(2)
+            assert list(cursors.values()) == [0]
+            await consumer.poll(2, timeout=5)
+            assert list(cursors.values()) == [2]
+            assert len(await consumer.poll(2, timeout=5)) == 2
+            await consumer.poll(1, timeout=3)  # nothing comes, and meanwhile the commit falls due
+            assert list(cursors.values()) == [6]
+
+    world.run(scenario())
+
+
+def test_auto_commit_on_close_but_not_after_an_error_of_the_application() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=6, batch_bytes=10_000)
+            cursors = world.cluster.partition("logs", 0).cursors
+
+            async def fail_after_reading() -> None:
+                async with await cluster.consumer("logs", name="report", auto_commit=60) as consumer:
+                    await consumer.poll(2, timeout=5)
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                await fail_after_reading()
+            assert list(cursors.values()) == [0]
+            async with await cluster.consumer("logs", name="report", auto_commit=60) as consumer:
+                await consumer.poll(2, timeout=5)
+            assert list(cursors.values()) == [2]
+
+    world.run(scenario())
+
+
+def test_consumer_without_a_name_leaves_nothing_behind() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=3)
+            consumer = await cluster.consumer("logs")
+            assert consumer.consumer_id is None
+            await consumer.poll(timeout=5)
+            with pytest.raises(RequestError) as refused:
+                await consumer.commit()
+            assert refused.value.code == "no_consumer_name"
+            with pytest.raises(RequestError):
+                await cluster.consumer("logs", auto_commit=1)
+
+    world.run(scenario())
+    assert world.cluster.consumers == {}
+    assert world.cluster.partition("logs", 0).cursors == {}
+
+
+@pytest.mark.parametrize("name", [None, "report"])
+def test_latest_begins_behind_what_is_there(name: str | None) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=5)
+            consumer = await cluster.consumer("logs", name, start="latest")
+            assert consumer.position(0) == 5
+            assert await consumer.size() == 0
+            producer = await cluster.producer("logs")
+            await producer.send("5")
+            assert await consumer.size() == 1
+            assert numbers(await consumer.poll(timeout=5)) == [5]
+
+    world.run(scenario())
+
+
+def test_seek_goes_to_offsets_words_and_timestamps() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10)
+            consumer = await cluster.consumer("logs")
+            await consumer.poll(3, timeout=5)
+            await consumer.seek(0, 7)
+            assert numbers(await consumer.poll(1, timeout=5)) == [7]
+            await consumer.seek(0, "earliest")
+            assert numbers(await consumer.poll(1, timeout=5)) == [0]
+            await consumer.seek(0, timestamp=1004)
+            assert numbers(await consumer.poll(1, timeout=5)) == [4]
+            await consumer.seek(0, timestamp=datetime.fromtimestamp(1.006, UTC))
+            assert numbers(await consumer.poll(1, timeout=5)) == [6]
+            await consumer.seek(partition=0, offset="latest")
+            assert await consumer.poll(timeout=0.1) == []
+            for arguments in ({"offset": -1}, {"offset": "nowhere"}, {}, {"offset": 1, "timestamp": 1}):
+                with pytest.raises(OutOfRangeError):
+                    await consumer.seek(0, **arguments)
+            with pytest.raises(NotFoundError):
+                await consumer.seek(1, 0)
+
+    world.run(scenario())
+
+
+def test_seek_inside_an_iteration_takes_effect_with_the_next_record() -> None:
+    world = World()
+
+    async def scenario() -> list[int]:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10, batch_bytes=10_000)
+            consumer = await cluster.consumer("logs", idle_timeout=2)
+            seen: list[int] = []
+            async for record in consumer:
+                seen.append(record.offset)
+                if record.offset == 2 and seen.count(2) == 1:
+                    await consumer.seek(0, 1)
+            return seen
+
+    assert world.run(scenario()) == [0, 1, 2, *range(1, 10)]
+
+
+def test_trimmed_records_are_an_error_unless_the_gap_is_wished_to_be_passed() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10)
+            strict = await cluster.consumer("logs", name="strict")
+            lenient = await cluster.consumer("logs", name="lenient", on_trimmed="earliest")
+            world.cluster.partition("logs", 0).trim(6)
+            for consumer in (strict, lenient):
+                await consumer.seek(0, 2)
+            with pytest.raises(TrimmedError):
+                await strict.poll(timeout=5)
+            records: list[Record] = []
+            while len(records) < 4:
+                records += await lenient.poll(timeout=5)
+            assert numbers(records) == [6, 7, 8, 9]
+            assert lenient.skipped_count == 4
+            await strict.seek(0, "earliest")
+            assert numbers(await strict.poll(1, timeout=5)) == [6]
+
+    world.run(scenario())
+
+
+def test_unreachable_cluster_is_reported_and_reading_goes_on_afterwards() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(timeout_ms=2000) as cluster:
+            await fill(cluster, count=4)
+            consumer = await cluster.consumer("logs", fetch_bytes=1, prefetch_bytes=0)
+            assert numbers(await consumer.poll(1, timeout=5)) == [0]
+            for node in (1, 2, 3):
+                world.cluster.stop(node)
+            records: list[Record] = []
+            with pytest.raises(UnavailableError):
+                await read_for_ever(consumer, records)
+            for node in (1, 2, 3):
+                world.cluster.start(node)
+            while len(records) < 3:
+                records += await consumer.poll(timeout=10)
+            assert numbers(records) == [1, 2, 3]
+
+    world.run(scenario())
+
+
+def test_added_partitions_are_read_from_their_beginning() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=2)
+            consumer = await cluster.consumer("logs", name="report", start="latest")
+            await cluster.add_partitions("logs", 2)
+            producer = await cluster.producer("logs")
+            await producer.send("early", partition=1)
+            records = await consumer.poll(timeout=60)
+            assert [(record.partition, record.text) for record in records] == [(1, "early")]
+            assert consumer.partitions == (0, 1)
+
+    world.run(scenario())
+
+
+def test_chosen_partitions_are_the_only_ones_read() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, partitions=3, count=9)
+            consumer = await cluster.consumer("logs", partitions=[1], idle_timeout=1)
+            assert numbers([record async for record in consumer]) == [1, 4, 7]
+
+    world.run(scenario())
+
+
+def test_prefetch_stays_within_its_bound() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=100, batch_bytes=100)
+            consumer = await cluster.consumer("logs", fetch_bytes=1, prefetch_bytes=1000)
+            await asyncio.sleep(10)
+            fetches = [name for _, name in world.cluster.calls if name == "fetch"]
+            assert len(fetches) < 10
+            assert numbers(await consumer.poll(3, timeout=5)) == [0, 1, 2]
+
+    world.run(scenario())
+
+
+def test_fetch_arrow_returns_everything_that_is_there() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, partitions=2, count=50)
+            consumer = await cluster.consumer("logs", fetch_bytes=300)
+            table = await consumer.fetch_arrow()
+            assert table.schema.names == ["topic", "partition", "offset", "timestamp", "key", "value"]
+            rows = sorted(table.to_pylist(), key=lambda row: int(row["value"]))
+            assert [int(row["value"]) for row in rows] == list(range(50))
+            assert {row["topic"] for row in rows} == {"logs"}
+            assert [row["partition"] for row in rows] == [number % 2 for number in range(50)]
+            assert [row["offset"] for row in rows] == [number // 2 for number in range(50)]
+            assert (await consumer.fetch_arrow(timeout=0.1)).num_rows == 0
+
+    world.run(scenario())
+
+
+def test_fetch_arrow_takes_no_more_than_it_is_told_and_may_have_headers() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10, batch_bytes=10_000)
+            producer = await cluster.producer("logs")
+            await producer.send("10", headers=[("a", b"1")])
+            consumer = await cluster.consumer("logs")
+            assert (await consumer.fetch_arrow(4)).column("offset").to_pylist() == [0, 1, 2, 3]
+            assert numbers(await consumer.poll(1, timeout=5)) == [4]
+            table = await consumer.fetch_arrow(with_headers=True)
+            assert table.column("offset").to_pylist() == [5, 6, 7, 8, 9, 10]
+            assert table.column("headers").to_pylist()[-1] == [{"key": "a", "value": b"1"}]
+
+    world.run(scenario())
+
+
+def test_closed_consumer_says_so() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=1)
+            consumer = await cluster.consumer("logs")
+            await consumer.close()
+            await consumer.close()
+            with pytest.raises(RequestError) as refused:
+                await consumer.poll()
+            assert refused.value.code == "closed"
+
+    world.run(scenario())

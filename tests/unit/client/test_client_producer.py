@@ -1,0 +1,551 @@
+"""What a producer promises: once, in order, and the truth about every record."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+from client_world import World
+
+from quiver.client.chunks import partition_of
+from quiver.client.delivery import Delivery
+from quiver.errors import (
+    FencedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    OutOfRangeError,
+    OverloadedError,
+    QuiverError,
+    RequestError,
+    TooLargeError,
+    UnavailableError,
+)
+from quiver.testing import Latency
+from quiver.testing.memory_cluster import CallFaults
+
+
+def test_awaited_send_returns_where_the_record_is() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            for number in range(3):
+                position = await producer.send(f"line {number}")
+                assert (position.partition, position.offset) == (0, number)
+
+    world.run(scenario())
+    assert world.values("logs") == [b"line 0", b"line 1", b"line 2"]
+
+
+def test_record_keeps_key_timestamp_and_headers() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", compression="zstd")
+            first = producer.send("plain")
+            await producer.send(b"full", key="k", timestamp=12, headers=[("trace", b"1")])
+            assert first.offset == 0
+            consumer = await cluster.consumer("logs")
+            records = await consumer.poll(timeout=5)
+            assert [record.value for record in records] == [b"plain", b"full"]
+            assert records[0].headers == ()
+            assert (records[1].key, records[1].timestamp) == (b"k", 12)
+            assert records[1].headers == (("trace", b"1"),)
+
+    world.run(scenario())
+
+
+def test_same_key_goes_to_the_same_partition() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=4)
+            producer = await cluster.producer("logs")
+            deliveries = [producer.send("v", key=f"user-{number % 5}") for number in range(50)]
+            for number, delivery in enumerate(deliveries):
+                assert (await delivery).partition == partition_of(f"user-{number % 5}".encode(), 4)
+
+    world.run(scenario())
+
+
+def test_records_without_key_spread_over_all_partitions() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=3)
+            producer = await cluster.producer("logs", batch_bytes=200)
+            for number in range(60):
+                producer.send(f"line {number}")
+            await producer.flush()
+
+    world.run(scenario())
+    counts = [len(world.values("logs", partition)) for partition in range(3)]
+    assert sum(counts) == 60
+    assert min(counts) > 0
+
+
+def test_what_is_sent_while_a_batch_is_under_way_makes_one_batch() -> None:
+    world = World(latency=Latency(minimum_ms=5))
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            first = producer.send("first")
+            await asyncio.sleep(0.001)
+            rest = [producer.send(f"{number}") for number in range(100)]
+            await first
+            await rest[-1]
+
+    world.run(scenario())
+    assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [1, 100]
+
+
+def test_linger_collects_before_the_first_batch() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", linger_ms=50)
+            for number in range(5):
+                producer.send(f"{number}")
+                await asyncio.sleep(0.005)
+            assert world.values("logs") == []
+            await asyncio.sleep(0.1)
+
+    world.run(scenario())
+    assert [len(batch) for batch in world.cluster.partition("logs", 0).batches] == [5]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_records_land_once_and_in_order_whatever_gets_lost(seed: int) -> None:
+    world = World(seed)
+
+    async def scenario() -> list[Delivery]:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            producer = await cluster.producer("logs", batch_bytes=120)
+            world.cluster.faults = CallFaults(lost_request=0.1, dropped_request=0.1, lost_answer=0.2)
+            deliveries = []
+            for number in range(200):
+                deliveries.append(producer.send(f"{number}", partition=number % 2))
+                if number % 10 == 0:
+                    await asyncio.sleep(0.005)
+                if number % 40 == 20:
+                    world.cluster.move_leader("logs", number % 2, 1 + world.rng.randrange(3))
+            await producer.flush()
+            world.cluster.faults = CallFaults()
+            return deliveries
+
+    deliveries = world.run(scenario())
+    for partition in range(2):
+        sent = [f"{number}".encode() for number in range(partition, 200, 2)]
+        assert world.values("logs", partition) == sent
+    for number, delivery in enumerate(deliveries):
+        assert world.values("logs", number % 2)[delivery.offset or 0] == f"{number}".encode()
+
+
+def test_failover_is_invisible_but_for_the_wait() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=3)
+            producer = await cluster.producer("logs", name="web-1", batch_bytes=100)
+            for number in range(90):
+                producer.send(f"{number}", partition=number % 3)
+                if number == 30:
+                    await asyncio.sleep(0.001)
+                    world.cluster.stop(1)
+            await producer.flush()
+
+    world.run(scenario())
+    for partition in range(3):
+        assert world.values("logs", partition) == [f"{number}".encode() for number in range(partition, 90, 3)]
+
+
+def test_restarted_producer_of_the_same_name_goes_on_exactly() -> None:
+    world = World()
+    lines = [f"line {number}" for number in range(20)]
+
+    async def life(cut: int) -> None:
+        async with world.connect() as cluster:
+            producer = await cluster.producer("logs", name="web-1")
+            done = await producer.next_sequence(0)
+            for line in lines[done:cut]:
+                producer.send(line, partition=0)
+            await producer.flush()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+        for cut in (0, 7, 7, 13, 20):
+            await life(cut)
+
+    world.run(scenario())
+    assert world.values("logs") == [line.encode() for line in lines]
+
+
+def test_next_sequence_counts_what_was_accepted() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            assert await producer.next_sequence(0) == 0
+            producer.send("one")
+            assert await producer.next_sequence(0) == 1
+            await producer.flush()
+            producer.send("two")
+            assert await producer.next_sequence(0) == 2
+
+    world.run(scenario())
+
+
+def test_second_producer_of_a_name_fences_the_first() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            old = await cluster.producer("logs", name="web-1")
+            await old.send("old")
+            new = await cluster.producer("logs", name="web-1")
+            await new.send("new")
+            with pytest.raises(FencedError):
+                await old.send("too late")
+            with pytest.raises(FencedError):
+                old.send("refused at once")
+            await new.send("newer")
+            with pytest.raises(FencedError):
+                await old.flush()
+
+    world.run(scenario())
+    assert world.values("logs") == [b"old", b"new", b"newer"]
+
+
+def test_refused_batch_fails_alone_and_the_next_ones_close_up() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", batch_bytes=1)
+            world.cluster.refusals = {b"0": TooLargeError("too large")}
+            deliveries = [producer.send(f"{number}") for number in range(10)]
+            with pytest.raises(TooLargeError):
+                await deliveries[0]
+            assert [(await delivery).offset for delivery in deliveries[1:]] == list(range(9))
+            with pytest.raises(TooLargeError):
+                await producer.flush()
+            await producer.flush()
+
+    world.run(scenario())
+    assert world.values("logs") == [f"{number}".encode() for number in range(1, 10)]
+
+
+def test_delivery_that_was_never_sent_says_not_done() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", delivery_timeout=2)
+            for node in (1, 2, 3):
+                world.cluster.stop(node)
+            with pytest.raises(UnavailableError):
+                await producer.send("lost")
+            for node in (1, 2, 3):
+                world.cluster.start(node)
+            await producer.send("found")
+
+    world.run(scenario())
+    assert world.values("logs") == [b"found"]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_unknown_outcome_is_reported_and_its_sequence_is_put_right(is_done: bool) -> None:
+    world = World()
+    lost = CallFaults(lost_answer=1.0) if is_done else CallFaults(dropped_request=1.0)
+
+    async def scenario() -> None:
+        async with world.connect(attempt_timeout_ms=500) as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", delivery_timeout=2)
+            await producer.send("before")
+            world.cluster.faults = lost
+            with pytest.raises(OutcomeUnknownError):
+                await producer.send("perhaps")
+            world.cluster.faults = CallFaults()
+            for number in range(3):
+                await producer.send(f"after {number}")
+
+    world.run(scenario())
+    perhaps = [b"perhaps"] if is_done else []
+    assert world.values("logs") == [b"before", *perhaps, b"after 0", b"after 1", b"after 2"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_record_is_doubled_although_deliveries_expire(seed: int) -> None:
+    world = World(seed)
+
+    async def scenario() -> list[Delivery]:
+        async with world.connect(attempt_timeout_ms=300) as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", batch_bytes=60, delivery_timeout=0.5)
+            deliveries = []
+            for number in range(60):
+                if number % 20 == 10:
+                    world.cluster.faults = CallFaults(dropped_request=0.4, lost_answer=0.4, lost_request=0.1)
+                if number % 20 == 0:
+                    world.cluster.faults = CallFaults()
+                deliveries.append(producer.send(f"{number}"))
+                await asyncio.sleep(0.05)
+            world.cluster.faults = CallFaults()
+            await producer.abort() if seed % 5 == 0 else await _settle(deliveries)
+            return deliveries
+
+    deliveries = world.run(scenario())
+    values = world.values("logs")
+    assert len(values) == len(set(values))
+    assert values == sorted(values, key=lambda value: int(value or b""))
+    for number, delivery in enumerate(deliveries):
+        value = f"{number}".encode()
+        if delivery.error is None:
+            assert values[delivery.offset or 0] == value
+        elif not isinstance(delivery.error, OutcomeUnknownError):
+            assert value not in values, f"{value!r} is there although it failed with {delivery.error!r}"
+
+
+async def _settle(deliveries: list[Delivery]) -> None:
+    for delivery in deliveries:
+        try:
+            await delivery
+        except QuiverError:
+            continue
+
+
+def test_partition_that_forgot_the_producer_goes_on_from_the_start() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            await producer.send("before")
+            world.cluster.partition("logs", 0).producers.clear()
+            await producer.send("after")
+
+    world.run(scenario())
+    assert world.values("logs") == [b"before", b"after"]
+
+
+def test_full_buffer_refuses_at_once_and_room_can_be_waited_for() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", buffer_bytes=1024)
+            for _ in range(8):
+                producer.send(b"x" * 100)
+            with pytest.raises(OverloadedError) as refused:
+                producer.send(b"x" * 100)
+            assert refused.value.code == "buffer_full"
+            await producer.wait_room(124)
+            await producer.send(b"y")
+            await producer.flush()
+            assert producer.pending_bytes == 0
+
+    world.run(scenario())
+    assert len(world.values("logs")) == 9
+
+
+def test_send_many_waits_for_room_and_tells_every_place() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", buffer_bytes=40_000, batch_bytes=10_000)
+            sent = await producer.send_many((f"{number}" for number in range(5000)), partition=0)
+            spans = await sent
+            assert sum(span.count for span in spans) == len(sent) == 5000
+            assert [span.first_offset for span in spans] == sorted(span.first_offset for span in spans)
+
+    world.run(scenario())
+    assert world.values("logs") == [f"{number}".encode() for number in range(5000)]
+
+
+def test_send_many_takes_arrow_arrays_and_tables() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=3)
+            producer = await cluster.producer("logs", batch_bytes=2000)
+            await (await producer.send_many(pa.array([f"a{number}" for number in range(100)]), partition=1))
+            keys = [None if number % 3 == 0 else f"k{number % 7}" for number in range(100)]
+            table = pa.table({"value": [f"t{number}" for number in range(100)], "key": keys})
+            await (await producer.send_many(table))
+            await (await producer.send_many(pa.array(["one"]), key="k1"))
+
+    world.run(scenario())
+    assert world.values("logs", 1)[:100] == [f"a{number}".encode() for number in range(100)]
+    found = {}
+    for partition in range(3):
+        for batch in world.cluster.partition("logs", partition).batches:
+            found.update({record.value: (partition, record.key) for record in batch.records()})
+    for number in range(100):
+        partition, key = found[f"t{number}".encode()]
+        assert key == (None if number % 3 == 0 else f"k{number % 7}".encode())
+        assert key is None or partition == partition_of(key, 3)
+    assert found[b"one"] == (partition_of(b"k1", 3), b"k1")
+
+
+@pytest.mark.parametrize("values", ["text", b"bytes", 7, [1]])
+def test_send_many_refuses_what_is_no_iterable_of_values(values: object) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            with pytest.raises(TypeError):
+                await producer.send_many(values)
+
+    world.run(scenario())
+
+
+def test_table_with_unknown_columns_is_refused() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            with pytest.raises(RequestError):
+                await producer.send_many(pa.table({"value": ["x"], "level": ["info"]}))
+
+    world.run(scenario())
+
+
+def test_unknown_partition_and_unstorable_values_are_refused_at_once() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            with pytest.raises(OutOfRangeError):
+                producer.send("x", partition=1)
+            with pytest.raises(TypeError):
+                producer.send(3)  # type: ignore[arg-type]
+            with pytest.raises(RequestError):
+                producer.send("\ud800")
+
+    world.run(scenario())
+
+
+def test_unknown_topic_is_an_error_of_the_call() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            with pytest.raises(NotFoundError) as refused:
+                await cluster.producer("nowhere")
+            assert refused.value.code == "unknown_topic"
+
+    world.run(scenario())
+
+
+def test_topic_deleted_under_a_producer_fails_its_records() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            await producer.send("there")
+            await cluster.delete_topic("logs")
+            with pytest.raises(NotFoundError):
+                await producer.send("gone")
+
+    world.run(scenario())
+
+
+def test_closed_producer_takes_nothing_more() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            async with await cluster.producer("logs") as producer:
+                delivery = producer.send("last")
+            assert delivery.offset == 0
+            with pytest.raises(UnavailableError):
+                producer.send("too late")
+            await producer.close()
+
+    world.run(scenario())
+
+
+def test_aborted_producer_tells_sent_from_unsent() -> None:
+    world = World(latency=Latency(minimum_ms=100))
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            flying = producer.send("flying")
+            await asyncio.sleep(0.05)
+            waiting = producer.send("waiting")
+            await producer.abort()
+            assert isinstance(flying.error, OutcomeUnknownError)
+            assert isinstance(waiting.error, UnavailableError)
+
+    world.run(scenario())
+
+
+def test_cancelled_wait_for_a_delivery_leaves_the_record_on_its_way() -> None:
+    world = World(latency=Latency(minimum_ms=100))
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            delivery = producer.send("on its way")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await delivery
+            assert (await delivery).offset == 0
+
+    world.run(scenario())
+
+
+def test_callbacks_run_when_the_outcome_is_known_and_may_fail() -> None:
+    world = World()
+    called: list[int | None] = []
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            delivery = producer.send("x")
+            delivery.add_done_callback(lambda _: 1 / 0)
+            delivery.add_done_callback(lambda done: called.append(done.offset))
+            assert called == []
+            await delivery
+            delivery.add_done_callback(lambda done: called.append(done.partition))
+
+    world.run(scenario())
+    assert called == [0, 0]
