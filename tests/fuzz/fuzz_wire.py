@@ -1,8 +1,9 @@
-"""Fuzz the reading of frames and handshakes: ``python tests/fuzz/fuzz_wire.py -runs=200000``.
+"""Fuzz the reading of frames, handshakes, requests and responses: ``python tests/fuzz/fuzz_wire.py -runs=200000``.
 
 Any bytes, in any pieces, are cut into the same frames, or refused with `DecodeError` at the same place, as by a
-reader that knows nothing of pieces; every frame is then judged as a connection's first and as a refusal. Anything
-else is a finding. A checksum stops almost every mutation at the door, so most inputs get right ones.
+reader that knows nothing of pieces; every frame is then judged as a connection's first, and read as a refusal, a
+request, a response and a cancel; a request that can be read is written again and must be read the same. Anything else
+is a finding. A checksum stops almost every mutation at the door, so most inputs get right ones.
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["quiver"]):
-    from quiver.errors import DecodeError
-    from quiver.model import NodeId
+    from quiver.errors import DecodeError, NotLeaderError, QuiverError
+    from quiver.model import NodeId, Offset, PartitionId, TopicId
     from quiver.record.checksum import crc32c
+    from quiver.wire.envelope import (
+        decode_body,
+        decode_cancel,
+        decode_request,
+        decode_response,
+        encode_cancel,
+        encode_failure,
+        encode_request,
+        encode_response,
+    )
+    from quiver.wire.failures import describe, restore
     from quiver.wire.frames import Frame, FrameReader, Kind
     from quiver.wire.handshake import (
         Hello,
@@ -25,17 +37,30 @@ with atheris.instrument_imports(include=["quiver"]):
         decode_refusal,
         encode_hello,
         encode_refusal,
+        judge_answer,
         judge_hello,
+        judge_host,
         make_hello,
+        make_requester_hello,
         refuse,
     )
+    from quiver.wire.messages import CreateTopic, Fetch, Fetched, Produce, Produced
 
 FRAME_BYTES_MAX = 20_000
 OWN = make_hello(cluster_id="test", node=NodeId(1), incarnation=1)
+CLIENT = make_requester_hello(name="fuzz")
+PRODUCE = Produce(topic_id=TopicId(1), partition_id=PartitionId(2))
 SEEDS = [
     encode_hello(make_hello(cluster_id="test", node=NodeId(2), incarnation=2)),
     encode_hello(make_hello(cluster_id="other", node=NodeId(1), incarnation=2**63 - 1)),
     encode_refusal(refuse(RefusalCode.BAD_VERSION, "why")),
+    encode_hello(CLIENT),
+    b"".join(encode_request(1, 1000, PRODUCE)),
+    b"".join(encode_request(2, 1000, Fetch(topic_id=TopicId(1), partition_id=PartitionId(1), offset=Offset(3)))),
+    b"".join(encode_request(3, 1000, CreateTopic(topic="t", request_id="once"))),
+    b"".join(encode_response(1, PRODUCE, Produced(base_offset=Offset(9), is_duplicate=True))),
+    b"".join(encode_failure(1, describe(NotLeaderError("no", leader=NodeId(3), retry_after_ms=5)))),
+    b"".join(encode_cancel(1)),
 ]
 
 
@@ -50,7 +75,7 @@ def fuzz_one(data: bytes) -> None:
         case 1:
             check(fix_checksums(rest), pieces)
         case 2:
-            check(forge(kind=choice // 4 % 5, head=rest) * 2, pieces)
+            check(forge(kind=choice // 4 % 8, head=rest) * 2, pieces)
         case _:
             check(mutate_seed(SEEDS[choice // 4 % len(SEEDS)], rest), pieces)
 
@@ -62,9 +87,40 @@ def check(stream: bytes, piece_bytes: int) -> None:
     assert [(int(kind), bytes(head), bytes(payload)) for kind, head, payload in frames] == expected
     assert is_refused == is_refused_naively
     for frame in frames:
-        assert isinstance(judge_hello(frame, OWN, lambda node: None), Hello | RequesterHello | Refusal)
+        assert isinstance(judge_hello(frame, OWN, identity_of), Hello | RequesterHello | Refusal)
+        assert isinstance(judge_answer(frame, OWN, NodeId(2), identity_of), Hello | Refusal)
+        assert isinstance(judge_host(frame, CLIENT), Hello | Refusal)
+        for read_frame in (decode_refusal, decode_cancel, check_request, check_response):
+            try:
+                read_frame(frame)
+            except DecodeError:
+                continue
+
+
+def identity_of(node: NodeId) -> str | None:
+    """Know some nodes."""
+    return "disk" if node % 2 else None
+
+
+def check_request(frame: Frame) -> None:
+    """Read a request; one that is understood means the same when it is written and read again."""
+    asked = decode_request(frame)
+    if isinstance(asked.request, QuiverError):
+        return
+    encoded = encode_request(asked.correlation_id, asked.timeout_ms, asked.request, [asked.payload])
+    (again,), is_refused = read(b"".join(encoded), FRAME_BYTES_MAX)
+    assert not is_refused
+    assert decode_request(again) == asked
+
+
+def check_response(frame: Frame) -> None:
+    """Read a response as two that it could be, and its failure as an error."""
+    answered = decode_response(frame)
+    if answered.failure is not None:
+        assert isinstance(restore(answered.failure), QuiverError)
+    for kind in (Produced, Fetched):
         try:
-            decode_refusal(frame)
+            decode_body(answered.body, kind)
         except DecodeError:
             continue
 
@@ -109,7 +165,7 @@ def fix_checksums(stream: bytes) -> bytes:
     while at + 12 <= len(fixed):
         length = 8 + int.from_bytes(fixed[at : at + 2], "little") % (len(fixed) - at - 11)
         struct.pack_into("<I", fixed, at, length)
-        fixed[at + 8] = fixed[at + 8] % 5
+        fixed[at + 8] = fixed[at + 8] % 8
         fixed[at + 9] = fixed[at + 9] % 3
         head_bytes = int.from_bytes(fixed[at + 10 : at + 12], "little") % (length - 5)
         struct.pack_into("<H", fixed, at + 10, head_bytes)

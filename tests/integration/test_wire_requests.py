@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -311,11 +310,12 @@ def test_cancelled_caller_leaves_nothing_behind() -> None:
             task = group.create_task(pool.call(host.address, fetch(), timeout_ms=60_000))
             await wait_until(lambda: gate.inside == 1)
             task.cancel()
+            # The other side learns of it: a long poll does not go on for nobody.
+            await wait_until(lambda: gate.cancelled == 1)
             gate.opened.set()
-            # The late answer is for nobody; the next call gets its own.
             found, _ = await pool.call(host.address, ask_for(5), timeout_ms=5000)
             assert found.offset == 5
-            gc.collect()
+            assert host.server.status().requests == 0
 
     run(test())
 

@@ -53,6 +53,7 @@ async def serve(
         async with network:
             network.start(lambda node, message: None, lambda node: None)
             server.start(handler)
+            await network.wait_accepting()
             yield Host(network, server)
 
 

@@ -1,8 +1,8 @@
 """The heads of requests and responses: which call they belong to, how much time is left, and the body. Pure.
 
 A request's head is the array `[correlation id, remaining ms, body]`, a response's `[correlation id, body]` or
-`[correlation id, nil, failure]`. A body that is too long for a head begins the payload instead; then it is nil in the
-head and its length is the last item. `docs/protocol/wire.md` has the tables.
+`[correlation id, nil, failure]`, a cancel's `[correlation id]`. A body that is too long for a head begins the payload
+instead; then it is nil in the head and its length is the last item. `docs/protocol/wire.md` has the tables.
 
 Payloads are under the frame's checksum, except those that are batches and nothing else, which carry their own.
 """
@@ -106,6 +106,23 @@ def encode_failure(correlation_id: int, failure: Failure) -> list[Buffer]:
     return encode_frame(Kind.RESPONSE, _encode((correlation_id, None, failure)))
 
 
+def encode_cancel(correlation_id: int) -> list[Buffer]:
+    """Return the buffers of the frame that says that nobody waits for a request's answer any more."""
+    return encode_frame(Kind.CANCEL, _encode((correlation_id,)))
+
+
+def decode_cancel(frame: Frame) -> int:
+    """Return the correlation id of the request that a frame of that kind cancels.
+
+    Raises:
+        DecodeError: it names none.
+    """
+    try:
+        return _CANCEL_DECODER.decode(frame.head)[0]
+    except _UNREADABLE as error:
+        raise DecodeError(f"not a valid cancel: {error}") from None
+
+
 def decode_request(frame: Frame) -> Asked:
     """Return the request that a frame of that kind carries.
 
@@ -186,6 +203,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _REQUEST_DECODER = msgspec.msgpack.Decoder(_RequestHead)
 _UNKNOWN_DECODER = msgspec.msgpack.Decoder(_UnknownHead)
 _RESPONSE_DECODER = msgspec.msgpack.Decoder(_ResponseHead)
+_CANCEL_DECODER = msgspec.msgpack.Decoder(tuple[_CorrelationId])
 _TAG_DECODER = msgspec.msgpack.Decoder(_Tagged)
 _BODY_OF_REQUEST_DECODER: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 _BODY_DECODERS: Mapping[type[Response], msgspec.msgpack.Decoder[Response]] = {

@@ -53,6 +53,7 @@ class Kind(IntEnum):
     MESSAGE = 3
     REQUEST = 4
     RESPONSE = 5
+    CANCEL = 6
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -17,6 +17,9 @@ from quiver.model import Buffer
 CHUNK_BYTES = 256 * 1024
 """Most bytes given out at once: beyond it, larger chunks were measured to gain nothing (ADR 0008)."""
 
+FLUSH_FRAMES = 16
+"""Frames at which a sender of small ones writes at once instead of gathering more: the other side can begin."""
+
 
 class Outbox:
     """Queue frames in order; its owner holds it to a bound."""

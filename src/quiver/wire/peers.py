@@ -79,6 +79,7 @@ class PeerNetwork:
         self._handler: MessageHandler = _ignore_message
         self._on_lost: LostHandler = _ignore_loss
         self._started = asyncio.Event()
+        self._accepting = asyncio.Event()
         self._is_running = False
         self._is_closed = False
         self._group = asyncio.TaskGroup()
@@ -103,6 +104,10 @@ class PeerNetwork:
         invariant(not self._started.is_set(), "a network is started only once", node=self._node)
         self._handler, self._on_lost = handler, on_lost
         self._started.set()
+
+    async def wait_accepting(self) -> None:
+        """Wait until others can connect, which is soon after `start`."""
+        await self._accepting.wait()
 
     async def close(self) -> None:
         """End all connections; what the sockets do not take within a second is lost. Nothing is delivered any more."""
@@ -130,6 +135,7 @@ class PeerNetwork:
     async def _run(self) -> None:
         await self._started.wait()
         await self._listener.serve()
+        self._accepting.set()
         self._is_running = True
         for link in self._links.values():
             self._launch(link)

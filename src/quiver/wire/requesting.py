@@ -18,7 +18,7 @@ from quiver.config import WireSettings
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, TooLargeError, UnavailableError
 from quiver.model import Buffer
 from quiver.wire.connection import Connection
-from quiver.wire.envelope import Answered, decode_body, decode_response, encode_request
+from quiver.wire.envelope import Answered, decode_body, decode_response, encode_cancel, encode_request
 from quiver.wire.failures import restore
 from quiver.wire.frames import Frame, Kind
 from quiver.wire.handshake import (
@@ -32,7 +32,7 @@ from quiver.wire.handshake import (
     refuse,
 )
 from quiver.wire.messages import Request, Response, request_name
-from quiver.wire.outbox import Outbox
+from quiver.wire.outbox import FLUSH_FRAMES, Outbox
 from quiver.wire.traits import READS
 
 R = TypeVar("R", bound=Response)
@@ -92,13 +92,15 @@ class RequestConnection(Connection):
             await self._wait_room(deadline_s)
         if not self._is_open:
             raise UnavailableError(f"no connection: {self.end_reason}", code="connection_lost")
-        pending, correlation_id = self._send(request, payload, deadline_s)
-        self._wake()
+        try:
+            pending, correlation_id = self._send(request, payload, deadline_s)
+        finally:
+            self._wake()
         timer = self._loop.call_at(deadline_s, self._expire, correlation_id)
         try:
             answered = await pending.future
         except asyncio.CancelledError:
-            self._outbox.withdraw(pending.number)
+            self._cancel(correlation_id, pending)
             raise
         finally:
             timer.cancel()
@@ -108,7 +110,9 @@ class RequestConnection(Connection):
         return _read_body(request, answered.body), answered.payload
 
     def _send(self, request: Request[R], payload: Sequence[Buffer], deadline_s: float) -> tuple[_Pending, int]:
-        timeout_ms = max(1, round((deadline_s - self._loop.time()) * 1000))
+        timeout_ms = round((deadline_s - self._loop.time()) * 1000)
+        if timeout_ms <= 0:
+            raise UnavailableError("the time was over before it was sent", code="timed_out")
         self._last_id = correlation_id = self._last_id + 1
         frame = encode_request(correlation_id, timeout_ms, request, payload)
         size_bytes = sum(map(len, frame))
@@ -118,10 +122,15 @@ class RequestConnection(Connection):
         pending = _Pending(self._loop.create_future(), request, self._outbox.push(frame), size_bytes)
         self._pending[correlation_id] = pending
         self._pending_bytes += size_bytes
-        if not self._will_flush:
+        self._flush_soon()
+        return pending, correlation_id
+
+    def _flush_soon(self) -> None:
+        if self._outbox.messages >= FLUSH_FRAMES:
+            self._flush()
+        elif not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
-        return pending, correlation_id
 
     def _flush(self) -> None:
         """Write what one turn of the loop has queued, as far as the socket takes it."""
@@ -136,12 +145,22 @@ class RequestConnection(Connection):
         self.used_at_s = self._loop.time()
         self._wake()
 
+    def _cancel(self, correlation_id: int, pending: _Pending) -> None:
+        """Take a request back, or tell the other side that nobody waits for it."""
+        if not self._outbox.withdraw(pending.number) and self._is_open:
+            self._outbox.push(encode_cancel(correlation_id))
+            self._flush_soon()
+        self._end_if_stuck()
+
     def _expire(self, correlation_id: int) -> None:
         pending = self._pending[correlation_id]
         if pending.future.done():
             return
         is_sent = not self._outbox.withdraw(pending.number)
         pending.future.set_exception(_unanswered(pending, "the time is over", "timed_out", is_sent=is_sent))
+        self._end_if_stuck()
+
+    def _end_if_stuck(self) -> None:
         # What is withdrawn keeps its place in the queue: one that only grows is of no use to anybody.
         if self._outbox.messages > 2 * self.settings.connection_requests_max:
             self.abort("the other side takes no requests")

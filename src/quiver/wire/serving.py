@@ -276,8 +276,10 @@ class RequestServer:
         except QuiverError as error:
             answer = encode_failure(correlation_id, describe(error))
         except asyncio.CancelledError:
-            if not call.end_code:
+            if not call.end_code and call.task.cancelling():
                 raise
+            # A handler that was not cancelled waited for something that was.
+            call.end_code = call.end_code or "cancelled"
             answer = encode_failure(correlation_id, describe(call.end_error()))
         except Exception as error:
             self._failed += 1

@@ -2,7 +2,7 @@
 
 It owns the responses that are not sent yet and knows the calls under way. While either reaches the connection's bound
 nothing more is read from it, so whoever sends more has to wait; nothing is dropped. Responses that are made in one
-turn of the loop leave in one write.
+turn of the loop leave in few writes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from quiver.errors import DecodeError
 from quiver.model import Buffer, NodeId
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
-from quiver.wire.envelope import decode_request
+from quiver.wire.envelope import decode_cancel, decode_request
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind
 from quiver.wire.handshake import RefusalCode, RequesterHello, refuse
-from quiver.wire.outbox import Outbox
+from quiver.wire.outbox import FLUSH_FRAMES, Outbox
 
 if TYPE_CHECKING:
     from quiver.wire.serving import Call, RequestServer
@@ -32,7 +33,7 @@ class RequestSession:
         self._settings = server.settings
         self._connection = connection
         self._loop = asyncio.get_running_loop()
-        self._calls: set[Call] = set()
+        self._calls: dict[int, Call] = {}
         self._calls_bytes = 0
         self._outbox = Outbox()
         self._is_open = True
@@ -48,13 +49,23 @@ class RequestSession:
     # What the connection reports.
 
     def handle_frame(self, frame: Frame) -> None:
-        """Take a request."""
-        if frame.kind is not Kind.REQUEST:
+        """Take a request, or the news that nobody waits for one any more."""
+        if frame.kind is Kind.REQUEST:
+            self._take_request(frame)
+        elif frame.kind is Kind.CANCEL:
+            call = self._calls.get(decode_cancel(frame))
+            if call is not None:
+                call.end("cancelled")
+        else:
             sentence = f"a {frame.kind.name.lower()} on a connection for requests"
             self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
-            return
+
+    def _take_request(self, frame: Frame) -> None:
+        asked = decode_request(frame)
+        if asked.correlation_id in self._calls:
+            raise DecodeError(f"another request {asked.correlation_id} is under way")
         size_bytes = HEADER_BYTES + len(frame.head) + len(frame.payload)
-        self._server.take(self, decode_request(frame), size_bytes)
+        self._server.take(self, asked, size_bytes)
         self._hold_or_resume()
 
     def handle_writable(self) -> None:
@@ -66,7 +77,7 @@ class RequestSession:
         self._is_open = False
         self._count(-self._outbox.bytes)
         self._outbox.clear()
-        for call in tuple(self._calls):
+        for call in tuple(self._calls.values()):
             call.end("abandoned")
         self._server.handle_session_closed(self)
 
@@ -74,13 +85,13 @@ class RequestSession:
 
     def begin(self, call: Call) -> None:
         """Take note of a call that began."""
-        self._calls.add(call)
+        self._calls[call.asked.correlation_id] = call
         self._calls_bytes += call.size_bytes
         self._count(call.size_bytes)
 
     def finish(self, call: Call) -> None:
         """Take note that a call ended."""
-        self._calls.discard(call)
+        del self._calls[call.asked.correlation_id]
         self._calls_bytes -= call.size_bytes
         self._count(-call.size_bytes)
         self._hold_or_resume()
@@ -92,7 +103,9 @@ class RequestSession:
         before_bytes = self._outbox.bytes
         self._outbox.push(frame)
         self._count(self._outbox.bytes - before_bytes)
-        if not self._will_flush:
+        if self._outbox.messages >= FLUSH_FRAMES:
+            self._flush()
+        elif not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
 

@@ -1,0 +1,253 @@
+"""Heads of requests and responses: what is asked arrives as it was asked, and what cannot be read is answered."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import DecodeError, QuiverError, RequestError
+from quiver.model import Buffer, Index, NodeId, Offset, PartitionId, TopicId
+from quiver.wire.envelope import (
+    TIMEOUT_MS_MAX,
+    Asked,
+    decode_body,
+    decode_cancel,
+    decode_request,
+    decode_response,
+    encode_cancel,
+    encode_failure,
+    encode_request,
+    encode_response,
+)
+from quiver.wire.failures import describe
+from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
+from quiver.wire.messages import (
+    AnyRequest,
+    CommandSubmitted,
+    Consume,
+    Done,
+    Fetched,
+    GetMetadata,
+    Heartbeat,
+    LeaderInfo,
+    MetadataFound,
+    NodeInfo,
+    Produce,
+    Produced,
+    Request,
+    Response,
+    SubmitCommand,
+)
+from quiver.wire.traits import BATCH_CARRIERS, FOR_NODES, READS
+
+PRODUCE = Produce(topic_id=TopicId(1), partition_id=PartitionId(2))
+LONG_HEARTBEAT = Heartbeat(
+    node=NodeId(1), identity="disk", leads=tuple(LeaderInfo(TopicId(at), PartitionId(0), 3) for at in range(20_000))
+)
+LONG_METADATA = MetadataFound(
+    cluster_id="c",
+    index=Index(1),
+    nodes=tuple(NodeInfo(node=NodeId(at), wire_address="broker:9000") for at in range(5_000)),
+)
+CHECKED = 1
+
+
+def as_frame(buffers: list[Buffer]) -> Frame:
+    stream = memoryview(b"".join(buffers))
+    reader = FrameReader(64 * 1024 * 1024)
+    while stream:
+        room = reader.writable()
+        count = min(len(room), len(stream))
+        room[:count], stream = stream[:count], stream[count:]
+        reader.received(count)
+        if (frame := reader.next_frame()) is not None:
+            assert not stream
+            return frame
+    raise AssertionError("not a whole frame")
+
+
+def head(*items: object) -> Frame:
+    return Frame(Kind.REQUEST, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
+
+
+VALUES: tuple[object, ...] = (1, "earliest", "consumer", (), {})
+
+
+def fits(value: object, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def example(kind: type[Request[Any]]) -> Request[Any]:
+    """Return a request of this kind with all required fields set to what their types allow."""
+    fields: dict[str, object] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.required:
+            fields[field.encode_name] = next(value for value in VALUES if fits(value, field.type))
+    request: Request[Any] = msgspec.convert({"type": kind.__struct_config__.tag, **fields}, kind)
+    return request
+
+
+@pytest.mark.parametrize("payload", [[], [b"x"], [b"one", bytes(50_000), b"two"]])
+@pytest.mark.parametrize("request_", [PRODUCE, SubmitCommand(), LONG_HEARTBEAT], ids=["produce", "command", "long"])
+def test_request_arrives_as_it_was_sent(request_: AnyRequest, payload: list[Buffer]) -> None:
+    asked = decode_request(as_frame(encode_request(7, 1500, request_, payload)))
+    assert (asked.correlation_id, asked.timeout_ms, asked.request) == (7, 1500, request_)
+    assert asked.payload == b"".join(payload)
+
+
+@pytest.mark.parametrize("payload", [[], [b"x"], [b"one", bytes(50_000), b"two"]])
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [(PRODUCE, Produced(base_offset=Offset(5))), (SubmitCommand(), CommandSubmitted(index=Index(4)))],
+)
+def test_response_arrives_as_it_was_sent(request_: AnyRequest, response: Response, payload: list[Buffer]) -> None:
+    answered = decode_response(as_frame(encode_response(7, request_, response, payload)))
+    assert (answered.correlation_id, answered.failure) == (7, None)
+    assert decode_body(answered.body, type(response)) == response
+    assert answered.payload == b"".join(payload)
+
+
+def test_body_that_no_head_can_hold_travels_before_the_payload_and_under_the_checksum() -> None:
+    buffers = encode_response(7, GetMetadata(), LONG_METADATA, [b"behind"])
+    assert b"".join(buffers)[9] == CHECKED
+    answered = decode_response(as_frame(buffers))
+    assert decode_body(answered.body, MetadataFound) == LONG_METADATA
+    assert bytes(answered.payload) == b"behind"
+
+
+def test_failure_arrives() -> None:
+    failure = describe(QuiverError("why", code="because"))
+    answered = decode_response(as_frame(encode_failure(9, failure)))
+    assert (answered.correlation_id, answered.failure) == (9, failure)
+
+
+def test_cancel_arrives() -> None:
+    assert decode_cancel(as_frame(encode_cancel(2**63 - 1))) == 2**63 - 1
+
+
+def test_longest_time_is_bounded() -> None:
+    assert decode_request(as_frame(encode_request(1, 10**15, PRODUCE))).timeout_ms == TIMEOUT_MS_MAX
+
+
+@pytest.mark.parametrize("request_", [PRODUCE, SubmitCommand()])
+def test_payload_is_under_the_checksum_unless_it_is_batches(request_: AnyRequest) -> None:
+    is_checked = not isinstance(request_, Produce)
+    assert (b"".join(encode_request(1, 1, request_, [b"payload"]))[9] == CHECKED) is is_checked
+    response = Produced(base_offset=Offset(0)) if isinstance(request_, Produce) else CommandSubmitted(index=Index(1))
+    assert (b"".join(encode_response(1, request_, response, [b"payload"]))[9] == CHECKED) is is_checked
+
+
+@pytest.mark.parametrize("kind", get_args(AnyRequest), ids=lambda kind: kind.__name__)
+def test_every_request_can_be_sent_and_its_response_be_read(kind: type[Request[Any]]) -> None:
+    request = example(kind)
+    asked = decode_request(as_frame(encode_request(1, 1, request)))
+    assert asked.request == request
+    with pytest.raises(DecodeError):
+        decode_body(b"\xc1", request.response)
+
+
+def test_traits_name_only_requests() -> None:
+    assert set(get_args(AnyRequest)) >= READS | FOR_NODES | BATCH_CARRIERS
+    assert {Produce, Consume, SubmitCommand, Heartbeat}.isdisjoint(READS)
+
+
+# What cannot be read.
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "sentence"),
+    [
+        ({"type": "compact_topic", "topic": "t"}, "unknown_request", "knows no request 'compact_topic'"),
+        ({"type": "produce"}, "decode_failed", "the request produce cannot be read: .*topic_id"),
+        ({"type": "produce", "topic_id": 1, "partition_id": 1, "novel": 1}, "decode_failed", "novel"),
+        ({"type": "fetch", "topic_id": "1"}, "decode_failed", "the request fetch cannot be read"),
+        ({"topic": "t"}, "decode_failed", "the request cannot be read"),
+        ({"type": 7}, "decode_failed", "the request cannot be read"),
+        ([1], "decode_failed", "the request cannot be read"),
+        (None, "decode_failed", "the request cannot be read"),
+    ],
+)
+def test_request_that_cannot_be_read_is_answered_with_why(body: object, code: str, sentence: str) -> None:
+    asked = decode_request(head(7, 100, body))
+    assert asked.correlation_id == 7
+    assert isinstance(asked.request, RequestError)
+    assert asked.request.code == code
+    with pytest.raises(RequestError, match=sentence):
+        raise asked.request
+
+
+def test_name_of_an_unknown_request_is_repeated_only_in_part() -> None:
+    asked = decode_request(head(7, 100, {"type": "x" * 50_000}))
+    assert isinstance(asked.request, RequestError)
+    assert len(asked.request.message) < 200
+
+
+def test_unknown_request_with_a_long_body_is_answered_too() -> None:
+    body = msgspec.msgpack.encode({"type": "novel", "text": "x" * 70_000})
+    frame = as_frame(
+        encode_frame(Kind.REQUEST, msgspec.msgpack.encode((3, 5, None, len(body))), [body, b"p"], check_payload=True)
+    )
+    asked = decode_request(frame)
+    assert isinstance(asked.request, RequestError)
+    assert (asked.request.code, asked.correlation_id, bytes(asked.payload)) == ("unknown_request", 3, b"p")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        (),
+        (1,),
+        (1, 2),
+        (-1, 2, {"type": "produce"}),
+        (2**63, 2, {"type": "produce"}),
+        ("1", 2, {"type": "produce"}),
+        (1, -1, {"type": "produce"}),
+        (1, TIMEOUT_MS_MAX + 1, {"type": "produce"}),
+        (1, 2, None, 1),
+        (1, 2, None, -1),
+    ],
+)
+def test_request_without_a_call_to_answer_ends_the_connection(items: tuple[object, ...]) -> None:
+    with pytest.raises(DecodeError):
+        decode_request(head(*items))
+
+
+@pytest.mark.parametrize("items", [(), (1,), (-1, {}), (1, None, {"kind": 1}), (1, None, None, 5)])
+def test_response_that_is_none_ends_the_connection(items: tuple[object, ...]) -> None:
+    frame = Frame(Kind.RESPONSE, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
+    with pytest.raises(DecodeError):
+        decode_response(frame)
+
+
+@pytest.mark.parametrize("items", [(), (-1,), (1, 2), ("1",)])
+def test_cancel_of_nothing_ends_the_connection(items: tuple[object, ...]) -> None:
+    with pytest.raises(DecodeError, match="not a valid cancel"):
+        decode_cancel(Frame(Kind.CANCEL, memoryview(msgspec.msgpack.encode(items)), memoryview(b"")))
+
+
+def test_body_of_another_response_is_refused() -> None:
+    answered = decode_response(as_frame(encode_response(1, PRODUCE, Produced(base_offset=Offset(1)))))
+    with pytest.raises(DecodeError, match="not a valid Fetched"):
+        decode_body(answered.body, Fetched)
+    with pytest.raises(DecodeError, match="not a valid Done"):
+        decode_body(answered.body, Done)
+
+
+@given(st.binary(max_size=100), st.binary(max_size=20))
+def test_arbitrary_heads_are_read_or_refused_and_nothing_else(data: bytes, payload: bytes) -> None:
+    frame = Frame(Kind.REQUEST, memoryview(data), memoryview(payload))
+    with suppress(DecodeError):
+        assert isinstance(decode_request(frame), Asked)
+    with suppress(DecodeError):
+        decode_body(decode_response(frame).body, Produced)
+    with suppress(DecodeError):
+        decode_cancel(frame)
