@@ -128,6 +128,36 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     pending_bytes_max: Annotated[
         int, Meta(ge=KIB, le=4096 * MIB, description="Bytes appended but not yet written at which appends are refused.")
     ] = 64 * MIB
+    free_bytes_min: Annotated[
+        int, Meta(ge=0, description="Room left on the disk below which new records are refused (HTTP 507).")
+    ] = 256 * MIB
+    free_check_interval_ms: Annotated[
+        int, Meta(ge=10, le=600_000, description="Time between two looks at the room that the disk has left.")
+    ] = 2_000
+
+
+class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How replicas of partitions keep their state and let old records go."""
+
+    checkpoint_bytes: Annotated[
+        int,
+        Meta(
+            ge=KIB, description="Bytes of records after which a replica saves its state, to replay less at its start."
+        ),
+    ] = 16 * MIB
+    summary_bytes: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            description="Bytes of records between two summaries of the state in the log: the places it can be cut at.",
+        ),
+    ] = 64 * MIB
+    summary_entries: Annotated[
+        int, Meta(ge=10, description="Entries of any kind after which a summary is written, however small they are.")
+    ] = 100_000
+    retention_interval_ms: Annotated[
+        int, Meta(ge=10, le=24 * 3_600_000, description="Time between two looks at which records may go.")
+    ] = 30_000
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -422,6 +452,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     node: NodeSettings = NodeSettings()
     log: LogSettings = LogSettings()
+    partition: PartitionSettings = PartitionSettings()
     replication: ReplicationSettings = ReplicationSettings()
     wire: WireSettings = WireSettings()
     metadata: MetadataSettings = MetadataSettings()

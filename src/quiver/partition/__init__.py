@@ -5,7 +5,17 @@
 
 from quiver.partition.appending import Appended
 from quiver.partition.consuming import Consumed
-from quiver.partition.replica import CursorsRead, Fetched, Replica
+from quiver.partition.replica import CursorsRead, Fetched, Replica, ReplicaStatus
+from quiver.partition.retaining import Retention
 from quiver.partition.state import PartitionState
 
-__all__ = ["Appended", "Consumed", "CursorsRead", "Fetched", "PartitionState", "Replica"]
+__all__ = [
+    "Appended",
+    "Consumed",
+    "CursorsRead",
+    "Fetched",
+    "PartitionState",
+    "Replica",
+    "ReplicaStatus",
+    "Retention",
+]

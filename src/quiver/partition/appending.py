@@ -17,6 +17,7 @@ from quiver.partition.leading import Leading, Proposed
 from quiver.partition.producers import Kind
 from quiver.partition.state import PartitionState
 from quiver.record import BatchHeader, decode_header, verify_payload
+from quiver.storage import DiskSpace
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -38,8 +39,9 @@ class _InFlight(msgspec.Struct, frozen=True):
 class Appender:
     """The appends to one partition, on its leader."""
 
-    def __init__(self, leading: Leading, state: PartitionState) -> None:
+    def __init__(self, leading: Leading, state: PartitionState, space: DiskSpace | None = None) -> None:
         self._leading = leading
+        self._space = space
         self._state = state
         self._in_flight: dict[ProducerId, list[_InFlight]] = {}
         leading.on_new_term.append(self._in_flight.clear)
@@ -121,6 +123,8 @@ class Appender:
         return in_flight
 
     def _propose(self, header: BatchHeader, data: Buffer) -> Proposed:
+        if self._space is not None:
+            self._space.admit(len(data))
         done = self._leading.propose(data)
         if header.producer_id != NO_PRODUCER:
             end_sequence = header.base_sequence + header.record_count

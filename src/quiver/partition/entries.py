@@ -64,7 +64,7 @@ class Contents(msgspec.Struct, frozen=True, array_like=True):
     cursors: tuple[tuple[ConsumerId, Offset], ...] = ()
     """By consumer."""
     marks: tuple[Mark, ...] = ()
-    """The summaries since the last trim, oldest first."""
+    """The summary that was last trimmed to, and those since, oldest first."""
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=1):

@@ -39,10 +39,15 @@ class Leading:
         return self._resumed is not None
 
     @property
+    def is_current(self) -> bool:
+        """Tell whether this replica leads in the term that it has caught up in."""
+        raft = self._member.raft
+        return self.term == raft.term and raft.is_leader
+
+    @property
     def is_ready(self) -> bool:
         """Tell whether this replica leads, has caught up, and may propose at once."""
-        raft = self._member.raft
-        return self._resumed is None and self.term == raft.term and raft.is_leader
+        return self._resumed is None and self.is_current
 
     async def wait_ready(self) -> None:
         """Wait until this replica may check and propose; true until the caller suspends again.

@@ -13,19 +13,54 @@ from typing import Literal
 
 import msgspec
 
-from quiver.errors import NotLeaderError, OutOfRangeError
-from quiver.model import Buffer, ConsumerId, NodeId, Offset, ProducerId, Term
+from quiver.clock import Clock
+from quiver.config import PartitionSettings
+from quiver.errors import NotLeaderError, OutOfRangeError, UnavailableError
+from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
 from quiver.partition.appending import Appended, Appender
 from quiver.partition.arrivals import Arrivals
 from quiver.partition.consuming import Consumed, Consuming, Start, Wish, check_in_range
 from quiver.partition.cursors import CursorMoves
+from quiver.partition.housekeeping import Housekeeping
 from quiver.partition.leading import Leading
+from quiver.partition.retaining import Retention
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch
-from quiver.replication import Member
+from quiver.replication import Member, find_in_sync
+from quiver.storage import DiskSpace
 
 OnRole = Callable[[Role, Term, NodeId | None], None]
+
+
+SILENCE_MS_MAX = 2_000
+"""A voter that was not heard of for so long does not count as in sync."""
+DEFAULTS = PartitionSettings()
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica at one moment; `in_sync` is empty unless it leads."""
+
+    group: GroupId
+    role: Role
+    epoch: Term
+    leader: NodeId | None
+    is_ready: bool
+    """Whether it leads and knows everything that is committed."""
+    first_offset: Offset
+    end_offset: Offset
+    """The high watermark, as far as known here."""
+    size_bytes: int
+    """What its log takes on disk."""
+    in_sync: tuple[NodeId, ...]
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...]
+    consumers: int
+    """How many have a cursor here."""
+    producers: int
+    """How many are remembered."""
+    waiting: int
+    """Readers that wait for records."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -48,16 +83,24 @@ class CursorsRead(msgspec.Struct, frozen=True):
 class Replica:
     """One replica of a partition, over its member of the Raft group."""
 
-    def __init__(self, member: Member, state: PartitionState) -> None:
+    def __init__(
+        self,
+        member: Member,
+        state: PartitionState,
+        *,
+        settings: PartitionSettings = DEFAULTS,
+        space: DiskSpace | None = None,
+    ) -> None:
         self.on_role: OnRole | None = None
         """Called when the replica's role or leader changes."""
         self._member = member
         self._state = state
         self._leading = Leading(member)
-        self._appender = Appender(self._leading, state)
+        self._appender = Appender(self._leading, state, space)
         self._moves = CursorMoves(self._leading, state)
         self._consuming = Consuming(self._leading, state, self._moves, member.log)
         self._arrivals = Arrivals()
+        self._housekeeping = Housekeeping(member, state, self._leading, settings)
         member.on_role = self._handle_role
         state.on_applied = self._handle_applied
 
@@ -80,6 +123,53 @@ class Replica:
     def high_watermark(self) -> Offset:
         """Return the first offset not known here to be committed; perhaps not the newest one there is."""
         return self._state.end_offset
+
+    def status(self, *, now_ms: int) -> ReplicaStatus:
+        """Return a snapshot for people and metrics; `now_ms` by the monotonic clock."""
+        raft = self._member.raft.status()
+        return ReplicaStatus(
+            group=self._member.group,
+            role=raft.role,
+            epoch=raft.term,
+            leader=raft.leader,
+            is_ready=self._member.is_leader,
+            first_offset=self._state.first_offset,
+            end_offset=self._state.end_offset,
+            size_bytes=self._member.log.status().size_bytes,
+            in_sync=find_in_sync(raft, now_ms=now_ms, silence_ms_max=SILENCE_MS_MAX),
+            voters=raft.configuration.voters,
+            learners=raft.configuration.learners,
+            consumers=len(self._state.cursors),
+            producers=len(self._state.producers),
+            waiting=len(self._arrivals),
+        )
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def run(self, clock: Clock) -> None:
+        """Do what a replica does beside answering, until `close`: checkpoints, summaries, retention.
+
+        Raises:
+            StorageError: the disk failed; the node stops.
+        """
+        await self._housekeeping.run(clock)
+
+    def set_retention(self, retention: Retention) -> None:
+        """Let records be kept by these bounds from now on."""
+        self._housekeeping.retention = retention
+
+    async def tend(self, now_ms: int) -> None:
+        """Do at once what `run` would do at its next look; `now_ms` by the wall clock."""
+        await self._housekeeping.tend(now_ms)
+
+    async def close(self) -> None:
+        """End `run`, send waiting readers away, and save the state; the member is closed by its replicator. Idempotent.
+
+        Raises:
+            StorageError: the disk failed; the node stops.
+        """
+        self._arrivals.fail(UnavailableError("this replica is closing; ask another"))
+        await self._housekeeping.stop()
 
     # -- producers -------------------------------------------------------------------------------
 
@@ -261,6 +351,7 @@ class Replica:
 
     def _handle_applied(self) -> None:
         self._arrivals.wake(self._state.end_offset)
+        self._housekeeping.note_applied()
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
         if role is not Role.LEADER and len(self._arrivals):

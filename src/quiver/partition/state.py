@@ -54,7 +54,7 @@ class PartitionState:
         self.newest_ms = 0
         """The latest time at which records were appended."""
         self.marks: list[Mark] = []
-        """The summaries since the last trim, oldest first."""
+        """The summary that was last trimmed to, and those since, oldest first."""
         self.is_whole = True
         """Whether this is the state that all entries have led to, and not only those since the log's start."""
         self.on_applied: Callable[[], None] | None = None
@@ -135,7 +135,7 @@ class PartitionState:
     def _trim(self, index: Index, offset: Offset) -> None:
         self.first_offset = max(self.first_offset, offset)
         self.trimmed_index = max(self.trimmed_index, index)
-        self.marks = [mark for mark in self.marks if mark.index > index]
+        self.marks = [mark for mark in self.marks if mark.index >= self.trimmed_index]
 
     def _replace(self, contents: Contents) -> None:
         self.producers.replace(contents.producers)

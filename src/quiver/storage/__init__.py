@@ -15,11 +15,13 @@ from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
 from quiver.storage.retention import RetentionPolicy
 from quiver.storage.snapshots import Snapshot, SnapshotStore, decode_snapshot
+from quiver.storage.space import DiskSpace
 
 __all__ = [
     "Damage",
     "DirectoryLock",
     "Disk",
+    "DiskSpace",
     "Executor",
     "File",
     "GroupFolders",

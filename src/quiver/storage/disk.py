@@ -88,6 +88,10 @@ class Disk(Protocol):
         """Make the names in a folder durable."""
         ...
 
+    def free_bytes(self, path: str) -> int:
+        """Return how much more can be written to the file system that holds a folder."""
+        ...
+
 
 class SystemFile:
     """A file of the operating system, by descriptor."""
@@ -172,3 +176,8 @@ class SystemDisk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def free_bytes(self, path: str) -> int:
+        """Return how much more this user can write to the file system that holds a folder."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize

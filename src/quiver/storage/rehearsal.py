@@ -91,6 +91,10 @@ class Rehearsal:
         """Refuse."""
         _refuse(path)
 
+    def free_bytes(self, path: str) -> int:
+        """Return how much room there is."""
+        return self._disk.free_bytes(path)
+
     def sync_directory(self, path: str) -> None:
         """Do nothing: no name was changed."""
 

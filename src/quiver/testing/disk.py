@@ -25,6 +25,8 @@ from quiver.testing.content import Content
 from quiver.testing.disk_faults import DiskFaults, FaultPlan, Moment, Operation, PowerLoss
 from quiver.testing.names import Entry, Folder, NameTable
 
+ENDLESS_BYTES = 1 << 40
+
 
 class SimulatedDisk:
     """Hold files in memory, with crashes and faults; `faults` counts by kind what went wrong.
@@ -142,6 +144,12 @@ class SimulatedDisk:
         self._begin("sync_directory", path)
         self._names.sync(folder)
         self._end()
+
+    def free_bytes(self, path: str) -> int:
+        """Return how much more can be written before the disk is full; an endless one says 1 TiB."""
+        self._require_power()
+        self._folder(path)
+        return ENDLESS_BYTES if self._capacity_bytes is None else max(self._capacity_bytes - self.used_bytes, 0)
 
     # Power.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
-from quiver.config import LogSettings, ReplicationSettings
+from quiver.config import LogSettings, PartitionSettings, ReplicationSettings
 from quiver.model import GroupId, NodeId, ProducerId
 from quiver.partition import PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.record import build_batch
 from quiver.replication import Replicator
+from quiver.storage import DiskSpace
 from quiver.testing import (
     RandomStreams,
     SimulatedClock,
@@ -24,6 +26,7 @@ NODE = NodeId(1)
 GROUP = GroupId(1)
 CALM = ReplicationSettings(hibernation=False)
 LARGE = 1 << 20
+DIRECTORY = "/data"
 
 
 def batch(
@@ -44,37 +47,68 @@ def record(*values: bytes, timestamp: int = 1) -> bytearray:
     return bytearray(build_batch(list(values), timestamp=timestamp))
 
 
+class Partition:
+    """One replica over one disk, through many lives."""
+
+    def __init__(self, loop: SimulatedLoop, streams: RandomStreams, settings: ReplicationSettings) -> None:
+        self.disk = SimulatedDisk()
+        self.clock = SimulatedClock(loop)
+        self.log_settings = LogSettings()
+        self.settings = PartitionSettings()
+        self.space: DiskSpace | None = None
+        self._loop = loop
+        self._streams = streams
+        self._network = SimulatedNetwork(loop, streams.network)
+        self._replication = settings
+        self._lives = 0
+        self.executor = SimulatedExecutor(loop, streams.disk)
+        self.replica: Replica
+
+    @asynccontextmanager
+    async def life(self, voters: tuple[int, ...] = (1,)) -> AsyncIterator[Replica]:
+        """Open the replica, let it be elected if it can be, and close it uncleanly at the end."""
+        self._lives += 1
+        replicator = Replicator(
+            NODE,
+            incarnation=self._lives,
+            network=self._network.port(NODE),
+            disk=self.disk,
+            executor=self.executor,
+            clock=self.clock,
+            rng=self._streams.workload,
+            settings=self._replication,
+            log_settings=self.log_settings,
+        )
+        async with replicator:
+            state = PartitionState()
+            configuration = Configuration(voters=tuple(NodeId(voter) for voter in voters))
+            bootstrap = configuration if self._lives == 1 else None
+            member = await replicator.open_member(GROUP, DIRECTORY, state, bootstrap=bootstrap)
+            self.opened_index = member.applied_index
+            replica = Replica(member, state, settings=self.settings, space=self.space)
+            await asyncio.sleep(5)  # longer than an election takes
+            assert member.is_leader == (voters == (1,))
+            yield replica
+
+
+def run_lives(test: Callable[[Partition], Awaitable[None]], *, settings: ReplicationSettings = CALM) -> None:
+    """Run a test that opens and closes one replica as it likes."""
+    streams = RandomStreams(1)
+    loop = SimulatedLoop(streams.schedule, policy="fifo")
+    loop.run_until_complete(test(Partition(loop, streams, settings)))
+    loop.close()
+
+
 def run(
     test: Callable[[Replica], Awaitable[None]],
     *,
     voters: tuple[int, ...] = (1,),
     settings: ReplicationSettings = CALM,
-    log_settings: LogSettings | None = None,
 ) -> None:
     """Run a test on the replica of a group whose other voters, if any, do not exist."""
-    streams = RandomStreams(1)
-    loop = SimulatedLoop(streams.schedule, policy="fifo")
-    network = SimulatedNetwork(loop, streams.network)
 
-    async def main() -> None:
-        replicator = Replicator(
-            NODE,
-            incarnation=1,
-            network=network.port(NODE),
-            disk=SimulatedDisk(),
-            executor=SimulatedExecutor(loop, streams.disk),
-            clock=SimulatedClock(loop),
-            rng=streams.workload,
-            settings=settings,
-            log_settings=log_settings or LogSettings(),
-        )
-        async with replicator:
-            state = PartitionState()
-            configuration = Configuration(voters=tuple(NodeId(voter) for voter in voters))
-            member = await replicator.open_member(GROUP, "/data", state, bootstrap=configuration)
-            await asyncio.sleep(5)  # longer than an election takes
-            assert member.is_leader == (voters == (1,))
-            await test(Replica(member, state))
+    async def live(partition: Partition) -> None:
+        async with partition.life(voters) as replica:
+            await test(replica)
 
-    loop.run_until_complete(main())
-    loop.close()
+    run_lives(live, settings=settings)

@@ -167,3 +167,9 @@ def test_a_directory_that_is_a_file_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot open"):
         open_real(tmp_path, executor)
     executor.close()
+
+
+def test_free_bytes_are_told(tmp_path: Path) -> None:
+    assert SystemDisk().free_bytes(str(tmp_path)) > 0
+    with pytest.raises(FileNotFoundError):
+        SystemDisk().free_bytes(str(tmp_path / "missing"))

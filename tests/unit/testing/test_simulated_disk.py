@@ -309,3 +309,13 @@ def test_sync_costs_the_pending_bytes_not_the_file() -> None:
 
 def test_power_loss_is_not_an_exception_that_handlers_can_swallow() -> None:
     assert not issubclass(PowerLoss, Exception)
+
+
+def test_free_bytes_shrink_with_what_is_written() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory("/d")
+    assert disk.free_bytes("/d") > 1 << 30
+    disk.limit_space(100)
+    file = disk.open("/d/f", create=True)
+    file.write([b"x" * 60], 0)
+    assert disk.free_bytes("/d") == 40
