@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos_network import Network
+
 READY_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 60
 _POLL_S = 0.02
@@ -34,6 +36,8 @@ class NodeProcess:
     http: str
     wire: str
     arguments: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
+    """What the command is started by, if it does not run here."""
     is_paused: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _said: int = 0
@@ -57,7 +61,17 @@ class NodeProcess:
         """Start it; it goes on with what is in its directory."""
         assert not self.is_running
         self._said = self.output.stat().st_size if self.output.exists() else 0
-        command = [sys.executable, "-m", "quiver", "node", "--id", str(self.id), "--data", str(self.directory)]
+        command = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "quiver",
+            "node",
+            "--id",
+            str(self.id),
+            "--data",
+            str(self.directory),
+        ]
         command += ["--http", self.http, "--wire", self.wire, *self.arguments]
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -121,31 +135,39 @@ class NodeProcess:
 class Cluster:
     """Some nodes; the first three (or the only one) are its managers, and all are brokers and gateways."""
 
-    def __init__(self, directory: Path, nodes: int, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, nodes: int, settings: Sequence[str] = (), network: Network | None = None
+    ) -> None:
         self.directory = directory
+        self.network = network
         self._settings = tuple(settings)
-        wires = [f"127.0.0.1:{port}" for port in free_ports(nodes)]
+        wires = [self._free_address(number) for number in range(1, nodes + 1)]
         managers = 3 if nodes >= 3 else 1
         self._join = ",".join(f"{at + 1}@{wire}" for at, wire in enumerate(wires[:managers]))
         self.nodes: list[NodeProcess] = []
         for at, wire in enumerate(wires):
-            self._add(wire, "manager,broker,gateway" if at < managers else "broker,gateway")
+            self._add(at + 1, wire, "manager,broker,gateway" if at < managers else "broker,gateway")
 
-    def _add(self, wire: str, roles: str) -> NodeProcess:
-        number = len(self.nodes) + 1
+    def _free_address(self, number: int) -> str:
+        host = self.network.address(number) if self.network else "127.0.0.1"
+        (port,) = free_ports(1)
+        return f"{host}:{port}"
+
+    def _add(self, number: int, wire: str, roles: str) -> NodeProcess:
         arguments = ("--roles", roles, "--join", self._join, *self._settings)
-        (http_port,) = free_ports(1)
-        node = NodeProcess(number, self.directory / f"node-{number}", f"127.0.0.1:{http_port}", wire, arguments)
+        prefix = self.network.prefix(number) if self.network else ()
+        node = NodeProcess(
+            number, self.directory / f"node-{number}", self._free_address(number), wire, arguments, prefix
+        )
         self.nodes.append(node)
         return node
 
-    def add_broker(self) -> NodeProcess:
+    def add_broker(self, number: int) -> NodeProcess:
         """Return a new node that is no manager, not started yet."""
-        (port,) = free_ports(1)
-        return self._add(f"127.0.0.1:{port}", "broker,gateway")
+        return self._add(number, self._free_address(number), "broker,gateway")
 
     def node(self, number: int) -> NodeProcess:
-        return self.nodes[number - 1]
+        return next(node for node in self.nodes if node.id == number)
 
     @property
     def http_addresses(self) -> list[str]:
@@ -179,9 +201,11 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(directory: Path, nodes: int = 3, settings: Sequence[str] = ()) -> Iterator[Cluster]:
+def running_cluster(
+    directory: Path, nodes: int = 3, settings: Sequence[str] = (), network: Network | None = None
+) -> Iterator[Cluster]:
     """Run a cluster for as long as the block lasts; whatever is left of it then is killed."""
-    cluster = Cluster(directory, nodes, settings)
+    cluster = Cluster(directory, nodes, settings, network)
     try:
         cluster.start()
         yield cluster

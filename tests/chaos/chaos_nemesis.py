@@ -1,4 +1,4 @@
-"""What goes wrong, drawn from a seed: kills of leaders, followers, the primary and everybody; pauses; restarts.
+"""What goes wrong, drawn from a seed: kills of leaders, followers, the primary and everybody; pauses; restarts; cuts.
 
 Every strike ends with what it broke running again, but the next may begin before the cluster has caught up. About a
 quarter of the kills hit all nodes at once.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from chaos_cluster import Cluster, NodeProcess
-from chaos_http import HttpClient
+from chaos_http import Answer, HttpClient, SurpriseError
 
 CALM_S = 1.5
 """Longest quiet between two strikes."""
@@ -44,19 +44,19 @@ class Nemesis:
             (self.pause_one, 3),
             (self.restart_one, 2),
         ]
+        if self._cluster.network is not None:
+            strikes += [(self.cut_off_one, 3), (self.cut_one_way, 3), (self.cut_ring, 1)]
         while self.kills < kills:
             self.rng.choices([strike for strike, _ in strikes], [weight for _, weight in strikes])[0]()
             time.sleep(self.rng.random() * CALM_S)
 
     def kill_leader(self) -> None:
         """Kill the node that leads some partition."""
-        leader = self._leaders().get(self.rng.choice(sorted(self._leaders() or {0: 0})))
-        self._kill("leader", self._pick(leader))
+        self._kill("leader", self._pick(self._some_leader()))
 
     def kill_follower(self) -> None:
         """Kill a node that does not lead some partition."""
-        leaders = self._leaders()
-        leader = leaders[self.rng.choice(sorted(leaders))] if leaders else None
+        leader = self._some_leader()
         others = [node for node in self._cluster.nodes if node.id != leader]
         self._kill("follower", self.rng.choice(others))
 
@@ -78,9 +78,7 @@ class Nemesis:
 
     def pause_one(self) -> None:
         """Let a node, the leader as likely as not, stand still for a while."""
-        leaders = self._leaders()
-        chosen = self.rng.choice(sorted(filter(None, leaders.values()))) if any(leaders.values()) else None
-        node = self._pick(chosen if self.rng.random() < 0.5 else None)
+        node = self._pick(self._some_leader() if self.rng.random() < 0.5 else None)
         seconds = self.rng.choice((0.3, 1.0, 3.0, 6.0))
         self._say(f"pause node {node.id} for {seconds} s")
         node.pause()
@@ -98,6 +96,33 @@ class Nemesis:
         self.counts["restarts"] += 1
         node.start()
         self._wait_ready([node])
+
+    def cut_off_one(self) -> None:
+        """Cut a node, the leader as likely as not, off from the others; clients still reach it."""
+        node = self._pick(self._some_leader() if self.rng.random() < 0.5 else None)
+        others = [other.id for other in self._cluster.nodes if other is not node]
+        self._cut(f"node {node.id} off", [pair for other in others for pair in ((node.id, other), (other, node.id))])
+
+    def cut_one_way(self) -> None:
+        """Lose what one node sends to another, and nothing else."""
+        sender, receiver = self.rng.sample([node.id for node in self._cluster.nodes], 2)
+        self._cut(f"what node {sender} sends to node {receiver}", [(sender, receiver)])
+
+    def cut_ring(self) -> None:
+        """Let each node hear only the one before it."""
+        numbers = [node.id for node in self._cluster.nodes]
+        pairs = zip(numbers, [*numbers[1:], numbers[0]], strict=True)
+        self._cut("the ring, one way round", list(pairs))
+
+    def _cut(self, what: str, pairs: list[tuple[int, int]]) -> None:
+        network = self._cluster.network
+        assert network is not None
+        seconds = self.rng.choice((0.5, 2.0, 5.0))
+        self._say(f"cut {what} for {seconds} s")
+        network.cut(pairs)
+        self.counts["cuts"] += 1
+        time.sleep(seconds)
+        network.heal()
 
     def _kill(self, why: str, node: NodeProcess) -> None:
         self._say(f"kill node {node.id} ({why})")
@@ -118,24 +143,30 @@ class Nemesis:
     def _pick(self, number: int | None) -> NodeProcess:
         return self._cluster.node(number) if number else self.rng.choice(self._cluster.nodes)
 
-    def _leaders(self) -> dict[int, int | None]:
-        """Return the leader of each partition, as far as a node that answers knows."""
+    def _some_leader(self) -> int | None:
+        """Return a node that leads a partition, as far as a node that answers knows."""
         for node in self._cluster.nodes:
-            client = HttpClient([node.http])
-            answer = client.get("/partitions", topic=self._topic)
-            client.close()
-            if answer.is_ok:
-                return {item["partition_id"]: item["leader"] for item in answer.body["partitions"]}
-        return {}
+            answer = self._ask(node, "/partitions", topic=self._topic)
+            leaders = sorted({one["leader"] for one in answer.body.get("partitions", ()) if one["leader"]})
+            if leaders:
+                return int(self.rng.choice(leaders))
+        return None
 
     def _primary(self) -> int | None:
         for node in self._cluster.nodes:
-            client = HttpClient([node.http])
-            answer = client.get("/managers")
-            client.close()
-            if answer.is_ok and answer.body["primary"]:
-                return int(answer.body["primary"])
+            primary = self._ask(node, "/managers").body.get("primary")
+            if primary:
+                return int(primary)
         return None
+
+    def _ask(self, node: NodeProcess, path: str, **parameters: object) -> Answer:
+        client = HttpClient([node.http])
+        try:
+            return client.get(path, **parameters)
+        except SurpriseError as error:
+            return Answer("fail", 0, {"message": str(error)})
+        finally:
+            client.close()
 
     def _say(self, what: str) -> None:
         self.log.append(f"{time.monotonic() - self._began:8.2f} s  {what}")

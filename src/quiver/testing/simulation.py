@@ -24,6 +24,7 @@ from quiver.testing.node import SimulatedNode
 from quiver.testing.operations import find_leader
 from quiver.testing.quiet import keep_quiet
 from quiver.testing.randomness import RandomStreams
+from quiver.testing.second_opinion import check_second_opinion
 from quiver.testing.swarm import MIXED, Knobs, Profile, draw_knobs
 from quiver.testing.trace import Trace
 from quiver.testing.world import World
@@ -170,7 +171,9 @@ async def _compare(world: World) -> None:
         assert leader is not None, "the group has converged"
         for node_id in leader[1].raft.configuration.members:
             await _read_all(world, world.nodes[node_id], group)
-        check_sends((send for send in world.history.sends if send.group == group), committed)
+        sends = [send for send in world.history.sends if send.group == group]
+        check_sends(sends, committed)
+        check_second_opinion(sends, committed.data_batches())
 
 
 async def _read_all(world: World, node: SimulatedNode, group: GroupId) -> None:
