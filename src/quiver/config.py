@@ -285,6 +285,38 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError("wire.reconnect_delay_ms_max must be at least wire.reconnect_delay_ms_min")
 
 
+class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Encryption of the wire: between nodes, and from clients to nodes."""
+
+    is_enabled: Annotated[
+        bool, Meta(description="Whether connections are made and accepted with TLS (1.3), and no others.")
+    ] = False
+    certificate_file: Annotated[
+        str,
+        Meta(
+            description="PEM file with the certificate that is shown, and those between it and the authority's. A node "
+            "needs one; it names the node's host, and `node-<id>`."
+        ),
+    ] = ""
+    key_file: Annotated[
+        str, Meta(description="PEM file with the certificate's key, not encrypted; empty: it is in certificate_file.")
+    ] = ""
+    ca_file: Annotated[
+        str, Meta(description="PEM file with the authorities whose certificates are believed; empty: the system's.")
+    ] = ""
+    client_certificates: Annotated[
+        Literal["none", "nodes", "all"],
+        Meta(
+            description="Who must show a certificate when it connects: `nodes` one that names `node-<id>`, `all` "
+            "clients as well, `none` nobody: then whoever reaches the port can pass for a node."
+        ),
+    ] = "nodes"
+
+    def __post_init__(self) -> None:
+        if self.key_file and not self.certificate_file:
+            raise ConfigError("tls.key_file needs tls.certificate_file")
+
+
 class MetadataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What every node keeps of the cluster's metadata."""
 
@@ -455,6 +487,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     partition: PartitionSettings = PartitionSettings()
     replication: ReplicationSettings = ReplicationSettings()
     wire: WireSettings = WireSettings()
+    tls: TlsSettings = TlsSettings()
     metadata: MetadataSettings = MetadataSettings()
     manager: ManagerSettings = ManagerSettings()
     broker: BrokerSettings = BrokerSettings()

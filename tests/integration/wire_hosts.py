@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from quiver.clock import SystemClock
 from quiver.model import NodeId
-from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer, WireSettings, format_address
+from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer, TlsSettings, WireSettings, format_address
 
 CLUSTER = "test"
 IDENTITY = "disk-1"
@@ -33,6 +33,7 @@ async def serve(
     *,
     settings: WireSettings | None = None,
     identity_of: Callable[[NodeId], str | None] = lambda node: None,
+    tls: TlsSettings | None = None,
 ) -> AsyncIterator[Host]:
     """Run node 1 of the cluster with this handler."""
     settings = settings or WireSettings()
@@ -49,6 +50,7 @@ async def serve(
             rng=random.Random(1),
             identity_of=identity_of,
             server=server,
+            tls=tls,
         )
         async with network:
             network.start(lambda node, message: None, lambda node: None)
@@ -57,12 +59,12 @@ async def serve(
             yield Host(network, server)
 
 
-def client(settings: WireSettings | None = None) -> RequestPool:
-    return RequestPool(name="test client", settings=settings)
+def client(settings: WireSettings | None = None, *, tls: TlsSettings | None = None) -> RequestPool:
+    return RequestPool(name="test client", settings=settings, tls=tls)
 
 
-def node(number: int, *, identity: str = "", settings: WireSettings | None = None) -> RequestPool:
-    return RequestPool(name="test node", cluster_id=CLUSTER, node=NodeId(number), identity=identity, settings=settings)
+def node(number: int, *, identity: str = "", tls: TlsSettings | None = None) -> RequestPool:
+    return RequestPool(name="test node", cluster_id=CLUSTER, node=NodeId(number), identity=identity, tls=tls)
 
 
 def run(test: Coroutine[object, object, None]) -> None:

@@ -7,7 +7,7 @@ message or a request means.
 """
 
 from quiver.addresses import Address, format_address, parse_address
-from quiver.config import WireSettings
+from quiver.config import TlsSettings, WireSettings
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
 from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello
 from quiver.wire.peers import PeerNetwork
@@ -32,6 +32,7 @@ __all__ = [
     "RequestServer",
     "RequesterHello",
     "ServerStatus",
+    "TlsSettings",
     "WireSettings",
     "encode_frame",
     "format_address",

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from quiver.config import WireSettings
 from quiver.errors import DecodeError
@@ -76,6 +76,15 @@ class Connection(asyncio.BufferedProtocol, ABC):
         # A failed write closes the transport before `connection_lost` is called.
         return not self.is_paused and self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """Return what is known of the verified certificate that the other side has shown; None if it has shown none."""
+        return self._transport.get_extra_info("peercert") or None if self._transport is not None else None
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._transport is None or self._transport.get_extra_info("sslcontext") is None
+
     def prove(self) -> None:
         """End the handshake: from now on frames may have their full size."""
         self._cancel_deadline()
@@ -133,8 +142,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._transport = cast("asyncio.Transport", transport)
         self._is_open = True
         self._connections.add(self)
-        # Any byte that the socket did not take pauses the writer: what waits, waits in one place, uncopied.
-        self._transport.set_write_buffer_limits(high=0)
+        # Any byte that the socket did not take pauses the writer: what waits, waits in one place, uncopied. With TLS
+        # reaching the bound pauses, without it only what is beyond.
+        self._transport.set_write_buffer_limits(high=0 if self._is_plain else 1)
         _tune(transport.get_extra_info("socket"), self.settings.unanswered_timeout_ms)
         name = transport.get_extra_info("peername")
         self.peer_host, self.peer_port = name[:2] if name else ("", 0)

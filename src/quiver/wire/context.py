@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiver.clock import Clock, Rng
-from quiver.config import WireSettings
+from quiver.config import TlsSettings, WireSettings
 from quiver.model import NodeId
 from quiver.wire.handshake import Hello, IdentityOf
 from quiver.wire.serving import RequestServer
@@ -38,6 +39,9 @@ class Context:
     rng: Rng
     connections: set[Connection]
     identity_of: IdentityOf
+    tls: TlsSettings
+    client_context: ssl.SSLContext | None
+    """How peers are dialled; None: without TLS."""
     server: RequestServer | None
     """Who answers requests; None on a node that takes none."""
     on_greeted: Callable[[Hello], Heard]

@@ -86,6 +86,7 @@ class RefusalCode(StrEnum):
     OWN_NODE = "own_node"
     OTHER_NODE = "other_node"
     OTHER_IDENTITY = "other_identity"
+    BAD_CERTIFICATE = "bad_certificate"
     NOT_SERVING = "not_serving"
     TOO_MANY_CONNECTIONS = "too_many_connections"
 

@@ -24,6 +24,7 @@ from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
 from quiver.wire.handshake import Hello, Refusal, RefusalCode, decode_refusal, encode_hello, judge_answer, refuse
 from quiver.wire.outbox import Outbox
 from quiver.wire.quietlog import QuietLog
+from quiver.wire.tls import node_name
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,11 @@ class Link:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(settings.connect_timeout_ms / 1000):
-                await loop.create_connection(lambda: connection, *self.address)
+                # A peer's certificate vouches for the node, wherever it is reached.
+                name = node_name(self.peer) if self.context.client_context else None
+                await loop.create_connection(
+                    lambda: connection, *self.address, ssl=self.context.client_context, server_hostname=name
+                )
             if not await connection.greeted:
                 self._note_failure(connection.end_reason)
         except (OSError, UnicodeError, OverflowError) as error:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import Protocol
 
 from quiver.addresses import Address
 from quiver.errors import ConfigError
 from quiver.model import NodeId
-from quiver.wire.connection import Connection
+from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
 from quiver.wire.context import Context, Heard
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind
 from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello, encode_hello, judge_hello, refuse
 from quiver.wire.quietlog import QuietLog
+from quiver.wire.tls import judge_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +28,9 @@ logger = logging.getLogger(__name__)
 class Listener:
     """Accept connections from other nodes."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, server_context: ssl.SSLContext | None) -> None:
         self.context = context
+        self._server_context = server_context
         self.quiet_log = QuietLog(logger, context.clock)
         self.refused = 0
         self.strangers: set[IncomingConnection] = set()
@@ -41,8 +44,17 @@ class Listener:
             ConfigError: the address cannot be listened on.
         """
         loop = asyncio.get_running_loop()
+        handshake_timeout_s = self.context.settings.handshake_timeout_ms / 1000
         try:
-            self._server = await loop.create_server(lambda: IncomingConnection(self), host, port, start_serving=False)
+            self._server = await loop.create_server(
+                lambda: IncomingConnection(self),
+                host,
+                port,
+                start_serving=False,
+                ssl=self._server_context,
+                ssl_handshake_timeout=handshake_timeout_s if self._server_context else None,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT_S if self._server_context else None,
+            )
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
@@ -75,6 +87,8 @@ class Listener:
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Decide on a connection's first frame."""
         answer = judge_hello(frame, self.context.hello, self.context.identity_of)
+        if not isinstance(answer, Refusal):
+            answer = judge_certificate(connection.certificate, self.context.tls, answer.node) or answer
         match answer:
             case Refusal():
                 connection.refuse(answer)

@@ -17,7 +17,7 @@ from typing import Self
 
 from quiver.addresses import Address
 from quiver.clock import Clock, Rng
-from quiver.config import WireSettings
+from quiver.config import TlsSettings, WireSettings
 from quiver.errors import invariant
 from quiver.model import Buffer, NodeId
 from quiver.wire.context import Context, Heard
@@ -26,6 +26,7 @@ from quiver.wire.link import Link
 from quiver.wire.listener import Listener
 from quiver.wire.serving import RequestServer
 from quiver.wire.status import NetworkStatus, PeerStatus
+from quiver.wire.tls import make_client_context, make_server_context
 
 MessageHandler = Callable[[NodeId, memoryview], None]
 LostHandler = Callable[[NodeId], None]
@@ -40,6 +41,9 @@ class PeerNetwork:
 
     `incarnation` must differ at every start of the process, `identity` at every new disk; a node that `identity_of`
     knows by another identity than it says is refused. Use as ``async with``.
+
+    Raises:
+        ConfigError: `tls` names files that cannot be used.
     """
 
     def __init__(
@@ -56,10 +60,12 @@ class PeerNetwork:
         identity: str = "",
         identity_of: IdentityOf = _know_nobody,
         server: RequestServer | None = None,
+        tls: TlsSettings | None = None,
     ) -> None:
         self.address = listen
         """Where others reach this node; with the port that was chosen, if 0 was asked for, once entered."""
         self._node = node
+        tls = tls or TlsSettings()
         self._context = Context(
             hello=make_hello(cluster_id=cluster_id, node=node, incarnation=incarnation, identity=identity),
             settings=settings,
@@ -68,11 +74,13 @@ class PeerNetwork:
             connections=set(),
             identity_of=identity_of,
             server=server,
+            tls=tls,
+            client_context=make_client_context(tls),
             on_greeted=self._handle_greeted,
             on_message=self._handle_message,
             on_lost=self._handle_lost,
         )
-        self._listener = Listener(self._context)
+        self._listener = Listener(self._context, make_server_context(tls))
         self._links = {peer: Link(peer, address, self._context) for peer, address in peers.items()}
         self._heard: dict[NodeId, Heard] = {}
         self._messages_to_unknown = 0

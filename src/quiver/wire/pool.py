@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from quiver.addresses import parse_address
-from quiver.config import WireSettings
+from quiver.config import TlsSettings, WireSettings
 from quiver.errors import OverloadedError, UnavailableError
 from quiver.model import Buffer, NodeId
 from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.messages import Request, Response
 from quiver.wire.requesting import RequestConnection
+from quiver.wire.tls import make_client_context
 
 R = TypeVar("R", bound=Response)
 _Dial = asyncio.Task[RequestConnection | str]
@@ -33,7 +34,10 @@ class RequestPool:
     """Send requests to nodes by their addresses. Use as ``async with``, in one event loop.
 
     `name` is shown to people; `cluster_id` may be left open by a client. A node says its id and its identity, by which
-    the others know that it is one of them.
+    the others know that it is one of them. With TLS the other side's certificate must name the host of its address.
+
+    Raises:
+        ConfigError: `tls` names files that cannot be used, or what it says of itself cannot be said.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class RequestPool:
         cluster_id: str = "",
         node: NodeId | None = None,
         identity: str = "",
+        tls: TlsSettings | None = None,
     ) -> None:
         self._settings = settings or WireSettings()
+        self._client_context = make_client_context(tls or TlsSettings())
         self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
         self._usable: dict[str, RequestConnection] = {}
         self._dials: dict[str, _Dial] = {}
@@ -134,7 +140,7 @@ class RequestPool:
         is_done = False
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
-                await loop.create_connection(lambda: connection, host, port)
+                await loop.create_connection(lambda: connection, host, port, ssl=self._client_context)
             is_done = await connection.greeted is not None
         except (OSError, UnicodeError) as error:
             return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"

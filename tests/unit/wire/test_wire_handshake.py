@@ -164,6 +164,7 @@ def test_codes_are_stable() -> None:
         "own_node",
         "other_node",
         "other_identity",
+        "bad_certificate",
         "not_serving",
         "too_many_connections",
     ]
