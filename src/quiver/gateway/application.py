@@ -54,8 +54,9 @@ class BoundRoute:
 class RoutedApplication:
     """Answer requests by the table of routes."""
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        """Take a handler for the name of every route."""
+    def __init__(self, handlers: Mapping[str, Handler], *, browser_page: HttpResponse) -> None:
+        """Take a handler for the name of every route, and what browsers are shown at the root."""
+        self._browser_page = browser_page
         names = {route.name for route in ROUTES}
         invariant(names == set(handlers), "every route has a handler", unbound=names ^ set(handlers))
         bound = [BoundRoute(route, handlers[route.name]) for route in ROUTES]
@@ -66,6 +67,8 @@ class RoutedApplication:
     def handle(self, request: HttpRequest) -> HttpAnswer:
         """Find the route, read the parameters, call the handler."""
         method = "GET" if request.method == "HEAD" else request.method
+        if request.path == "/" and method == "GET" and b"text/html" in request.headers.get(b"accept", b""):
+            return self._browser_page
         values: dict[str, str] = {}
         bound = self._exact.get((method, request.path))
         if bound is None:

@@ -23,7 +23,8 @@ def application(**handlers: Callable[[Any], Any]) -> RoutedApplication:
     def answer(parameters: object) -> Answer:
         return Answer()
 
-    return RoutedApplication({route.name: handlers.get(route.name, answer) for route in ROUTES})
+    bound = {route.name: handlers.get(route.name, answer) for route in ROUTES}
+    return RoutedApplication(bound, browser_page=HttpResponse(status=200, body=b"<html>"))
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> HttpRequest:
@@ -51,7 +52,7 @@ def test_table_names_nothing_twice() -> None:
 
 def test_route_without_a_handler_is_a_mistake_of_ours() -> None:
     with pytest.raises(errors.InvariantBroken, match="every route"):
-        RoutedApplication({})
+        RoutedApplication({}, browser_page=HttpResponse(status=200))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
@@ -190,3 +191,8 @@ def test_request_is_counted_under_its_route_and_never_under_a_path_of_its_own() 
     assert app.route_of(request("GET", "/topics/odd")) == "/topics/{topic}"
     assert app.route_of(request("GET", "/topics")) == "/topics"
     assert app.route_of(request("GET", "/odd")) == ""
+
+
+def test_root_is_a_page_for_browsers_alone() -> None:
+    assert ask(application(), request("GET", "/", b"", accept="text/html,*/*")).body == b"<html>"
+    assert shown(ask(application(), request("GET", "/", b"", accept="*/*"))) == {"status": "success"}

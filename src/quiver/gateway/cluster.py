@@ -1,0 +1,254 @@
+"""The calls on the cluster and on this node; the pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from quiver import __version__
+from quiver.client.retry import Deadline
+from quiver.client.router import Router
+from quiver.clock import Clock
+from quiver.errors import QuiverError, UnavailableError
+from quiver.gateway import contract
+from quiver.gateway.fanout import try_all
+from quiver.gateway.http import HttpResponse, HttpStatus
+from quiver.gateway.metrics import Metrics
+from quiver.gateway.openapi import make_document
+from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_page
+from quiver.gateway.routes import HTML, PROMETHEUS
+from quiver.model import NodeId
+from quiver.wire.messages import (
+    ClientInfo,
+    DescribeNode,
+    DrainBroker,
+    GetMetadata,
+    ListClients,
+    MetadataFound,
+    NodeDescribed,
+    NodeInfo,
+    RemoveBroker,
+)
+
+INTERNAL_PREFIX = "_gateway/"
+"""What the names of gateways' own producers begin with; clients may not use it."""
+ASK_MANAGER_MS = 2_000
+"""How long a manager may take to say how far it is."""
+_ALIVE = frozenset(("alive", "draining", "drained"))
+"""The states of a broker that is heard."""
+_PAGE_HEADERS = (
+    ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+)
+
+_WELCOME = """\
+<p>A distributed, partitioned, replicated queue for log messages.</p>
+<ul><li><a href="/docs">The HTTP interface</a> · <a href="/openapi.json">openapi.json</a></li>
+<li><a href="/status">status</a> · <a href="/health">health</a> · <a href="/topics">topics</a> ·
+<a href="/brokers">brokers</a> · <a href="/managers">managers</a> · <a href="/metrics">metrics</a></li></ul>
+"""
+
+
+class ClusterCalls:
+    """Carry out the calls on the cluster and on this node."""
+
+    def __init__(
+        self,
+        router: Router,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        own_address: Callable[[], str],
+        http_status: Callable[[], HttpStatus],
+        timeout_ms: int,
+    ) -> None:
+        self._router = router
+        self._clock = clock
+        self._metrics = metrics
+        self._own_address = own_address
+        self._http_status = http_status
+        self._timeout_ms = timeout_ms
+        self._openapi = HttpResponse(status=200, body=msgspec.json.encode(make_document()))
+        self._docs = _page(render_docs())
+
+    # -- this node -------------------------------------------------------------------------------
+
+    async def status(self, _: contract.Parameters) -> contract.NodeStatus:
+        """Show this node."""
+        node = await self._describe(with_replicas=False)
+        return contract.NodeStatus(
+            node=node.node,
+            roles=list(node.roles),
+            version=node.version,
+            message=_describe_role(node),
+            uptime_ms=max(0, self._clock.wall_ms() - node.started_ms),
+            is_ready=node.is_ready,
+        )
+
+    async def metrics(self, _: contract.Parameters) -> HttpResponse:
+        """Show this node's figures."""
+        node = await self._describe(with_replicas=True)
+        page = self._metrics.render(self._http_status(), node, now_ms=self._clock.wall_ms())
+        return HttpResponse(status=200, body=page.encode(), content_type=PROMETHEUS)
+
+    def healthz(self, _: contract.Parameters) -> contract.Answer:
+        """Tell that the process answers."""
+        return contract.Answer()
+
+    async def readyz(self, _: contract.Parameters) -> contract.Answer:
+        """Tell whether the node serves."""
+        node = await self._describe(with_replicas=False)
+        if not node.is_ready:
+            raise UnavailableError("this node is starting", code="not_ready")
+        return contract.Answer()
+
+    def openapi(self, _: contract.Parameters) -> HttpResponse:
+        """Return the OpenAPI document."""
+        return self._openapi
+
+    def docs(self, _: contract.Parameters) -> HttpResponse:
+        """Return the page about the interface."""
+        return self._docs
+
+    def welcome(self, _: contract.Parameters) -> contract.Welcome:
+        """Say welcome."""
+        return contract.Welcome(message="Welcome to Quiver: GET /docs tells what there is.", version=__version__)
+
+    # -- the cluster -----------------------------------------------------------------------------
+
+    async def health(self, _: contract.Parameters) -> contract.Health:
+        """Show who was last heard of when."""
+        deadline = self._deadline()
+        found = await self._find(deadline)
+        request = ListClients(known_index=self._router.directory.known_index)
+        listed = (await self._router.ask(request, deadline=deadline))[0]
+        shown = [client for client in listed.clients if not client.name.startswith(INTERNAL_PREFIX)]
+        return contract.Health(
+            brokers=[
+                contract.BrokerHealth(
+                    broker_id=node.node, last_heartbeat_ms=node.last_seen_ms, is_alive=node.state in _ALIVE
+                )
+                for node in _brokers(found)
+            ],
+            producers=[_show_client(client) for client in shown if client.kind == "producer"],
+            consumers=[_show_client(client) for client in shown if client.kind == "consumer"],
+        )
+
+    async def list_brokers(self, _: contract.Parameters) -> contract.Brokers:
+        """List the brokers."""
+        found = await self._find(self._deadline(), topics=None)
+        partitions = [partition for topic in found.topics for partition in topic.partitions]
+        held = Counter(node for one in partitions for node in (*one.replicas, *one.learners))
+        led = Counter(one.leader for one in partitions)
+        brokers = [_show_broker(node, partitions=held[node.node], leads=led[node.node]) for node in _brokers(found)]
+        return contract.Brokers(brokers=brokers)
+
+    async def drain_broker(self, given: contract.BrokerPath) -> contract.Answer:
+        """Begin to move everything off a broker."""
+        return await self._change(DrainBroker(broker=NodeId(given.id)))
+
+    async def remove_broker(self, given: contract.BrokerPath) -> contract.Answer:
+        """Forget a broker."""
+        return await self._change(RemoveBroker(broker=NodeId(given.id)))
+
+    async def list_managers(self, _: contract.Parameters) -> contract.Managers:
+        """Show the metadata's group; managers that cannot be asked without their index."""
+        found = await self._find(self._deadline())
+        managers = [node for node in found.nodes if "manager" in node.roles]
+        deadline = self._router.deadline(ASK_MANAGER_MS)
+        addresses = [node.wire_address for node in managers]
+        described = await try_all(self._router.ask_at(one, DescribeNode(), deadline=deadline) for one in addresses)
+        return contract.Managers(
+            primary=found.primary,
+            replicas=[node.node for node in managers if node.node != found.primary],
+            managers=[
+                contract.ManagerState(
+                    node=node.node,
+                    http_address=node.http_address,
+                    role="primary" if node.node == found.primary else "replica",
+                    applied_index=None if isinstance(state, QuiverError) else state.applied_index,
+                )
+                for node, state in zip(managers, described, strict=True)
+            ],
+        )
+
+    async def get_metadata(self, _: contract.Parameters) -> contract.Metadata:
+        """List all nodes."""
+        found = await self._find(self._deadline())
+        return contract.Metadata(
+            cluster_id=found.cluster_id, primary=found.primary, nodes=[_show_node(node) for node in found.nodes]
+        )
+
+    # -- within ----------------------------------------------------------------------------------
+
+    async def _change(self, request: DrainBroker | RemoveBroker) -> contract.Answer:
+        done, _ = await self._router.ask(request, deadline=self._deadline())
+        self._router.directory.see(done.index)
+        return contract.Answer()
+
+    async def _find(self, deadline: Deadline, *, topics: tuple[str, ...] | None = ()) -> MetadataFound:
+        request = GetMetadata(topics=topics, known_index=self._router.directory.known_index)
+        return (await self._router.ask(request, deadline=deadline))[0]
+
+    async def _describe(self, *, with_replicas: bool) -> NodeDescribed:
+        request = DescribeNode(with_replicas=with_replicas)
+        return await self._router.ask_at(self._own_address(), request, deadline=self._deadline())
+
+    def _deadline(self) -> Deadline:
+        return self._router.deadline(self._timeout_ms)
+
+
+def welcome_page() -> HttpResponse:
+    """Return the page that a browser is shown at the root."""
+    return _page(render_page("Quiver", _WELCOME))
+
+
+def _page(html: str) -> HttpResponse:
+    return HttpResponse(status=200, body=html.encode(), content_type=HTML, headers=_PAGE_HEADERS)
+
+
+def _brokers(found: MetadataFound) -> list[NodeInfo]:
+    return [node for node in found.nodes if not node.roles or "broker" in node.roles]
+
+
+def _describe_role(node: NodeDescribed) -> str:
+    if "manager" in node.roles:
+        return f"manager running ({'primary' if node.primary == node.node else 'replica'})"
+    return "broker running" if "broker" in node.roles else "gateway running"
+
+
+def _show_client(client: ClientInfo) -> contract.ClientHealth:
+    return contract.ClientHealth(
+        id=client.id,
+        name=client.name,
+        topics=list(client.topics),
+        last_heartbeat_ms=client.last_seen_ms,
+        is_alive=client.is_alive,
+    )
+
+
+def _show_node(node: NodeInfo) -> contract.Node:
+    return contract.Node(
+        node=node.node,
+        wire_address=node.wire_address,
+        http_address=node.http_address,
+        roles=list(node.roles),
+        state=node.state,
+    )
+
+
+def _show_broker(node: NodeInfo, *, partitions: int, leads: int) -> contract.Broker:
+    return contract.Broker(
+        broker_id=node.node,
+        wire_address=node.wire_address,
+        http_address=node.http_address,
+        rack=node.rack,
+        state=node.state,
+        is_draining=node.is_draining,
+        last_heartbeat_ms=node.last_seen_ms,
+        partitions=partitions,
+        leads=leads,
+    )

@@ -1,0 +1,180 @@
+"""A node's gateway, composed: the HTTP server, the calls behind its routes, and the SDK's core that they use.
+
+Use as ``async with``; from then on it serves. At the end it accepts no more, answers what it has accepted, and lets its
+own producers deliver what they hold.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from quiver.addresses import format_address, parse_address
+from quiver.client.directory import Directory
+from quiver.client.options import ClusterOptions
+from quiver.client.router import Router
+from quiver.client.transport import Transport
+from quiver.clock import Clock, Rng
+from quiver.config import GatewaySettings
+from quiver.gateway.application import Handler as RouteHandler
+from quiver.gateway.application import RoutedApplication
+from quiver.gateway.cluster import ClusterCalls, welcome_page
+from quiver.gateway.consuming import ConsumerCalls
+from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
+from quiver.gateway.local import ShortTransport
+from quiver.gateway.metrics import Metrics
+from quiver.gateway.packing import Packers
+from quiver.gateway.producing import Hear, ProducerCalls
+from quiver.gateway.registrations import Registrations
+from quiver.gateway.topics import TopicCalls
+from quiver.metadata import View
+from quiver.model import NodeId
+from quiver.wire import Handler
+
+
+class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway needs of the node that it is part of."""
+
+    node: NodeId
+    wire_address: Callable[[], str]
+    """Where the node is asked by others, as they know it."""
+    handler: Handler
+    """Answers what is asked of this node."""
+    transport: Transport
+    """The way to other nodes."""
+    view: Callable[[], View]
+    """This node's copy of the metadata."""
+    hear: Hear
+    """Takes note that a client lives."""
+
+
+class Gateway:
+    """The HTTP front door of one node."""
+
+    def __init__(
+        self,
+        services: GatewayServices,
+        *,
+        listen: str,
+        settings: GatewaySettings,
+        clock: Clock,
+        rng: Rng,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._services = services
+        self._settings = settings
+        self._metrics = Metrics()
+        self._clock = clock
+        transport = ShortTransport(
+            services.transport, address=services.wire_address, handler=services.handler, clock=clock
+        )
+        options = ClusterOptions(timeout_ms=settings.request_timeout_ms, client_name="gateway")
+        directory = Directory(clock, (services.wire_address(),))
+        self._router = Router(transport, directory, clock=clock, rng=rng, options=options)
+        self._packers = Packers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
+        self.application = RoutedApplication(self._handlers(rng), browser_page=welcome_page())
+        host, port = parse_address(listen)
+        self._server = HttpServer(
+            self.application,
+            host=host,
+            port=port,
+            settings=settings,
+            clock=clock,
+            tls=tls,
+            on_answered=self._count,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Begin to serve."""
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Answer what was accepted, deliver what the producers hold, and end."""
+        try:
+            await self._server.__aexit__(kind, error, trace)
+        finally:
+            await self.close_producers()
+
+    async def close_producers(self) -> None:
+        """Close the gateway's own producers; what they hold is delivered first, as far as the cluster lets them."""
+        await self._packers.close()
+
+    @property
+    def address(self) -> str:
+        """Return where HTTP clients reach it, as host:port."""
+        return format_address(self._server.address)
+
+    def status(self) -> HttpStatus:
+        """Return a snapshot."""
+        return self._server.status()
+
+    def _handlers(self, rng: Rng) -> dict[str, RouteHandler]:
+        settings, services, router = self._settings, self._services, self._router
+        timeout_ms = settings.request_timeout_ms
+        registrations = Registrations(services.view, router)
+        topics = TopicCalls(router, rng, timeout_ms=timeout_ms)
+        cluster = ClusterCalls(
+            router,
+            self._clock,
+            self._metrics,
+            own_address=services.wire_address,
+            http_status=self.status,
+            timeout_ms=timeout_ms,
+        )
+        producers = ProducerCalls(
+            router,
+            registrations,
+            self._packers,
+            self._metrics,
+            clock=self._clock,
+            hear=services.hear,
+            timeout_ms=timeout_ms,
+        )
+        consumers = ConsumerCalls(
+            router,
+            registrations,
+            self._metrics,
+            clock=self._clock,
+            rng=rng,
+            hear=services.hear,
+            settings=settings,
+        )
+        return {
+            "list_topics": topics.list_topics,
+            "create_topic": topics.create_topic,
+            "describe_topic": topics.describe_topic,
+            "delete_topic": topics.delete_topic,
+            "list_partitions": topics.list_partitions,
+            "register_producer": producers.register,
+            "produce": producers.produce,
+            "produce_batch": producers.produce_batch,
+            "register_consumer": consumers.register,
+            "consume": consumers.consume,
+            "consume_batch": consumers.consume_batch,
+            "get_size": consumers.get_size,
+            "welcome": cluster.welcome,
+            "status": cluster.status,
+            "health": cluster.health,
+            "list_brokers": cluster.list_brokers,
+            "drain_broker": cluster.drain_broker,
+            "remove_broker": cluster.remove_broker,
+            "list_managers": cluster.list_managers,
+            "get_metadata": cluster.get_metadata,
+            "metrics": cluster.metrics,
+            "openapi": cluster.openapi,
+            "docs": cluster.docs,
+            "healthz": cluster.healthz,
+            "readyz": cluster.readyz,
+        }
+
+    def _count(self, request: HttpRequest, response: HttpResponse | None, seconds: float) -> None:
+        route = self.application.route_of(request)
+        status = 0 if response is None else response.status
+        self._metrics.count_request(route, method=request.method, status=status, seconds=seconds)

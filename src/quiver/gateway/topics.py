@@ -1,0 +1,140 @@
+"""The calls on topics and partitions."""
+
+from __future__ import annotations
+
+from quiver.client.retry import Deadline
+from quiver.client.router import Router
+from quiver.clock import Rng
+from quiver.errors import NotFoundError, QuiverError, RequestError
+from quiver.gateway import contract
+from quiver.gateway.fanout import try_all
+from quiver.gateway.registrations import catch_up
+from quiver.model import PartitionId
+from quiver.wire.messages import (
+    CreateTopic,
+    DeleteTopic,
+    DescribeNode,
+    GetMetadata,
+    MetadataFound,
+    PartitionInfo,
+    ReplicaInfo,
+    RetentionInfo,
+    TopicInfo,
+)
+
+PARTITIONS_DEFAULT = 3
+
+
+class TopicCalls:
+    """Carry out the calls on topics."""
+
+    def __init__(self, router: Router, rng: Rng, *, timeout_ms: int) -> None:
+        self._router = router
+        self._rng = rng
+        self._timeout_ms = timeout_ms
+
+    async def list_topics(self, _: contract.Parameters) -> contract.Topics:
+        """List the names of all topics."""
+        found = await self._metadata(None, self._deadline())
+        return contract.Topics(topics=sorted(info.topic for info in found.topics))
+
+    async def create_topic(self, given: contract.CreateTopic) -> contract.TopicCreated:
+        """Make a topic; what a lost connection leaves in doubt is asked for again, and found if it was done."""
+        name = given.topic if given.topic_name is None else given.topic_name
+        if name is None or given.topic not in (None, name):
+            raise RequestError("not done: give topic_name, or topic, or both the same")
+        request = CreateTopic(
+            topic=name,
+            partitions=given.partitions or PARTITIONS_DEFAULT,
+            replicas=given.replicas,
+            retention=_read_retention(given.retention),
+            request_id=f"http-{self._rng.randrange(1 << 62):016x}",
+        )
+        created, _ = await self._router.ask(request, deadline=self._deadline())
+        self._router.directory.see(created.index)
+        return contract.TopicCreated(topic=name, partitions=created.partitions)
+
+    async def delete_topic(self, given: contract.TopicPath) -> contract.Answer:
+        """Delete a topic."""
+        done, _ = await self._router.ask(DeleteTopic(topic=given.topic), deadline=self._deadline())
+        self._router.directory.see(done.index)
+        self._router.directory.forget_topic(given.topic)
+        return contract.Answer()
+
+    async def list_partitions(self, given: contract.TopicPath) -> contract.Partitions:
+        """List a topic's partitions."""
+        info, _ = await self._find(given.topic, self._deadline())
+        places = [
+            contract.PartitionPlace(partition_id=one.partition_id, leader=one.leader, replicas=list(one.replicas))
+            for one in info.partitions
+        ]
+        return contract.Partitions(topic=info.topic, partitions=places)
+
+    async def describe_topic(self, given: contract.TopicPath) -> contract.TopicDetail:
+        """Show a topic; its partitions as their leaders see them."""
+        deadline = self._deadline()
+        info, found = await self._find(given.topic, deadline)
+        leads = await self._ask_leaders(info, found, deadline)
+        retention = info.retention
+        return contract.TopicDetail(
+            topic=info.topic,
+            configuration=contract.TopicConfiguration(
+                partitions=len(info.partitions),
+                replicas=info.replicas,
+                retention=contract.Retention(
+                    ms=retention.ms, bytes=retention.bytes, until_consumed=retention.until_consumed
+                ),
+            ),
+            partitions=[_detail(one, leads.get(one.partition_id)) for one in info.partitions],
+        )
+
+    async def _ask_leaders(
+        self, info: TopicInfo, found: MetadataFound, deadline: Deadline
+    ) -> dict[PartitionId, ReplicaInfo]:
+        """Return what leaders say of their partitions, the newest word; those that cannot be asked are left out."""
+        holders = {node for partition in info.partitions for node in partition.replicas}
+        addresses = [node.wire_address for node in found.nodes if node.node in holders]
+        request = DescribeNode(with_replicas=True, topic=info.topic)
+        leads: dict[PartitionId, ReplicaInfo] = {}
+        for described in await try_all(self._router.ask_at(one, request, deadline=deadline) for one in addresses):
+            if isinstance(described, QuiverError):
+                continue
+            for replica in described.replicas:
+                known = leads.get(replica.partition_id)
+                if replica.leader == described.node and (known is None or known.epoch < replica.epoch):
+                    leads[replica.partition_id] = replica
+        return leads
+
+    async def _find(self, name: str, deadline: Deadline) -> tuple[TopicInfo, MetadataFound]:
+        found = await self._metadata((name,), deadline)
+        if not found.topics:
+            await catch_up(self._router, deadline=deadline)
+            found = await self._metadata((name,), deadline)
+        if not found.topics:
+            raise NotFoundError(f"there is no topic {name!r}", code="unknown_topic")
+        return found.topics[0], found
+
+    async def _metadata(self, topics: tuple[str, ...] | None, deadline: Deadline) -> MetadataFound:
+        request = GetMetadata(topics=topics, known_index=self._router.directory.known_index)
+        return (await self._router.ask(request, deadline=deadline))[0]
+
+    def _deadline(self) -> Deadline:
+        return self._router.deadline(self._timeout_ms)
+
+
+def _detail(partition: PartitionInfo, lead: ReplicaInfo | None) -> contract.PartitionDetail:
+    return contract.PartitionDetail(
+        partition_id=partition.partition_id,
+        leader=partition.leader if lead is None else lead.leader,
+        replicas=list(partition.replicas),
+        in_sync_replicas=None if lead is None else list(lead.in_sync),
+        first_offset=None if lead is None else lead.first_offset,
+        end_offset=None if lead is None else lead.end_offset,
+        bytes=None if lead is None else lead.bytes,
+    )
+
+
+def _read_retention(given: contract.Retention | None) -> RetentionInfo:
+    if given is None:
+        return RetentionInfo()
+    return RetentionInfo(ms=given.ms, bytes=given.bytes, until_consumed=given.until_consumed)

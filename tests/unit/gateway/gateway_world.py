@@ -1,0 +1,211 @@
+"""A gateway over a cluster in memory, on simulated time and without sockets: requests in, responses out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from quiver.config import GatewaySettings
+from quiver.gateway import Gateway, GatewayServices
+from quiver.gateway.http import HttpRequest, HttpResponse
+from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Registration, Retention, State, Topic, TopicState, View
+from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicId
+from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
+from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
+from quiver.wire import Caller
+from quiver.wire import messages as wire
+
+T = TypeVar("T")
+
+
+class GatewayCluster(MemoryCluster):
+    """What a cluster in memory lacks for HTTP: consuming, topics made by registering, and the metadata as a view."""
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about)
+        self.selections: dict[tuple[str, int], list[tuple[str, tuple[PartitionId, ...]]]] = {}
+        self.heard: list[tuple[str, int]] = []
+        self.hidden: set[tuple[str, int]] = set()
+        """Clients that this node has not heard of yet."""
+        self.linearizable_reads = 0
+
+    def view(self) -> View:
+        """Return the metadata as this node knows it."""
+        return State([*self._topic_rows(), *self._producer_rows(), *self._consumer_rows()]).view()
+
+    def hear(self, kind: str, id_: int) -> None:
+        self.heard.append((kind, id_))
+
+    async def handle(
+        self, caller: Caller, request: wire.AnyRequest, payload: memoryview
+    ) -> tuple[wire.Response, Sequence[Buffer]]:
+        """Answer as the first node does, without a network in between."""
+        self.calls.append(("self", wire.request_name(request)))
+        return await self._answer(NodeId(1), request, bytes(payload))
+
+    def _answer_any(self, node: NodeId, request: Any) -> wire.Response:
+        match request:
+            case wire.GetMetadata(is_linearizable=True):
+                self.linearizable_reads += 1
+                self.hidden.clear()
+            case wire.RegisterProducer():
+                self._make_missing(request.topics)
+                registered = self._register_producer(request)
+                self._select("producer", registered.producer_id, request.topics)
+                return registered
+            case wire.RegisterConsumer():
+                consumer = self._register_consumer(request)
+                self._select("consumer", consumer.consumer_id, request.topics)
+                return consumer
+        return super()._answer_any(node, request)
+
+    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[wire.Response, list[bytes]]:
+        if not isinstance(request, wire.Consume):
+            return await super()._answer_leader(node, request, data)
+        probe = wire.FindOffset(topic_id=request.topic_id, partition_id=request.partition_id, at="latest")
+        await super()._answer_leader(node, probe, b"")
+        topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
+        return await self._consume(topic.partitions[request.partition_id], request)
+
+    async def _consume(self, partition: MemoryPartition, request: wire.Consume) -> tuple[wire.Consumed, list[bytes]]:
+        cursor = partition.cursors.get(request.consumer_id, partition.first_offset)
+        first = cursor if request.offset is None else request.offset
+        if first >= partition.end_offset and request.wait_ms:
+            try:
+                async with asyncio.timeout(request.wait_ms / 1000):
+                    await partition.grown.wait()
+            except TimeoutError:
+                pass
+        end = Offset(max(first, min(first + request.records_max, partition.end_offset)))
+        parts = partition.read(first, 1 << 30) if end > first else []
+        if end > first:
+            partition.cursors[request.consumer_id] = end
+        return wire.Consumed(first_offset=first, cursor=end, end_offset=partition.end_offset), parts
+
+    def _make_missing(self, selections: Sequence[wire.Selection]) -> None:
+        for selection in selections:
+            if selection.topic not in self.topics:
+                self._create_topic(wire.CreateTopic(topic=selection.topic, request_id=f"auto-{selection.topic}"))
+
+    def _select(self, kind: str, id_: int, selections: Sequence[wire.Selection]) -> None:
+        known = self.selections.setdefault((kind, id_), [])
+        known += [(selection.topic, selection.partitions) for selection in selections]
+
+    def _topic_rows(self) -> list[Topic]:
+        return [
+            Topic(
+                topic_id=topic.topic_id,
+                name=topic.name,
+                partitions=len(topic.partitions),
+                replicas=3,
+                retention=Retention(),
+                state=TopicState.DELETED if topic.is_deleted else TopicState.ACTIVE,
+                created_ms=0,
+                purge_ms=0 if topic.is_deleted else None,
+                request_id="",
+            )
+            for topic in self.topics.values()
+        ]
+
+    def _producer_rows(self) -> list[Producer]:
+        return [
+            Producer(
+                producer_id=id_,
+                name=name,
+                epoch=epoch,
+                registered_ms=0,
+                registrations=self._registrations("producer", id_),
+            )
+            for id_, (name, epoch, _) in self.producers.items()
+            if ("producer", id_) not in self.hidden
+        ]
+
+    def _consumer_rows(self) -> list[Consumer]:
+        return [
+            Consumer(
+                consumer_id=ConsumerId(id_),
+                registered_ms=0,
+                registrations=self._registrations("consumer", id_),
+                request_id=name,
+            )
+            for id_, (name, _) in self.consumers.items()
+            if ("consumer", id_) not in self.hidden
+        ]
+
+    def _registrations(self, kind: str, id_: int) -> tuple[Registration, ...]:
+        made: list[Registration] = []
+        for name, partitions in self.selections.get((kind, id_), []):
+            topic_id: TopicId = self.topics[name].topic_id
+            made += [Registration(topic_id=topic_id, partition_id=one) for one in partitions or (ALL_PARTITIONS,)]
+        return tuple(made)
+
+
+class World:
+    """One seeded run of a gateway on the first node of a cluster in memory."""
+
+    def __init__(self, seed: int = 1, *, settings: GatewaySettings | None = None) -> None:
+        self.streams = RandomStreams(seed)
+        self.loop = SimulatedLoop(self.streams.schedule, time_max_s=3600.0)
+        self.clock = SimulatedClock(self.loop)
+        latency = Latency(minimum_ms=0.2, spread_ms=1.0)
+        self.cluster = GatewayCluster(clock=self.clock, rng=self.streams.network, latency=latency)
+        self._settings = settings or GatewaySettings()
+        self.gateway: Gateway
+
+    def run(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+        """Run a scenario with the gateway open, without its server."""
+
+        async def main() -> T:
+            services = GatewayServices(
+                node=NodeId(1),
+                wire_address=lambda: self.cluster.nodes[NodeId(1)],
+                handler=self.cluster.handle,
+                transport=self.cluster,
+                view=self.cluster.view,
+                hear=self.cluster.hear,
+            )
+            self.gateway = Gateway(
+                services,
+                listen="127.0.0.1:0",
+                settings=self._settings,
+                clock=self.clock,
+                rng=self.streams.workload,
+            )
+            try:
+                return await scenario(self)
+            finally:
+                await self.gateway.close_producers()
+
+        try:
+            return self.loop.run_until_complete(main())
+        finally:
+            self.loop.close()
+
+    async def ask(self, method: str, path: str, **parameters: Any) -> tuple[int, dict[str, Any]]:
+        """Ask with parameters as a JSON body; return the status and the decoded body."""
+        response = await self.ask_raw(method, path, body=msgspec.json.encode(parameters) if parameters else b"")
+        return response.status, msgspec.json.decode(response.body) if response.body else {}
+
+    async def ask_raw(self, method: str, path: str, *, body: bytes = b"", query: bytes = b"") -> HttpResponse:
+        request = HttpRequest(method=method, path=path, query=query, headers={b"host": b"a"}, body=body)
+        answer = self.gateway.application.handle(request)
+        return answer if isinstance(answer, HttpResponse) else await answer
+
+    async def get(self, path: str, **parameters: Any) -> tuple[int, dict[str, Any]]:
+        return await self.ask("GET", path, **parameters)
+
+    async def post(self, path: str, **parameters: Any) -> tuple[int, dict[str, Any]]:
+        return await self.ask("POST", path, **parameters)
+
+    async def register_producer(self, topic: str = "t", **parameters: Any) -> int:
+        status, answer = await self.post("/producer/register", topic=topic, **parameters)
+        assert status == 200, answer
+        return int(answer["producer_id"])
+
+    async def register_consumer(self, topic: str = "t", **parameters: Any) -> int:
+        status, answer = await self.post("/consumer/register", topic=topic, **parameters)
+        assert status == 200, answer
+        return int(answer["consumer_id"])
