@@ -57,7 +57,13 @@ PURE_METADATA = (
     "state",
     "topics",
 )
-PURE = ("record/", "raft/", *(f"metadata/{name}.py" for name in PURE_METADATA), "manager/placement.py")
+PURE_MANAGER = ("answers", "placement", "repairs")
+PURE = (
+    "record/",
+    "raft/",
+    *(f"metadata/{name}.py" for name in PURE_METADATA),
+    *(f"manager/{name}.py" for name in PURE_MANAGER),
+)
 """What computes and nothing else: the same input gives the same output, in a simulation as in production."""
 IMPURE_MODULES = frozenset(
     ("asyncio", "time", "random", "os", "logging", "uuid", "secrets", "threading", "socket", "subprocess", "pathlib")

@@ -18,7 +18,7 @@ from itertools import islice
 import msgspec
 
 from quiver.errors import ConflictError, UnavailableError
-from quiver.metadata import Broker, BrokerState, Move, MoveState, Partition, View
+from quiver.metadata import Broker, BrokerState, Move, MoveState, Partition, TopicState, View
 from quiver.model import NodeId, PartitionId, TopicId
 
 Key = tuple[TopicId, PartitionId]
@@ -126,8 +126,9 @@ def plan_rebalance(view: View, *, moves_max: int | None = None) -> Rebalance:
 
 
 def is_lost(broker: Broker, *, now_ms: int, rebuild_after_ms: int) -> bool:
-    """Tell whether a broker has been dead for so long that its replicas are to be built anew."""
-    return broker.state is BrokerState.DEAD and now_ms - broker.changed_ms >= rebuild_after_ms
+    """Tell whether a broker was removed, or has been dead for so long that its replicas are to be built anew."""
+    is_long_dead = broker.state is BrokerState.DEAD and now_ms - broker.changed_ms >= rebuild_after_ms
+    return is_long_dead or broker.state is BrokerState.REMOVED
 
 
 # -- what is where -----------------------------------------------------------------------------------
@@ -179,11 +180,18 @@ def _after(partition: Partition, move: Move | None) -> tuple[NodeId, ...]:
 
 
 def _movable(view: View) -> Iterator[Partition]:
-    """Yield the partitions that no move is under way for, in order: each can have one at a time."""
+    """Yield, in order, the partitions that a move could be begun for: each can have one at a time."""
     moving = {(move.topic_id, move.partition_id) for move in view.moves.values()}
     for key in sorted(view.partitions):
-        if key not in moving:
+        if key not in moving and can_move(view, view.partitions[key]):
             yield view.partitions[key]
+
+
+def can_move(view: View, partition: Partition) -> bool:
+    """Tell whether a partition's group can change its members: it is in use, and a majority of it lives."""
+    gone = (BrokerState.DEAD, BrokerState.REMOVED)
+    living = sum(view.brokers[broker].state not in gone for broker in partition.replicas if broker in view.brokers)
+    return view.topics[partition.topic_id].state is TopicState.ACTIVE and 2 * living > len(partition.replicas)
 
 
 # -- steps -------------------------------------------------------------------------------------------

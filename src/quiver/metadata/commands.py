@@ -371,7 +371,7 @@ def decode_payload(data: Buffer) -> AnyCommand:
         raise _judge(body, error) from None
 
 
-def command_name(command: AnyCommand) -> str:
+def command_name(command: Command[Any]) -> str:
     """Return what a command is called in the log."""
     return str(type(command).__struct_config__.tag)
 

@@ -161,9 +161,19 @@ class MetadataStore:
         return self._member is not None and self._member.is_leader
 
     @property
+    def is_closed(self) -> bool:
+        """Tell whether the store is closed."""
+        return self._history.is_closed
+
+    @property
     def members(self) -> Configuration:
         """Return who belongs to the metadata's group, as far as known here."""
         return self._require_member().raft.configuration
+
+    async def wait_primary(self, *, is_primary: bool) -> None:
+        """Return once this manager is the primary, or, with `is_primary` false, no longer; or the store closes."""
+        while self.is_primary is not is_primary and not self.is_closed:
+            await self._history.wait_next()  # a new primary has applied the first entry of its own term
 
     def status(self) -> MetadataStatus:
         """Return a snapshot for people and metrics."""
@@ -244,7 +254,7 @@ class MetadataStore:
     async def keep_compact(self) -> None:
         """Save a snapshot and shorten the log whenever it has grown enough, until the store closes."""
         entries = self._settings.snapshot_entries
-        while not self._history.is_closed:
+        while not self.is_closed:
             await self.compact(entries_min=entries)
             await self._history.wait_newer(Index(self._compacted_index + entries - 1))
 
@@ -294,6 +304,7 @@ class MetadataStore:
         return self._member
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
+        self._history.wake()
         if self.on_role is not None:
             self.on_role(role, term, leader)
 

@@ -103,6 +103,16 @@ class History:
             self._waiting.append(waiting)
             await waiting
 
+    async def wait_next(self) -> None:
+        """Return when anything is applied, or `wake` is called, or the history is closed."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        self._notify()
+
     def _since(self, known: Index) -> Changed | None:
         """Return what a watcher has missed; None if nothing it could see."""
         if known < self._floor or not known:

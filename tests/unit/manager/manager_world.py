@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -11,11 +13,13 @@ import metadata_cluster
 from metadata_world import NOW_MS, register_broker
 
 from quiver.config import ManagerSettings
-from quiver.errors import OutcomeUnknownError, UnavailableError
-from quiver.manager import Administration
+from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
+from quiver.manager import Administration, Manager
+from quiver.metadata import Command, FinishMove, Move, MoveState, PromoteMove, View
+from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
-from quiver.wire.messages import Request, Response, request_name
+from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo, Request, Response, SubmitCommand, request_name
 from quiver.wire.serving import Caller
 
 R = TypeVar("R", bound=Response)
@@ -105,8 +109,22 @@ class WorldManager(metadata_cluster.Manager):
             clock=self.clock,
             settings=self.world.manager_settings,
             seeds=self.world.addresses,
+            heartbeats=getattr(self, "manager", None),
         )
         await asyncio.Event().wait()
+
+
+class WorkingManager(WorldManager):
+    """A manager that does a manager's work, too."""
+
+    manager: Manager
+
+    async def work(self) -> None:
+        now_ms = self.cluster.loop.now_ns // 1_000_000
+        clock = SimulatedClock(self.cluster.loop, wall_start_ms=NOW_MS + now_ms)
+        settings = self.world.manager_settings
+        async with Manager(self.store, clock=clock, settings=settings, cluster_id="c1") as self.manager:
+            await super().work()
 
 
 class World(metadata_cluster.Cluster):
@@ -126,6 +144,17 @@ class World(metadata_cluster.Cluster):
     def at(self, address: str) -> WorldManager | None:
         number = NodeId(int(address.removeprefix("host").split(":")[0]))
         return cast("WorldManager | None", self.managers.get(number))
+
+    def working(self, number: int) -> WorkingManager:
+        manager = self.managers[NodeId(number)]
+        assert isinstance(manager, WorkingManager)
+        return manager
+
+    @property
+    def view(self) -> View:
+        """Return what the newest of the managers knows."""
+        views = [manager.store.view() for manager in self.managers.values() if manager.is_up]
+        return max(views, key=lambda view: view.index)
 
     async def join(self, *numbers: int) -> None:
         """Register brokers."""
@@ -154,6 +183,78 @@ class World(metadata_cluster.Cluster):
         assert isinstance(manager, WorldManager)
         caller = manager.caller(timeout_ms)
         await manager.administration.handle(caller, cast("Any", request), memoryview(b""))
+
+
+class WorkingWorld(World):
+    """A world whose managers work, and brokers that beat and carry out moves as long as they are `living`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.living: set[int] = set()
+        self.leads: dict[int, tuple[LeaderInfo, ...]] = {}
+        self.clients: dict[int, tuple[BeatInfo, ...]] = {}
+        self.moves_at_once: list[Counter[NodeId]] = []
+        """How many moves each broker had under way, and under 0 all, whenever somebody looked."""
+
+    def make_manager(self, node: NodeId) -> WorldManager:
+        return WorkingManager(self, node)
+
+    async def join(self, *numbers: int) -> None:
+        """Let brokers live; they register by themselves."""
+        self.living.update(numbers)
+        for number in numbers:
+            self.loop.create_task(self._live(number))
+        await self.wait(lambda: self.living <= self.view.brokers.keys() or None)
+
+    async def _live(self, number: int) -> None:
+        while number in self.living:
+            with suppress(QuiverError):
+                await self._beat(number)
+            await asyncio.sleep(self.manager_settings.heartbeat_interval_ms / 1000)
+
+    async def _beat(self, number: int) -> None:
+        beat = Heartbeat(
+            node=NodeId(number),
+            identity=f"identity-{number}",
+            leads=self.leads.get(number, ()),
+            clients=self.clients.get(number, ()),
+        )
+        seed = next(manager.id for manager in self.managers.values() if manager.is_up)
+        taken, _ = await self.wire.call(f"host{seed}:9002", beat, timeout_ms=1_000)
+        if not taken.is_known:
+            await self.submit_by_wire(register_broker(number, now_ms=self._wall_ms()))
+
+    async def carry_out_moves(self) -> None:
+        """Do what partitions' leaders and sources do about moves, for ever."""
+        while True:
+            await asyncio.sleep(0.05)
+            view = self.view
+            moves = view.moves.values()
+            self.moves_at_once.append(
+                Counter(
+                    broker for move in moves for broker in (move.source, move.target, NodeId(0)) if broker is not None
+                )
+            )
+            for move in moves:
+                with suppress(QuiverError):
+                    await self._carry_out(view, move)
+
+    async def _carry_out(self, view: View, move: Move) -> None:
+        voters = view.partitions[move.topic_id, move.partition_id].replicas
+        has_majority = 2 * len(self.living.intersection(voters)) > len(voters)
+        if not has_majority:
+            return
+        if move.state is MoveState.PROMOTED:
+            await self.submit_by_wire(FinishMove(now_ms=self._wall_ms(), move_id=move.move_id))
+        elif move.target in self.living:
+            await self.submit_by_wire(PromoteMove(now_ms=self._wall_ms(), move_id=move.move_id))
+
+    async def submit_by_wire(self, command: Command[Any]) -> None:
+        seed = next(manager.id for manager in self.managers.values() if manager.is_up)
+        await self.wire.call(f"host{seed}:9002", SubmitCommand(), [encode_payload(command)], timeout_ms=1_000)
+
+    def _wall_ms(self) -> int:
+        return NOW_MS + self.loop.now_ns // 1_000_000
 
 
 def run(

@@ -1,0 +1,135 @@
+"""A manager: while it is the primary it hears heartbeats, heals the cluster, and forms it the first time.
+
+It owns nothing but the tasks of that work, which begin with each leadership and end with it. A replica manager does
+nothing here: it votes, follows, and stands ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from quiver.clock import Clock
+from quiver.config import ManagerSettings
+from quiver.errors import OutcomeUnknownError, UnavailableError
+from quiver.logs import facts
+from quiver.manager.liveness import Liveness
+from quiver.manager.reconciler import Reconciler
+from quiver.metadata import BrokerState, InitCluster, MetadataStore, NotPrimaryError
+from quiver.model import NodeId
+from quiver.wire.messages import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+FORM_RETRY_MS = 100
+"""How long is waited before a cluster that could not be formed is tried to be formed again."""
+
+
+class ManagerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a manager."""
+
+    is_primary: bool
+    terms: int
+    """How often it has been the primary in this life."""
+    brokers: int
+    brokers_alive: int
+    moves: int
+    is_rebalancing: bool
+    members: tuple[NodeId, ...]
+    """The managers that vote."""
+
+
+class Manager:
+    """One manager. Use as ``async with``, while its store has its member."""
+
+    def __init__(self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, cluster_id: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._cluster_id = cluster_id
+        self._liveness: Liveness | None = None
+        self._terms = 0
+        self._work: asyncio.Task[None]
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        """Begin to stand ready."""
+        await self._tasks.__aenter__()
+        self._work = self._tasks.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop; what is under way is left to the next primary."""
+        self._work.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def hear(self, heartbeat: Heartbeat) -> bool:
+        """Take a heartbeat; return whether its sender is registered as what it says it is.
+
+        Raises:
+            NotPrimaryError: not done; this manager is not the primary, or not yet.
+            UnavailableError: not done; the leaders that it tells of are not in the metadata.
+            OutcomeUnknownError: they are there perhaps.
+        """
+        if self._liveness is None:
+            raise NotPrimaryError("not done: this manager is not the primary", leader=self._store.primary)
+        return await self._liveness.hear(heartbeat)
+
+    def status(self) -> ManagerStatus:
+        """Return a snapshot for people and metrics."""
+        view = self._store.view()
+        brokers = [broker for broker in view.brokers.values() if broker.state is not BrokerState.REMOVED]
+        return ManagerStatus(
+            is_primary=self._store.is_primary,
+            terms=self._terms,
+            brokers=len(brokers),
+            brokers_alive=sum(broker.state not in (BrokerState.DEAD, BrokerState.SUSPECT) for broker in brokers),
+            moves=len(view.moves),
+            is_rebalancing=view.counters.is_rebalancing,
+            members=self._store.members.voters,
+        )
+
+    # -- work ------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._store.is_closed:
+            await self._store.wait_primary(is_primary=True)
+            self._terms += 1
+            logger.info("manager is primary", extra=facts(index=self._store.applied_index))
+            await self._lead()
+            logger.info("manager is no longer primary", extra=facts(primary=self._store.primary))
+
+    async def _lead(self) -> None:
+        """Do the primary's work until this manager is the primary no longer."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(self._serve())
+                await self._store.wait_primary(is_primary=False)
+                work.cancel()
+        finally:
+            self._liveness = None
+
+    async def _serve(self) -> None:
+        await self._form()
+        self._liveness = Liveness(self._store, clock=self._clock, settings=self._settings)
+        reconciler = Reconciler(self._store, clock=self._clock, settings=self._settings)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._liveness.run())
+            tasks.create_task(reconciler.run())
+
+    async def _form(self) -> None:
+        """Give the cluster its id, if it has none yet."""
+        while not self._store.view().cluster_id:
+            command = InitCluster(now_ms=self._clock.wall_ms(), cluster_id=self._cluster_id)
+            try:
+                await self._store.submit(command)
+            except (UnavailableError, OutcomeUnknownError):
+                await asyncio.sleep(FORM_RETRY_MS / 1000)
+            else:
+                logger.info("cluster formed", extra=facts(cluster_id=self._cluster_id))
