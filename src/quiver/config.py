@@ -247,7 +247,7 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(
             ge=1,
             le=100_000,
-            description="Requests of one connection under way at which nothing more is read from it, or sent to it.",
+            description="Requests of one connection under way: no more are sent, and beyond it nothing is read.",
         ),
     ] = 512
     connection_bytes_max: Annotated[
@@ -255,8 +255,8 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(
             ge=64 * KIB,
             le=4096 * MIB,
-            description="Bytes of one connection's requests under way and unsent responses at which nothing more is "
-            "read from it, or sent to it.",
+            description="Bytes of one connection's requests under way and unsent responses: no more are sent, and "
+            "beyond it nothing is read.",
         ),
     ] = 64 * MIB
     requests_max: Annotated[

@@ -308,6 +308,28 @@ def test_host_that_never_greets_is_given_up() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_host_that_does_not_answer_what_is_over_is_left(is_cancelled: bool) -> None:
+    async def test() -> None:
+        settings = WireSettings(unanswered_timeout_ms=100)
+        async with raw_host() as host, client(settings) as pool, asyncio.TaskGroup() as group:
+            waiting = group.create_task(error_of(pool.call(host.address, PRODUCE, timeout_ms=60_000)))
+            connection = await host.greet()
+            await asyncio.get_running_loop().sock_recv(connection, 4096)
+            timeout_ms = 60_000 if is_cancelled else 200
+            over = group.create_task(error_of(pool.call(host.address, PRODUCE, timeout_ms=timeout_ms)))
+            await asyncio.get_running_loop().sock_recv(connection, 4096)
+            if is_cancelled:
+                over.cancel()
+            else:
+                assert isinstance(await over, OutcomeUnknownError)
+            error = await waiting
+            assert isinstance(error, OutcomeUnknownError)
+            assert "does not answer" in error.message
+
+    run(test())
+
+
 def test_host_that_takes_nothing_more_is_left_before_the_queue_grows() -> None:
     async def test() -> None:
         async with raw_host() as host, client(WireSettings(connection_requests_max=4)) as pool:

@@ -320,6 +320,23 @@ def test_cancelled_caller_leaves_nothing_behind() -> None:
     run(test())
 
 
+def test_client_at_its_bound_can_cancel_and_go_on() -> None:
+    async def test() -> None:
+        gate = Gate()
+        settings = WireSettings(connection_requests_max=4)
+        async with serve(gate, settings=settings) as host, client(settings) as pool, asyncio.TaskGroup() as group:
+            polls = [group.create_task(pool.call(host.address, fetch(at), timeout_ms=60_000)) for at in range(4)]
+            await wait_until(lambda: gate.inside == 4)
+            for poll in polls:
+                poll.cancel()
+            call = group.create_task(pool.call(host.address, ask_for(5), timeout_ms=10_000))
+            await wait_until(lambda: gate.cancelled == 4)
+            gate.opened.set()
+            assert (await call)[0].offset == 5
+
+    run(test())
+
+
 # Bounds.
 
 
@@ -329,9 +346,9 @@ def test_connection_at_its_bound_is_not_read_and_nothing_is_lost() -> None:
         host_settings = WireSettings(connection_requests_max=4)
         async with serve(gate, settings=host_settings) as host, client() as pool, asyncio.TaskGroup() as group:
             calls = [group.create_task(pool.call(host.address, ask_for(at), timeout_ms=20_000)) for at in range(50)]
-            await wait_until(lambda: gate.inside == 4)
+            await wait_until(lambda: gate.inside == 5)
             await asyncio.sleep(0.05)
-            assert (gate.inside, host.server.status().requests_refused) == (4, 0)
+            assert (gate.inside, host.server.status().requests_refused) == (5, 0)
             gate.opened.set()
             assert [(await call)[0].offset for call in calls] == list(range(50))
 

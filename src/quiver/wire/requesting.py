@@ -4,7 +4,8 @@ It owns what was asked and not answered yet, and the requests that are not sent 
 bounds; nothing is dropped. What it says of a call that ends without an answer is true: *not done* as long as the
 request has not left whole, *perhaps done* afterwards, unless it is a read, which can always be sent again.
 
-There is no task of its own: an answer sets the future that its caller waits for.
+A request is under way, and takes room, until it is answered, even if its caller has given up: what counts is what the
+other side has to do. There is no task of its own: an answer sets the future that its caller waits for.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ R = TypeVar("R", bound=Response)
 
 
 class _Pending:
-    """A request whose answer is awaited."""
+    """A request that was not answered yet, whether or not anybody still waits for it."""
 
-    __slots__ = ("future", "is_read", "name", "number", "size_bytes")
+    __slots__ = ("future", "number", "request", "size_bytes")
 
     def __init__(self, future: asyncio.Future[Answered], request: Request[Any], number: int, size_bytes: int) -> None:
         self.future = future
-        self.name = request_name(request)
-        self.is_read = type(request) in READS
+        self.request = request
         self.number = number
+        """Its number in the outbox."""
         self.size_bytes = size_bytes
 
 
@@ -104,7 +105,6 @@ class RequestConnection(Connection):
             raise
         finally:
             timer.cancel()
-            self._finish(correlation_id, pending)
         if answered.failure is not None:
             raise restore(answered.failure)
         return _read_body(request, answered.body), answered.payload
@@ -139,31 +139,50 @@ class RequestConnection(Connection):
         while outbox.bytes and self.can_write:
             self.write(outbox.next_chunk())
 
-    def _finish(self, correlation_id: int, pending: _Pending) -> None:
-        self._pending.pop(correlation_id, None)
-        self._pending_bytes -= pending.size_bytes
-        self.used_at_s = self._loop.time()
-        self._wake()
+    # Calls that nobody waits for any more: under way until they are answered, since the other side has them.
 
     def _cancel(self, correlation_id: int, pending: _Pending) -> None:
         """Take a request back, or tell the other side that nobody waits for it."""
-        if not self._outbox.withdraw(pending.number) and self._is_open:
+        if correlation_id in self._pending and not self._withdraw(correlation_id, pending):
             self._outbox.push(encode_cancel(correlation_id))
             self._flush_soon()
-        self._end_if_stuck()
+            self._expect_end(correlation_id)
 
     def _expire(self, correlation_id: int) -> None:
-        pending = self._pending[correlation_id]
-        if pending.future.done():
+        """Tell a caller that its time is over."""
+        pending = self._pending.get(correlation_id)
+        if pending is None or pending.future.done():
             return
-        is_sent = not self._outbox.withdraw(pending.number)
+        is_sent = not self._withdraw(correlation_id, pending)
         pending.future.set_exception(_unanswered(pending, "the time is over", "timed_out", is_sent=is_sent))
-        self._end_if_stuck()
+        if is_sent:
+            self._expect_end(correlation_id)
 
-    def _end_if_stuck(self) -> None:
+    def _withdraw(self, correlation_id: int, pending: _Pending) -> bool:
+        """Take a request back if nothing of it was sent; return whether that was so."""
+        if not self._outbox.withdraw(pending.number):
+            return False
+        self._forget(correlation_id)
         # What is withdrawn keeps its place in the queue: one that only grows is of no use to anybody.
         if self._outbox.messages > 2 * self.settings.connection_requests_max:
             self.abort("the other side takes no requests")
+        return True
+
+    def _expect_end(self, correlation_id: int) -> None:
+        """Give the other side some time to answer what it knows to be over; it is not well if it does not."""
+        self._loop.call_later(self.settings.unanswered_timeout_ms / 1000, self._give_up, correlation_id)
+
+    def _give_up(self, correlation_id: int) -> None:
+        if correlation_id in self._pending:
+            self.abort("the other side does not answer")
+
+    def _forget(self, correlation_id: int) -> _Pending | None:
+        pending = self._pending.pop(correlation_id, None)
+        if pending is not None:
+            self._pending_bytes -= pending.size_bytes
+            self.used_at_s = self._loop.time()
+            self._wake()
+        return pending
 
     # Room.
 
@@ -234,6 +253,7 @@ class RequestConnection(Connection):
                 is_sent = not self._outbox.holds(pending.number)
                 error = _unanswered(pending, self.end_reason, "connection_lost", is_sent=is_sent)
                 pending.future.set_exception(error)
+        self._pending.clear()
         self._outbox.clear()
         for waiter in self._waiting:
             if not waiter.done():
@@ -248,18 +268,18 @@ class RequestConnection(Connection):
         self.greeted.set_result(answer)
 
     def _take_response(self, answered: Answered) -> None:
-        # Nobody waits for the answer to a call that was given up.
-        pending = self._pending.get(answered.correlation_id)
+        pending = self._forget(answered.correlation_id)
         if pending is not None and not pending.future.done():
             pending.future.set_result(answered)
 
 
 def _unanswered(pending: _Pending, reason: str, code: str, *, is_sent: bool) -> QuiverError:
+    name = request_name(pending.request)
     if not is_sent:
-        return UnavailableError(f"{pending.name} was not sent: {reason}", code=code)
-    if pending.is_read:
-        return UnavailableError(f"{pending.name} was not answered: {reason}", code=code)
-    return OutcomeUnknownError(f"{pending.name} was sent and not answered: {reason}", code=code)
+        return UnavailableError(f"{name} was not sent: {reason}", code=code)
+    if type(pending.request) in READS:
+        return UnavailableError(f"{name} was not answered: {reason}", code=code)
+    return OutcomeUnknownError(f"{name} was sent and not answered: {reason}", code=code)
 
 
 def _read_body(request: Request[R], body: Buffer) -> R:

@@ -129,6 +129,7 @@ class RequestServer:
         self._begun = 0
         self._refused = 0
         self._failed = 0
+        self._loop: asyncio.AbstractEventLoop
         self._group = asyncio.TaskGroup()
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
@@ -137,6 +138,7 @@ class RequestServer:
     # Life.
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         await self._group.__aenter__()
         return self
 
@@ -224,8 +226,7 @@ class RequestServer:
         if session.node is None:
             self._client_requests += 1
         session.begin(call)
-        loop = asyncio.get_running_loop()
-        call.timer = loop.call_later(asked.timeout_ms / 1000, call.end, "timed_out")
+        call.timer = self._loop.call_later(asked.timeout_ms / 1000, call.end, "timed_out")
         call.task = self._group.create_task(self._run(call))
 
     def _check(self, session: RequestSession, asked: Asked) -> AnyRequest | QuiverError:

@@ -1,7 +1,8 @@
 """One connection that requests come in on: frames to calls, answers to frames, and the bound of both.
 
-It owns the responses that are not sent yet and knows the calls under way. While either reaches the connection's bound
-nothing more is read from it, so whoever sends more has to wait; nothing is dropped. Responses that are made in one
+It owns the responses that are not sent yet and knows the calls under way. While they exceed the connection's bound
+nothing more is read from it, so whoever sends more has to wait; nothing is dropped. Who keeps to the bound is always
+read from, so that what it cancels is heard. Responses that are made in one
 turn of the loop leave in few writes.
 """
 
@@ -139,8 +140,8 @@ class RequestSession:
     def _hold_or_resume(self) -> None:
         settings = self._settings
         is_full = (
-            len(self._calls) >= settings.connection_requests_max
-            or self._calls_bytes + self._outbox.bytes >= settings.connection_bytes_max
+            len(self._calls) > settings.connection_requests_max
+            or self._calls_bytes + self._outbox.bytes > settings.connection_bytes_max
         )
         if is_full is not self._is_held:
             self._is_held = is_full
