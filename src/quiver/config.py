@@ -462,6 +462,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         int, Meta(ge=0, le=600_000, description="Time for requests under way to be answered when the node stops.")
     ] = 5_000
     access_log: Annotated[bool, Meta(description="Whether every request is written to the log.")] = False
+    tls: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="Whether HTTP is served over TLS with the certificate of [tls]; `auto`: if that is enabled."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         if self.bodies_bytes_max < self.body_bytes_max:

@@ -29,7 +29,7 @@ _MARKDOWN_HEAD = """\
 
 <!-- Made by `make docs` from src/quiver/gateway/routes.py and contract.py; change it there. -->
 
-Served by every node with the gateway role, by default at `http://127.0.0.1:8002`; over TLS if `tls.http` is set.
+Served by every node with the gateway role, by default at `http://127.0.0.1:8002`; over TLS if `gateway.tls` says so.
 `GET /openapi.json` is the same for programs, `GET /docs` for browsers.
 
 """
