@@ -46,7 +46,7 @@ from quiver.raft.messages import (
 )
 from quiver.raft.output import Output, Role
 from quiver.raft.progress import LOST, SNAPSHOT
-from quiver.raft.state import State
+from quiver.raft.state import Campaign, State
 from quiver.raft.status import Status
 
 
@@ -202,13 +202,14 @@ class Raft:
         return self._state.finish()
 
     def campaign(self, now_ms: int) -> Output:
-        """Ask for votes now instead of after a random wait, unless a leader is known or an election is under way.
+        """Ask for votes now instead of after a random wait, unless a leader is known or votes are being counted.
 
+        Asking again while pre-votes are counted asks those, too, who could not hear the first time.
         Only a hint, safe at any time: pre-votes come first, so that it costs no leader that others still hear.
         """
         state = self._state
         state.begin(now_ms)
-        if state.leadership is None and state.campaign is None and not state.leader_is_fresh():
+        if state.leadership is None and _is_open(state.campaign) and not state.leader_is_fresh():
             hibernation.wake(state)
             election.campaign(state)
         return state.finish()
@@ -410,3 +411,8 @@ class Raft:
                     election.campaign(state, transfer=True)
             case _:
                 assert_never(message)
+
+
+def _is_open(campaign: Campaign | None) -> bool:
+    """Tell whether an election may be begun, or begun anew, without a vote being lost."""
+    return campaign is None or campaign.pre

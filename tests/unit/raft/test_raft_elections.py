@@ -102,6 +102,16 @@ def test_answers_to_other_campaigns_do_not_count() -> None:
     assert (raft.role, raft.term) == (Role.PRE_CANDIDATE, 3)
 
 
+def test_member_that_stands_again_asks_those_too_who_could_not_hear_it_before() -> None:
+    raft = core(term=3)
+    for _ in range(2):
+        asked = [(item.to, item.message) for item in raft.campaign(10).messages]
+        assert asked == [(N2, request(4, pre=True)), (N3, request(4, pre=True))]
+    raft.receive(N2, VoteResponse(Term(4), True, True), 10)
+    assert (raft.role, raft.term) == (Role.CANDIDATE, 4)
+    assert not raft.campaign(10).messages, "votes are being counted"
+
+
 def test_cut_off_member_does_not_disturb_when_it_returns() -> None:
     """R9: the term does not grow while a member cannot win."""
     cluster = Cluster()
