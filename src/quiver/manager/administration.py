@@ -57,7 +57,7 @@ class Administration:
             case GetMetadata():
                 await self._wait_known(request.known_index, caller)
                 view = await self._store.read()
-                return answers.describe_metadata(view, primary=self._store.primary, topics=request.topics), ()
+                return answers.describe_metadata(view, request, primary=self._store.primary), ()
             case ListClients():
                 await self._wait_known(request.known_index, caller)
                 view = await self._store.read()
@@ -70,7 +70,7 @@ class Administration:
 
     async def _read_current(self, request: GetMetadata) -> tuple[MetadataFound, tuple[()]]:
         view = await self._store.read(linearizable=True)
-        return answers.describe_metadata(view, primary=self._store.primary, topics=request.topics), ()
+        return answers.describe_metadata(view, request, primary=self._store.primary), ()
 
     async def _wait_known(self, index: Index, caller: Caller) -> None:
         """Wait until this node knows as much as the asker."""

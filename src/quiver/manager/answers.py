@@ -15,10 +15,12 @@ from quiver.metadata import (
     Topic,
     View,
 )
-from quiver.model import NodeId
+from quiver.metadata.rows import FIRST_PARTITION_GROUP
+from quiver.model import GroupId, NodeId
 from quiver.wire.messages import (
     ClientInfo,
     ClientsFound,
+    GetMetadata,
     ListClients,
     MetadataFound,
     MoveInfo,
@@ -30,12 +32,12 @@ from quiver.wire.messages import (
 )
 
 
-def describe_metadata(view: View, *, primary: NodeId | None, topics: Iterable[str] | None) -> MetadataFound:
+def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None) -> MetadataFound:
     """Return nodes and topics; of the topics those that are named and known, or all of them."""
-    if topics is None:
+    if asked.topics is None:
         found = view.active_topics()
     else:
-        known = (view.topic(name) for name in dict.fromkeys(topics))
+        known = (view.topic(name) for name in dict.fromkeys(asked.topics))
         found = [topic for topic in known if topic is not None]
     return MetadataFound(
         cluster_id=view.cluster_id,
@@ -45,7 +47,16 @@ def describe_metadata(view: View, *, primary: NodeId | None, topics: Iterable[st
             _node(view, broker) for _, broker in sorted(view.brokers.items()) if broker.state is not BrokerState.REMOVED
         ),
         topics=tuple(_topic(view, topic) for topic in found),
+        purged_groups=tuple(_purged_groups(view, asked.groups)) if asked.groups else (),
     )
+
+
+def _purged_groups(view: View, groups: Iterable[GroupId]) -> Iterator[GroupId]:
+    """Yield those groups that were given to a partition once and belong to none any more, deleted ones included."""
+    used = {partition.group_id for partition in view.partitions.values()}
+    for group in groups:
+        if FIRST_PARTITION_GROUP <= group < view.counters.next_group_id and group not in used:
+            yield group
 
 
 def describe_clients(view: View, asked: ListClients, *, now_ms: int, alive_ms: int) -> ClientsFound:
