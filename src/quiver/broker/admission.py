@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
+from quiver.broker.table import Key
 from quiver.clock import Clock
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
 from quiver.metadata import Consumer, MetadataStore, Producer, Registration, View
-from quiver.model import NO_PRODUCER, ConsumerId, Index, PartitionId, ProducerId, TopicId
+from quiver.model import ConsumerId, Index, ProducerId, TopicId
 from quiver.wire.serving import Caller
 
 WAIT_SHARE = 0.8
@@ -25,6 +26,11 @@ class Admission:
         self._store = store
         self._clock = clock
 
+    def wait_ms(self, caller: Caller, wanted_ms: int | None = None) -> float:
+        """Return for how long a request may wait for something: as it wants, within its own time."""
+        within_ms = caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE
+        return within_ms if wanted_ms is None else min(wanted_ms, within_ms)
+
     async def wait_known(self, caller: Caller, index: Index) -> View:
         """Return the metadata, once this node knows it up to an index.
 
@@ -32,38 +38,45 @@ class Admission:
             UnavailableError: not done; the caller's time was nearly over before.
         """
         if self._store.applied_index < index:
-            wait_ms = caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE
             try:
-                async with asyncio.timeout(wait_ms / 1000):
+                async with asyncio.timeout(self.wait_ms(caller) / 1000):
                     await self._store.wait_applied(index)
             except TimeoutError:
                 message = (
                     f"not done: this node knows the metadata up to {self._store.applied_index}, not yet to {index}"
                 )
-                raise UnavailableError(message, code="metadata_behind") from None
+                raise UnavailableError(message, code="behind") from None
         return self._store.view()
 
 
-def check_producer(view: View, producer_id: ProducerId, topic_id: TopicId, partition_id: PartitionId) -> None:
-    """Let a registered producer send to a partition; a batch without a producer is everybody's.
+def check_producer(view: View, producer_id: ProducerId, epoch: int, *, key: Key) -> None:
+    """Let a registered producer write to a partition.
 
     Raises:
         NotFoundError: there is no such producer.
-        NotAllowedError: it is not registered for the partition.
-        ConflictError: records would wait for consumers of which there are none.
+        NotAllowedError: it is not registered for the partition, or was never given that epoch.
     """
-    if producer_id != NO_PRODUCER:
-        producer = view.producers.get(producer_id)
-        if producer is None:
-            raise NotFoundError(f"not done: there is no producer {producer_id}", code="unknown_producer")
-        _find_registration(producer, producer_id, topic_id, partition_id)
+    producer = view.producers.get(producer_id)
+    if producer is None:
+        raise NotFoundError(f"not done: there is no producer {producer_id}", code="unknown_producer")
+    _find_registration(producer, producer_id, key)
+    if epoch > producer.epoch:
+        raise NotAllowedError(f"not done: producer {producer_id} was never given epoch {epoch}", code="unknown_epoch")
+
+
+def check_is_awaited(view: View, topic_id: TopicId) -> None:
+    """Refuse records that would wait for consumers of which there are none.
+
+    Raises:
+        ConflictError: the topic keeps records until they are consumed, and has no consumers.
+    """
     topic = view.topics.get(topic_id)
     if topic is not None and topic.retention.until_consumed and not view.consumers_of(topic_id):
         message = f"not done: topic {topic.name!r} keeps records until they are consumed and has no consumers"
         raise ConflictError(message, code="no_consumers")
 
 
-def check_consumer(view: View, consumer_id: ConsumerId, topic_id: TopicId, partition_id: PartitionId) -> Registration:
+def check_consumer(view: View, consumer_id: ConsumerId, *, key: Key) -> Registration:
     """Let a registered consumer read a partition; return its registration, which says where it begins.
 
     Raises:
@@ -73,15 +86,13 @@ def check_consumer(view: View, consumer_id: ConsumerId, topic_id: TopicId, parti
     consumer = view.consumers.get(consumer_id)
     if consumer is None:
         raise NotFoundError(f"not done: there is no consumer {consumer_id}", code="unknown_consumer")
-    return _find_registration(consumer, consumer_id, topic_id, partition_id)
+    return _find_registration(consumer, consumer_id, key)
 
 
-def _find_registration(
-    client: Producer | Consumer, id_: int, topic_id: TopicId, partition_id: PartitionId
-) -> Registration:
+def _find_registration(client: Producer | Consumer, id_: int, key: Key) -> Registration:
     for registration in client.registrations:
-        if registration.covers(topic_id, partition_id):
+        if registration.covers(*key):
             return registration
     kind = client.table.value.removesuffix("s")
-    message = f"not done: {kind} {id_} is not registered for partition {partition_id} of topic {topic_id}"
+    message = f"not done: {kind} {id_} is not registered for partition {key[1]} of topic {key[0]}"
     raise NotAllowedError(message, code="not_registered")

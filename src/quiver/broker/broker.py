@@ -19,7 +19,8 @@ from quiver.broker.keeper import ReplicaKeeper
 from quiver.broker.moves import Mover
 from quiver.broker.nodes import Nodes
 from quiver.broker.reporter import Introduction, Reporter
-from quiver.broker.requests import Answer, BrokerRequest, BrokerRequests, describe_replica
+from quiver.broker.requests import Answer, BrokerRequest, BrokerRequests
+from quiver.broker.retention import RetentionRules
 from quiver.broker.table import Held, HeldState, PartitionTable
 from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
@@ -29,7 +30,7 @@ from quiver.model import NodeId, Term, TopicId
 from quiver.partition import Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
-from quiver.storage import Disk, Executor, GroupFolders
+from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
 from quiver.wire.messages import AnyRequest, LeaderInfo, ReplicaInfo
 from quiver.wire.serving import Caller
 
@@ -75,11 +76,14 @@ class Broker:
     ) -> None:
         node = introduction.node
         self._node = node
+        self._clock = clock
         self._replicator = replicator
         self._nodes = Nodes(store, transport, seeds=seeds)
         self._table = PartitionTable(
             node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
         )
+        self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
+        self._retention = RetentionRules(self._table, store)
         self._keeper = ReplicaKeeper(
             node,
             table=self._table,
@@ -90,7 +94,8 @@ class Broker:
             executor=executor,
             clock=clock,
             rng=rng,
-            workers=settings.broker.openings_max,
+            settings=settings,
+            space=self._space,
             on_open=self._handle_open,
         )
         self._reporter = Reporter(
@@ -111,7 +116,12 @@ class Broker:
             on_unreported=self._reporter.hurry,
         )
         self._balancer = LeaderBalancer(node, table=self._table, store=store, clock=clock, settings=settings.broker)
-        self._requests = BrokerRequests(self._table, Admission(store, clock), self._reporter.clients)
+        self._requests = BrokerRequests(
+            self._table,
+            Admission(store, clock),
+            self._reporter.clients,
+            long_polls_max=settings.broker.long_polls_max,
+        )
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []
 
@@ -120,21 +130,32 @@ class Broker:
     async def __aenter__(self) -> Self:
         """Begin to follow the metadata and to report."""
         await self._tasks.__aenter__()
-        for part in (self._keeper, self._reporter, self._mover, self._balancer):
+        for part in (self._space, self._retention, self._keeper, self._reporter, self._mover, self._balancer):
             self._running.append(self._tasks.create_task(part.run()))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand leadership on, then close every replica."""
+        """Hand leadership on, then close every replica; after an error only the tasks are ended."""
         if kind is None:
             await self._balancer.hand_over_all()
         for task in self._running:
             task.cancel()
+        try:
+            if kind is None:
+                await asyncio.wait(self._running)
+                await self._close_replicas()
+        except BaseException as failure:
+            await self._tasks.__aexit__(type(failure), failure, failure.__traceback__)
+            raise
         await self._tasks.__aexit__(kind, error, trace)
-        for held, _ in self._table.open_replicas():
+
+    async def _close_replicas(self) -> None:
+        """Save what each replica knows, so that the next start has nothing to replay, and close it."""
+        for held, replica in self._table.open_replicas():
             held.close()
+            await replica.close()
             await self._replicator.close_member(held.group)
 
     async def wait_ready(self) -> None:
@@ -170,7 +191,7 @@ class Broker:
     def describe_replicas(self, topic_id: TopicId | None = None) -> tuple[ReplicaInfo, ...]:
         """Return the replicas on this node, all or one topic's, as `DescribeNode` shows them."""
         held = [held for held in self._table if topic_id in (None, held.key[0])]
-        return tuple(describe_replica(self._table, item) for item in sorted(held, key=lambda item: item.key))
+        return tuple(self._table.describe(item) for item in sorted(held, key=lambda item: item.key))
 
     # -- replicas --------------------------------------------------------------------------------
 
@@ -184,6 +205,8 @@ class Broker:
                 self._balancer.note_follower(held.key)
 
         replica.on_role = handle_role
+        self._retention.tell(held, replica)
+        self._tasks.create_task(replica.run(self._clock))
         if replica.member.raft.is_leader:
             handle_role(Role.LEADER, replica.member.raft.term, self._node)
 

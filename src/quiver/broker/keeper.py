@@ -22,6 +22,7 @@ from functools import partial
 from quiver.broker.nodes import Nodes
 from quiver.broker.table import Held, Key, PartitionTable
 from quiver.clock import Clock, Rng
+from quiver.config import Settings
 from quiver.errors import OutcomeUnknownError, QuiverError, StorageError, UnavailableError
 from quiver.logs import facts
 from quiver.metadata import (
@@ -40,13 +41,16 @@ from quiver.model import GroupId, Index, NodeId
 from quiver.partition import PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.replication import Replicator
-from quiver.storage import Executor, GroupFolders
+from quiver.storage import DiskSpace, Executor, GroupFolders
 from quiver.wire.messages import GetMetadata
 
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1_000
 """Wait before something that could not be done is tried again; up to half of it more, by chance."""
+
+CAMPAIGN_DELAYS_MS = (0, 10, 30, 80, 200)
+"""When the preferred replica of a new group asks for votes: the others open theirs at about the same time."""
 
 
 class ReplicaKeeper:
@@ -64,7 +68,8 @@ class ReplicaKeeper:
         executor: Executor,
         clock: Clock,
         rng: Rng,
-        workers: int,
+        settings: Settings,
+        space: DiskSpace,
         on_open: Callable[[Held, Replica], None],
     ) -> None:
         self._node = node
@@ -76,7 +81,8 @@ class ReplicaKeeper:
         self._executor = executor
         self._clock = clock
         self._rng = rng
-        self._workers = workers
+        self._settings = settings
+        self._space = space
         self._on_open = on_open
         self._keys: dict[GroupId, Key] = {}
         self._present: set[GroupId] = set()
@@ -106,7 +112,7 @@ class ReplicaKeeper:
         if not self._present and not self._joined:
             self._ready.set()
         async with asyncio.TaskGroup() as tasks:
-            workers = [tasks.create_task(self._serve()) for _ in range(self._workers)]
+            workers = [tasks.create_task(self._serve()) for _ in range(self._settings.broker.openings_max)]
             async for changed in self._store.watch(Index(0)):
                 self._note(changed)
             for worker in workers:
@@ -229,7 +235,12 @@ class ReplicaKeeper:
             held.open(replica)
             self._on_open(held, replica)
             if row.epoch == 0 and row.replicas[0] == self._node:
-                replica.member.campaign()  # nobody has led yet: spare clients the wait for a timeout
+                self._stand_for_election(held, replica)
+
+    def _stand_for_election(self, held: Held, replica: Replica) -> None:
+        """Let the preferred replica of a new group ask for votes at once: spare clients the wait for a timeout."""
+        for delay_ms in CAMPAIGN_DELAYS_MS:
+            asyncio.get_running_loop().call_later(delay_ms / 1000, _campaign, held, replica)
 
     async def _open_replica(self, row: Partition, held: Held) -> Replica | None:
         group, directory = row.group_id, self._folders.path(row.group_id)
@@ -252,7 +263,7 @@ class ReplicaKeeper:
             "replica opened",
             extra=facts(group=group, topic_id=row.topic_id, partition_id=row.partition_id, is_new=is_new),
         )
-        return Replica(member, state)
+        return Replica(member, state, settings=self._settings.partition, space=self._space)
 
     # -- letting go ------------------------------------------------------------------------------
 
@@ -291,6 +302,7 @@ class ReplicaKeeper:
             return
         replica = held.close()
         if replica is not None:
+            await replica.close()
             await self._replicator.close_member(held.group)
             logger.info("replica closed", extra=facts(group=held.group))
         self._table.remove(held)
@@ -309,6 +321,11 @@ class ReplicaKeeper:
             failure = StorageError(f"the folders of the replicas cannot be used: {error}")
             self._replicator.fail(failure)
             raise failure from error
+
+
+def _campaign(held: Held, replica: Replica) -> None:
+    if held.replica is replica and replica.member.leader is None:
+        replica.member.campaign()
 
 
 def _key_of(move: Move) -> Key:

@@ -18,6 +18,7 @@ from quiver.metadata import Partition, TopicState, View
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
 from quiver.replication import find_in_sync
+from quiver.wire.messages import ReplicaInfo
 
 Key = tuple[TopicId, PartitionId]
 """How a partition is found."""
@@ -99,9 +100,35 @@ class PartitionTable:
         return [(held, replica) for held, replica in self.open_replicas() if held.is_leader]
 
     def in_sync(self, replica: Replica) -> tuple[NodeId, ...]:
-        """Return the voters that keep up with a replica that leads, itself included; none if it does not."""
+        """Return the voters that keep up with a replica that leads, itself included; none if it does not.
+
+        Stricter than what is shown: leadership is handed to one of them, who must be there.
+        """
         status = replica.member.raft.status()
         return find_in_sync(status, now_ms=self._clock.monotonic_ms(), silence_ms_max=self._silence_ms_max)
+
+    def describe(self, held: Held) -> ReplicaInfo:
+        """Return what people and other nodes see of a replica."""
+        topic_id, partition_id = held.key
+        if held.replica is None:
+            return ReplicaInfo(
+                topic_id=topic_id, partition_id=partition_id, group=held.group, role=held.state, epoch=0, is_ready=False
+            )
+        status = held.replica.status(now_ms=self._clock.monotonic_ms())
+        return ReplicaInfo(
+            topic_id=topic_id,
+            partition_id=partition_id,
+            group=held.group,
+            role=status.role,
+            epoch=status.epoch,
+            leader=status.leader,
+            first_offset=status.first_offset,
+            end_offset=status.end_offset,
+            bytes=status.size_bytes,
+            in_sync=status.in_sync,
+            voters=status.voters,
+            learners=status.learners,
+        )
 
     def add(self, key: Key, group: GroupId) -> Held:
         """Begin to hold a replica."""

@@ -1,7 +1,7 @@
 """Whole nodes on a simulated loop, network, transport and disk, each with a SQLite file: what brokers' tests share.
 
-Every node is a manager's voter of the metadata and a broker. Who answers the metadata's requests is as small as it can
-be here: the primary carries out commands and counts heartbeats as reports of leaders.
+Every node is a manager's voter of the metadata and a broker. Nobody watches who lives: the primary takes heartbeats as
+reports of leaders and nothing else, so that tests alone decide who counts as dead.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from quiver.broker import Broker, Introduction
 from quiver.broker.broker import is_for_broker
 from quiver.broker.requests import Answer
-from quiver.config import BrokerSettings, LogSettings, ManagerSettings, ReplicationSettings, Settings
+from quiver.config import BrokerSettings, LogSettings, ManagerSettings, PartitionSettings, ReplicationSettings, Settings
 from quiver.errors import (
-    NotFoundError,
     NotLeaderError,
     OutcomeUnknownError,
     StorageError,
     UnavailableError,
 )
+from quiver.manager.administration import Administration
 from quiver.metadata import (
     ALL_ROLES,
     METADATA_GROUP,
@@ -38,7 +38,6 @@ from quiver.metadata import (
     open_database,
     sqlite_url,
 )
-from quiver.metadata.commands import decode_payload, encode_result
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.raft import Configuration
 from quiver.record import Batch, build_batch
@@ -57,17 +56,14 @@ from quiver.testing import (
 )
 from quiver.wire.messages import (
     AnyRequest,
-    CommandSubmitted,
+    DescribeNode,
     Fetch,
-    GetMetadata,
     Heartbeat,
     HeartbeatTaken,
-    MetadataFound,
     Produce,
     Produced,
     Request,
     Response,
-    SubmitCommand,
 )
 from quiver.wire.serving import Caller
 
@@ -81,6 +77,7 @@ SETTINGS = Settings(
     log=LogSettings(segment_bytes_max=4096, tail_cache_bytes_max=2000),
     replication=ReplicationSettings(hibernation=False),
     manager=ManagerSettings(heartbeat_interval_ms=200),
+    partition=PartitionSettings(summary_bytes=4096, checkpoint_bytes=8192, retention_interval_ms=500),
     broker=BrokerSettings(leader_balance_delay_ms=1_000, openings_max=4),
 )
 CALL_TIMEOUT_MS = 3_000
@@ -99,6 +96,7 @@ class Node:
         self.failures: list[StorageError] = []
         self.database: Database
         self.store: MetadataStore
+        self.administration: Administration
         self.replicator: Replicator
         self.broker: Broker | None = None
         self._stop: asyncio.Event
@@ -165,6 +163,14 @@ class Node:
                 METADATA_GROUP, f"{DIRECTORY}/metadata", self.store.machine, bootstrap=bootstrap
             )
             self.store.attach(member)
+            self.administration = Administration(
+                self.id,
+                self.store,
+                cluster.transport.port(self.id, name=f"node-{self.id}"),
+                clock=clock,
+                settings=SETTINGS.manager,
+                seeds=cluster.addresses,
+            )
             introduction = Introduction(
                 node=self.id, identity=self.identity, wire_address=self.address, roles=ALL_ROLES
             )
@@ -189,19 +195,10 @@ class Node:
         assert self.broker is not None
         if is_for_broker(request):
             return await self.broker.handle(caller, request, payload)  # type: ignore[arg-type]
-        match request:
-            case SubmitCommand():
-                result: Any = await self.store.submit(decode_payload(payload))
-                return CommandSubmitted(index=self.store.applied_index), [encode_result(result)]
-            case Heartbeat():
-                return await self._take_heartbeat(request), ()
-            case GetMetadata():
-                view = await self.store.read(linearizable=request.is_linearizable)
-                used = {row.group_id for row in view.partitions.values()}
-                purged = [g for g in request.groups if g < view.counters.next_group_id and g not in used]
-                return MetadataFound(cluster_id=view.cluster_id, index=view.index, purged_groups=tuple(purged)), ()
-            case _:
-                raise NotFoundError(f"the test's node does not answer {request}")
+        if isinstance(request, Heartbeat):
+            return await self._take_heartbeat(request), ()
+        assert not isinstance(request, DescribeNode)
+        return await self.administration.handle(caller, request, payload)  # type: ignore[arg-type]
 
     async def _take_heartbeat(self, request: Heartbeat) -> HeartbeatTaken:
         view = await self.store.read(linearizable=True)
@@ -242,6 +239,12 @@ class Cluster:
     def start(self) -> None:
         for node in self.nodes.values():
             node.start(bootstrap=self.voters)
+
+    def start_all(self) -> None:
+        """Start again whoever was killed."""
+        for node in self.nodes.values():
+            if not self.loop.is_alive(node.id):
+                node.start()
 
     async def wait(self, condition: Callable[[], T | None], *, step_s: float = 0.01, timeout_s: float = 60) -> T:
         end = self.loop.time() + timeout_s

@@ -1,0 +1,220 @@
+"""Moves of replicas: carried out by whoever leads, resumed after the crash of anyone, and never a copy too few."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from broker_cluster import DIRECTORY, Cluster, Node, simulate
+
+from quiver.metadata import AbortMove, BrokerState, ChangeBrokerState, MoveState, PromoteMove
+from quiver.model import NodeId, PartitionId, TopicId
+
+
+def replicas(cluster: Cluster, topic_id: TopicId) -> tuple[NodeId, ...]:
+    return cluster.view().partitions[topic_id, PartitionId(0)].replicas
+
+
+def move_state(cluster: Cluster) -> MoveState | None:
+    return next((move.state for move in cluster.view().moves.values()), None)
+
+
+async def filled_topic(cluster: Cluster, *assignment: int, batches: int = 30) -> TopicId:
+    topic_id = await cluster.create_topic("logs", assignment)
+    for number in range(batches):
+        await cluster.produce(topic_id, b"%d" % number * 20)
+    return topic_id
+
+
+async def wait_moved(cluster: Cluster, topic_id: TopicId, *final: int) -> None:
+    """Wait for the end of a move, and check that the batches are where they should be and nowhere else."""
+    await cluster.wait(lambda: not cluster.view().moves or None)
+    assert sorted(replicas(cluster, topic_id)) == sorted(final)
+    await cluster.produce(topic_id, b"after")
+    await cluster.wait_equal(topic_id, *final)
+    values = await cluster.fetch(topic_id)
+    assert [value for value in values if value != b"after"] == [b"%d" % n * 20 for n in range(len(values) - 1)]
+
+
+def test_follower_moves() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await wait_moved(cluster, topic_id, 1, 2, 4)
+        assert not cluster[3].disk.names(f"{DIRECTORY}/joined")
+
+    simulate(test, nodes=4)
+
+
+def test_leader_hands_over_before_it_moves() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        assert await cluster.wait_leader(topic_id) is cluster[1]
+        await cluster.begin_move(topic_id, source=1, target=4)
+        await wait_moved(cluster, topic_id, 2, 3, 4)
+
+    simulate(test, nodes=4)
+
+
+def test_only_replica_moves() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1)
+        await cluster.begin_move(topic_id, source=1, target=2)
+        await wait_moved(cluster, topic_id, 2)
+
+    simulate(test)
+
+
+def test_partition_gets_one_replica_more() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2)
+        await cluster.begin_move(topic_id, source=None, target=3)
+        await wait_moved(cluster, topic_id, 1, 2, 3)
+
+    simulate(test)
+
+
+def test_partition_that_nobody_has_led_yet_can_be_moved() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1, 2, 3))
+        await cluster.begin_move(topic_id, source=2, target=4)
+        await cluster.wait(lambda: not cluster.view().moves or None)
+        assert cluster.view().partitions[topic_id, PartitionId(0)].epoch > 0
+        await cluster.produce(topic_id, b"a")
+        await cluster.wait_equal(topic_id, 1, 3, 4)
+
+    simulate(test, nodes=4)
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3, 4])
+@pytest.mark.parametrize("delay_ms", [5, 60, 150, 300])
+def test_move_survives_the_crash_of_anyone_at_any_time(victim: int, delay_ms: int) -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        await cluster.begin_move(topic_id, source=1, target=4)
+        await asyncio.sleep(delay_ms / 1000)
+        cluster[victim].kill(loses_power=True)
+        await asyncio.sleep(0.5)
+        cluster[victim].start()
+        await wait_moved(cluster, topic_id, 2, 3, 4)
+
+    simulate(test, nodes=4, seed=victim * 1000 + delay_ms)
+
+
+def test_move_survives_lost_and_broken_requests() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        cluster.transport.rates.p_break_before = cluster.transport.rates.p_break_after = 0.3
+        await cluster.begin_move(topic_id, source=2, target=4)
+        await cluster.wait(lambda: not cluster.view().moves or None)
+        cluster.transport.rates.p_break_before = cluster.transport.rates.p_break_after = 0.0
+        await wait_moved(cluster, topic_id, 1, 3, 4)
+
+    simulate(test, nodes=4)
+
+
+def test_move_away_from_a_dead_broker_ends_and_it_removes_its_files_when_it_is_back() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        await cluster.wait_equal(topic_id, 1, 2, 3)
+        group = cluster.group_of(topic_id)
+        cluster[3].kill()
+        await cluster.submit(ChangeBrokerState(now_ms=2, broker_id=NodeId(3), state=BrokerState.DEAD))
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await cluster.wait(lambda: not cluster.view().moves or None)
+        assert cluster[3].stored_batches(group)
+        cluster[3].start()
+        await wait_moved(cluster, topic_id, 1, 2, 4)
+
+    simulate(test, nodes=4)
+
+
+def test_aborted_move_leaves_everything_as_it_was() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        cluster.network.isolate(NodeId(4))  # it never catches up
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await asyncio.sleep(1)
+        move_id = next(iter(cluster.view().moves))
+        await cluster.submit(AbortMove(now_ms=2, move_id=move_id))
+        cluster.network.heal()
+        await wait_moved(cluster, topic_id, 1, 2, 3)
+        leader = await cluster.wait_leader(topic_id)
+        await cluster.wait(lambda: not learners(leader, topic_id) or None)
+
+    simulate(test, nodes=4)
+
+
+def test_move_aborted_just_after_the_group_carried_it_out_is_undone() -> None:
+    async def test(cluster: Cluster) -> None:
+        primary = await cluster.wait(lambda: next((node.id for node in cluster.up if node.store.is_primary), None))
+        first, second, target = (node for node in cluster.nodes if node != primary)
+        topic_id = await filled_topic(cluster, first, second, primary, batches=5)
+        leader = await cluster.wait_leader(topic_id)
+        assert leader.id == first, "the leader must need a request to tell the primary how far it is"
+        await cluster.wait(lambda: cluster.view().partitions[topic_id, PartitionId(0)].epoch)
+        cluster.transport.rates.p_break_before = 1.0
+        await cluster.begin_move(topic_id, source=second, target=target)
+        await cluster.wait(lambda: set(voters(leader, topic_id)) == {first, primary, target} or None)
+        await cluster.submit(AbortMove(now_ms=2, move_id=next(iter(cluster.view().moves))))
+        cluster.transport.rates.p_break_before = 0.0
+        await cluster.wait(lambda: set(voters(leader, topic_id)) == {first, primary, second} or None)
+        await wait_moved(cluster, topic_id, first, primary, second)
+
+    simulate(test, nodes=4)
+
+
+def voters(node: Node, topic_id: TopicId) -> tuple[NodeId, ...]:
+    assert node.broker is not None
+    return node.broker.describe_replicas(topic_id)[0].voters
+
+
+def learners(node: Node, topic_id: TopicId) -> tuple[NodeId, ...]:
+    assert node.broker is not None
+    return node.broker.describe_replicas(topic_id)[0].learners
+
+
+def test_source_keeps_its_files_while_the_group_still_counts_it() -> None:
+    """R19: metadata that says too early that a move is over costs no copy."""
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        await cluster.wait_equal(topic_id, 1, 2, 3)
+        group = cluster.group_of(topic_id)
+        cluster.network.isolate(NodeId(4))  # the group cannot carry the move out
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await cluster.submit(PromoteMove(now_ms=2, move_id=next(iter(cluster.view().moves))))
+        await asyncio.sleep(10)
+        assert cluster[3].stored_batches(group) == cluster[1].stored_batches(group)
+        assert move_state(cluster) is MoveState.PROMOTED
+        cluster.network.heal()
+        await wait_moved(cluster, topic_id, 1, 2, 4)
+
+    simulate(test, nodes=4)
+
+
+def test_source_keeps_its_files_while_nobody_can_prove_to_lead() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        group = cluster.group_of(topic_id)
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await cluster.wait(lambda: move_state(cluster) is MoveState.PROMOTED or None)
+        cluster.network.isolate(NodeId(3))
+        await asyncio.sleep(5)
+        assert cluster[3].stored_batches(group) or not cluster.view().moves
+        cluster.network.heal()
+        await wait_moved(cluster, topic_id, 1, 2, 4)
+
+    simulate(test, nodes=4)
+
+
+def test_leadership_returns_to_the_preferred_replica() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3)
+        cluster[1].kill()
+        assert await cluster.wait_leader(topic_id) is not cluster[1]
+        cluster[1].start()
+        await cluster.wait(lambda: cluster.leader(topic_id) is cluster[1] or None)
+        await cluster.wait(lambda: cluster.view().partitions[topic_id, PartitionId(0)].leader == 1 or None)
+
+    simulate(test)
