@@ -14,17 +14,18 @@ from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
-from quiver.errors import QuiverError, RequestError
+from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
-from quiver.gateway.messages import read_records, show_record
+from quiver.gateway.messages import show_record
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.producing import Hear
+from quiver.gateway.recent import RecentBatches
 from quiver.gateway.registrations import Allowed, Registrations
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
-from quiver.wire.messages import Consume, Consumed, Fetch, GetCursors, MoveCursor, RegisterConsumer, Selection
+from quiver.wire.messages import Consume, Fetch, GetCursors, MoveCursor, RegisterConsumer, Selection
 
 NOTHING = HttpResponse(status=204)
 BATCH_DEFAULT = 100
@@ -58,6 +59,7 @@ class ConsumerCalls:
         self._hear = hear
         self._settings = settings
         self._turns: dict[tuple[int, TopicId], int] = {}
+        self._recent = RecentBatches()
 
     # -- register --------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class ConsumerCalls:
         deadline = self._router.deadline(self._settings.request_timeout_ms + wait_ms)
         allowed = await self._allowed(given, deadline)
         partitions = allowed.choose(given.partition_id)
-        reading = _Reading(self._router, allowed, ConsumerId(given.consumer_id), deadline)
+        reading = self._read(allowed, given.consumer_id, deadline)
         self._hear("consumer", given.consumer_id)
         if len(partitions) == 1:
             taken = await reading.take(partitions[0], count, offset=given.offset, wait_ms=wait_ms)
@@ -159,6 +161,9 @@ class ConsumerCalls:
         if len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 
+    def _read(self, allowed: Allowed, consumer_id: int, deadline: Deadline) -> _Reading:
+        return _Reading(self._router, self._recent, allowed, ConsumerId(consumer_id), deadline)
+
     async def _allowed(self, given: contract.Consume | contract.GetSize, deadline: Deadline) -> Allowed:
         return await self._registrations.consumer(given.consumer_id, given.topic, deadline=deadline)
 
@@ -168,7 +173,7 @@ class ConsumerCalls:
         """Count what a consumer has left: the sum over partitions, each as its leader knows it now."""
         deadline = self._router.deadline(self._settings.request_timeout_ms)
         allowed = await self._allowed(given, deadline)
-        reading = _Reading(self._router, allowed, ConsumerId(given.consumer_id), deadline)
+        reading = self._read(allowed, given.consumer_id, deadline)
         self._hear("consumer", given.consumer_id)
         return contract.Size(size=sum(await ask_all(reading.size(one) for one in allowed.choose(given.partition_id))))
 
@@ -176,10 +181,18 @@ class ConsumerCalls:
 class _Reading:
     """One call of one consumer: what it asks of partitions' leaders."""
 
-    def __init__(self, router: Router, allowed: Allowed, consumer_id: ConsumerId, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        router: Router,
+        recent: RecentBatches,
+        allowed: Allowed,
+        consumer_id: ConsumerId,
+        deadline: Deadline,
+    ) -> None:
         self.allowed = allowed
         self.consumer_id = consumer_id
         self._router = router
+        self._recent = recent
         self._topic = allowed.topic.name
         self._deadline = deadline
         self._cursors: dict[PartitionId, Offset] = {}
@@ -206,7 +219,14 @@ class _Reading:
             wait_ms=wait_ms,
         )
         self._cursors[partition_id] = consumed.cursor
-        return [(partition_id, record) for record in _records(consumed, payload)]
+        try:
+            batches = self._recent.decode(self.allowed.topic.topic_id, partition_id, payload)
+            records = (batch.records(consumed.first_offset, consumed.cursor) for batch in batches)
+            return [(partition_id, record) for some in records for record in some]
+        except DecodeError as error:
+            # Not the client's mistake; and its cursor has moved.
+            message = f"perhaps done: what partition {partition_id} sent is damaged: {error}"
+            raise OutcomeUnknownError(message, code="damaged") from error
 
     async def take_from_any(self, order: Sequence[PartitionId], count: int) -> Taken:
         """Take up to so many records, partition by partition.
@@ -273,7 +293,3 @@ class _Reading:
             deadline=self._deadline,
         )
         return max(0, found.end_offset - max(found.cursors[0], found.first_offset))
-
-
-def _records(consumed: Consumed, payload: memoryview) -> list[Record]:
-    return list(read_records(payload, first_offset=consumed.first_offset, end_offset=consumed.cursor))

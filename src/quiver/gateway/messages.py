@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
 from typing import TypedDict
 
 from quiver.errors import RequestError
-from quiver.model import Offset
-from quiver.record import Record, decode_batches
+from quiver.record import Record
 
 
 class Shown(TypedDict, total=False):
@@ -39,12 +37,6 @@ def read_values(texts: list[str] | None, encoded: list[str] | None) -> list[byte
     if (texts is None) == (encoded is None):
         raise RequestError("not done: give either messages or messages_b64")
     return [text.encode() for text in texts] if texts is not None else [_decode(one) for one in encoded or ()]
-
-
-def read_records(payload: memoryview, *, first_offset: Offset, end_offset: Offset) -> Iterator[Record]:
-    """Yield the records of batches that lie in a range of offsets."""
-    for batch in decode_batches(payload):
-        yield from batch.records(first_offset, end_offset)
 
 
 def show_record(record: Record) -> Shown:

@@ -8,7 +8,7 @@ looks again. What is still unknown then does not exist.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
@@ -16,6 +16,9 @@ from quiver.errors import NotAllowedError, NotFoundError
 from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Topic, View
 from quiver.model import ConsumerId, PartitionId, ProducerId
 from quiver.wire.messages import GetMetadata
+
+KNOWN_MAX = 100_000
+"""How many answers are remembered."""
 
 
 class Allowed(NamedTuple):
@@ -52,6 +55,9 @@ class Registrations:
     def __init__(self, view: Callable[[], View], router: Router) -> None:
         self._view = view
         self._router = router
+        self._seen: View | None = None
+        self._known: dict[tuple[str, int, str], Allowed] = {}
+        """What was found in the view that was last seen; views never change."""
 
     def producer_nowait(self, producer_id: int, topic: str) -> Allowed:
         """Return what a producer may use of a topic, as far as this node knows.
@@ -60,15 +66,11 @@ class Registrations:
             NotFoundError: there is no such topic or producer.
             NotAllowedError: the producer is not registered for the topic.
         """
-        view = self._view()
-        client = view.producers.get(ProducerId(producer_id))
-        return _check(view, topic, client, f"producer {producer_id}", "unknown_producer")
+        return self._find("producer", producer_id, topic)
 
     def consumer_nowait(self, consumer_id: int, topic: str) -> Allowed:
         """Return what a consumer may use of a topic, as far as this node knows; raises as `producer_nowait`."""
-        view = self._view()
-        client = view.consumers.get(ConsumerId(consumer_id))
-        return _check(view, topic, client, f"consumer {consumer_id}", "unknown_consumer")
+        return self._find("consumer", consumer_id, topic)
 
     async def producer(self, producer_id: int, topic: str, *, deadline: Deadline) -> Allowed:
         """Return what a producer may use of a topic; raises as `producer_nowait`, but by the primary's word."""
@@ -77,6 +79,17 @@ class Registrations:
     async def consumer(self, consumer_id: int, topic: str, *, deadline: Deadline) -> Allowed:
         """Return what a consumer may use of a topic; raises as `producer_nowait`, but by the primary's word."""
         return await self._ask(lambda: self.consumer_nowait(consumer_id, topic), deadline)
+
+    def _find(self, kind: Literal["producer", "consumer"], id_: int, topic: str) -> Allowed:
+        view = self._view()
+        if view is not self._seen or len(self._known) > KNOWN_MAX:
+            self._seen, self._known = view, {}
+        allowed = self._known.get((kind, id_, topic))
+        if allowed is None:
+            producer, consumer = view.producers.get(ProducerId(id_)), view.consumers.get(ConsumerId(id_))
+            client = producer if kind == "producer" else consumer
+            allowed = self._known[kind, id_, topic] = _check(view, topic, client, kind, id_)
+        return allowed
 
     async def _ask(self, look: Callable[[], Allowed], deadline: Deadline) -> Allowed:
         try:
@@ -92,15 +105,15 @@ async def catch_up(router: Router, *, deadline: Deadline) -> None:
     await router.ask(GetMetadata(topics=(), known_index=found.index), deadline=deadline)
 
 
-def _check(view: View, name: str, client: Producer | Consumer | None, shown: str, code: str) -> Allowed:
+def _check(view: View, name: str, client: Producer | Consumer | None, kind: str, id_: int) -> Allowed:
     topic = view.topic(name)
     if topic is None:
         raise NotFoundError(f"not done: there is no topic {name!r}", code="unknown_topic")
     if client is None:
-        raise NotFoundError(f"not done: there is no {shown}", code=code)
+        raise NotFoundError(f"not done: there is no {kind} {id_}", code=f"unknown_{kind}")
     registered = [item.partition_id for item in client.registrations if item.topic_id == topic.topic_id]
     if not registered:
-        raise NotAllowedError(f"not done: {shown} is not registered for topic {name!r}", code="not_registered")
+        raise NotAllowedError(f"not done: {kind} {id_} is not registered for topic {name!r}", code="not_registered")
     epoch = client.epoch if isinstance(client, Producer) else 0
     if ALL_PARTITIONS in registered:
         return Allowed(topic, tuple(map(PartitionId, range(topic.partitions))), is_whole=True, epoch=epoch)
