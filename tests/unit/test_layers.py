@@ -57,7 +57,7 @@ PURE_METADATA = (
     "state",
     "topics",
 )
-PURE_MANAGER = ("answers", "placement", "repairs")
+PURE_MANAGER = ("answers", "load", "placement", "repairs")
 PURE = (
     "record/",
     "raft/",

@@ -44,7 +44,9 @@ PAUSE_MS_MIN = 20
 PAUSE_MS_MAX = 500
 TRY_MS_MIN = 100
 """How much time a new try needs: one that is cut short would leave open what is known to be not done."""
-FINAL_CODES = frozenset(("brokers_dead", "behind", "timed_out", "stopping"))
+TRY_MS_MAX = 3_000
+"""How long one try of a request that can be repeated may take: a primary that hangs must not use up all the time."""
+FINAL_CODES = frozenset(("brokers_dead", "behind"))
 """Why something was not done now that a new try within the same call does not mend."""
 
 Answer = tuple[Response, Sequence[Buffer]]
@@ -115,10 +117,12 @@ class PrimaryRoute:
         primary = hint or self._store.primary
         if request.is_handed_on or primary is None or primary == self._node:
             raise NotPrimaryError("not done: this node is not the primary", leader=self._store.primary)
-        remaining_ms = max(1, deadline_ms - self._clock.monotonic_ms())
+        timeout_ms = max(1, deadline_ms - self._clock.monotonic_ms())
+        if _bears_repeating(request):
+            timeout_ms = min(timeout_ms, TRY_MS_MAX)
         handed_on = msgspec.structs.replace(request, is_handed_on=True)
         parts = (payload,) if len(payload) else ()
-        response, data = await self._transport.call(self._address(primary), handed_on, parts, timeout_ms=remaining_ms)
+        response, data = await self._transport.call(self._address(primary), handed_on, parts, timeout_ms=timeout_ms)
         return response, (data,) if len(data) else ()
 
     def _address(self, node: NodeId) -> str:

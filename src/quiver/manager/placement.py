@@ -6,22 +6,21 @@ a list of steps that the primary turns into commands, a few at a time, planning 
 What holds for every plan: no broker gets two replicas of a partition; only eligible brokers get any; a partition's
 replicas lie in as many racks as there are to be had. Among the brokers that this leaves, the one with the fewest
 replicas is taken, and of a partition's brokers the one that is preferred least often so far becomes its preferred
-leader. A move that was begun counts as if it were done.
+leader. A move that was begun counts as if it were done. Plans of moves go no further than the `Room` they are given.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import nsmallest
 
 import msgspec
 
 from quiver.errors import ConflictError, UnavailableError
-from quiver.metadata import Broker, BrokerState, Move, MoveState, Partition, TopicState, View
+from quiver.manager.load import Key, Load, Room, count_racks
+from quiver.metadata import Broker, BrokerState, Partition, View
 from quiver.model import NodeId, PartitionId, TopicId
-
-Key = tuple[TopicId, PartitionId]
 
 REPLICAS_DEFAULT = 3
 """How many replicas a partition gets unless something else is said, if there are as many brokers."""
@@ -74,7 +73,7 @@ def place_topic(view: View, *, partitions: int, replicas: int) -> tuple[tuple[No
         ConflictError: `too_few_brokers`; there are not as many brokers as replicas wanted.
         UnavailableError: too many brokers are dead at the moment, or none has joined yet.
     """
-    load, known = _Load(view), count_brokers(view)
+    load, known = Load(view), count_brokers(view)
     if not known:
         raise UnavailableError("not done: no broker has joined yet", code="no_brokers")
     if replicas > known:
@@ -88,41 +87,42 @@ def place_topic(view: View, *, partitions: int, replicas: int) -> tuple[tuple[No
 
 def place_replacement(view: View, partition: Partition, losing: NodeId | None) -> NodeId | None:
     """Return who should get a replica in the place of `losing`, or one more; None if nobody can."""
-    load = _Load(view)
+    load = Load(view)
     kept = [broker for broker in load.members[partition.key] if broker != losing]
-    return _choose(load, kept, excluded=() if losing is None else (losing,))
+    return _choose(load, kept, [broker for broker in load.eligible if broker != losing])
 
 
-def plan_drain(view: View) -> list[PlannedMove]:
+def plan_drain(view: View, room: Room | None = None) -> list[PlannedMove]:
     """Return moves off the brokers whose operators want them empty, as far as others can take the replicas."""
     losing = {broker.broker_id for broker in view.brokers.values() if broker.is_unwanted}
-    return _plan_loss(view, losing)
+    return _plan_loss(view, losing, room or Room(view))
 
 
-def plan_rebuild(view: View, dead: Iterable[NodeId]) -> list[PlannedMove]:
-    """Return moves that build the replicas of dead brokers anew elsewhere, as far as others can take them."""
-    return _plan_loss(view, set(dead))
+def plan_rebuild(view: View, lost: Iterable[NodeId], room: Room | None = None) -> list[PlannedMove]:
+    """Return moves that build the replicas of lost brokers anew elsewhere, as far as others can take them."""
+    return _plan_loss(view, set(lost), room or Room(view))
 
 
-def plan_growth(view: View) -> list[PlannedMove]:
+def plan_growth(view: View, room: Room | None = None) -> list[PlannedMove]:
     """Return moves that give a replica more to partitions that have fewer than are meant, as far as brokers can."""
-    load = _Load(view)
-    planned = []
-    for partition in _movable(view):
-        if len(partition.replicas) < view.topics[partition.topic_id].replicas:
-            planned += _plan_move(load, partition, source=None)
-    return planned
+    wanted = {topic.topic_id: topic.replicas for topic in view.topics.values()}
+    rows = view.partitions.values()
+    found = [partition for partition in rows if len(partition.replicas) < wanted[partition.topic_id]]
+    if not found:
+        return []
+    load, room = Load(view), room or Room(view)
+    return [move for partition in room.movable(found) for move in _plan_move(load, partition, None, room)]
 
 
-def plan_rebalance(view: View, *, moves_max: int | None = None) -> Rebalance:
+def plan_rebalance(view: View, room: Room | None = None) -> Rebalance:
     """Return what brings the eligible brokers' counts of replicas, and of preferred leaders, within one of each other.
 
     Each move takes a replica from the fullest broker straight to the emptiest, so none could be left out. A broker
     may stay fuller where racks leave nothing to move. Leaders come last: moves take preferred leaderships along.
     """
-    load = _Load(view)
-    moves = tuple(islice(_even_out(view, load), moves_max))
-    return Rebalance(moves, () if moves or view.moves else tuple(_even_out_leaders(view, load)))
+    load = Load(view)
+    moves = tuple(_even_out(view, load, room or Room(view)))
+    return Rebalance(moves, () if moves or view.moves else tuple(_even_out_leaders(load)))
 
 
 def is_lost(broker: Broker, *, now_ms: int, rebuild_after_ms: int) -> bool:
@@ -131,186 +131,129 @@ def is_lost(broker: Broker, *, now_ms: int, rebuild_after_ms: int) -> bool:
     return is_long_dead or broker.state is BrokerState.REMOVED
 
 
-# -- what is where -----------------------------------------------------------------------------------
-
-
-class _Load:
-    """Who holds what, with begun moves as if they were done; changed by planning on."""
-
-    def __init__(self, view: View) -> None:
-        self.eligible = [broker for _, broker in sorted(view.brokers.items()) if broker.is_eligible]
-        self.racks = {broker.broker_id: broker.rack for broker in view.brokers.values()}
-        moves = {(move.topic_id, move.partition_id): move for move in view.moves.values()}
-        self.members = {key: _after(partition, moves.get(key)) for key, partition in view.partitions.items()}
-        self.keys = sorted(self.members)
-        self.replicas = Counter(broker for members in self.members.values() for broker in members)
-        self.leaders = Counter(members[0] for members in self.members.values() if members)
-
-    def rack_of(self, broker: NodeId) -> str:
-        """Return a broker's rack; without racks every broker is one of its own."""
-        return self.racks.get(broker) or f"\0{broker}"
-
-    def replace(self, key: Key, source: NodeId | None, target: NodeId) -> None:
-        """Count a planned move as done."""
-        before = self.members[key]
-        if source is None:
-            after = (*before, target)
-        else:
-            after = tuple(target if broker == source else broker for broker in before)
-            self.replicas[source] -= 1
-        self.replicas[target] += 1
-        self.leaders[before[0]] -= 1
-        self.leaders[after[0]] += 1
-        self.members[key] = after
-
-    def prefer(self, key: Key, leader: NodeId) -> None:
-        """Count a preferred leader as named."""
-        before = self.members[key]
-        self.leaders[before[0]] -= 1
-        self.leaders[leader] += 1
-        self.members[key] = (leader, *(broker for broker in before if broker != leader))
-
-
-def _after(partition: Partition, move: Move | None) -> tuple[NodeId, ...]:
-    if move is None or move.state is MoveState.PROMOTED:
-        return partition.replicas
-    if move.source is None:
-        return (*partition.replicas, move.target)
-    return tuple(move.target if broker == move.source else broker for broker in partition.replicas)
-
-
-def _movable(view: View) -> Iterator[Partition]:
-    """Yield, in order, the partitions that a move could be begun for: each can have one at a time."""
-    moving = {(move.topic_id, move.partition_id) for move in view.moves.values()}
-    for key in sorted(view.partitions):
-        if key not in moving and can_move(view, view.partitions[key]):
-            yield view.partitions[key]
-
-
-def can_move(view: View, partition: Partition) -> bool:
-    """Tell whether a partition's group can change its members: it is in use, and a majority of it lives."""
-    gone = (BrokerState.DEAD, BrokerState.REMOVED)
-    living = sum(view.brokers[broker].state not in gone for broker in partition.replicas if broker in view.brokers)
-    return view.topics[partition.topic_id].state is TopicState.ACTIVE and 2 * living > len(partition.replicas)
-
-
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def _place_partition(load: _Load, replicas: int) -> tuple[NodeId, ...]:
+def _place_partition(load: Load, replicas: int) -> tuple[NodeId, ...]:
     chosen: list[NodeId] = []
-    for _ in range(replicas):
-        target = _choose(load, chosen)
-        assert target is not None, "there are as many eligible brokers as replicas"
-        chosen.append(target)
-        load.replicas[target] += 1
+    if load.has_racks:
+        for _ in range(replicas):
+            target = _choose(load, chosen, load.eligible)
+            assert target is not None, "there are as many eligible brokers as replicas"
+            chosen.append(target)
+    else:  # the same, and several times faster: where every broker is a rack, the emptiest are the best
+        chosen = nsmallest(replicas, load.eligible, key=lambda broker: (load.replicas[broker], broker))
+    for broker in chosen:
+        load.replicas[broker] += 1
     chosen.sort(key=lambda broker: (load.leaders[broker], broker))
     load.leaders[chosen[0]] += 1
     return tuple(chosen)
 
 
-def _choose(load: _Load, kept: Sequence[NodeId], *, excluded: Sequence[NodeId] = ()) -> NodeId | None:
+def _choose(load: Load, kept: Sequence[NodeId], candidates: Iterable[NodeId]) -> NodeId | None:
     """Return the best broker beside those that have a replica: a new rack first, then the fewest replicas."""
     racks = Counter(load.rack_of(broker) for broker in kept)
-    candidates = [
-        broker.broker_id
-        for broker in load.eligible
-        if broker.broker_id not in kept and broker.broker_id not in excluded
-    ]
     return min(
-        candidates, key=lambda broker: (racks[load.rack_of(broker)], load.replicas[broker], broker), default=None
+        (broker for broker in candidates if broker not in kept),
+        key=lambda broker: (racks[load.rack_of(broker)], load.replicas[broker], broker),
+        default=None,
     )
 
 
-def _plan_move(load: _Load, partition: Partition, *, source: NodeId | None) -> list[PlannedMove]:
-    """Return the move of one replica, counted as done; nothing if nobody can take it."""
-    kept = [broker for broker in load.members[partition.key] if broker != source]
-    target = _choose(load, kept, excluded=() if source is None else (source,))
-    if target is None:
-        return []
-    load.replace(partition.key, source, target)
-    return [PlannedMove(partition.topic_id, partition.partition_id, source, target)]
-
-
-def _plan_loss(view: View, losing: set[NodeId]) -> list[PlannedMove]:
+def _plan_loss(view: View, losing: Collection[NodeId], room: Room) -> list[PlannedMove]:
     """Plan one move for each partition that has a replica on a broker that is to lose what it has."""
-    load = _Load(view)
-    planned = []
-    for partition in _movable(view):
-        source = next((broker for broker in partition.replicas if broker in losing), None)
+    sources = frozenset(broker for broker in losing if room.admits(broker))
+    rows = view.partitions.values() if sources else ()
+    found = [partition for partition in rows if not sources.isdisjoint(partition.replicas)]
+    if not found:
+        return []
+    load, planned = Load(view), []
+    for partition in room.movable(found):
+        source = next((broker for broker in partition.replicas if broker in sources and room.admits(broker)), None)
         if source is not None:
-            planned += _plan_move(load, partition, source=source)
+            planned += _plan_move(load, partition, source, room)
     return planned
 
 
-def _even_out(view: View, load: _Load) -> Iterator[PlannedMove]:
+def _plan_move(load: Load, partition: Partition, source: NodeId | None, room: Room) -> list[PlannedMove]:
+    """Return the move of one replica, counted as done; nothing if nobody can take it."""
+    kept = [broker for broker in load.members[partition.key] if broker != source]
+    target = _choose(load, kept, (broker for broker in load.eligible if broker != source and room.admits(broker)))
+    if target is None:
+        return []
+    load.replace(partition.key, source, target)
+    room.take(partition.key, source, target)
+    return [PlannedMove(partition.topic_id, partition.partition_id, source, target)]
+
+
+def _even_out(view: View, load: Load, room: Room) -> Iterator[PlannedMove]:
     """Move replicas from full brokers to empty ones until no pair differs by more than one, or nothing can move."""
-    settled = {partition.key for partition in _movable(view)}
-    while True:
-        found = _find_shift(load, settled)
+    keys = [] if load.is_even(load.replicas) else sorted(load.members)
+    while not room.is_full:
+        found = _find_shift(view, load, keys, room)
         if found is None:
             return
         key, source, target = found
         load.replace(key, source, target)
-        settled.remove(key)  # one move at a time for each partition; what is left is planned when it is done
+        room.take(key, source, target)
         yield PlannedMove(*key, source, target)
 
 
-def _find_shift(load: _Load, settled: Container[Key]) -> tuple[Key, NodeId, NodeId] | None:
+def _find_shift(view: View, load: Load, keys: Sequence[Key], room: Room) -> tuple[Key, NodeId, NodeId] | None:
     """Return a shift from one of the fullest brokers to one of the emptiest, if they differ by two.
 
-    Where only a partition could be shifted that moves already, nothing is: the next best brokers would move more
-    than is needed. Where racks allow no shift ever, the next best are taken.
+    Where there is no room for it, or only a partition could be shifted that moves already, nothing is: the next best
+    brokers would move more than is needed. Where racks allow no shift ever, the next best are taken.
     """
     held = load.replicas
-    brokers = [broker.broker_id for broker in load.eligible]
-    pairs = [(source, target) for source in brokers for target in brokers if held[source] - held[target] >= 2]
+    pairs = [
+        (source, target) for source in load.eligible for target in load.eligible if held[source] - held[target] > 1
+    ]
     pairs.sort(key=lambda pair: (-held[pair[0]], held[pair[1]], pair))
     waits_for: tuple[int, int] | None = None
     for source, target in pairs:
         counts = (held[source], held[target])
         if waits_for is not None and counts != waits_for:
             return None
-        for key in _shiftable(load, source, target):
-            if key in settled:
+        has_room = room.admits(source) and room.admits(target)
+        for key in _shiftable(load, keys, source, target):
+            if has_room and room.admits_partition(view.partitions[key]):
                 return key, source, target
             waits_for = counts
+            if not has_room:
+                break
     return None
 
 
-def _shiftable(load: _Load, source: NodeId, target: NodeId) -> Iterator[Key]:
-    """Yield the partitions that one broker could hold instead of another, in order."""
-    for key in load.keys:
+def _shiftable(load: Load, keys: Sequence[Key], source: NodeId, target: NodeId) -> Iterator[Key]:
+    """Yield the partitions that one broker could hold instead of another, in as many racks as before, in order."""
+    for key in keys:
         members = load.members[key]
-        if source in members and target not in members and _keeps_racks(load, members, source, target):
-            yield key
+        if source in members and target not in members:
+            after = [target if broker == source else broker for broker in members]
+            if not load.has_racks or count_racks(load, after) >= count_racks(load, members):
+                yield key
 
 
-def _keeps_racks(load: _Load, members: Sequence[NodeId], source: NodeId, target: NodeId) -> bool:
-    """Tell whether a partition lies in as many racks after a move as before."""
-    before = {load.rack_of(broker) for broker in members}
-    after = {load.rack_of(target if broker == source else broker) for broker in members}
-    return len(after) >= len(before)
-
-
-def _even_out_leaders(view: View, load: _Load) -> Iterator[PlannedLeader]:
+def _even_out_leaders(load: Load) -> Iterator[PlannedLeader]:
     """Name other preferred leaders until nobody among a partition's replicas could take one over to good effect.
 
     It ends: each step makes the counts more alike.
     """
-    eligible = {broker.broker_id for broker in load.eligible}
+    eligible = frozenset(load.eligible)
     named: dict[Key, NodeId] = {}
-    is_changed = True
+    is_changed = not load.is_even(load.leaders)
+    keys = sorted(load.members) if is_changed else []
     while is_changed:
         is_changed = False
-        for key in sorted(view.partitions):
+        for key in keys:
             members = load.members[key]
             target = min(
                 (broker for broker in members if broker in eligible),
                 key=lambda broker: (load.leaders[broker], broker),
                 default=members[0],
             )
-            if load.leaders[members[0]] - load.leaders[target] >= 2:
+            if load.leaders[members[0]] - load.leaders[target] > 1:
                 load.prefer(key, target)
                 named[key] = target
                 is_changed = True

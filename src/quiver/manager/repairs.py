@@ -8,14 +8,12 @@ cannot move anything; it waits, and takes nobody's turn.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 
 from quiver.config import ManagerSettings
+from quiver.manager.load import Room
 from quiver.manager.placement import (
     PlannedMove,
-    can_move,
     is_lost,
     plan_drain,
     plan_growth,
@@ -28,14 +26,12 @@ from quiver.metadata import (
     BrokerState,
     ChangeBrokerState,
     ChangeRebalancing,
-    Move,
     MoveState,
     PreferLeader,
     PurgeTopic,
     TopicState,
     View,
 )
-from quiver.model import NodeId
 from quiver.raft import Configuration
 
 Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBrokerState | PurgeTopic
@@ -44,12 +40,13 @@ Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBroker
 
 def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[Repair]:
     """Return what to do next, in order; times are the wall clock's."""
-    moves = list(_allowed(view, _urgent_moves(view, now_ms, settings), settings))
+    room = Room(view, moves_max=settings.moves_max, broker_moves_max=settings.broker_moves_max)
+    moves = _urgent_moves(view, room, now_ms=now_ms, settings=settings)
     spreads = settings.rebalance == "always" or view.counters.is_rebalancing
     return [
         *_abort_hopeless(view, now_ms),
         *(_begin(move, now_ms) for move in moves),
-        *(() if moves or not spreads else _rebalance(view, now_ms, settings)),
+        *(() if moves or not spreads else _rebalance(view, room, now_ms)),
         *_conclude_drains(view, now_ms),
         *_purge(view, now_ms),
     ]
@@ -82,48 +79,13 @@ def plan_members(view: View, members: Configuration) -> Configuration | None:
 # -- moves -------------------------------------------------------------------------------------------
 
 
-def _urgent_moves(view: View, now_ms: int, settings: ManagerSettings) -> Iterable[PlannedMove]:
+def _urgent_moves(view: View, room: Room, *, now_ms: int, settings: ManagerSettings) -> list[PlannedMove]:
     lost = [
         broker.broker_id
         for broker in view.brokers.values()
         if is_lost(broker, now_ms=now_ms, rebuild_after_ms=settings.rebuild_after_ms)
     ]
-    empties = any(broker.is_unwanted for broker in view.brokers.values())
-    return chain(
-        plan_rebuild(view, lost) if lost else (),
-        plan_growth(view),
-        plan_drain(view) if empties else (),
-    )
-
-
-def _allowed(view: View, planned: Iterable[PlannedMove], settings: ManagerSettings) -> Iterator[PlannedMove]:
-    """Yield the moves that may be begun now: one for each partition, and so many in all and for each broker."""
-    moving = [move for move in view.moves.values() if _is_under_way(view, move)]
-    busy = Counter(broker for move in moving for broker in _busy(view, move.source, move.target))
-    free = settings.moves_max - len(moving)
-    begun = set()
-    for move in planned:
-        brokers = _busy(view, move.source, move.target)
-        key = (move.topic_id, move.partition_id)
-        if free > 0 and key not in begun and all(busy[broker] < settings.broker_moves_max for broker in brokers):
-            free -= 1
-            begun.add(key)
-            busy.update(brokers)
-            yield move
-
-
-def _is_under_way(view: View, move: Move) -> bool:
-    """Tell whether a move can come forward; one that cannot takes nobody's turn."""
-    return can_move(view, view.partitions[move.topic_id, move.partition_id])
-
-
-def _busy(view: View, source: NodeId | None, target: NodeId) -> Sequence[NodeId]:
-    """Return the brokers that a move is work for; a dead source does none."""
-    is_working = source is not None and source in view.brokers and view.brokers[source].state not in _GONE
-    return (source, target) if source is not None and is_working else (target,)
-
-
-_GONE = (BrokerState.DEAD, BrokerState.REMOVED)
+    return [*plan_rebuild(view, lost, room), *plan_growth(view, room), *plan_drain(view, room)]
 
 
 def _begin(move: PlannedMove, now_ms: int) -> BeginMove:
@@ -146,10 +108,10 @@ def _abort_hopeless(view: View, now_ms: int) -> Iterator[AbortMove]:
             yield AbortMove(now_ms=now_ms, move_id=move_id)
 
 
-def _rebalance(view: View, now_ms: int, settings: ManagerSettings) -> Iterator[Repair]:
+def _rebalance(view: View, room: Room, now_ms: int) -> Iterator[Repair]:
     """Take the next steps of a rebalance; when there are none and nothing moves, it is done."""
-    planned = plan_rebalance(view, moves_max=settings.moves_max)
-    for move in _allowed(view, planned.moves, settings):
+    planned = plan_rebalance(view, room)
+    for move in planned.moves:
         yield _begin(move, now_ms)
     for leader in planned.leaders:
         yield PreferLeader(

@@ -62,12 +62,14 @@ class Wire:
         if manager is None or not manager.is_serving or self.loses_request(request):
             raise UnavailableError(f"{address} was not reached", code="not_reached")
         self.asked.append((manager.id, request_name(request)))
+        if manager.id in self._cluster.hanging:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise OutcomeUnknownError(f"{address} did not answer")
         who = manager.caller(timeout_ms, node=caller)
         with self._cluster.loop.node_scope(manager.id):
             handling = manager.administration.handle(who, cast("Any", request), memoryview(b"".join(payload)))
             task = self._cluster.loop.create_task(handling)
-        lives = manager.lives
-        end = self._cluster.loop.time() + timeout_ms / 1000
+        lives, end = manager.lives, self._cluster.loop.time() + timeout_ms / 1000
         while not task.done():
             if not manager.is_up or manager.lives != lives or self._cluster.loop.time() >= end:
                 task.cancel()
@@ -135,6 +137,8 @@ class World(metadata_cluster.Cluster):
     ) -> None:
         self.manager_settings = manager_settings
         self.wire = Wire(self)
+        self.hanging: set[NodeId] = set()
+        """Nodes that take requests and never answer."""
         self.addresses = {NodeId(number): f"host{number}:9002" for number in range(1, managers + 1)}
         super().__init__(directory, managers, **settings)
 

@@ -457,3 +457,20 @@ def test_metadata_of_a_cluster_that_is_not_formed_is_empty() -> None:
         assert (await current(world)).cluster_id == "c1"
 
     run(test, formed=False)
+
+
+def test_primary_that_hangs_does_not_use_up_the_time_of_what_can_be_repeated() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        primary, replica = await world.primary(), await world.replica()
+        world.hanging.add(primary.id)
+        asking = asyncio.ensure_future(
+            world.ask_directly(replica, CreateTopic(topic="logs", request_id="r"), timeout_ms=10_000)
+        )
+        await asyncio.sleep(1)
+        primary.kill()
+        world.hanging.clear()
+        await asking
+        assert [topic.name for topic in (await world.primary()).store.view().active_topics()] == ["logs"]
+
+    run(test)

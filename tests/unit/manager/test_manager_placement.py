@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from metadata_world import NOW_MS, change_state, create_topic, do, init_cluster, refused, register_broker
 
 from quiver.errors import ConflictError, UnavailableError
+from quiver.manager.load import Room
 from quiver.manager.placement import (
     PlannedLeader,
     PlannedMove,
@@ -294,7 +295,7 @@ def test_rebalance_keeps_racks_apart() -> None:
 def test_rebalance_is_planned_as_far_as_it_is_asked_for() -> None:
     state = cluster(2)
     do(state, create_topic("logs", *[(1,)] * 8, replicas=1))
-    assert len(plan_rebalance(state.view(), moves_max=2).moves) == 2
+    assert len(plan_rebalance(state.view(), Room(state.view(), moves_max=2)).moves) == 2
     assert len(plan_rebalance(state.view()).moves) == 4
 
 

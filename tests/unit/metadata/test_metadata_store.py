@@ -420,7 +420,8 @@ def test_database_that_lost_its_last_transactions_catches_up() -> None:
     simulate(test, managers=1)
 
 
-def test_learner_that_has_long_not_heard_of_the_primary_refuses_reads() -> None:
+@pytest.mark.parametrize("hibernation", [False, True])
+def test_learner_that_has_long_not_heard_of_the_primary_refuses_reads(hibernation: bool) -> None:
     async def test(cluster: Cluster) -> None:
         await form(cluster)
         learner = cluster.add()
@@ -443,7 +444,7 @@ def test_learner_that_has_long_not_heard_of_the_primary_refuses_reads() -> None:
         await cluster.wait_equal()
         await learner.store.read()
 
-    simulate(test)
+    simulate(test, hibernation=hibernation)
 
 
 @pytest.mark.parametrize("hibernation", [False, True])
