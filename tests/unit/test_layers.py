@@ -32,6 +32,7 @@ LAYERS = (
     ("manager",),
     ("broker",),
     ("gateway",),
+    ("surroundings",),
     ("node",),
     ("testing",),
     ("cli",),

@@ -18,7 +18,7 @@ from quiver.broker.balance import LeaderBalancer
 from quiver.broker.keeper import ReplicaKeeper
 from quiver.broker.moves import Mover
 from quiver.broker.nodes import Nodes
-from quiver.broker.reporter import Introduction, Reporter
+from quiver.broker.reporter import ClientKind, Introduction, Reporter
 from quiver.broker.requests import Answer, BrokerRequest, BrokerRequests
 from quiver.broker.retention import RetentionRules
 from quiver.broker.table import Held, HeldState, PartitionTable
@@ -171,6 +171,10 @@ class Broker:
     async def handle(self, caller: Caller, request: BrokerRequest, payload: memoryview) -> Answer:
         """Answer a request; see `BrokerRequests.handle` for errors."""
         return await self._requests.handle(caller, request, payload)
+
+    def hear(self, kind: ClientKind, id_: int) -> None:
+        """Take note that a client lives, whose request came another way."""
+        self._reporter.clients.hear(kind, id_)
 
     def status(self) -> BrokerStatus:
         """Return a snapshot for people and metrics."""

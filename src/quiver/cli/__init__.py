@@ -20,7 +20,10 @@ from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
 from quiver.cli.gateway import gateway
 from quiver.cli.history import history
 from quiver.cli.log import log
+from quiver.cli.metadata import metadata
+from quiver.cli.node import node
 from quiver.cli.sim import sim
+from quiver.cli.up import up
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
@@ -55,7 +58,10 @@ quiver.add_command(config)
 quiver.add_command(history)
 quiver.add_command(gateway)
 quiver.add_command(log)
+quiver.add_command(metadata)
+quiver.add_command(node)
 quiver.add_command(sim)
+quiver.add_command(up)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

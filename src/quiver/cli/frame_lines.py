@@ -58,7 +58,7 @@ def format_frame(facts: Facts) -> str:
             facts["bytes"],
             facts["compression"],
             _format_producer(facts),
-            f"{_format_time(facts['first_timestamp'])}..{_format_time(facts['max_timestamp'])}",
+            f"{format_time(facts['first_timestamp'])}..{format_time(facts['max_timestamp'])}",
         ]
     return _COLUMNS.format(facts["position"], facts["kind"], *rest)
 
@@ -66,7 +66,7 @@ def format_frame(facts: Facts) -> str:
 def format_records(facts: Facts) -> Iterator[str]:
     """Yield a line for each record of a described frame, if they were asked for."""
     for record in facts.get("records", ()):
-        parts = [f"offset={record['offset']}", f"timestamp={_format_time(record['timestamp'])}"]
+        parts = [f"offset={record['offset']}", f"timestamp={format_time(record['timestamp'])}"]
         parts += [f"{name}={_shown(record[name])}" for name in ("key", "value", "headers") if name in record]
         yield "             " + " ".join(parts)
     if "records_error" in facts:
@@ -130,7 +130,7 @@ def _format_producer(facts: Facts) -> str:
     return f"{facts['producer_id']}:{facts['producer_epoch']}:{facts['base_sequence']}"
 
 
-def _format_time(timestamp: int) -> str:
+def format_time(timestamp: int) -> str:
     """Return milliseconds since 1970 as a UTC time, or as they are where the calendar does not reach."""
     try:
         moment = datetime.fromtimestamp(timestamp // 1000, UTC).replace(microsecond=timestamp % 1000 * 1000)

@@ -10,7 +10,9 @@ Life: `open` loads the database; the driver's member is opened with `machine`; `
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TypeVar, cast
 
 import msgspec
@@ -23,6 +25,7 @@ from quiver.errors import (
     OutcomeUnknownError,
     OutOfRangeError,
     OverloadedError,
+    QuiverError,
     StorageError,
     UnavailableError,
 )
@@ -131,6 +134,19 @@ class MetadataStore:
         self._member = member
         self._compacted_index = Index(member.log.first_index - 1)
         member.on_role = self._handle_role
+
+    async def hand_over(self, *, timeout_ms: int) -> None:
+        """Let the manager that has most of the log be primary, if this one is; a courtesy, so waited for no longer."""
+        member = self._require_member()
+        status = member.status().raft
+        voters = [peer for peer in status.peers if peer.node in status.configuration.voters]
+        if not member.is_leader or not voters:
+            return
+        best = max(voters, key=lambda peer: (peer.match_index, -peer.node))
+        with suppress(QuiverError, TimeoutError):
+            member.transfer_leadership(best.node)
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.wait_primary(is_primary=False)
 
     async def close(self) -> None:
         """End watches, let what is applied reach the database, and close it; idempotent. Close the member first."""

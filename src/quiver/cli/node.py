@@ -1,0 +1,95 @@
+"""`quiver node`: run one node until it is told to stop, or until its disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+
+import click
+
+from quiver.cli.settings_options import settings_from, settings_options
+from quiver.config import Settings
+from quiver.errors import ConfigError, QuiverError, StorageError
+from quiver.logs import configure_logging
+from quiver.node import Node
+from quiver.storage import DirectoryLock
+from quiver.surroundings import SystemSurroundings
+
+logger = logging.getLogger(__name__)
+
+
+@click.command(
+    short_help="Run one node.",
+    epilog="Example: quiver node --id 1 --data ./node-1 --join 1@127.0.0.1:9002",
+)
+@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when standard input ends.")
+@settings_options
+def node(*, with_parent: bool, **options: str | None) -> None:
+    """Run one node in the foreground: manager, broker, gateway, or any of them.
+
+    The first start forms a cluster of the managers that --join names, or joins it; later starts go on where the node
+    was. Prints a line that begins with "ready" when the node serves. SIGTERM and Ctrl-C hand leadership over first.
+    """
+    settings = settings_from(options)
+    if not settings.node.id:
+        raise ConfigError("a node needs an id of its own in its cluster: give --id, from 1")
+    configure_logging(settings.logging, sys.stderr)
+    with DirectoryLock(settings.node.data):
+        try:
+            asyncio.run(_run(settings, with_parent=with_parent))
+        except* QuiverError as group:
+            raise _first(group) from None  # of the tasks that an error has ended together
+        except* Exception:
+            logger.exception("node crashed")
+            raise
+
+
+def _first(group: BaseExceptionGroup[QuiverError]) -> QuiverError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, QuiverError)
+    return error
+
+
+async def _run(settings: Settings, *, with_parent: bool) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    if with_parent:
+        loop.add_reader(sys.stdin.fileno(), _watch_parent, stopped)
+    async with SystemSurroundings(settings) as surroundings, Node(settings, surroundings) as node:
+        failure = await _serve(node, stopped)
+    if failure is not None:
+        raise failure
+
+
+async def _serve(node: Node, stopped: asyncio.Event) -> StorageError | None:
+    """Wait until the node is told to stop, or fails; return how it failed."""
+    async with asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(_tell_ready(node))
+        failing = tasks.create_task(node.wait_failed())
+        stopping = tasks.create_task(stopped.wait())
+        await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        failure = failing.result() if failing.done() else None
+        for task in (telling, failing, stopping):
+            task.cancel()
+    return failure
+
+
+async def _tell_ready(node: Node) -> None:
+    await node.wait_ready()
+    click.echo(f"ready node={node.id} wire={node.wire_address} http={node.http_address or '-'} pid={os.getpid()}")
+    sys.stdout.flush()
+
+
+def _watch_parent(stopped: asyncio.Event) -> None:
+    with suppress(BlockingIOError):
+        if not os.read(sys.stdin.fileno(), 4096):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            stopped.set()

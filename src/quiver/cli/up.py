@@ -1,0 +1,232 @@
+"""`quiver up`: a whole cluster on this machine, as child processes in the foreground.
+
+Each node is an ordinary `quiver node` with ports of its own; nothing here is known to the nodes. The children stay in
+this process's group, and each has a pipe from it as standard input: when this process dies, however it dies, the
+nodes stop by themselves. Nothing is restarted: what a node's death means is for its cluster, and its operator, to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import click
+
+from quiver.cli.exits import UNAVAILABLE
+from quiver.cli.output import print_table
+from quiver.errors import UnavailableError
+
+READY_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 20
+"""How long nodes may take to hand over and close before they are killed."""
+_LOG_LINES = 15
+_MANAGERS = (5, 3, 1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node that is to run."""
+
+    node: int
+    roles: str
+    http: str
+    wire: str
+    directory: str
+    arguments: tuple[str, ...]
+
+    @property
+    def log_path(self) -> str:
+        """Return the file that takes what the node says."""
+        return f"{self.directory}/node.log"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return the command that starts the node."""
+        return (sys.executable, "-m", "quiver", "node", *self.arguments)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True}, epilog="Example: quiver up --nodes 3 --data ./quiver-data"
+)
+@click.option("--nodes", type=click.IntRange(1, 50), default=3, show_default=True, help="How many nodes to run.")
+@click.option("--data", default="./quiver-data", show_default=True, help="Directory of the nodes' directories.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--http-port", type=click.IntRange(1, 65000), default=8002, show_default=True, help="HTTP port of the first node."
+)
+@click.option(
+    "--wire-port", type=click.IntRange(1, 65000), default=9002, show_default=True, help="Wire port of the first node."
+)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def up(
+    context: click.Context,
+    *,
+    nodes: int,
+    data: str,
+    host: str,
+    http_port: int,
+    wire_port: int,
+    settings: tuple[str, ...],
+) -> None:
+    """Run a cluster on this machine until Ctrl-C or SIGTERM; the next run on the same directory goes on with it.
+
+    SETTINGS, behind a --, are given to every node as they are: quiver up -- --log-durability interval
+    """
+    plans = plan_nodes(nodes, data=data, host=host, http_port=http_port, wire_port=wire_port, settings=settings)
+    context.exit(asyncio.run(_run(plans)))
+
+
+def plan_nodes(
+    nodes: int, *, data: str, host: str, http_port: int, wire_port: int, settings: tuple[str, ...] = ()
+) -> list[Plan]:
+    """Return what to run: the first one, three or five nodes are managers, and all are brokers and gateways."""
+    managers = next(count for count in _MANAGERS if count <= nodes)
+    join = ",".join(f"{at + 1}@{host}:{wire_port + at}" for at in range(managers))
+    plans = []
+    for at in range(nodes):
+        roles = "manager,broker,gateway" if at < managers else "broker,gateway"
+        http, wire = f"{host}:{http_port + at}", f"{host}:{wire_port + at}"
+        directory = f"{data}/node-{at + 1}"
+        arguments = ("--id", str(at + 1), "--roles", roles, "--data", directory, "--http", http, "--wire", wire)
+        plans.append(Plan(at + 1, roles, http, wire, directory, (*arguments, "--join", join, *settings)))
+    return plans
+
+
+class _Child:
+    """A node's process."""
+
+    def __init__(self, plan: Plan, process: asyncio.subprocess.Process) -> None:
+        self.plan = plan
+        self.process = process
+
+    @classmethod
+    async def start(cls, plan: Plan) -> _Child:
+        with _open_log(plan) as log:
+            process = await asyncio.create_subprocess_exec(
+                *plan.command,
+                "--with-parent",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        return cls(plan, process)
+
+    async def wait_ready(self) -> None:
+        """Return when the node says that it is ready.
+
+        Raises:
+            UnavailableError: it ended instead.
+        """
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            if line.startswith(b"ready"):
+                return
+        raise _not_ready(self.plan)
+
+    async def watch(self) -> None:
+        """Tell when the node ends."""
+        code = await self.process.wait()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        again = shlex.join(("quiver", "node", *self.plan.arguments))
+        click.echo(f"node {self.plan.node} (pid {self.process.pid}) {how}; to start it again: {again}")
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)  # `send_signal` would take the exit status away from `wait`
+
+
+async def _run(plans: list[Plan]) -> int:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    children = [await _Child.start(plan) for plan in plans]
+    stopping = asyncio.ensure_future(stopped.wait())
+    try:
+        await _wait_all_ready(children, stopping)
+        if stopped.is_set():
+            return 0
+        _tell(children)
+        return await _watch(children, stopping)
+    finally:
+        stopping.cancel()
+        await _stop(children)
+
+
+async def _wait_all_ready(children: list[_Child], stopping: asyncio.Future[Any]) -> None:
+    """Return when every node is ready, or when told to stop.
+
+    Raises:
+        UnavailableError: a node ended, or takes too long; the message shows what it said last.
+    """
+    ready = asyncio.gather(*(child.wait_ready() for child in children))
+    await asyncio.wait((ready, stopping), timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    if ready.done():
+        ready.result()
+        return
+    ready.cancel()
+    if not stopping.done():
+        raise _not_ready(children[0].plan)
+
+
+def _not_ready(plan: Plan) -> UnavailableError:
+    return UnavailableError(
+        f"node {plan.node} did not become ready; the end of {plan.log_path}:\n{_tail(plan.log_path)}"
+    )
+
+
+def _tell(children: list[_Child]) -> None:
+    rows = [
+        (
+            child.plan.node,
+            child.process.pid,
+            child.plan.roles,
+            f"http://{child.plan.http}",
+            child.plan.wire,
+            child.plan.directory,
+        )
+        for child in children
+    ]
+    print_table(("node", "pid", "roles", "http", "wire", "data"), rows)
+    click.echo(f"ready: http://{children[0].plan.http} (Ctrl-C stops all)")
+    sys.stdout.flush()
+
+
+async def _watch(children: list[_Child], stopping: asyncio.Future[Any]) -> int:
+    """Wait until told to stop, or until no node is left."""
+    watching = asyncio.gather(*(child.watch() for child in children))
+    await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    return 0 if stopping.done() else UNAVAILABLE
+
+
+async def _stop(children: list[_Child]) -> None:
+    for child in children:
+        child.signal(signal.SIGTERM)
+    ended = asyncio.gather(*(child.process.wait() for child in children))
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(ended), STOP_TIMEOUT_S)
+    if not ended.done():
+        for child in children:
+            child.signal(signal.SIGKILL)
+        await ended
+
+
+def _open_log(plan: Plan) -> BinaryIO:
+    os.makedirs(plan.directory, exist_ok=True)
+    return open(plan.log_path, "ab")
+
+
+def _tail(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "".join(file.readlines()[-_LOG_LINES:]).rstrip()

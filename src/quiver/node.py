@@ -1,0 +1,342 @@
+"""One node: everything it does, put together, and nothing else. The composition root.
+
+A node opens its copy of the metadata (as a voter if it is a manager, else as a learner), follows it to know its peers,
+and runs its roles on top: `Manager` decides, `Broker` holds replicas, `Gateway` speaks HTTP. Requests come in through
+`handle`, which only sends each to its owner. What lies outside of the process is in `Surroundings`, so that the
+same node runs on real sockets and disks and under simulation.
+
+Life: ``async with Node(settings, surroundings)``; `wait_ready`; `wait_failed` returns when it must end. Leaving the
+block hands leadership over and closes everything; a node whose disk failed is closed without that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from quiver import __version__
+from quiver.addresses import format_address, parse_address
+from quiver.broker import Broker, Introduction
+from quiver.broker.requests import BrokerRequest
+from quiver.config import Settings
+from quiver.errors import StorageError
+from quiver.gateway import Gateway, GatewayServices
+from quiver.gateway.encryption import make_http_context
+from quiver.logs import facts
+from quiver.manager import Administration, Manager
+from quiver.metadata import METADATA_GROUP, MetadataStore, Table
+from quiver.metadata.rows import ALL_ROLES
+from quiver.model import Buffer, Index, NodeId
+from quiver.raft import Configuration
+from quiver.replication import Member, Replicator
+from quiver.storage import Identity, claim_directory, save_identity
+from quiver.storage.layout import metadata_log, replicas
+from quiver.surroundings import NodeNetwork, Surroundings
+from quiver.wire import Caller
+from quiver.wire.messages import AnyRequest, DescribeNode, NodeDescribed, Response
+
+logger = logging.getLogger(__name__)
+
+GRACE_MS = 3_000
+"""How long requests under way may take when the node stops."""
+HAND_OVER_MS = 1_000
+"""How long the metadata's next leader may take to be found when the primary stops."""
+
+
+class Node:
+    """One node of a cluster. Use as ``async with``."""
+
+    def __init__(self, settings: Settings, surroundings: Surroundings) -> None:
+        self.id = NodeId(settings.node.id)
+        self._settings = settings
+        self._world = surroundings
+        self._started_ms = surroundings.clock.wall_ms()
+        self._managers = {NodeId(node): address for node, address in settings.node.managers.items()}
+        self._stack = AsyncExitStack()
+        self._failure: asyncio.Future[StorageError] = asyncio.get_running_loop().create_future()
+        self._is_ready = asyncio.Event()
+        self._network: NodeNetwork
+        self._store: MetadataStore
+        self._member: Member
+        self._broker: Broker
+        self._administration: Administration
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Open everything and begin to serve; what was begun is closed again if that fails."""
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hand leadership over, answer what was accepted, and close everything."""
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        world = self._world
+        identity = await self._claim()
+        self._store = await MetadataStore.open(
+            world.database,
+            executor=world.executor,
+            clock=world.clock,
+            on_failure=self._fail,
+            settings=self._settings.metadata,
+        )
+        stack.push_async_callback(self._store.close)
+        self._network = await stack.enter_async_context(
+            world.open_network(identity, peers=self._other_managers(), identity_of=self._identity_of)
+        )
+        replicator = await stack.enter_async_context(self._make_replicator())
+        self._member = await self._open_metadata(replicator, identity)
+        stack.push_async_callback(self._store.hand_over, timeout_ms=HAND_OVER_MS)
+        tasks = await stack.enter_async_context(_Background())
+        tasks.start(self._follow_peers())
+        tasks.start(self._watch_failure(replicator))
+        tasks.start(self._store.keep_compact())
+        await self._open_roles(stack, replicator, identity)
+        self._network.serve(self.handle)
+        stack.push_async_callback(self._network.stop_serving, GRACE_MS)
+        await self._open_gateway(stack)
+        tasks.start(self._become_ready())
+        logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
+
+    async def _claim(self) -> Identity:
+        data, world = self._settings.node.data, self._world
+        claim = partial(
+            claim_directory,
+            world.disk,
+            data,
+            node=self.id,
+            cluster=self._settings.node.cluster,
+            fresh=world.fresh_identity,
+        )
+        identity = await world.executor.submit(claim)
+        if identity.is_member and not world.disk.exists(metadata_log(data)):
+            raise StorageError(
+                f"{metadata_log(data)} is gone: what this node has promised is forgotten, so it must not come back as "
+                f"node {self.id}; start it with a new --id and an empty --data"
+            )
+        return identity
+
+    def _make_replicator(self) -> Replicator:
+        world = self._world
+        return Replicator(
+            self.id,
+            incarnation=world.incarnation,
+            network=self._network,
+            disk=world.disk,
+            executor=world.executor,
+            clock=world.clock,
+            rng=world.rng,
+            settings=self._settings.replication,
+            log_settings=self._settings.log,
+        )
+
+    async def _open_metadata(self, replicator: Replicator, identity: Identity) -> Member:
+        """Take part in the metadata's group: as one of its first voters, or as what the primary makes of this node."""
+        data = self._settings.node.data
+        bootstrap = None
+        if self.id in self._managers and not identity.is_member:
+            bootstrap = Configuration(voters=tuple(sorted(self._managers)))
+        member = await replicator.open_member(
+            METADATA_GROUP, metadata_log(data), self._store.machine, bootstrap=bootstrap
+        )
+        if not identity.is_member:
+            joined = msgspec.structs.replace(identity, is_member=True)
+            await self._world.executor.submit(partial(save_identity, self._world.disk, data, joined))
+        self._store.attach(member)
+        return member
+
+    async def _open_roles(self, stack: AsyncExitStack, replicator: Replicator, identity: Identity) -> None:
+        settings, world = self._settings, self._world
+        roles = settings.node.role_names
+        manager = None
+        if "manager" in roles:
+            manager = Manager(
+                self._store, clock=world.clock, settings=settings.manager, cluster_id=settings.node.cluster
+            )
+            await stack.enter_async_context(manager)
+        self._administration = Administration(
+            self.id,
+            self._store,
+            self._network.transport,
+            clock=world.clock,
+            settings=settings.manager,
+            seeds=self._managers,
+            heartbeats=manager,
+        )
+        introduction = Introduction(
+            node=self.id,
+            identity=identity.identity,
+            wire_address=self.wire_address,
+            http_address=self.http_address,
+            roles=tuple(role for role in ALL_ROLES if role in roles),
+            rack=settings.node.rack,
+        )
+        await world.executor.submit(partial(world.disk.make_directory, replicas(settings.node.data)))
+        self._broker = Broker(
+            introduction=introduction,
+            store=self._store,
+            replicator=replicator,
+            transport=self._network.transport,
+            settings=settings,
+            disk=world.disk,
+            executor=world.executor,
+            clock=world.clock,
+            rng=world.rng,
+            directory=replicas(settings.node.data),
+            seeds=self._managers,
+        )
+        await stack.enter_async_context(self._broker)
+
+    async def _open_gateway(self, stack: AsyncExitStack) -> None:
+        node, world = self._settings.node, self._world
+        if "gateway" not in node.role_names:
+            return
+        services = GatewayServices(
+            node=self.id,
+            wire_address=lambda: self.wire_address,
+            handler=self.handle,
+            transport=self._network.transport,
+            view=self._store.view,
+            hear=self._broker.hear,
+        )
+        gateway = Gateway(
+            services,
+            listen=node.http,
+            settings=self._settings.gateway,
+            clock=world.clock,
+            rng=world.rng,
+            tls=make_http_context(self._settings.tls, self._settings.gateway),
+        )
+        await stack.enter_async_context(gateway)
+
+    async def _become_ready(self) -> None:
+        await self._broker.wait_registered()
+        await self._broker.wait_ready()
+        self._is_ready.set()
+        logger.info("node ready", extra=facts(node=self.id))
+
+    # -- questions -------------------------------------------------------------------------------
+
+    @property
+    def wire_address(self) -> str:
+        """Return where nodes and the SDK reach this node."""
+        return self._network.wire_address
+
+    @property
+    def http_address(self) -> str:
+        """Return where HTTP clients reach this node; empty if it is no gateway."""
+        node = self._settings.node
+        if "gateway" not in node.role_names:
+            return ""
+        host, port = parse_address(node.http)
+        return format_address((node.advertise or host, port))
+
+    async def wait_ready(self) -> None:
+        """Return once the primary knows this node and all its replicas are open."""
+        await self._is_ready.wait()
+
+    async def wait_failed(self) -> StorageError:
+        """Wait until this node must end: its disk or its database can no longer be trusted."""
+        return await asyncio.shield(self._failure)
+
+    def describe(self, request: DescribeNode) -> NodeDescribed:
+        """Return what this node tells of itself."""
+        status = self._store.status()
+        view = self._store.view()
+        topic = None if request.topic is None else view.topic(request.topic)
+        is_shown = request.with_replicas and (request.topic is None or topic is not None)
+        return NodeDescribed(
+            node=self.id,
+            version=__version__,
+            pid=os.getpid(),
+            roles=tuple(sorted(self._settings.node.role_names)),
+            started_ms=self._started_ms,
+            is_ready=self._is_ready.is_set(),
+            primary=status.primary,
+            applied_index=view.index,
+            stored_index=status.stored_index,
+            commit_index=status.commit_index,
+            digest=view.digest() if request.with_digest else "",
+            replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
+        )
+
+    # -- work ------------------------------------------------------------------------------------
+
+    async def handle(
+        self, caller: Caller, request: AnyRequest, payload: memoryview
+    ) -> tuple[Response, Sequence[Buffer]]:
+        """Answer a request, whoever on this node can; raises errors of `quiver.errors`."""
+        if isinstance(request, DescribeNode):
+            return self.describe(request), ()
+        if isinstance(request, BrokerRequest):
+            return await self._broker.handle(caller, request, payload)
+        return await self._administration.handle(caller, request, payload)
+
+    # -- peers -----------------------------------------------------------------------------------
+
+    def _other_managers(self) -> dict[NodeId, str]:
+        return {node: address for node, address in self._managers.items() if node != self.id}
+
+    def _identity_of(self, node: NodeId) -> str | None:
+        broker = self._store.view().brokers.get(node)
+        return None if broker is None else broker.identity
+
+    async def _follow_peers(self) -> None:
+        """Reach every node that the metadata knows, where it says that the node is."""
+        known: set[NodeId] = set()
+        async for changed in self._store.watch(Index(0)):
+            if not changed.is_reset and not any(change.table is Table.BROKERS for change in changed.changes):
+                continue
+            nodes = self._store.view().brokers
+            for node in known - nodes.keys():
+                if node not in self._managers:
+                    self._network.remove_peer(node)
+            for node, broker in nodes.items():
+                if node != self.id:
+                    self._network.add_peer(node, broker.wire_address)
+            known = set(nodes)
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _fail(self, error: StorageError) -> None:
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    async def _watch_failure(self, replicator: Replicator) -> None:
+        self._fail(await replicator.wait_failed())
+
+
+class _Background:
+    """Tasks that run as long as their owner; the first failure of one is raised when they end."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(self._group.create_task(work))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(kind, error, trace)

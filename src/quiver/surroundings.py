@@ -1,0 +1,182 @@
+"""What lies outside of a node's process: clocks, chance, disk, threads, network and database.
+
+A node touches the world through these and nothing else. `SystemSurroundings` is the real side: the machine's clocks and
+files, TCP, SQLite or PostgreSQL. `quiver.testing` has the simulated one.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Protocol, Self
+
+from quiver.addresses import format_address, parse_address
+from quiver.client.transport import Transport
+from quiver.clock import Clock, Rng, SystemClock
+from quiver.config import Settings
+from quiver.metadata import Database, open_database, sqlite_url
+from quiver.model import Buffer, NodeId
+from quiver.replication.network import LostHandler, MessageHandler, Network
+from quiver.storage import Disk, Executor, Identity, SystemDisk, ThreadExecutor
+from quiver.storage.layout import metadata_database
+from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
+from quiver.wire.handshake import IdentityOf
+
+THREADS = 4
+"""How many pieces of file work run at once."""
+
+
+class NodeNetwork(Network, Protocol):
+    """A node's way to the others, for Raft's messages and for requests."""
+
+    @property
+    def wire_address(self) -> str:
+        """Return where this node is reached, as host:port."""
+        ...
+
+    @property
+    def transport(self) -> Transport:
+        """Return the way to ask other nodes."""
+        ...
+
+    def serve(self, handler: Handler) -> None:
+        """Begin to answer requests."""
+        ...
+
+    async def stop_serving(self, grace_ms: int) -> None:
+        """Take no more requests, and answer those under way for up to `grace_ms`."""
+        ...
+
+    def add_peer(self, node: NodeId, address: str) -> None:
+        """Begin to send to a node, or go on at its new address."""
+        ...
+
+    def remove_peer(self, node: NodeId) -> None:
+        """Send to a node no more."""
+        ...
+
+
+class Surroundings(Protocol):
+    """The world around one node; made anew for each of its lives."""
+
+    clock: Clock
+    rng: Rng
+    disk: Disk
+    executor: Executor
+    database: Database
+    incarnation: int
+    """A number that no earlier life of the node had."""
+    fresh_identity: str
+    """What the node is called if its data directory is new."""
+
+    def open_network(
+        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+    ) -> AbstractAsyncContextManager[NodeNetwork]:
+        """Take the node's address; nothing is accepted or dialled before it is started."""
+        ...
+
+
+def schema_name(node: NodeId) -> str:
+    """Return what a node's schema is called in PostgreSQL."""
+    return f"quiver_node_{node}"
+
+
+class SystemSurroundings:
+    """The machine that this process runs on. Use as ``async with``."""
+
+    def __init__(self, settings: Settings) -> None:
+        node = settings.node
+        self.clock: Clock = SystemClock()
+        self.rng: Rng = random.Random()  # noqa: S311 - jitter, not secrets
+        self.disk: Disk = SystemDisk()
+        self._threads = ThreadExecutor(THREADS)
+        self.executor: Executor = self._threads
+        url = node.metadata_db or sqlite_url(metadata_database(node.data))
+        self.database = open_database(url, schema=schema_name(NodeId(node.id)))
+        self.incarnation = time.time_ns()
+        self.fresh_identity = secrets.token_hex(16)
+        self._settings = settings
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.close()
+
+    @asynccontextmanager
+    async def open_network(
+        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+    ) -> AsyncIterator[NodeNetwork]:
+        """Listen on the wire address; one port for peers and for requests."""
+        settings = self._settings.wire
+        server = RequestServer(settings=settings, clock=self.clock)
+        pool = RequestPool(
+            name=f"node-{identity.node}",
+            cluster_id=identity.cluster,
+            node=identity.node,
+            identity=identity.identity,
+            settings=settings,
+            tls=self._settings.tls,
+        )
+        network = PeerNetwork(
+            node=identity.node,
+            cluster_id=identity.cluster,
+            incarnation=self.incarnation,
+            listen=parse_address(self._settings.node.wire),
+            peers={node: parse_address(address) for node, address in peers.items()},
+            settings=settings,
+            clock=self.clock,
+            rng=self.rng,
+            identity=identity.identity,
+            identity_of=identity_of,
+            server=server,
+            tls=self._settings.tls,
+        )
+        async with pool, server, network:
+            yield _SystemNetwork(network, server, pool, self._settings)
+
+
+class _SystemNetwork:
+    """TCP: what `NodeNetwork` asks for, from the parts of `quiver.wire`."""
+
+    def __init__(self, network: PeerNetwork, server: RequestServer, pool: RequestPool, settings: Settings) -> None:
+        self._network = network
+        self._server = server
+        self._pool = pool
+        self._settings = settings
+
+    @property
+    def wire_address(self) -> str:
+        host, port = self._network.address
+        return format_address((self._settings.node.advertise or host, port))
+
+    @property
+    def transport(self) -> Transport:
+        return self._pool
+
+    def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
+        self._network.start(handler, on_lost)
+
+    def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
+        self._network.send(to, parts)
+
+    def backlog_bytes(self, to: NodeId) -> int:
+        return self._network.backlog_bytes(to)
+
+    def serve(self, handler: Handler) -> None:
+        self._server.start(handler)
+
+    async def stop_serving(self, grace_ms: int) -> None:
+        await self._server.close(grace_ms)
+
+    def add_peer(self, node: NodeId, address: str) -> None:
+        self._network.add_peer(node, parse_address(address))
+
+    def remove_peer(self, node: NodeId) -> None:
+        self._network.remove_peer(node)
