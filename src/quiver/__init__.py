@@ -1,3 +1,120 @@
-"""Quiver: a distributed, partitioned, Raft-replicated queue for log messages."""
+"""Quiver: a distributed, partitioned, Raft-replicated queue for log messages.
+
+    import quiver
+
+    with quiver.connect("127.0.0.1:8002") as cluster:
+        cluster.create_topic("logs", partitions=3, exist_ok=True)
+        producer = cluster.producer("logs", name="web-1")
+        print(producer.send("hello").result())
+        for record in cluster.consumer("logs", name="report", idle_timeout=1):
+            print(record.partition, record.offset, record.text)
+
+What is named here is loaded when it is first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quiver.client.cluster import AsyncCluster, PartitionDescription, TopicDescription
+    from quiver.client.connection import connect, connect_async
+    from quiver.client.consumer import AsyncConsumer
+    from quiver.client.delivery import Deliveries, Delivery, Position, Span
+    from quiver.client.producer import AsyncProducer
+    from quiver.client.sync import Cluster, Consumer, Producer
+    from quiver.errors import (
+        ConflictError,
+        FencedError,
+        NotAllowedError,
+        NotFoundError,
+        OutcomeUnknownError,
+        OutOfRangeError,
+        OutOfSequenceError,
+        OverloadedError,
+        QuiverError,
+        RequestError,
+        TooLargeError,
+        TrimmedError,
+        UnavailableError,
+    )
+    from quiver.record import Record
+    from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "quiver.client.cluster": ("AsyncCluster", "PartitionDescription", "TopicDescription"),
+    "quiver.client.connection": ("connect", "connect_async"),
+    "quiver.client.consumer": ("AsyncConsumer",),
+    "quiver.client.delivery": ("Deliveries", "Delivery", "Position", "Span"),
+    "quiver.client.producer": ("AsyncProducer",),
+    "quiver.client.sync": ("Cluster", "Consumer", "Producer"),
+    "quiver.errors": (
+        "ConflictError",
+        "FencedError",
+        "NotAllowedError",
+        "NotFoundError",
+        "OutOfRangeError",
+        "OutOfSequenceError",
+        "OutcomeUnknownError",
+        "OverloadedError",
+        "QuiverError",
+        "RequestError",
+        "TooLargeError",
+        "TrimmedError",
+        "UnavailableError",
+    ),
+    "quiver.record": ("Record",),
+    "quiver.wire.messages": ("ClientInfo", "NodeInfo", "RetentionInfo"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncCluster",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "ClientInfo",
+    "Cluster",
+    "ConflictError",
+    "Consumer",
+    "Deliveries",
+    "Delivery",
+    "FencedError",
+    "NodeInfo",
+    "NotAllowedError",
+    "NotFoundError",
+    "OutOfRangeError",
+    "OutOfSequenceError",
+    "OutcomeUnknownError",
+    "OverloadedError",
+    "PartitionDescription",
+    "Position",
+    "Producer",
+    "QuiverError",
+    "Record",
+    "RequestError",
+    "RetentionInfo",
+    "Span",
+    "TooLargeError",
+    "TopicDescription",
+    "TrimmedError",
+    "UnavailableError",
+    "__version__",
+    "connect",
+    "connect_async",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

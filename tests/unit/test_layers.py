@@ -44,6 +44,9 @@ LAYERS = (
 ONLY_FROM = {"client": ("errors", "model", "clock", "addresses", "record", "wire")}
 """Packages that may use less than all that lies above them: the SDK is to be installed without the server."""
 
+FROM_THE_ROOT = ("errors", "record", "wire", "client")
+"""What the root package shows to users, and may therefore name."""
+
 PURE_METADATA = (
     "apply",
     "brokers",
@@ -145,6 +148,8 @@ def _may_import(layer: str, target: str) -> bool:
         return True  # its own package, or a name of the root package such as __version__
     if layer in ONLY_FROM:
         return target in ONLY_FROM[layer]
+    if layer == "__init__":
+        return target in FROM_THE_ROOT
     return ranks[target] < ranks[layer]
 
 

@@ -6,17 +6,19 @@ says *unknown* only where that is true. Closing a cluster closes what was made f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 import msgspec
 
 from quiver.client.consumer import AsyncConsumer, ConsumerCore
 from quiver.client.directory import Directory
+from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.producer import AsyncProducer, ProducerCore
+from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
@@ -43,6 +45,9 @@ from quiver.wire.messages import (
     RetentionInfo,
     TopicInfo,
 )
+
+CONNECT_MS_MAX: Final = 10_000
+"""Longest time for the first contact: whoever mistypes an address should hear of it soon."""
 
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,24 +90,47 @@ class AsyncCluster:
         clock: Clock,
         rng: Rng,
         options: ClusterOptions | None = None,
-        on_close: Callable[[], Awaitable[None]] | None = None,
+        owned: AbstractAsyncContextManager[object] | None = None,
+        http_get: HttpGet = http_get,
     ) -> None:
-        """Take wire addresses of some nodes; `on_close` is called at the end, for what belongs to the cluster alone."""
+        """Take addresses of some nodes; `owned` is opened before the first request and closed after the last."""
         self.options = options or ClusterOptions()
         check_options(self.options)
+        self._seeds = parse_seeds(addresses)
+        self._transport, self._owned, self._http_get = transport, owned, http_get
         self._rng = rng
-        self._directory = Directory(clock, tuple(addresses))
+        self._directory = Directory(clock)
         self.router = Router(transport, self._directory, clock=clock, rng=rng, options=self.options)
         self._made = AsyncExitStack()
-        if on_close is not None:
-            self._made.push_async_callback(on_close)
 
     async def open(self) -> Self:
-        """Make sure that the cluster is there and learn its nodes."""
-        request = GetMetadata(topics=())
-        found, _ = await self.router.ask(request, deadline=self.router.deadline())
-        self._directory.take(found, asked="")
+        """Make sure that the cluster is there and learn its nodes.
+
+        Raises:
+            UnavailableError: none of the addresses answered within `timeout`, or `CONNECT_MS_MAX` if that is less.
+        """
+        try:
+            if self._owned is not None:
+                await self._made.enter_async_context(self._owned)
+            deadline = self.router.deadline(min(self.options.timeout_ms, CONNECT_MS_MAX))
+            await self._find_nodes(deadline)
+        except BaseException:
+            await self._made.aclose()
+            raise
         return self
+
+    async def _find_nodes(self, deadline: Deadline) -> None:
+        retry = self.router.retry(GetMetadata, deadline)
+        while True:
+            try:
+                timeout_ms = max(1, min(deadline.remaining_ms, self.options.attempt_timeout_ms))
+                seeds = await locate(self._seeds, self._transport, self._http_get, timeout_ms=timeout_ms)
+                break
+            except UnavailableError as error:
+                await retry.wait_turn(error)
+        self._directory.seeds = tuple(seeds)
+        found, _ = await self.router.ask(GetMetadata(topics=()), deadline=deadline)
+        self._directory.take(found, asked="")
 
     async def close(self) -> None:
         """Close every producer and consumer that was made here, then the connections; idempotent."""

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from quiver.client.cursors import Cursors
-from quiver.client.options import ConsumerOptions, to_ms
+from quiver.client.options import TIME_MS_MAX, ConsumerOptions, to_ms
 from quiver.client.prefetch import PartitionReader, find_offset
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
@@ -261,7 +261,7 @@ class ConsumerCore:
     def _commit_due_in_ms(self) -> int:
         interval_ms = self.options.auto_commit_ms
         if interval_ms is None or all(reader.position == reader.committed for reader in self.readers.values()):
-            return 1 << 31
+            return TIME_MS_MAX
         return max(0, self._committed_ms + interval_ms - self._router.clock.monotonic_ms())
 
     def _crashed(self, error: BaseException) -> None:
@@ -332,44 +332,48 @@ class AsyncConsumer:
     """
 
     def __init__(self, core: ConsumerCore, router: Router, *, idle_timeout_ms: int | None) -> None:
-        self._core = core
+        self.core = core
         self._router = router
         self._idle_timeout_ms = idle_timeout_ms
 
     @property
     def consumer_id(self) -> ConsumerId | None:
         """The id that the cluster gave it; None for one without a name."""
-        return self._core.cursors.consumer_id
+        return self.core.cursors.consumer_id
 
     @property
     def topic(self) -> str:
         """The topic that it reads."""
-        return self._core.topic
+        return self.core.topic
 
     @property
     def partitions(self) -> tuple[int, ...]:
         """The partitions that it reads."""
-        return tuple(sorted(self._core.readers))
+        return tuple(sorted(self.core.readers))
 
     @property
     def skipped_count(self) -> int:
         """Records that retention removed before they were read (with `on_trimmed="earliest"`)."""
-        return sum(reader.skipped_count for reader in self._core.readers.values())
+        return sum(reader.skipped_count for reader in self.core.readers.values())
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield records as they come, for ever, or until none came for `idle_timeout`."""
-        while True:
-            patience_ms = 1 << 31 if self._idle_timeout_ms is None else self._idle_timeout_ms
-            found = await self._core.wait_batch(Deadline(self._router.clock, patience_ms))
-            if found is None:
-                return
+        while (found := await self.wait_batch()) is not None:
             for record in iterate(*found):
                 yield record
+
+    async def wait_batch(self) -> tuple[PartitionReader, Batch] | None:
+        """Wait for a batch to iterate over; None if none came for `idle_timeout`. For the SDK alone."""
+        patience_ms = TIME_MS_MAX if self._idle_timeout_ms is None else self._idle_timeout_ms
+        while (found := await self.core.wait_batch(Deadline(self._router.clock, patience_ms))) is None:
+            if self._idle_timeout_ms is not None:
+                return None
+        return found
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:  # noqa: ASYNC109 - of the wait for records, not of the call
         """Return the records that are there, at most `max_records`; wait at most `timeout` seconds for the first."""
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
-        return records_of(await self._core.take(max_records, deadline, is_to_end=False))
+        return records_of(await self.core.take(max_records, deadline, is_to_end=False))
 
     async def fetch_arrow(
         self,
@@ -385,31 +389,31 @@ class AsyncConsumer:
         """
         require_arrow()
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
-        slices = await self._core.take(max_records, deadline, is_to_end=True)
+        slices = await self.core.take(max_records, deadline, is_to_end=True)
         return table_of(self.topic, slices, is_with_headers=with_headers)
 
     async def commit(self) -> None:
         """Store how far the application has come: everything handed out until now counts as done."""
-        await self._core.commit(self._router.deadline())
+        await self.core.commit(self._router.deadline())
 
     async def seek(
         self, partition: int, offset: Where | None = None, *, timestamp: int | datetime | None = None
     ) -> None:
         """Go on in a partition at an offset, "earliest", "latest", or the first record not older than a timestamp."""
         where, is_timestamp = to_where(offset, timestamp)
-        await self._core.seek(partition, where, is_timestamp=is_timestamp)
+        await self.core.seek(partition, where, is_timestamp=is_timestamp)
 
     def position(self, partition: int) -> Offset:
         """Return the offset of the record that comes next in a partition."""
-        return self._core.reader(partition).position
+        return self.core.reader(partition).position
 
     async def size(self) -> int:
         """Return how many records there are that were not handed out yet, exactly."""
-        return await self._core.size(self._router.deadline())
+        return await self.core.size(self._router.deadline())
 
     async def close(self) -> None:
         """Commit if `auto_commit` is on, then end; idempotent."""
-        await self._core.close()
+        await self.core.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -417,4 +421,4 @@ class AsyncConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._core.close(is_committing=kind is None)
+        await self.core.close(is_committing=kind is None)

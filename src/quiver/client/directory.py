@@ -36,14 +36,14 @@ class _KnownTopic:
 class Directory:
     """Nodes, topics and leaders as they were last heard of."""
 
-    def __init__(self, clock: Clock, seeds: tuple[str, ...]) -> None:
-        """Take the wire addresses to begin with; they stay in use even if no node names them as its own."""
+    def __init__(self, clock: Clock, seeds: tuple[str, ...] = ()) -> None:
+        self.seeds = seeds
+        """Wire addresses to begin with; they stay in use even if no node names them as its own."""
         self.cluster_id = ""
         self.known_index = Index(0)
         """How far in the metadata the client has seen: nodes that know less wait before they answer it."""
         self.nodes: dict[NodeId, NodeInfo] = {}
         self._clock = clock
-        self._seeds = seeds
         self._topics: dict[str, _KnownTopic] = {}
         self._routes: dict[Key, Route] = {}
         self._preferred = ""
@@ -54,7 +54,7 @@ class Directory:
         """Return every known address once: the one that answered last, then the nodes', then the seeds."""
         known = (node.wire_address for node in self.nodes.values() if node.state != "dead")
         doubtful = (node.wire_address for node in self.nodes.values() if node.state == "dead")
-        return [address for address in dict.fromkeys((self._preferred, *known, *self._seeds, *doubtful)) if address]
+        return [address for address in dict.fromkeys((self._preferred, *known, *self.seeds, *doubtful)) if address]
 
     def prefer(self, address: str) -> None:
         """Ask this address first from now on; the empty one: nobody in particular."""

@@ -4,7 +4,9 @@ A `Parcel` keeps the very bytes that were sent, so that every further try sends 
 window of them: it owns the sequence numbers, and the rules by which parcels get others. No waiting, no sending here.
 
 Invariants: parcels lie in the order of acceptance; sealed ones come first and their sequences are contiguous up to
-`next_sequence`; a parcel that was perhaps done keeps its sequence until a new epoch has told what became of it.
+`next_sequence`; a parcel that was perhaps done keeps its sequence until a new epoch has told what became of it. The
+first one is never committed for all we know, and those behind it that are stay in the window: so nothing is sent that
+is further ahead of it than a partition remembers, and it can be sent again at any time.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Parcel:
         "epoch",
         "error",
         "gaps",
+        "is_committed",
         "is_flying",
         "is_perhaps_done",
         "outcome",
@@ -47,6 +50,7 @@ class Parcel:
         self.epoch = -1
         self.sequence = -1
         self.is_flying = False
+        self.is_committed = False
         self.is_perhaps_done = False
         self.error: QuiverError | None = None
         """Of the last try, until it is dealt with."""
@@ -88,8 +92,13 @@ class Parcels:
 
     @property
     def is_any_perhaps_done(self) -> bool:
-        """Whether what was sent may still turn up in the partition."""
-        return any(parcel.is_perhaps_done for parcel in self.waiting)
+        """Whether what was sent may be in the partition, or still turn up there."""
+        return any(parcel.is_perhaps_done or parcel.is_committed for parcel in self.waiting)
+
+    @property
+    def open(self) -> list[Parcel]:
+        """Those that are not known to be committed, in order."""
+        return [parcel for parcel in self.waiting if not parcel.is_committed]
 
     def seal(self, parcel: Parcel, producer_id: ProducerId, epoch: int) -> None:
         """Give a parcel its sequence and its bytes; raises `RequestError` if its records cannot be a batch."""
@@ -105,28 +114,31 @@ class Parcels:
             parcel.epoch = epoch
 
     def acknowledge(self, parcel: Parcel) -> None:
-        """Take out a parcel that is committed."""
-        self.waiting.remove(parcel)
+        """Take note that a parcel is committed."""
+        parcel.is_committed = True
+        parcel.data = b""
         self._acknowledged_end = max(self._acknowledged_end, parcel.end_sequence)
+        self._move_window()
 
     def drop(self, parcel: Parcel) -> None:
         """Take out a parcel that is given up; what follows it needs `align` unless it was not sealed yet."""
         self.waiting.remove(parcel)
+        self._move_window()
 
     def align(self, next_sequence: int) -> list[Parcel]:
         """Go on from the sequence that the partition expects, under an epoch that fences off all earlier sends.
 
         Returns the parcels of which it can no longer be told whether they are in the partition: give them up.
         """
-        sealed = [parcel for parcel in self.waiting if parcel.is_sealed]
+        sealed = [parcel for parcel in self.open if parcel.is_sealed]
         is_forgotten = next_sequence < self._acknowledged_end
         lost = [parcel for parcel in sealed if parcel.is_perhaps_done] if is_forgotten else []
         for parcel in lost:
-            self.waiting.remove(parcel)
+            self.drop(parcel)
             sealed.remove(parcel)
         if sealed and next_sequence >= sealed[0].sequence:
             # The first ones are there already: sent again as they are, they are answered with their offsets.
-            self.next_sequence = sealed[-1].end_sequence
+            self.next_sequence = max(parcel.end_sequence for parcel in self.waiting if parcel.is_sealed)
             return lost
         for parcel in sealed:
             self._move(parcel, next_sequence)
@@ -144,6 +156,10 @@ class Parcels:
                 self._move(parcel, next_sequence)
                 next_sequence = parcel.end_sequence
         self.next_sequence = next_sequence
+
+    def _move_window(self) -> None:
+        while self.waiting and self.waiting[0].is_committed:
+            self.waiting.popleft()
 
     def _move(self, parcel: Parcel, sequence: int) -> None:
         if parcel.sequence != sequence:

@@ -21,7 +21,7 @@ from quiver.client.options import ProducerOptions
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.client.sender import PartitionSender
-from quiver.client.sources import Columns, RecordHeaders, Source
+from quiver.client.sources import RECORD_BYTES, Columns, RecordHeaders, Source
 from quiver.client.tasks import Tasks
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId, ProducerId
@@ -234,6 +234,11 @@ class ProducerCore:
             sender.abandon(error)
 
 
+def record_bytes(value: Value, key: Value) -> int:
+    """Return what a record counts as in the buffer."""
+    return RECORD_BYTES + len(to_bytes(value) or b"") + len(to_bytes(key) or b"")
+
+
 async def wait_settled(outcome: Outcome) -> None:
     """Wait until it is known what became of a batch, whatever that is."""
     with suppress(QuiverError):
@@ -251,23 +256,24 @@ class AsyncProducer:
     """
 
     def __init__(self, core: ProducerCore, router: Router) -> None:
-        self._core = core
+        """Take an open core; it is for the SDK alone."""
+        self.core = core
         self._router = router
 
     @property
     def producer_id(self) -> ProducerId:
         """The id that the cluster gave it; the same again for the same name."""
-        return self._core.identity.producer_id
+        return self.core.identity.producer_id
 
     @property
     def topic(self) -> str:
         """The topic that it sends to."""
-        return self._core.topic.topic
+        return self.core.topic.topic
 
     @property
     def pending_bytes(self) -> int:
         """Bytes accepted whose outcome is not known yet."""
-        return self._core.accumulator.pending_bytes
+        return self.core.accumulator.pending_bytes
 
     def send(
         self,
@@ -286,14 +292,14 @@ class AsyncProducer:
             FencedError: another producer registered under the same name.
             RequestError: the record can never be accepted as it is.
         """
-        delivery = self._core.add(value, key, partition, timestamp, headers)
+        delivery = self.core.add(value, key, partition, timestamp, headers)
         if delivery is None:
             raise OverloadedError("the buffer is full: await producer.wait_room()", code="buffer_full")
         return delivery
 
     async def wait_room(self, size_bytes: int = 1) -> None:
         """Wait until so many bytes more may be under way."""
-        accumulator = self._core.accumulator
+        accumulator = self.core.accumulator
         while True:
             loop = asyncio.get_running_loop()
             freed: asyncio.Future[None] = loop.create_future()
@@ -308,7 +314,7 @@ class AsyncProducer:
         `timestamp` and `headers`. Without a partition or key they are spread over the partitions batch by batch.
         """
         parts: list[tuple[Outcome, int, int]] = []
-        for put, size_bytes, count in self._core.chunks(values, key, partition):
+        for put, size_bytes, count in self.core.chunks(values, key, partition):
             while (placed := put()) is None:
                 await self.wait_room(size_bytes)
             parts.append((*placed, count))
@@ -321,7 +327,7 @@ class AsyncProducer:
         Asked right after a restart under the same name it says how many records the partition has got before: what an
         application must skip to go on exactly.
         """
-        return await self._core.next_sequence(partition, deadline=self._router.deadline())
+        return await self.core.next_sequence(partition, deadline=self._router.deadline())
 
     async def flush(self) -> None:
         """Send everything that was accepted before and wait until all of it is settled.
@@ -329,19 +335,19 @@ class AsyncProducer:
         Raises:
             QuiverError: the first failure of any record since the last flush.
         """
-        await self._core.drain()
-        if (error := self._core.take_error()) is not None:
+        await self.core.drain()
+        if (error := self.core.take_error()) is not None:
             raise error
 
     async def close(self) -> None:
         """Flush, then end; idempotent. Raises as `flush`."""
-        await self._core.close()
-        if (error := self._core.take_error()) is not None:
+        await self.core.close()
+        if (error := self.core.take_error()) is not None:
             raise error
 
     async def abort(self) -> None:
         """End without sending what still waits; its deliveries fail, truthfully."""
-        await self._core.close(is_draining=False)
+        await self.core.close(is_draining=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -352,4 +358,4 @@ class AsyncProducer:
         if kind is None:
             await self.close()
         else:
-            await self._core.close()
+            await self.core.close()

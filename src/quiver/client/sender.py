@@ -94,7 +94,7 @@ class PartitionSender:
 
     def abandon(self, error: QuiverError) -> None:
         """Give up everything that is under way; the task must have ended."""
-        for parcel in list(self._parcels.waiting):
+        for parcel in self._parcels.open:
             parcel.is_perhaps_done = parcel.is_perhaps_done or parcel.is_flying
             self._drop(parcel, error)
         if self._linger is not None:
@@ -150,7 +150,7 @@ class PartitionSender:
 
     def _launch(self) -> None:
         """Start everything that waits, in order."""
-        for parcel in list(self._parcels.waiting):
+        for parcel in self._parcels.open:
             if parcel.is_flying:
                 continue
             try:
@@ -200,7 +200,7 @@ class PartitionSender:
         except FencedError as error:
             self._fence(error)
         except RequestError as error:
-            for parcel in list(self._parcels.waiting):
+            for parcel in self._parcels.open:
                 self._drop(parcel, error)
         except QuiverError as error:
             self._expire(error)
@@ -208,7 +208,7 @@ class PartitionSender:
     async def _recover(self) -> None:
         """Judge the failed parcels, all of which have landed, and wait until they may fly again."""
         self._is_recovering = False
-        failed = [parcel for parcel in self._parcels.waiting if parcel.error is not None]
+        failed = [parcel for parcel in self._parcels.open if parcel.error is not None]
         errors = [parcel.error for parcel in failed if parcel.error is not None]
         for parcel in failed:
             parcel.error = None
@@ -253,12 +253,13 @@ class PartitionSender:
 
     def _expire(self, error: QuiverError) -> None:
         """Give up the parcels whose time is over, and the first in any case: nobody waited for it in vain."""
-        for parcel in list(self._parcels.waiting):
-            if parcel.deadline.is_over or parcel is self._parcels.waiting[0]:
+        first, *_ = parcels = self._parcels.open
+        for parcel in parcels:
+            if parcel.deadline.is_over or parcel is first:
                 self._drop(parcel, error)
 
     def _fence(self, error: FencedError) -> None:
-        for parcel in list(self._parcels.waiting):
+        for parcel in self._parcels.open:
             self._drop(parcel, error)
         self._on_fenced(error)
 

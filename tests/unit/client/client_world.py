@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.options import ClusterOptions
+from quiver.errors import UnavailableError
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster
 
@@ -29,14 +32,22 @@ class World:
         finally:
             self.loop.close()
 
-    def connect(self, **options: int) -> AsyncCluster:
+    def connect(self, addresses: Sequence[str] = ("node-1:9002",), **options: int) -> AsyncCluster:
         return AsyncCluster(
-            self.cluster.addresses[:1],
+            addresses,
             transport=self.cluster,
             clock=self.clock,
             rng=self.rng,
             options=ClusterOptions(**options),  # type: ignore[arg-type] # all of them numbers here
+            http_get=self.http_get,
         )
+
+    async def http_get(self, host: str, port: int, path: str) -> bytes:
+        """Answer as the gateways of the cluster do, at `gateway:8002`."""
+        if (host, port, path) != ("gateway", 8002, "/metadata"):
+            raise UnavailableError(f"{host}:{port} was not reached")
+        nodes = [{"node": node, "wire_address": address} for node, address in self.cluster.nodes.items()]
+        return msgspec.json.encode({"status": "success", "cluster_id": "memory", "nodes": nodes})
 
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
         return self.cluster.partition(topic, partition).values()

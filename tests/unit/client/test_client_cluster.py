@@ -148,9 +148,7 @@ def test_connect_asks_the_next_address_if_one_is_silent() -> None:
     world = World()
 
     async def scenario() -> None:
-        cluster = world.connect()
-        cluster._directory._seeds = ("nowhere:1", *world.cluster.addresses)
-        async with cluster:
+        async with world.connect(addresses=["nowhere:1,node-2:9002", "nowhere:2"]) as cluster:
             assert cluster.cluster_id == "memory"
 
     world.run(scenario())

@@ -1,0 +1,174 @@
+"""From what a user calls a cluster's address to wire addresses of its nodes.
+
+Accepted are `host:port` of either kind (the wire is tried first, then HTTP), a bare `host`, `http://host:port`
+and `quiver://host:port` (the wire). A gateway tells where its cluster's nodes are: `GET /metadata`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from quiver.addresses import format_address, parse_address
+from quiver.client.tasks import Tasks
+from quiver.client.transport import Transport
+from quiver.errors import QuiverError, RequestError, UnavailableError
+from quiver.wire.messages import GetMetadata
+
+WIRE_PORT: Final = 9002
+HTTP_PORT: Final = 8002
+WIRE_MS_MAX: Final = 2_000
+"""How long an address of unknown kind is taken for the wire: a port that speaks HTTP need not refuse at once."""
+ANSWER_BYTES_MAX: Final = 8 << 20
+"""Most that is read of a gateway's answer."""
+
+HttpGet = Callable[[str, int, str], Awaitable[bytes]]
+"""Return the body of what a host, a port and a path answer; raises `UnavailableError`."""
+
+
+class Seed(msgspec.Struct, frozen=True):
+    """One address that a user gave: hosts and ports to try, the wire first."""
+
+    kind: Literal["wire", "http", "either"]
+    host: str
+    wire_port: int = WIRE_PORT
+    http_port: int = HTTP_PORT
+
+
+def parse_seeds(addresses: Iterable[str]) -> tuple[Seed, ...]:
+    """Return what addresses mean; several may be given in one text, separated by commas."""
+    texts = [text.strip() for address in addresses for text in address.split(",")]
+    seeds = tuple(_parse_seed(text) for text in texts if text)
+    if not seeds:
+        raise RequestError("name at least one address of a node", code="bad_address")
+    return seeds
+
+
+def _parse_seed(text: str) -> Seed:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _parse_bare(text)
+    if scheme not in ("http", "quiver"):
+        raise RequestError(f"an address is host:port, http://… or quiver://…, not {text[:300]!r}", code="bad_address")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise RequestError(f"not an address: {text[:300]!r}: {error}", code="bad_address") from None
+    if not host or rest.rstrip("/") != parts.netloc:
+        raise RequestError(f"an address names a host and a port only, not {text[:300]!r}", code="bad_address")
+    if scheme == "http":
+        return Seed("http", host, http_port=port or HTTP_PORT)
+    return Seed("wire", host, wire_port=port or WIRE_PORT)
+
+
+def _parse_bare(text: str) -> Seed:
+    if ":" not in text or text.endswith("]"):
+        return Seed("either", text.strip("[]"))
+    host, port = parse_address(text)
+    return Seed("either", host, wire_port=port, http_port=port)
+
+
+async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet, *, timeout_ms: int) -> list[str]:
+    """Return wire addresses of a cluster's nodes from the first seed that answers; all are tried at once.
+
+    Raises:
+        UnavailableError: none of them did in time.
+    """
+    answers: asyncio.Queue[list[str] | QuiverError] = asyncio.Queue()
+
+    async def ask(seed: Seed) -> None:
+        try:
+            answers.put_nowait(await _locate_one(seed, transport, http_get, timeout_ms))
+        except QuiverError as error:
+            answers.put_nowait(error)
+
+    tasks = Tasks(lambda error: answers.put_nowait(UnavailableError(repr(error))))
+    try:
+        waiting = [tasks.start(ask(seed), f"locate-{seed.host}") for seed in seeds]
+        errors: list[str] = []
+        async with asyncio.timeout(timeout_ms / 1000):
+            for _ in waiting:
+                answer = await answers.get()
+                if isinstance(answer, list):
+                    return answer
+                errors.append(str(answer))
+    except TimeoutError:
+        errors.append("time ran out")
+    finally:
+        await tasks.close()
+    raise UnavailableError(f"no cluster was found: {'; '.join(errors)}", code="not_reached")
+
+
+async def _locate_one(seed: Seed, transport: Transport, http_get: HttpGet, timeout_ms: int) -> list[str]:
+    wire_address = format_address((seed.host, seed.wire_port))
+    if seed.kind == "http":
+        return await _ask_gateway(seed, http_get)
+    if seed.kind == "wire":
+        return await _ask_wire(wire_address, transport, timeout_ms)
+    try:
+        return await _ask_wire(wire_address, transport, min(timeout_ms, WIRE_MS_MAX))
+    except QuiverError as wire_error:
+        try:
+            return await _ask_gateway(seed, http_get)
+        except UnavailableError as http_error:
+            reasons = f"as wire: {wire_error}; as HTTP: {http_error}"
+            raise UnavailableError(reasons, code="not_reached") from None
+
+
+async def _ask_wire(address: str, transport: Transport, timeout_ms: int) -> list[str]:
+    await transport.call(address, GetMetadata(topics=()), timeout_ms=timeout_ms)
+    return [address]
+
+
+class _Node(msgspec.Struct, frozen=True):
+    wire_address: str
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    nodes: tuple[_Node, ...]
+
+
+async def _ask_gateway(seed: Seed, http_get: HttpGet) -> list[str]:
+    body = await http_get(seed.host, seed.http_port, "/metadata")
+    try:
+        nodes = msgspec.json.decode(body, type=_Metadata).nodes
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UnavailableError(f"{seed.host}:{seed.http_port} is no gateway: {error}", code="not_reached") from None
+    addresses = [node.wire_address for node in nodes if node.wire_address]
+    if not addresses:
+        raise UnavailableError(f"{seed.host}:{seed.http_port} knows no node yet", code="not_reached")
+    return addresses
+
+
+async def http_get(host: str, port: int, path: str) -> bytes:
+    """Return the body of a small answer of an HTTP server, over a connection of its own."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX)
+    except OSError as error:
+        raise UnavailableError(f"{host}:{port} was not reached: {error}", code="not_reached") from None
+    try:
+        name = format_address((host, port))
+        head = f"GET {path} HTTP/1.1\r\nHost: {name}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode("ascii"))
+        return await _read_answer(reader)
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        raise UnavailableError(f"{host}:{port} does not answer as HTTP: {error}", code="not_reached") from None
+    finally:
+        writer.close()
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> bytes:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    version, status, *_ = [*head[0].split(" "), "", ""]
+    if not version.startswith("HTTP/1.") or status != "200":
+        raise ValueError(f"it says {head[0][:100]!r}")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    length = int(fields.get("content-length", "-1"))
+    if length > ANSWER_BYTES_MAX:
+        raise ValueError(f"an answer of {length} bytes")
+    return await (reader.readexactly(length) if length >= 0 else reader.read(ANSWER_BYTES_MAX))

@@ -1,0 +1,73 @@
+"""From what users call an address to nodes of a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from client_world import World
+
+from quiver.client.discovery import Seed, parse_seeds
+from quiver.errors import RequestError, UnavailableError
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("host:7000", [Seed("either", "host", 7000, 7000)]),
+        ("host", [Seed("either", "host", 9002, 8002)]),
+        ("http://host:80", [Seed("http", "host", 9002, 80)]),
+        ("http://host/", [Seed("http", "host", 9002, 8002)]),
+        ("quiver://host", [Seed("wire", "host", 9002, 8002)]),
+        ("quiver://[::1]:7000", [Seed("wire", "::1", 7000, 8002)]),
+        ("[::1]:7000", [Seed("either", "::1", 7000, 7000)]),
+        ("[::1]", [Seed("either", "::1", 9002, 8002)]),
+        (" a:1 ,, b:2", [Seed("either", "a", 1, 1), Seed("either", "b", 2, 2)]),
+    ],
+)
+def test_address_is_read_as_what_it_says(text: str, seeds: list[Seed]) -> None:
+    assert list(parse_seeds([text])) == seeds
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "host:port", "https://host", "http://", "http://host/path", "http://host:99999", "quiver://a b:x"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_seeds([text])
+    assert refused.value.code == "bad_address"
+
+
+@pytest.mark.parametrize("address", ["http://gateway", "gateway:8002", "gateway", "nowhere:1,gateway:8002", "node-2"])
+def test_cluster_is_found_by_wire_and_by_gateway(address: str) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect([address]) as cluster:
+            await cluster.create_topic("logs")
+            assert await cluster.list_topics() == ["logs"]
+
+    world.run(scenario())
+
+
+def test_cluster_that_is_not_there_is_reported_with_every_reason() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        with pytest.raises(UnavailableError, match=r"as wire.*as HTTP"):
+            async with world.connect(["nowhere:1"]):
+                pass
+        assert 5_000 < world.clock.monotonic_ms() <= 10_000
+
+    world.run(scenario())
+
+
+def test_cluster_that_comes_up_late_is_waited_for() -> None:
+    world = World()
+    for node in (1, 2, 3):
+        world.cluster.stop(node)
+    world.loop.call_later(3, world.cluster.stopped.clear)
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            assert cluster.cluster_id == "memory"
+
+    world.run(scenario())
