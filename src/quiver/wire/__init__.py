@@ -13,7 +13,7 @@ from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello
 from quiver.wire.peers import PeerNetwork
 from quiver.wire.pool import RequestPool
 from quiver.wire.serving import Caller, Handler, RequestServer
-from quiver.wire.status import NetworkStatus, PeerStatus, ServerStatus
+from quiver.wire.status import NetworkStatus, PeerStatus, PoolStatus, ServerStatus
 
 __all__ = [
     "Address",
@@ -26,6 +26,7 @@ __all__ = [
     "NetworkStatus",
     "PeerNetwork",
     "PeerStatus",
+    "PoolStatus",
     "Refusal",
     "RefusalCode",
     "RequestPool",

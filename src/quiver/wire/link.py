@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from quiver.addresses import Address
+from quiver.addresses import Address, format_address
 from quiver.errors import RequestError
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
@@ -178,7 +178,7 @@ class Link:
 
     @property
     def _address_name(self) -> str:
-        return f"{self.address[0]}:{self.address[1]}"
+        return format_address(self.address)
 
 
 class OutgoingConnection(Connection):

@@ -12,7 +12,7 @@ import logging
 import ssl
 from typing import Protocol
 
-from quiver.addresses import Address
+from quiver.addresses import Address, format_address
 from quiver.errors import ConfigError
 from quiver.model import NodeId
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
@@ -141,7 +141,7 @@ class Listener:
         self.quiet_log.tell(
             connection.peer_host,
             "connection refused",
-            address=f"{connection.peer_host}:{connection.peer_port}",
+            address=format_address((connection.peer_host, connection.peer_port)),
             peer=connection.session.name if connection.session else None,
             code=refusal.code,
             sentence=refusal.sentence,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from quiver.addresses import Address
+from quiver.addresses import Address, format_address
 from quiver.clock import Clock, Rng
 from quiver.config import TlsSettings, WireSettings
 from quiver.errors import invariant
@@ -205,7 +205,7 @@ class PeerNetwork:
         nodes = sorted({*self._links, *self._listener.proven})
         return NetworkStatus(
             node=self._node,
-            address=f"{self.address[0]}:{self.address[1]}",
+            address=format_address(self.address),
             peers=tuple(self._peer_status(node) for node in nodes),
             handshakes=len(self._listener.strangers),
             refused=self._listener.refused,
@@ -216,7 +216,7 @@ class PeerNetwork:
         link, heard = self._links.get(node), self._heard.get(node)
         return PeerStatus(
             node=node,
-            address=f"{link.address[0]}:{link.address[1]}" if link else "",
+            address=format_address(link.address) if link else "",
             is_connected=link is not None and link.is_connected,
             is_heard=node in self._listener.proven,
             incarnation=heard.incarnation if heard else None,

@@ -21,6 +21,7 @@ from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.messages import Request, Response
 from quiver.wire.requesting import RequestConnection
+from quiver.wire.status import PoolStatus
 from quiver.wire.tls import make_client_context
 
 R = TypeVar("R", bound=Response)
@@ -86,6 +87,15 @@ class RequestPool:
             await self.close()
         finally:
             await self._group.__aexit__(*told)
+
+    def status(self) -> PoolStatus:
+        """Return a snapshot."""
+        usable = [connection for connection in self._usable.values() if connection.is_usable]
+        return PoolStatus(
+            connections=len(usable),
+            dialling=len(self._dials),
+            requests=sum(connection.requests for connection in usable),
+        )
 
     # Calls.
 

@@ -75,6 +75,11 @@ class RequestConnection(Connection):
         return self._is_open
 
     @property
+    def requests(self) -> int:
+        """Return how many requests are under way."""
+        return len(self._pending)
+
+    @property
     def is_idle(self) -> bool:
         """Tell whether no call is under way."""
         return not self._pending and not self._waiting

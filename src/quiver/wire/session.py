@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from quiver.addresses import format_address
 from quiver.errors import DecodeError
 from quiver.model import Buffer, NodeId
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
@@ -29,7 +30,7 @@ class RequestSession:
     def __init__(self, server: RequestServer, connection: Connection, hello: RequesterHello) -> None:
         self.node = None if hello.node is None else NodeId(hello.node)
         self.caller_name = hello.name
-        self.address = f"{connection.peer_host}:{connection.peer_port}"
+        self.address = format_address((connection.peer_host, connection.peer_port))
         self._server = server
         self._settings = server.settings
         self._connection = connection

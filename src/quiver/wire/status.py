@@ -45,6 +45,16 @@ class NetworkStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """The connections on which this program sends requests."""
+
+    connections: int
+    dialling: int
+    requests: int
+    """Sent, or about to be, and not answered yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """What a node does for those who send it requests; counts are since this process started."""
 
