@@ -18,7 +18,7 @@ COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test coverage bench fuzz sim ablations demo docs clean
+.PHONY: help setup lock lint types unit check test coverage bench fuzz sim demo docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,9 +70,6 @@ fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs
 
 sim: setup ## try to break the consensus with SEEDS simulated clusters; exit code 1 on a finding
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
-
-ablations: setup ## switch off every safeguard, the slow ones too, and demand that the simulator notices
-	QUIVER_ALL_ABLATIONS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/simulation/test_ablations.py
 
 demo: setup ## append, read to Arrow, kill -9 a writer, and show that nothing acknowledged is lost
 	$(BIN)/python examples/demo_log.py

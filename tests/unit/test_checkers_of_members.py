@@ -169,6 +169,18 @@ def test_leader_that_believes_too_much_is_found() -> None:
     finds("I6", lambda: judge.hear(N2, Item(GROUP, plain=ack(1, term=6)), member, Holding(False, False)))
 
 
+def test_leader_that_believes_an_answer_of_an_earlier_term_is_found() -> None:
+    judge, member = PromiseChecker(N1, committed()), leading(1)
+    late, timely = Item(GROUP, plain=ack(1, term=5)), Item(GROUP, plain=ack(1, term=6))
+    assert judge.belief(N2, timely, member) is None, "it may move what is believed"
+    belief = judge.belief(N2, late, member)
+    judge.hear(N2, late, member, Holding(True, True), belief)
+    member.receive(N2, AppendResponse(Term(6), True, Index(1), Index(1), Index(1), 0), 0)
+    finds("I6", lambda: judge.hear(N2, late, member, Holding(True, True), belief))
+    assert judge.belief(N4, late, member) is None, "nothing is believed of a stranger"
+    assert judge.belief(N2, late, raft(1)) is None, "a follower believes nothing"
+
+
 def test_commit_needs_a_majority_of_every_electorate() -> None:
     joint = Configuration(voters=(N1, N2, N4), voters_outgoing=(N1, N2, N3))
     yes, no = Holding(True, True), Holding(False, False)

@@ -113,8 +113,9 @@ def _overhear(member: Member, judge: PromiseChecker, copies: Mapping[NodeId, Cop
     take = member.receive
 
     def receive(from_: NodeId, received: Received) -> None:
+        belief = judge.belief(from_, received.item, member.raft)
         take(from_, received)
-        judge.hear(from_, received.item, member.raft, copies.get(from_))
+        judge.hear(from_, received.item, member.raft, copies.get(from_), belief)
 
     member.receive = receive  # type: ignore[method-assign] # the member is made by the driver itself
 
@@ -281,7 +282,7 @@ class SimulatedNode:
         """Take a snapshot whenever enough was applied since the last one."""
         taken_index = member.applied_index
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(self.world.knobs.snapshot_poll_ms / 1000)
             if member.applied_index - taken_index >= self.world.knobs.snapshot_entries:
                 taken_index = member.applied_index
                 await self.take_snapshot(member)

@@ -63,6 +63,10 @@ NEAR: Final = Latency(0.1, 1.0)
 FAR: Final = Latency(0.5, 10.0)
 JITTERY: Final = Latency(0.1, 2.0, 0.01, 300.0)
 
+QUICK_DISK: Final = Latency(0.05, 1.0)
+PLAIN_DISK: Final = Latency(0.2, 5.0)
+STALLING_DISK: Final = Latency(0.05, 2.0, 0.002, 1_500.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -76,9 +80,12 @@ class Profile:
     factor: int = 6
     p_other: float = 0.4
     voters: tuple[int, ...] = (1, 3, 3, 3, 3, 3, 5)
+    groups: tuple[int, ...] = (1, 1, 1, 2, 3)
+    election_timeouts_ms: tuple[int, ...] = (150, 250, 400)
     hibernation: bool | None = None
     p_quiet: float = 0.25
     snapshot_entries: tuple[int, ...] = (20, 60, 200, 1_000_000)
+    snapshot_poll_ms: int = 500
     segment_bytes: tuple[int, ...] = (KIB, 4 * KIB, 32 * KIB, 1024 * KIB)
     producers: tuple[int, ...] = (1, 2, 4)
     in_flight: tuple[int, ...] = (1, 2, 5)
@@ -87,6 +94,8 @@ class Profile:
     keep_order: float = 0.3
     p_double: tuple[float, ...] = (0.0, 0.0, 0.05)
     networks: tuple[Latency, ...] = (NEAR, FAR, JITTERY)
+    disks: tuple[Latency, ...] = (QUICK_DISK, PLAIN_DISK, STALLING_DISK)
+    send_gaps_ms: tuple[int, ...] = (20, 50, 100, 300)
     readers_more: int = 0
     gap_ms: tuple[int, int] = (150, 1_200)
     chaos_ms: tuple[int, int] = (6_000, 20_000)
@@ -111,6 +120,7 @@ class Knobs:
     p_double: float
     keep_order: bool
     snapshot_entries: int
+    snapshot_poll_ms: int
     producers: int
     readers: int
     send_gap_ms: int
@@ -135,19 +145,20 @@ def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
     return Knobs(
         voters=_pick(rng, profile.voters),
         spares=_pick(rng, profile.spares),
-        groups=_pick(rng, (1, 1, 1, 2, 3)),
+        groups=_pick(rng, profile.groups),
         replication=replication,
         log=_draw_log(rng, profile),
-        disk_latency=_pick(rng, (Latency(0.05, 1.0), Latency(0.2, 5.0), Latency(0.05, 2.0, 0.002, 1_500.0))),
+        disk_latency=_pick(rng, profile.disks),
         disk_workers=_pick(rng, (1, 2, 4)),
         network_latency=_pick(rng, profile.networks),
         p_loss=_pick(rng, (0.0, 0.0, 0.01, 0.1)),
         p_double=_pick(rng, profile.p_double),
         keep_order=rng.random() < profile.keep_order,
         snapshot_entries=_pick(rng, profile.snapshot_entries),
+        snapshot_poll_ms=profile.snapshot_poll_ms,
         producers=_pick(rng, profile.producers),
         readers=_pick(rng, (0, 1, 2)) + profile.readers_more,
-        send_gap_ms=_pick(rng, (20, 50, 100, 300)),
+        send_gap_ms=_pick(rng, profile.send_gaps_ms),
         batch_records_max=_pick(rng, (1, 3, 20)),
         in_flight_max=_pick(rng, profile.in_flight),
         attempt_timeout_ms=_pick(rng, (150, 500, 2_000)),
@@ -161,7 +172,7 @@ def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
 
 
 def _draw_replication(rng: Rng, profile: Profile) -> ReplicationSettings:
-    election_timeout_ms = _pick(rng, (150, 250, 400))
+    election_timeout_ms = _pick(rng, profile.election_timeouts_ms)
     hibernation = rng.random() < 0.4 if profile.hibernation is None else profile.hibernation
     return ReplicationSettings(
         election_timeout_ms=election_timeout_ms,

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from quiver.model import Index, NodeId, Term
 from quiver.raft import AppendResponse, HeartbeatResponse, Message, Raft, VoteRequest, VoteResponse
+from quiver.raft.progress import Progress
 from quiver.replication.codec import Item
 from quiver.storage import Log
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.checkers.durability import Copy
 from quiver.testing.finding import found, require
+
+Belief = tuple[Progress, Index, Index]
+"""What a leader knows of a member, and the match and received indexes in it at some moment."""
 
 _KEPT_MAX = 64
 """How many acknowledgements of a member are remembered, besides the highest committed one."""
@@ -43,14 +47,25 @@ class PromiseChecker:
         """Take the term of an append."""
         self._say_term(term)
 
-    def hear(self, from_: NodeId, item: Item, raft: Raft, copy: Copy | None) -> None:
-        """Take a message that the member has taken; `copy` is the sender's log.
+    def belief(self, from_: NodeId, item: Item, raft: Raft) -> Belief | None:
+        """Return what a leader believes of a member whose answer of an earlier term it is about to take."""
+        leadership = raft._state.leadership
+        if leadership is None or item.plain is None or item.plain.term >= raft.term:
+            return None
+        progress = leadership.progress.get(from_)
+        return None if progress is None else (progress, progress.match, progress.received)
 
-        One of a later term moves the member there (§5.1); an answer makes a leader believe no more than is true.
+    def hear(self, from_: NodeId, item: Item, raft: Raft, copy: Copy | None, belief: Belief | None = None) -> None:
+        """Take a message that the member has taken; `copy` is the sender's log, `belief` what was believed before.
+
+        One of a later term moves the member there (§5.1); an answer makes a leader believe no more than is true,
+        and one to an earlier leader nothing at all (R7).
         """
         message = item.append or item.plain
         assert message is not None
         kind = type(message)
+        if belief is not None:
+            self._keep(belief, from_, raft, answered=message.term)
         if message.term > raft.term and kind is not VoteRequest and kind is not VoteResponse:
             found(
                 "I2",
@@ -65,6 +80,19 @@ class PromiseChecker:
             progress = leadership.progress.get(from_)
             if progress is not None:
                 self._believe(from_, progress.match, raft, copy)
+
+    def _keep(self, belief: Belief, peer: NodeId, raft: Raft, *, answered: Term) -> None:
+        progress, match, received = belief
+        require(
+            (progress.match, progress.received) == (match, received),
+            "I6",
+            "an answer of an earlier term moves what a leader believes",
+            group=self._committed.group,
+            leader=self._node,
+            member=peer,
+            term=raft.term,
+            answered=answered,
+        )
 
     def _believe(self, peer: NodeId, match: Index, raft: Raft, copy: Copy) -> None:
         term = raft.term_at(match)
