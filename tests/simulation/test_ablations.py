@@ -143,11 +143,15 @@ SNAPSHOTS = Profile(
 )
 DAMAGE = Profile(favoured=("bit_flip", "kill", "power_loss"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
 DAMAGE_AND_OUTAGES = Profile(
-    favoured=("bit_flip", "kill_all", "power_loss_all", "kill", "isolate"),
+    favoured=("bit_flip", "kill_all"),
     p_other=0.0,
     voters=(3,),
+    spares=(0,),
+    groups=(1,),
     p_quiet=0.0,
-    gap_ms=(100, 300),
+    gap_ms=(60, 120),  # down again before what was lost is back
+    producers=(1,),
+    send_gaps_ms=(100,),
 )
 DISKS = Profile(
     favoured=("sync_error", "power_loss", "power_loss_all", "write_error", "full_disk"),
