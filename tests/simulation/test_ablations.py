@@ -8,16 +8,20 @@ leans the seeds towards the faults that matter; with everything in place the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from quiver.errors import StorageError
-from quiver.model import Index, NodeId, Offset, ProducerId
+from quiver.model import ConsumerId, Index, NodeId, Offset, ProducerId
 from quiver.partition.appending import Appender
+from quiver.partition.cursors import CursorMoves
+from quiver.partition.entries import Trim, build_entry
+from quiver.partition.housekeeping import Housekeeping
 from quiver.partition.leading import Leading
 from quiver.partition.producers import ProducerTable
 from quiver.partition.replica import Replica
@@ -27,6 +31,7 @@ from quiver.record import Batch
 from quiver.replication.applier import Applier
 from quiver.replication.member import Member
 from quiver.replication.persistence import Persistence
+from quiver.replication.shortening import MakeState, Shortener
 from quiver.storage import recovery
 from quiver.storage.disk import File
 from quiver.storage.flush import Flush, SegmentWrite, write_all
@@ -129,6 +134,7 @@ LATE_SNAPSHOTS = Profile(
     keep_order=0.0,
     p_double=(0.3,),
     networks=(JITTERY,),
+    p_trims=0.0,
 )
 SNAPSHOTS = Profile(
     favoured=("snapshot", "isolate", "split", "burst", "pause", "kill", "doubling_network"),
@@ -140,6 +146,7 @@ SNAPSHOTS = Profile(
     producers=(4,),
     in_flight=(5,),
     keep_order=0.0,
+    p_trims=0.0,
 )
 DAMAGE = Profile(favoured=("bit_flip", "kill", "power_loss"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
 DAMAGE_AND_OUTAGES = Profile(
@@ -164,6 +171,32 @@ READS = Profile(
 )
 RETRIES = Profile(
     favoured=("kill", "transfer", "pause", "lossy_network", "doubling_network"),
+    p_other=0.1,
+    voters=(3,),
+    p_quiet=0.0,
+    producers=(4,),
+    in_flight=(5,),
+)
+CONSUMERS = Profile(
+    favoured=("kill", "power_loss", "transfer", "pause", "isolate"),
+    p_other=0.1,
+    voters=(3,),
+    p_quiet=0.0,
+    p_trims=1.0,
+    consumers=(4, 8),
+)
+TRIMS = Profile(
+    favoured=("kill", "isolate", "snapshot", "burst", "power_loss"),
+    p_other=0.1,
+    voters=(3,),
+    p_quiet=0.0,
+    p_trims=1.0,
+    segment_bytes=(1024,),
+    producers=(4,),
+    in_flight=(5,),
+)
+EPOCHS = Profile(
+    favoured=("kill", "isolate", "pause", "transfer", "lossy_network", "slow_network"),
     p_other=0.1,
     voters=(3,),
     p_quiet=0.0,
@@ -316,6 +349,56 @@ def lose_when_finished(member: Member, step: Any) -> None:
     _finish(member, step)
 
 
+def move_before_it_is_committed(moves: CursorMoves, wanted: Mapping[ConsumerId, Offset]) -> asyncio.Future[None]:
+    _move(moves, wanted)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
+
+
+def plan_from_what_is_committed(moves: CursorMoves, consumer_id: ConsumerId) -> Offset | None:
+    return moves._state.cursor(consumer_id)
+
+
+@asynccontextmanager
+async def settle_without_waiting(leading: Leading) -> AsyncIterator[None]:
+    await leading.wait_ready()
+    yield
+
+
+async def trim_to_the_end(housekeeping: Housekeeping, now_ms: int) -> None:
+    del now_ms
+    state = housekeeping._state
+    await housekeeping._leading.wait_ready()
+    housekeeping._leading.propose(build_entry(Trim(state.applied_index, state.end_offset)))
+
+
+def blank_that_seems_whole(last_index: Index, end_offset: Offset) -> bytes:
+    state = PartitionState()
+    state.applied_index, state.end_offset, state.first_offset = last_index, end_offset, end_offset
+    return PartitionState.snapshot(state)
+
+
+async def fence_here_alone(appender: Appender, producer_id: ProducerId, epoch: int) -> int:
+    await appender._leading.wait_ready()
+    appender._state.producers.fence(producer_id, epoch)
+    return appender._expected(producer_id, epoch)
+
+
+async def trim_before_it_is_saved(shortener: Shortener, first_index: Index, make_state: MakeState) -> None:
+    del make_state
+    await shortener._log.truncate_prefix(first_index)
+    shortener._raft.compacted(shortener._log.first_index)
+
+
+def send_the_newest_state(persistence: Persistence, needed_index: Index) -> Any:
+    """Send a checkpoint instead of what stands at the log's start: state without the records."""
+    checkpoint = persistence._snapshots.load_checkpoint()[0]
+    return checkpoint or _load_snapshot(persistence, needed_index)
+
+
+_move = CursorMoves.move
+_load_snapshot = Persistence.load_snapshot
 _save = HardStateFile.save
 _sync = SimulatedFile.sync
 _restore_partition = PartitionState.restore
@@ -368,6 +451,14 @@ ABLATIONS = [
     without("dedup_ignores_what_is_in_flight", RETRIES, (Appender, "_unsettled", nothing_in_flight)),
     without("reads_do_not_ask_the_quorum", READS, (Replica, "read_end_offset", read_local_end)),
     without("readers_see_what_is_not_committed", READS, (Replica, "read", read_everything)),
+    without("cursor_moves_before_it_is_committed", CONSUMERS, (CursorMoves, "move", move_before_it_is_committed)),
+    without("cursors_on_their_way_are_ignored", CONSUMERS, (CursorMoves, "planned", plan_from_what_is_committed)),
+    without("summary_does_not_wait_for_what_is_in_flight", TRIMS, (Leading, "settle", settle_without_waiting)),
+    without("trim_without_a_summary", TRIMS, (Housekeeping, "_trim", trim_to_the_end)),
+    without("state_at_the_log_s_start_is_taken_for_whole", TRIMS, (PartitionState, "blank", blank_that_seems_whole)),
+    without("log_is_trimmed_before_its_start_is_saved", TRIMS, (Shortener, "trim", trim_before_it_is_saved)),
+    without("checkpoint_is_sent_as_a_snapshot", TRIMS, (Persistence, "load_snapshot", send_the_newest_state)),
+    without("fence_is_not_replicated", EPOCHS, (Appender, "begin_epoch", fence_here_alone)),
     without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),
     without(
         "bug_lost_proposals_are_told_late",
@@ -425,6 +516,9 @@ PROFILES = {
     "disks": DISKS,
     "reads": READS,
     "retries": RETRIES,
+    "consumers": CONSUMERS,
+    "trims": TRIMS,
+    "epochs": EPOCHS,
     "calm": CALM,
     "wiped": WIPED,
     "lost": LOST,

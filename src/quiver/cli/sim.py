@@ -125,6 +125,7 @@ def _print_summary(summary: Summary) -> None:
     )
     sends = summary.sends
     click.echo(f"sends ok={sends['ok']} fail={sends['fail']} info={sends['info']} reads={summary.reads}")
+    click.echo(f"consumed={summary.consumed} trimmed={summary.trimmed}")
     seeds_per_s = summary.seeds / max(summary.real_s, 0.001)
     click.echo(f"real_s={summary.real_s:.1f} seeds_per_s={seeds_per_s:.2f} times_real={speed:.0f}")
     for kind in summary.missing_faults():
@@ -144,6 +145,8 @@ def _facts(summary: Summary) -> dict[str, object]:
         "elections": summary.elections,
         "membership_changes": summary.changes,
         "reads": summary.reads,
+        "consumed": summary.consumed,
+        "trimmed": summary.trimmed,
         "sends": dict(summary.sends),
         "faults": dict(summary.faults),
         "effects": dict(summary.effects),

@@ -91,9 +91,9 @@ class Consuming:
             try:
                 batches = await self._log.read_records(first_offset, end_offset=end_offset, bytes_max=wish.bytes_max)
             except TrimmedError:
-                if wish.offset is not None:
+                if wish.offset is not None or self._state.first_offset <= first_offset:
                     raise
-                continue  # the log got shorter meanwhile, and the cursor moves up
+                continue  # records were trimmed meanwhile, and the cursor moves up
             await self._leading.wait_ready()
             before, planned = planned, self._moves.planned(wish.consumer_id)
             if self._leading.term != term or (wish.offset is None and planned != before):

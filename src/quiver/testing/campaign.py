@@ -31,6 +31,8 @@ class Summary:
     real_s: float = 0.0
     sends: Counter[str] = field(default_factory=Counter)
     reads: int = 0
+    consumed: int = 0
+    trimmed: int = 0
     elections: int = 0
     changes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -44,6 +46,8 @@ class Summary:
         self.simulated_ms += report.simulated_ms
         self.sends.update(report.sends)
         self.reads += report.reads
+        self.consumed += report.consumed
+        self.trimmed += report.trimmed
         self.elections += report.elections
         self.changes += report.changes
         self.faults.update(report.faults)

@@ -1,6 +1,6 @@
 """What a simulation fails with: one broken promise, named by its invariant.
 
-The names are those of `docs/reliability.md`: I1 to I16 hold at every event, F1 to F4 at the end.
+The names are those of `docs/reliability.md`: I1 to I18 hold at every event, F1 to F4 at the end.
 """
 
 from __future__ import annotations

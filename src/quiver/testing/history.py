@@ -56,6 +56,8 @@ class History:
     acked_ends: dict[GroupId, Offset] = field(default_factory=dict)
     """For each group the end of what clients were told is there."""
     reads_done: int = 0
+    consumed: int = 0
+    """How many records consumers were given."""
 
     def acked_end(self, group: GroupId) -> Offset:
         """Return the end of what clients of a group know to be there."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from quiver.errors import DamageError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Term
 from quiver.partition import PartitionState, Replica
+from quiver.partition.entries import Contents
 from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
@@ -57,14 +58,22 @@ class ObservedState(PartitionState):
     def snapshot(self) -> bytes:
         """Show the state that is saved."""
         state = super().snapshot()
-        self._committed.snapshot(self._node, self.applied_index, state)
+        if self.is_whole:
+            self._committed.snapshot(self._node, self.applied_index, state)
         return state
 
     def restore(self, state: bytes) -> None:
         """Show the state that is restored."""
         super().restore(state)
-        if state:
+        if state and self.is_whole:
             self._committed.snapshot(self._node, self.applied_index, super().snapshot())
+
+    def _summarise(self, contents: Contents, batch: Batch) -> None:
+        """Show that a summary says what this replica knows, if it knows everything."""
+        if self.is_whole:
+            facts = {"node": self._node, "group": self._committed.group, "index": batch.header.index}
+            require(self.contents() == contents, "I14", "a summary is not the state that it stands for", **facts)
+        super()._summarise(contents, batch)
 
 
 class ObservedReplicator(Replicator):
@@ -275,22 +284,38 @@ class SimulatedNode:
         _overhear(member, judge, world.observer.copies[group])
         world.observer.copies[group][self.id] = MemberCopy(self, member)
         world.observer.watch(self.id, member)
-        self.replicas[group] = Replica(member, state)
-        world.loop.create_task(self._take_snapshots(member))
+        replica = self.replicas[group] = Replica(member, state, settings=world.knobs.partition)
+        world.loop.create_task(self._keep_house(replica))
+        if world.knobs.retention is None:
+            world.loop.create_task(self._take_snapshots(replica))
 
-    async def _take_snapshots(self, member: Member) -> None:
+    async def _keep_house(self, replica: Replica) -> None:
+        """Let the replica do what it does beside answering; its disk's failure is told to the supervisor, not here."""
+        if self.world.knobs.retention is not None:
+            replica.set_retention(self.world.knobs.retention)
+        try:
+            await replica.run(self.clock)
+        except StorageError as error:
+            self.world.trace.record("housekeeping_failed", self.world.now_ms, self.id, type(error).__name__)
+
+    async def _take_snapshots(self, replica: Replica) -> None:
         """Take a snapshot whenever enough was applied since the last one."""
+        member = replica.member
         taken_index = member.applied_index
         while True:
             await asyncio.sleep(self.world.knobs.snapshot_poll_ms / 1000)
             if member.applied_index - taken_index >= self.world.knobs.snapshot_entries:
                 taken_index = member.applied_index
-                await self.take_snapshot(member)
+                await self.take_snapshot(replica)
 
-    async def take_snapshot(self, member: Member) -> None:
-        """Take a snapshot; the failure of its disk is told to the supervisor, not here."""
+    async def take_snapshot(self, replica: Replica) -> None:
+        """Take a snapshot, or do what stands in for one; its disk's failure is told to the supervisor, not here."""
         try:
-            await member.take_snapshot()
+            if self.world.knobs.retention is None:
+                await replica.member.take_snapshot()
+            else:
+                await replica.tend(self.clock.wall_ms())
+                await replica.member.checkpoint()
         except StorageError as error:
             self.world.trace.record("snapshot_failed", self.world.now_ms, self.id, type(error).__name__)
 

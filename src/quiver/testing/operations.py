@@ -102,7 +102,7 @@ async def snapshot(strike: Strike) -> None:
     group = world.pick_group(strike.rng)
     if node is not None and node.is_running and group in node.replicas:
         with world.loop.node_scope(node.id):
-            world.loop.create_task(node.take_snapshot(node.replicas[group].member))
+            world.loop.create_task(node.take_snapshot(node.replicas[group]))
 
 
 async def burst(strike: Strike) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from quiver.clock import Rng
 from quiver.errors import RequestError, UnavailableError
 from quiver.model import NO_PRODUCER, GroupId, NodeId, Offset
-from quiver.record import BatchHeader, build_batch
+from quiver.partition import Appended
+from quiver.record import build_batch
 from quiver.replication import Member
 from quiver.testing.finding import found, require
 from quiver.testing.history import Send
@@ -115,12 +116,13 @@ async def _pour(world: World, group: GroupId, leader: SimulatedNode, member: Mem
         value = b"poured/%d/%d" % (member.raft.term, number)
         send = Send(group, NO_PRODUCER, 0, number, (value,), world.loop.now_ns, Offset(0), outcome="info")
         world.history.sends.append(send)
-        with world.loop.node_scope(leader.id), suppress(UnavailableError):
-            member.propose_nowait([build_batch([value], timestamp=1)]).add_done_callback(_look_away)
+        append = leader.serve(group).append(bytearray(build_batch([value], timestamp=1)))
+        with world.loop.node_scope(leader.id):
+            world.loop.create_task(append).add_done_callback(_look_away)
         await asyncio.sleep(_POUR_S)
 
 
-def _look_away(done: asyncio.Future[list[BatchHeader]]) -> None:
+def _look_away(done: asyncio.Future[Appended]) -> None:
     """Take note of an outcome that nobody waits for."""
     if not done.cancelled():
         done.exception()

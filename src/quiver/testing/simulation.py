@@ -16,6 +16,7 @@ from quiver.errors import DamageError, InvariantBroken, TrimmedError
 from quiver.model import GroupId, Index
 from quiver.raft import Safeguard
 from quiver.testing.checkers.sends import check_sends
+from quiver.testing.consumers import Taker
 from quiver.testing.faults import Fault, plan_faults
 from quiver.testing.finding import Finding, found, require
 from quiver.testing.loop import SimulatedLoop, UnhandledError
@@ -49,6 +50,9 @@ class Report:
     simulated_ms: int = 0
     sends: Counter[str] = field(default_factory=Counter)
     reads: int = 0
+    consumed: int = 0
+    trimmed: int = 0
+    """Records that were trimmed."""
     elections: int = 0
     changes: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -171,6 +175,9 @@ async def _compare(world: World) -> None:
         assert leader is not None, "the group has converged"
         for node_id in leader[1].raft.configuration.members:
             await _read_all(world, world.nodes[node_id], group)
+        for consumer in world.consumers:
+            if isinstance(consumer, Taker) and consumer.group == group:
+                await consumer.finish()
         sends = [send for send in world.history.sends if send.group == group]
         check_sends(sends, committed)
         check_second_opinion(sends, committed.data_batches())
@@ -181,6 +188,9 @@ async def _read_all(world: World, node: SimulatedNode, group: GroupId) -> None:
     replica = node.replicas[group]
     log, committed = replica.member.log, world.observer.committed[group]
     committed.snapshot(node.id, replica.member.applied_index, replica.state.snapshot())
+    facts = {"node": node.id, "group": group, "start": log.first_offset, "trimmed_to": replica.first_offset}
+    is_complete = world.knobs.retention is None or log.first_offset <= replica.first_offset
+    require(is_complete, "F1", "a replica does not have every record that is kept", **facts)
     index = log.first_index
     while index < committed.applied_index + 1:
         try:
@@ -218,6 +228,8 @@ def _fill(report: Report, world: World, nemesis: Nemesis) -> None:
     report.simulated_ms = world.now_ms
     report.sends = Counter(send.outcome for send in world.history.sends)
     report.reads = world.history.reads_done
+    report.consumed = world.history.consumed
+    report.trimmed = sum(log.first_offset for log in observer.committed.values())
     report.elections = sum(checker.leader_count for checker in observer.elections.values())
     report.changes = world.changes
     report.faults = nemesis.struck

@@ -9,12 +9,13 @@ safeguard off use it to look where it matters.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from quiver.clock import Rng
-from quiver.config import KIB, LogSettings, ReplicationSettings
+from quiver.config import KIB, LogSettings, PartitionSettings, ReplicationSettings
 from quiver.model import NodeId
+from quiver.partition import Retention
 from quiver.testing.latency import Latency
 
 _T = TypeVar("_T")
@@ -99,6 +100,9 @@ class Profile:
     readers_more: int = 0
     gap_ms: tuple[int, int] = (150, 1_200)
     chaos_ms: tuple[int, int] = (6_000, 20_000)
+    p_trims: float = 0.5
+    """How often logs are shortened by replicated trims instead of snapshots."""
+    consumers: tuple[int, ...] = (0, 1, 2, 4)
 
 
 MIXED: Final = Profile()
@@ -133,6 +137,10 @@ class Knobs:
     has_quiet_phase: bool
     weights: Mapping[str, int] = field(default_factory=dict)
     drifts_ppm: tuple[int, ...] = ()
+    consumers: int = 0
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    retention: Retention | None = None
+    """What partitions are trimmed by; None: logs are shortened by snapshots."""
 
     def drift_ppm(self, node: NodeId) -> int:
         """Return how fast a node's clock runs at first."""
@@ -142,7 +150,7 @@ class Knobs:
 def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
     """Draw one seed's knobs."""
     replication = _draw_replication(rng, profile)
-    return Knobs(
+    knobs = Knobs(
         voters=_pick(rng, profile.voters),
         spares=_pick(rng, profile.spares),
         groups=_pick(rng, profile.groups),
@@ -169,6 +177,15 @@ def draw_knobs(rng: Rng, profile: Profile = MIXED) -> Knobs:
         weights=_draw_weights(rng, profile),
         drifts_ppm=tuple(_pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
     )
+    return _with_partition(knobs, rng, profile)
+
+
+def _with_partition(knobs: Knobs, rng: Rng, profile: Profile) -> Knobs:
+    """Add what partitions do; a log that snapshots may start anywhere has no consumers."""
+    knobs = replace(knobs, partition=_draw_partition(rng))
+    if rng.random() >= profile.p_trims:
+        return knobs
+    return replace(knobs, retention=_draw_retention(rng), consumers=_pick(rng, profile.consumers))
 
 
 def _draw_replication(rng: Rng, profile: Profile) -> ReplicationSettings:
@@ -193,6 +210,20 @@ def _draw_log(rng: Rng, profile: Profile) -> LogSettings:
         pending_bytes_max=_pick(rng, (16 * KIB, 256 * KIB)),
         segment_age_ms_max=_pick(rng, (500, 5_000, 3_600_000)),
     )
+
+
+def _draw_partition(rng: Rng) -> PartitionSettings:
+    return PartitionSettings(
+        checkpoint_bytes=_pick(rng, (2 * KIB, 8 * KIB, 1024 * KIB)),
+        summary_bytes=_pick(rng, (KIB, 4 * KIB, 16 * KIB)),
+        summary_entries=_pick(rng, (50, 500)),
+        retention_interval_ms=_pick(rng, (100, 400, 2_000)),
+    )
+
+
+def _draw_retention(rng: Rng) -> Retention:
+    size_bytes = _pick(rng, (2 * KIB, 8 * KIB, 64 * KIB))
+    return _pick(rng, (Retention(), Retention(age_ms=3_000), *[Retention(size_bytes=size_bytes)] * 3))
 
 
 def _draw_weights(rng: Rng, profile: Profile) -> dict[str, int]:

@@ -14,10 +14,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from quiver.clock import Rng
-from quiver.model import GroupId, NodeId, ProducerId
+from quiver.model import ConsumerId, GroupId, NodeId, ProducerId
 from quiver.raft import Configuration, Safeguard
 from quiver.storage.inspect import verify_directory
 from quiver.testing.checkers.observer import Observer
+from quiver.testing.consumers import Keeper, Taker, make_consumer
 from quiver.testing.courier import Courier
 from quiver.testing.history import History
 from quiver.testing.loop import SimulatedLoop
@@ -53,6 +54,7 @@ class World:
         self.nodes: dict[NodeId, SimulatedNode] = {}
         self.producers: list[Producer] = []
         self.readers: list[Reader] = []
+        self.consumers: list[Taker | Keeper] = []
         self.wants_load = True
         self.is_healed = False
         self.voters_min = max(1, knobs.voters - 1)
@@ -60,6 +62,7 @@ class World:
         self.operating = 0
         self.repairing: set[NodeId] = set()
         self._incarnation = 0
+        self._consumer_ids = 0
         self._rng = streams.stream("world")
         self._tasks: list[asyncio.Task[Any]] = []
         loop.after_event(self._observe)
@@ -73,6 +76,11 @@ class World:
     def give_up_ms(self) -> int:
         """Return how long a producer tries to send a batch."""
         return _GIVE_UP_WHEN_HEALED_MS if self.is_healed else self.knobs.give_up_ms
+
+    def next_consumer(self) -> ConsumerId:
+        """Return an id that no consumer has had."""
+        self._consumer_ids += 1
+        return ConsumerId(self._consumer_ids)
 
     def next_incarnation(self) -> int:
         """Return a number for a node's new life."""
@@ -102,6 +110,9 @@ class World:
             group = self.groups[number % len(self.groups)]
             self.readers.append(Reader(self, group, self.streams.stream(f"reader-{number}")))
             self.spawn(self.readers[-1].run())
+        for number in range(self.knobs.consumers):
+            self.consumers.append(make_consumer(self, self.groups[number % len(self.groups)], number))
+            self.spawn(self.consumers[-1].run())
 
     def probe(self, group: GroupId) -> Producer:
         """Return a new producer that sends only when asked to."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, ProducerId, Term
-from quiver.partition.entries import Fence, decode_entry
+from quiver.partition.entries import Fence, Trim, decode_entry
 from quiver.record import Batch, BatchHeader
+from quiver.testing.checkers.trims import check_trim
 from quiver.testing.finding import found, require
 
 
@@ -24,6 +25,8 @@ class CommittedLog:
         """The term of every committed entry, by index; the one at 0 stands for the beginning."""
         self.batches: list[Batch] = []
         """Every applied batch, from index 1 on."""
+        self.first_offset = Offset(0)
+        """Where the newest trim that anybody has applied ends."""
         self.end_offset = Offset(0)
         self._index_of_offset: dict[Offset, Index] = {}
         self._producers: dict[ProducerId, tuple[int, int]] = {}
@@ -110,6 +113,9 @@ class CommittedLog:
         if isinstance(entry, Fence):
             epoch, expected = self._producers.get(entry.producer_id, (0, 0))
             self._producers[entry.producer_id] = (max(epoch, entry.epoch), expected)
+        elif isinstance(entry, Trim):
+            check_trim(entry, self.batches, index=batch.header.index)
+            self.first_offset = max(self.first_offset, entry.offset)
 
     def _follow_producer(self, header: BatchHeader) -> None:
         if header.producer_id == NO_PRODUCER:
