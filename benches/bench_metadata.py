@@ -24,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 from metadata_manager import Manager, running_manager
 from postgresql_server import ServerMissingError, running_server
 
+from quiver.clock import SystemClock
+from quiver.config import ManagerSettings
+from quiver.manager.changes import Changes
 from quiver.metadata import (
     Beat,
     CreateTopic,
@@ -37,10 +40,12 @@ from quiver.metadata import (
     sqlite_url,
 )
 from quiver.model import NodeId
+from quiver.wire import messages
 
 CALLERS = 64
 SECONDS = 3.0
 TOPICS = (Selection("logs"),)
+NO_PAYLOAD = memoryview(b"")
 SQLITE_TARGET, POSTGRESQL_TARGET = 2_000, 1_000
 
 
@@ -81,6 +86,8 @@ async def measure(url: str, schema: str | None, *, name: str, target: float, raw
             beats = await rate(
                 lambda n: submit(RecordHeartbeats(now_ms=n, beats=tuple(Beat(Kind.PRODUCER, k, n) for k in range(100))))
             )
+            changes = Changes(manager.store, clock=SystemClock(), settings=ManagerSettings(), heartbeats=None)
+            topics = await rate(lambda n: changes.carry_out(messages.CreateTopic(topic=f"t{n}"), NO_PAYLOAD))
             status = manager.store.status()
             start = perf_counter()
             await asyncio.to_thread(manager.database.load)
@@ -90,6 +97,7 @@ async def measure(url: str, schema: str | None, *, name: str, target: float, raw
         Row(f"{name}: producer registrations", producers, "1/s", raw, target),
         Row(f"{name}: named producers again, a new epoch each", named, "1/s", raw, target),
         Row(f"{name}: consumer registrations", consumers, "1/s", raw, target),
+        Row(f"{name}: topics of three partitions, placed and created one by one", topics, "1/s"),
         Row(f"{name}: heartbeats, 100 in a command", beats * 100, "1/s"),
         Row(f"{name}: commands in a transaction", status.applied_index / status.transactions, "commands"),
         Row(f"{name}: load {clients:,} clients at start", load_s, "s"),

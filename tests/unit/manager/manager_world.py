@@ -19,14 +19,13 @@ from quiver.metadata import Command, FinishMove, Move, MoveState, PromoteMove, V
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
+from quiver.testing.transport import SimulatedTransport
 from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo, Request, Response, SubmitCommand, request_name
-from quiver.wire.serving import Caller
+from quiver.wire.serving import Handler
 
 R = TypeVar("R", bound=Response)
 
 ANY_NODE = NodeId(99)
-DELAY_S = 0.001
-"""How long a request, or an answer, is under way."""
 QUICK = ManagerSettings(
     heartbeat_interval_ms=200,
     suspect_after_ms=1_000,
@@ -39,47 +38,42 @@ QUICK = ManagerSettings(
 
 
 class Wire:
-    """The twin of the wire: calls the handler of the node at an address, in that node's scope, with delays."""
+    """The simulated transport, with what a test wants to go wrong."""
 
     def __init__(self, cluster: World) -> None:
-        self._cluster = cluster
-        self.asked: list[tuple[NodeId, str]] = []
-        """Whom was asked what."""
+        self.transport = SimulatedTransport(cluster.loop, cluster.network, cluster.streams.stream("requests"))
+        self.asked: list[tuple[str, str]] = []
+        """Who, by address, was asked what."""
+        self.hanging: set[str] = set()
+        """Addresses of nodes that take requests and never answer."""
         self.loses_answer: Callable[[Request[Any]], bool] = lambda request: False
         self.loses_request: Callable[[Request[Any]], bool] = lambda request: False
 
+    def port(self, node: NodeId | None) -> Port:
+        return Port(self, node)
+
+
+class Port:
+    """One node's, or a client's, way to ask."""
+
+    def __init__(self, wire: Wire, node: NodeId | None) -> None:
+        self._wire = wire
+        self._requester = wire.transport.port(node)
+
     async def call(
-        self,
-        address: str,
-        request: Request[R],
-        payload: Sequence[Buffer] = (),
-        *,
-        timeout_ms: int,
-        caller: NodeId | None = ANY_NODE,
+        self, address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
     ) -> tuple[R, memoryview]:
-        manager = self._cluster.at(address)
-        await asyncio.sleep(DELAY_S)
-        if manager is None or not manager.is_serving or self.loses_request(request):
+        wire = self._wire
+        if wire.loses_request(request):
             raise UnavailableError(f"{address} was not reached", code="not_reached")
-        self.asked.append((manager.id, request_name(request)))
-        if manager.id in self._cluster.hanging:
+        wire.asked.append((address, request_name(request)))
+        if address in wire.hanging:
             await asyncio.sleep(timeout_ms / 1000)
             raise OutcomeUnknownError(f"{address} did not answer")
-        who = manager.caller(timeout_ms, node=caller)
-        with self._cluster.loop.node_scope(manager.id):
-            handling = manager.administration.handle(who, cast("Any", request), memoryview(b"".join(payload)))
-            task = self._cluster.loop.create_task(handling)
-        lives, end = manager.lives, self._cluster.loop.time() + timeout_ms / 1000
-        while not task.done():
-            if not manager.is_up or manager.lives != lives or self._cluster.loop.time() >= end:
-                task.cancel()
-                raise OutcomeUnknownError(f"{address} did not answer")
-            await asyncio.sleep(DELAY_S)
-        await asyncio.sleep(DELAY_S)
-        response, parts = task.result()
-        if self.loses_answer(request):
+        answer = await self._requester.call(address, request, payload, timeout_ms=timeout_ms)
+        if wire.loses_answer(request):
             raise OutcomeUnknownError(f"the answer of {address} was lost")
-        return cast("R", response), memoryview(b"".join(parts))
+        return answer
 
 
 class WorldManager(metadata_cluster.Manager):
@@ -96,23 +90,28 @@ class WorldManager(metadata_cluster.Manager):
     def is_serving(self) -> bool:
         return self.is_up and hasattr(self, "administration")
 
-    def caller(self, timeout_ms: int, *, node: NodeId | None = None) -> Caller:
-        """Return who asks this node, with a deadline by its own clock, as its server would."""
-        deadline_ms = self.clock.monotonic_ms() + timeout_ms
-        return Caller(name="test", address="host:1", deadline_ms=deadline_ms, node=node)
+    @property
+    def address(self) -> str:
+        return f"host{self.id}:9002"
+
+    def kill(self, *, loses_power: bool = False) -> None:
+        super().kill(loses_power=loses_power)
+        self.world.wire.transport.disconnect(self.id)
 
     async def work(self) -> None:
         now_ms = self.cluster.loop.now_ns // 1_000_000
-        self.clock = SimulatedClock(self.cluster.loop, wall_start_ms=NOW_MS + now_ms)  # on from life to life
+        clock = SimulatedClock(self.cluster.loop, wall_start_ms=NOW_MS + now_ms)  # on from life to life
         self.administration = Administration(
             self.id,
             self.store,
-            self.world.wire,
-            clock=self.clock,
+            self.world.wire.port(self.id),
+            clock=clock,
             settings=self.world.manager_settings,
             seeds=self.world.addresses,
             heartbeats=getattr(self, "manager", None),
         )
+        handler = cast("Handler", self.administration.handle)
+        self.world.wire.transport.serve(self.address, self.id, handler, clock=clock)
         await asyncio.Event().wait()
 
 
@@ -136,18 +135,12 @@ class World(metadata_cluster.Cluster):
         self, directory: Path, managers: int = 3, *, manager_settings: ManagerSettings = QUICK, **settings: Any
     ) -> None:
         self.manager_settings = manager_settings
-        self.wire = Wire(self)
-        self.hanging: set[NodeId] = set()
-        """Nodes that take requests and never answer."""
         self.addresses = {NodeId(number): f"host{number}:9002" for number in range(1, managers + 1)}
         super().__init__(directory, managers, **settings)
+        self.wire = Wire(self)
 
     def make_manager(self, node: NodeId) -> WorldManager:
         return WorldManager(self, node)
-
-    def at(self, address: str) -> WorldManager | None:
-        number = NodeId(int(address.removeprefix("host").split(":")[0]))
-        return cast("WorldManager | None", self.managers.get(number))
 
     def working(self, number: int) -> WorkingManager:
         manager = self.managers[NodeId(number)]
@@ -177,16 +170,10 @@ class World(metadata_cluster.Cluster):
         """Ask a node, by default one that is not the primary, as a client does."""
         node = (await self.replica()).id if of is None else NodeId(of)
         await self.wait(lambda: cast("WorldManager", self.managers[node]).is_serving or None)
-        parts = [payload] if payload else []
-        address = f"host{node}:9002"
-        response, _ = await self.wire.call(address, request, parts, timeout_ms=timeout_ms, caller=caller)
+        response, _ = await self.wire.port(caller).call(
+            f"host{node}:9002", request, [payload] if payload else [], timeout_ms=timeout_ms
+        )
         return response
-
-    async def ask_directly(self, manager: metadata_cluster.Manager, request: Request[Any], *, timeout_ms: int) -> None:
-        """Ask a node past the wire, whose faults are then those of its own requests alone."""
-        assert isinstance(manager, WorldManager)
-        caller = manager.caller(timeout_ms)
-        await manager.administration.handle(caller, cast("Any", request), memoryview(b""))
 
 
 class WorkingWorld(World):
@@ -224,7 +211,7 @@ class WorkingWorld(World):
             clients=self.clients.get(number, ()),
         )
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)
-        taken, _ = await self.wire.call(f"host{seed}:9002", beat, timeout_ms=1_000)
+        taken, _ = await self.wire.port(ANY_NODE).call(f"host{seed}:9002", beat, timeout_ms=1_000)
         if not taken.is_known:
             await self.submit_by_wire(register_broker(number, now_ms=self._wall_ms()))
 
@@ -255,7 +242,9 @@ class WorkingWorld(World):
 
     async def submit_by_wire(self, command: Command[Any]) -> None:
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)
-        await self.wire.call(f"host{seed}:9002", SubmitCommand(), [encode_payload(command)], timeout_ms=1_000)
+        await self.wire.port(ANY_NODE).call(
+            f"host{seed}:9002", SubmitCommand(), [encode_payload(command)], timeout_ms=1_000
+        )
 
     def _wall_ms(self) -> int:
         return NOW_MS + self.loop.now_ns // 1_000_000
