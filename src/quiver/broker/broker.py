@@ -86,6 +86,7 @@ class Broker:
         self._retention = RetentionRules(self._table, store)
         self._keeper = ReplicaKeeper(
             node,
+            identity=introduction.identity,
             table=self._table,
             folders=GroupFolders(disk, directory),
             store=store,

@@ -5,9 +5,10 @@ goes on by itself after a crash: nothing that it must remember is anywhere but o
 
 - **Opening.** A replica whose files are here is opened with them. A new one gets its files first, then the note that
   this node has joined (`GroupFolders`), then a member. First members of a group are told of each other
-  (`bootstrap`) only while no leader has ever been reported: until then the metadata names the very nodes the
-  partition was made with (`moves` sees to that). Everybody else joins blank and learns who belongs to the group
-  from its log. Files that are gone although this node has joined are never made anew (R22).
+  (`bootstrap`) only while no leader has ever been reported, by metadata that is no older than now: until then it names
+  the very nodes the partition was made with (`moves` sees to that), and none of them has left. Everybody else joins
+  blank and learns who belongs to the group from its log. Files that are gone although this node has joined are never
+  made anew, and a node that is known by another identity opens nothing (R22).
 - **Letting go.** Never on the word of this node's own metadata alone (R19): the group's leader must say that this node
   is out, or the primary that the topic was purged. Until then files stay, and a replica that was moved away stays open.
 """
@@ -60,6 +61,7 @@ class ReplicaKeeper:
         self,
         node: NodeId,
         *,
+        identity: str,
         table: PartitionTable,
         folders: GroupFolders,
         store: MetadataStore,
@@ -73,6 +75,7 @@ class ReplicaKeeper:
         on_open: Callable[[Held, Replica], None],
     ) -> None:
         self._node = node
+        self._identity = identity
         self._table = table
         self._folders = folders
         self._store = store
@@ -219,14 +222,39 @@ class ReplicaKeeper:
         elif view.topics[row.topic_id].state is not TopicState.ACTIVE:
             await self._close(held)  # files stay: the topic can be restored
         elif held is None:
-            await self._open(row)
+            self._check_identity(view)
+            await self._open(row, await self._find_first_members(row))
 
     # -- opening ---------------------------------------------------------------------------------
 
-    async def _open(self, row: Partition) -> None:
+    def _check_identity(self, view: View) -> None:
+        """Open nothing while another node is known by this one's id: what was put there is not this one's (R22).
+
+        Raises:
+            UnavailableError: this node is not known by its identity; it keeps trying to be.
+        """
+        known = view.brokers.get(self._node)
+        if known is None or known.identity != self._identity:
+            raise UnavailableError("this node is not registered as what it is")
+
+    async def _find_first_members(self, row: Partition) -> Configuration | None:
+        """Return who the first members of a new group are, this one among them; None for a replica that joins later.
+
+        By metadata that is no older than now: whoever knows only how the cluster was once may have been a member, and
+        left, since then.
+        """
+        is_known = row.group_id in self._present or row.group_id in self._joined
+        if is_known or row.epoch or self._node not in row.replicas:
+            return None
+        now = (await self._nodes.catch_up()).partitions.get(row.key)
+        if now is None or not now.is_on(self._node):
+            raise UnavailableError("the metadata was behind")
+        return Configuration(voters=tuple(sorted(now.replicas))) if not now.epoch else None
+
+    async def _open(self, row: Partition, first_members: Configuration | None) -> None:
         held = self._table.add(row.key, row.group_id)
         try:
-            replica = await self._open_replica(row, held)
+            replica = await self._open_replica(row, held, first_members)
         except StorageError as error:
             held.give_up(error.message)
             logger.exception("replica cannot be opened", extra=facts(group=row.group_id, topic_id=row.topic_id))
@@ -234,7 +262,7 @@ class ReplicaKeeper:
         if replica is not None:
             held.open(replica)
             self._on_open(held, replica)
-            if row.epoch == 0 and row.replicas[0] == self._node:
+            if first_members is not None and row.replicas[0] == self._node:
                 self._stand_for_election(held, replica)
 
     def _stand_for_election(self, held: Held, replica: Replica) -> None:
@@ -242,7 +270,7 @@ class ReplicaKeeper:
         for delay_ms in CAMPAIGN_DELAYS_MS:
             asyncio.get_running_loop().call_later(delay_ms / 1000, _campaign, held, replica)
 
-    async def _open_replica(self, row: Partition, held: Held) -> Replica | None:
+    async def _open_replica(self, row: Partition, held: Held, first_members: Configuration | None) -> Replica | None:
         group, directory = row.group_id, self._folders.path(row.group_id)
         is_new = group not in self._present
         if is_new:
@@ -250,9 +278,7 @@ class ReplicaKeeper:
                 held.give_up("its files are gone: this node no longer knows what it promised; move the replica away")
                 logger.error("replica lost its files", extra=facts(group=group, topic_id=row.topic_id))
                 return None
-            is_first = row.epoch == 0 and self._node in row.replicas
-            bootstrap = Configuration(voters=tuple(sorted(row.replicas))) if is_first else None
-            await self._replicator.make_member(directory, bootstrap=bootstrap)
+            await self._replicator.make_member(directory, bootstrap=first_members)
             self._present.add(group)
         if group not in self._joined:
             await self._run(partial(self._folders.join, group))  # before the member can promise anything

@@ -44,7 +44,6 @@ from quiver.metadata import (
 from quiver.model import Index, NodeId
 from quiver.partition import Replica
 from quiver.raft import Configuration
-from quiver.wire.messages import GetMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -182,9 +181,7 @@ class Mover:
         Raises:
             UnavailableError: the primary was not reached, or the metadata means something else by now.
         """
-        found = await self._nodes.ask_primary(GetMetadata(topics=(), is_linearizable=True))
-        await self._store.wait_applied(found.index)
-        view = self._store.view()
+        view = await self._nodes.catch_up()
         row = view.partitions.get(key)
         if row is None or wanted_voters(row, find_move(view, key)) != wanted:
             raise UnavailableError("the metadata was behind")

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from quiver.client.transport import Transport
 from quiver.errors import NotLeaderError, OutcomeUnknownError, UnavailableError
-from quiver.metadata import Command, MetadataStore, Partition
+from quiver.metadata import Command, MetadataStore, Partition, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
-from quiver.wire.messages import GetMembers, MembersFound, Request, Response, SubmitCommand
+from quiver.wire.messages import GetMembers, GetMetadata, MembersFound, Request, Response, SubmitCommand
 
 R = TypeVar("R", bound=Response)
 
@@ -62,6 +62,12 @@ class Nodes:
             await self._store.submit(command)
         else:
             await self.ask_primary(SubmitCommand(), [encode_payload(command)])
+
+    async def catch_up(self) -> View:
+        """Return the metadata as it is here once that is no older than this call; raises as `ask` does."""
+        found = await self.ask_primary(GetMetadata(topics=(), is_linearizable=True))
+        await self._store.wait_applied(found.index)
+        return self._store.view()
 
     async def find_members(self, partition: Partition) -> MembersFound:
         """Ask a partition's leader who belongs to its group.

@@ -1,8 +1,8 @@
 """Tell the primary that this node lives, what it has come to lead, and which clients it has heard of.
 
 One heartbeat each interval, and one at once (gathered for a moment) when this node has come to lead something, so that
-clients find the new leader soon. A node registers when the primary says that it does not know it, which is so at its
-first start and after it was counted dead. It never gives up: an unreachable primary is tried again with the next
+clients find the new leader soon. A node registers at its start, since its addresses may have changed, and whenever the
+primary says that it does not know it. It never gives up: an unreachable primary is tried again with the next
 heartbeat. What was not delivered is told again.
 
 Every node has a reporter, whatever its roles.
@@ -93,6 +93,7 @@ class Reporter:
         """The epochs in which the primary was told that this node leads."""
         self._hurry = asyncio.Event()
         self._registered = asyncio.Event()
+        self._is_introduced = False
 
     async def run(self) -> None:
         """Report for ever."""
@@ -120,6 +121,8 @@ class Reporter:
         me = self._introduction
         request = Heartbeat(node=me.node, identity=me.identity, leads=leads, clients=beats)
         try:
+            if not self._is_introduced:
+                self._is_introduced = await self._register()  # its addresses may be others than in its last life
             taken = await self._nodes.ask_primary(request)
             if taken.is_known:
                 self._told.update({_key_of(lead): lead.epoch for lead in leads})
@@ -130,7 +133,8 @@ class Reporter:
             logger.debug("primary not reached", extra=facts(node=me.node, code=error.code, reason=error.message))
         self.clients.give_back(beats)
 
-    async def _register(self) -> None:
+    async def _register(self) -> bool:
+        """Make this node known; tell whether it is."""
         me = self._introduction
         self._told.clear()  # whoever does not know this node does not know what it leads
         command = RegisterBroker(
@@ -146,9 +150,10 @@ class Reporter:
             await self._nodes.submit(command)
         except QuiverError as error:
             logger.warning("node not registered", extra=facts(node=me.node, code=error.code, reason=error.message))
-            return
+            return False
         logger.info("node registered", extra=facts(node=me.node, wire_address=me.wire_address))
         self._hurry.set()
+        return True
 
 
 def _key_of(lead: LeaderInfo) -> tuple[TopicId, PartitionId]:

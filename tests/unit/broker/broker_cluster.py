@@ -1,7 +1,8 @@
 """Whole nodes on a simulated loop, network, transport and disk, each with a SQLite file: what brokers' tests share.
 
-Every node is a manager's voter of the metadata and a broker. Nobody watches who lives: the primary takes heartbeats as
-reports of leaders and nothing else, so that tests alone decide who counts as dead.
+Every node is a voter of the metadata and a broker. Nobody watches who lives: the primary takes heartbeats as reports of
+leaders and nothing else, so that tests alone decide who counts as dead. In a *managed* cluster the first three nodes
+are managers that do all of their work, and the others are brokers that learn the metadata.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quiver.broker import Broker, Introduction
 from quiver.broker.broker import is_for_broker
 from quiver.broker.requests import Answer
+from quiver.clock import Clock, Rng
 from quiver.config import BrokerSettings, LogSettings, ManagerSettings, PartitionSettings, ReplicationSettings, Settings
 from quiver.errors import (
     NotLeaderError,
@@ -22,6 +25,7 @@ from quiver.errors import (
     StorageError,
     UnavailableError,
 )
+from quiver.manager import Manager
 from quiver.manager.administration import Administration
 from quiver.metadata import (
     ALL_ROLES,
@@ -42,6 +46,7 @@ from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.raft import Configuration
 from quiver.record import Batch, build_batch
 from quiver.replication import Replicator
+from quiver.storage import Executor
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
 from quiver.storage.scan import Frame, decode_frame
 from quiver.testing import (
@@ -76,11 +81,15 @@ QUICK_DISK = Latency(minimum_ms=0.1, spread_ms=0.3)
 SETTINGS = Settings(
     log=LogSettings(segment_bytes_max=4096, tail_cache_bytes_max=2000),
     replication=ReplicationSettings(hibernation=False),
-    manager=ManagerSettings(heartbeat_interval_ms=200),
+    manager=ManagerSettings(
+        heartbeat_interval_ms=200, suspect_after_ms=1_000, dead_after_ms=3_000, rebuild_after_ms=2_000
+    ),
     partition=PartitionSettings(summary_bytes=4096, checkpoint_bytes=8192, retention_interval_ms=500),
     broker=BrokerSettings(leader_balance_delay_ms=1_000, openings_max=4),
 )
 CALL_TIMEOUT_MS = 3_000
+MANAGERS = 3
+"""How many nodes of a managed cluster are managers."""
 
 
 class Node:
@@ -102,6 +111,10 @@ class Node:
         self._stop: asyncio.Event
 
     @property
+    def is_manager(self) -> bool:
+        return not self.cluster.is_managed or self.id <= MANAGERS
+
+    @property
     def is_up(self) -> bool:
         return self.cluster.loop.is_alive(self.id) and self.broker is not None
 
@@ -120,6 +133,10 @@ class Node:
             self.disk.crash()
         else:
             self.disk.restart()
+
+    def lose_database(self) -> None:
+        for path in self.cluster.directory.glob(f"{self.path.name}*"):
+            path.unlink()
 
     async def stop(self) -> None:
         """End the node in good order."""
@@ -159,43 +176,54 @@ class Node:
         )
         self.store = await MetadataStore.open(self.database, executor=executor, clock=clock, on_failure=replicator.fail)
         async with replicator:
-            member = await replicator.open_member(
-                METADATA_GROUP, f"{DIRECTORY}/metadata", self.store.machine, bootstrap=bootstrap
+            directory = f"{DIRECTORY}/metadata"
+            self.store.attach(
+                await replicator.open_member(METADATA_GROUP, directory, self.store.machine, bootstrap=bootstrap)
             )
-            self.store.attach(member)
-            self.administration = Administration(
-                self.id,
-                self.store,
-                cluster.transport.port(self.id, name=f"node-{self.id}"),
-                clock=clock,
-                settings=SETTINGS.manager,
-                seeds=cluster.addresses,
-            )
-            introduction = Introduction(
-                node=self.id, identity=self.identity, wire_address=self.address, roles=ALL_ROLES
-            )
-            async with Broker(
-                introduction=introduction,
-                store=self.store,
-                replicator=replicator,
-                transport=cluster.transport.port(self.id, name=f"node-{self.id}"),
-                settings=SETTINGS,
-                disk=self.disk,
-                executor=executor,
-                clock=clock,
-                rng=rng,
-                directory=DIRECTORY,
-                seeds=cluster.addresses,
-            ) as self.broker:
-                cluster.transport.serve(self.address, self.id, self._handle, clock=clock)
-                await self._stop.wait()
+            manager = Manager(self.store, clock=clock, settings=SETTINGS.manager, cluster_id="c1")
+            async with manager if cluster.is_managed and self.is_manager else nullcontext():
+                await self._serve(executor, clock, rng, manager)
             self.broker = None
+
+    async def _serve(self, executor: Executor, clock: Clock, rng: Rng, manager: Manager) -> None:
+        cluster = self.cluster
+        transport = cluster.transport.port(self.id, name=f"node-{self.id}")
+        self.administration = Administration(
+            self.id,
+            self.store,
+            transport,
+            clock=clock,
+            settings=SETTINGS.manager,
+            seeds=cluster.addresses,
+            heartbeats=manager,
+        )
+        introduction = Introduction(
+            node=self.id,
+            identity=self.identity,
+            wire_address=self.address,
+            roles=ALL_ROLES if self.is_manager else ("broker",),
+        )
+        async with Broker(
+            introduction=introduction,
+            store=self.store,
+            replicator=self.replicator,
+            transport=transport,
+            settings=SETTINGS,
+            disk=self.disk,
+            executor=executor,
+            clock=clock,
+            rng=rng,
+            directory=DIRECTORY,
+            seeds=cluster.addresses,
+        ) as self.broker:
+            cluster.transport.serve(self.address, self.id, self._handle, clock=clock)
+            await self._stop.wait()
 
     async def _handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
         assert self.broker is not None
         if is_for_broker(request):
             return await self.broker.handle(caller, request, payload)  # type: ignore[arg-type]
-        if isinstance(request, Heartbeat):
+        if isinstance(request, Heartbeat) and not self.cluster.is_managed:
             return await self._take_heartbeat(request), ()
         assert not isinstance(request, DescribeNode)
         return await self.administration.handle(caller, request, payload)  # type: ignore[arg-type]
@@ -204,6 +232,8 @@ class Node:
         view = await self.store.read(linearizable=True)
         known = view.brokers.get(request.node)
         is_known = known is not None and known.identity == request.identity
+        if is_known and request.leads and not self.cluster.takes_reports:
+            raise UnavailableError("not done: the test wants it so")
         if is_known and request.leads:
             reports = [
                 LeaderReport(lead.topic_id, lead.partition_id, request.node, lead.epoch) for lead in request.leads
@@ -216,8 +246,9 @@ class Node:
 class Cluster:
     """Nodes, and ways to do things with them and to wait for what they do."""
 
-    def __init__(self, directory: Path, nodes: int = 3, *, seed: int = 1) -> None:
+    def __init__(self, directory: Path, nodes: int = 3, *, seed: int = 1, is_managed: bool = False) -> None:
         self.directory = directory
+        self.is_managed = is_managed
         self.streams = RandomStreams(seed)
         self.loop = SimulatedLoop(self.streams.schedule, time_max_s=600)
         self.network = SimulatedNetwork(self.loop, self.streams.network, keep_order=True)
@@ -225,9 +256,11 @@ class Cluster:
         self.client = self.transport.port()
         self.clients_heard: list[tuple[str, int]] = []
         self.known_index = Index(0)
+        self.takes_reports = True
+        """Whether the primary of a cluster that is not managed hears who leads."""
         self.nodes = {NodeId(n): Node(self, NodeId(n)) for n in range(1, nodes + 1)}
         self.addresses = {node.id: node.address for node in self.nodes.values()}
-        self.voters = Configuration(voters=tuple(self.nodes))
+        self.voters = Configuration(voters=tuple(node.id for node in self.nodes.values() if node.is_manager))
 
     def __getitem__(self, number: int) -> Node:
         return self.nodes[NodeId(number)]
@@ -238,7 +271,7 @@ class Cluster:
 
     def start(self) -> None:
         for node in self.nodes.values():
-            node.start(bootstrap=self.voters)
+            node.start(bootstrap=self.voters if node.is_manager else None)
 
     def start_all(self) -> None:
         """Start again whoever was killed."""
@@ -257,7 +290,9 @@ class Cluster:
 
     async def form(self) -> None:
         """Form the cluster and wait until every node is registered."""
-        await self.submit(InitCluster(now_ms=1, cluster_id="c1"))
+        if not self.is_managed:
+            await self.submit(InitCluster(now_ms=1, cluster_id="c1"))
+        await self.wait(lambda: len(self.up) == len(self.nodes) or None)
         await self.wait(lambda: len(self.view().brokers) == len(self.nodes) or None)
 
     def view(self) -> View:
@@ -379,7 +414,9 @@ class Cluster:
         await self.wait(lambda: are_equal() or None)
 
 
-def simulate(test: Callable[[Cluster], Coroutine[Any, Any, None]], *, nodes: int = 3, seed: int = 1) -> None:
+def simulate(
+    test: Callable[[Cluster], Coroutine[Any, Any, None]], *, nodes: int = 3, seed: int = 1, is_managed: bool = False
+) -> None:
     """Run `async def test(cluster)` over a formed cluster."""
 
     async def main(cluster: Cluster) -> None:
@@ -391,7 +428,7 @@ def simulate(test: Callable[[Cluster], Coroutine[Any, Any, None]], *, nodes: int
                 node.kill()
 
     with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(Path(directory), nodes, seed=seed)
+        cluster = Cluster(Path(directory), nodes, seed=seed, is_managed=is_managed)
         try:
             cluster.loop.run_until_complete(main(cluster))
         finally:

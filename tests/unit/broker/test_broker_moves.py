@@ -86,6 +86,23 @@ def test_partition_that_nobody_has_led_yet_can_be_moved() -> None:
     simulate(test, nodes=4)
 
 
+def test_move_is_not_promoted_before_a_leader_was_reported() -> None:
+    """Until then the metadata names the nodes that the partition was made with, and whoever is late goes by that."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster.takes_reports = False
+        topic_id = await filled_topic(cluster, 1, 2, 3, batches=3)
+        leader = await cluster.wait_leader(topic_id)
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await cluster.wait(lambda: voters(leader, topic_id) == (1, 2, 4) or None)
+        await asyncio.sleep(5)
+        assert move_state(cluster) is MoveState.BEGUN
+        cluster.takes_reports = True
+        await wait_moved(cluster, topic_id, 1, 2, 4)
+
+    simulate(test, nodes=4)
+
+
 @pytest.mark.parametrize("victim", [1, 2, 3, 4])
 @pytest.mark.parametrize("delay_ms", [5, 60, 150, 300])
 def test_move_survives_the_crash_of_anyone_at_any_time(victim: int, delay_ms: int) -> None:

@@ -8,8 +8,9 @@ import logging
 import pytest
 from broker_cluster import DIRECTORY, Cluster, Node, simulate
 
-from quiver.metadata import DeleteTopic, Partition, PurgeTopic, RestoreTopic
+from quiver.metadata import DeleteTopic, InitCluster, Partition, PurgeTopic, RestoreTopic
 from quiver.model import GroupId, NodeId, TopicId
+from quiver.testing import SimulatedDisk
 
 
 def folders(node: Node) -> set[str]:
@@ -232,5 +233,68 @@ def test_stopping_node_hands_on_what_it_leads_and_closes_its_replicas() -> None:
         assert cluster.loop.time() - began_s < 0.4, "an election would have taken longer"
         leader = await cluster.wait_leader(topic_id)
         assert leader.id != NodeId(1)
+
+    simulate(test)
+
+
+def test_node_with_another_identity_opens_nothing_under_an_old_id() -> None:
+    """R22: a wiped node that comes back under its id neither votes nor acknowledges for what it has lost."""
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        node = cluster[3]
+        node.kill()
+        metadata = {path: node.disk.read_file(path) for path in node.disk.paths() if "/metadata/" in path}
+        node.disk = SimulatedDisk()
+        for path, data in metadata.items():  # it still follows the metadata, which is what leads it into temptation
+            node.disk.write_file(path, data)
+        node.disk.sync_all()
+        node.identity = "another"
+        node.start()
+        await asyncio.sleep(10)
+        assert folders(node) == set()
+        assert roles(cluster, 3, topic_id) == []
+        assert cluster.view().brokers[NodeId(3)].identity == "identity-3"
+
+    simulate(test)
+
+
+def test_node_that_knows_only_how_the_cluster_was_once_founds_no_group() -> None:
+    """R22: a replica that was moved away is not made anew from an old row, together with one that was never there."""
+
+    async def test(cluster: Cluster) -> None:
+        cluster[2].kill()
+        cluster.takes_reports = False
+        topic_id = await cluster.create_topic("logs", (1, 2, 3))
+        await cluster.produce(topic_id, b"a")
+        primary = await cluster.wait(lambda: next((node for node in cluster.up if node.store.is_primary), None))
+        primary.kill()  # with the next term everybody saves how far the metadata is: nobody has led yet
+        await cluster.submit(InitCluster(now_ms=1, cluster_id="c1"))
+        cluster.start_all()
+        cluster[2].kill()
+        cluster.takes_reports = True
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await cluster.wait(lambda: not cluster.view().moves or None)
+        group = cluster.group_of(topic_id)
+        for number in (3, 1, 4, 5):
+            cluster[number].kill()
+        cluster[3].lose_database()  # it is rebuilt from the log, as far as that is known to be committed
+        for number in (2, 3):
+            cluster[number].start()
+        await asyncio.sleep(10)
+        assert not cluster[3].stored_batches(group)
+        cluster.start_all()
+        assert await cluster.fetch(topic_id) == [b"a"]
+
+    simulate(test, nodes=5)
+
+
+def test_restarted_node_tells_its_new_address() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster[2].kill()
+        cluster[2].address = "elsewhere:1"
+        cluster[2].start()
+        await cluster.wait(lambda: cluster.view().brokers[NodeId(2)].wire_address == "elsewhere:1" or None)
 
     simulate(test)
