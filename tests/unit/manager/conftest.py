@@ -1,8 +1,9 @@
-"""Let these tests use the worlds of metadata that the metadata's own tests are made of."""
+"""Let these tests use the worlds that the tests of metadata and brokers are made of."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "metadata"))
+for area in ("metadata", "broker"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / area))
