@@ -245,6 +245,7 @@ def test_request_whose_time_is_over_before_it_left_is_never_sent() -> None:
                 error_of(pool.call(host.address, PRODUCE, [bytes(32 * KIB * KIB)], timeout_ms=20_000))
             )
             connection = await host.greet()
+            await wait_until(lambda: pool.status().requests == 1)
             late = await error_of(pool.call(host.address, PRODUCE, [b"late" * 100], timeout_ms=50))
             assert isinstance(late, UnavailableError)
             assert late.code == "timed_out"
@@ -337,6 +338,8 @@ def test_host_that_takes_nothing_more_is_left_before_the_queue_grows() -> None:
                 error_of(pool.call(host.address, PRODUCE, [bytes(32 * KIB * KIB)], timeout_ms=60_000))
             )
             await host.greet()
+            # Whoever comes now could still be sent before the one that waited for the connection.
+            await wait_until(lambda: pool.status().requests == 1)
             for _ in range(20):
                 if first.done():
                     break
