@@ -35,6 +35,24 @@ MEANINGS = {
 }
 """What each status says, for every route that has it."""
 
+LINKS: dict[str, dict[str, dict[str, Any]]] = {
+    "register_producer": {
+        "produce": {"requestBody": {"topic": "$request.body#/topic", "producer_id": "$response.body#/producer_id"}},
+        "produce_batch": {
+            "requestBody": {"topic": "$request.body#/topic", "producer_id": "$response.body#/producer_id"}
+        },
+    },
+    "register_consumer": {
+        name: {"parameters": {"topic": "$request.body#/topic", "consumer_id": "$response.body#/consumer_id"}}
+        for name in ("consume", "consume_batch", "get_size")
+    },
+    "create_topic": {
+        name: {"parameters": {"topic": "$response.body#/topic"}}
+        for name in ("describe_topic", "delete_topic", "list_partitions")
+    },
+}
+"""By route, what its answer leads to: by the name of the other route, what goes where."""
+
 
 def make_document() -> dict[str, Any]:
     """Return the OpenAPI document."""
@@ -112,6 +130,8 @@ def _response(route: Route, status: int) -> dict[str, Any]:
         response["content"] = {route.content_type: {"schema": {"type": "object"}}}
     else:
         response["content"] = {route.content_type.partition(";")[0]: {"schema": {"type": "string"}}}
+    if status == route.success and route.name in LINKS:
+        response["links"] = {name: {"operationId": name, **link} for name, link in LINKS[route.name].items()}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         response["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     return response

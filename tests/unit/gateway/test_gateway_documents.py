@@ -12,7 +12,7 @@ import pytest
 
 from quiver.gateway.http import HttpStatus
 from quiver.gateway.metrics import LATENCY_BOUNDS_S, Metrics
-from quiver.gateway.openapi import make_document
+from quiver.gateway.openapi import LINKS, make_document
 from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_markdown, render_page
 from quiver.gateway.routes import ROUTES
 from quiver.model import GroupId, Index, NodeId, PartitionId, TopicId
@@ -160,3 +160,13 @@ def test_every_figure_is_explained_before_its_first_value() -> None:
             explained.add(line.split()[2])
         elif not line.startswith("#"):
             assert re.split(r"[{ ]", line)[0] in explained
+
+
+def test_links_lead_to_routes_with_such_parameters() -> None:
+    by_name = {route.name: route for route in ROUTES}
+    assert LINKS
+    for source, links in LINKS.items():
+        assert source in by_name
+        for target, link in links.items():
+            given = {**link.get("parameters", {}), **link.get("requestBody", {})}
+            assert set(given) <= set(by_name[target].parameters.__struct_fields__)
