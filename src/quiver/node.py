@@ -67,6 +67,7 @@ class Node:
         self._store: MetadataStore
         self._member: Member
         self._broker: Broker
+        self._gateway: Gateway | None = None
         self._administration: Administration
 
     # -- life ------------------------------------------------------------------------------------
@@ -105,10 +106,13 @@ class Node:
         tasks.start(self._follow_peers())
         tasks.start(self._watch_failure(replicator))
         tasks.start(self._store.keep_compact())
+        self._gateway = await self._open_gateway(stack)
         await self._open_roles(stack, replicator, identity)
         self._network.serve(self.handle)
         stack.push_async_callback(self._network.stop_serving, GRACE_MS)
-        await self._open_gateway(stack)
+        if self._gateway is not None:
+            await self._gateway.serve()
+            stack.push_async_callback(self._gateway.close)
         tasks.start(self._become_ready())
         logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
 
@@ -201,17 +205,18 @@ class Node:
         )
         await stack.enter_async_context(self._broker)
 
-    async def _open_gateway(self, stack: AsyncExitStack) -> None:
+    async def _open_gateway(self, stack: AsyncExitStack) -> Gateway | None:
+        """Take the HTTP address, which this node is to be known by, without serving yet."""
         node, world = self._settings.node, self._world
         if "gateway" not in node.role_names:
-            return
+            return None
         services = GatewayServices(
             node=self.id,
             wire_address=lambda: self.wire_address,
             handler=self.handle,
             transport=self._network.transport,
             view=self._store.view,
-            hear=self._broker.hear,
+            hear=lambda kind, id_: self._broker.hear(kind, id_),  # noqa: PLW0108 - there is none yet
         )
         gateway = Gateway(
             services,
@@ -221,7 +226,7 @@ class Node:
             rng=world.rng,
             tls=make_http_context(self._settings.tls, self._settings.gateway),
         )
-        await stack.enter_async_context(gateway)
+        return await stack.enter_async_context(gateway)
 
     async def _become_ready(self) -> None:
         await self._broker.wait_registered()
@@ -239,11 +244,10 @@ class Node:
     @property
     def http_address(self) -> str:
         """Return where HTTP clients reach this node; empty if it is no gateway."""
-        node = self._settings.node
-        if "gateway" not in node.role_names:
+        if self._gateway is None:
             return ""
-        host, port = parse_address(node.http)
-        return format_address((node.advertise or host, port))
+        host, port = parse_address(self._gateway.address)
+        return format_address((self._settings.node.advertise or host, port))
 
     async def wait_ready(self) -> None:
         """Return once the primary knows this node and all its replicas are open."""

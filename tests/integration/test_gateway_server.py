@@ -136,6 +136,7 @@ async def serving(settings: GatewaySettings | None = None) -> AsyncIterator[Serv
     )
     served = Served(server, application, answered)
     async with server:
+        await server.serve()
         try:
             yield served
         finally:

@@ -46,6 +46,7 @@ async def fetch(settings: TlsSettings, client: ssl.SSLContext | None, request: b
         on_answered=lambda *_: None,
     )
     async with server, asyncio.timeout(20):
+        await server.serve()
         reader, writer = await asyncio.open_connection(*server.address, ssl=client)
         try:
             writer.write(request)

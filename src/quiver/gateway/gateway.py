@@ -1,7 +1,7 @@
 """A node's gateway, composed: the HTTP server, the calls behind its routes, and the SDK's core that they use.
 
-Use as ``async with``; from then on it serves. At the end it accepts no more, answers what it has accepted, and lets its
-own producers deliver what they hold.
+Use as ``async with``, which takes the address; `serve` begins to accept. At the end it accepts no more, answers what it
+has accepted, and lets its own producers deliver what they hold.
 """
 
 from __future__ import annotations
@@ -89,21 +89,29 @@ class Gateway:
         )
 
     async def __aenter__(self) -> Self:
-        """Begin to serve."""
+        """Take the address."""
         await self._server.__aenter__()
         return self
+
+    async def serve(self) -> None:
+        """Begin to accept connections: the node can answer now."""
+        await self._server.serve()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Answer what was accepted, deliver what the producers hold, and end."""
+        """End, as `close` does if it was not called; at once if an error is the reason."""
         try:
             await self._server.__aexit__(kind, error, trace)
         finally:
-            await self.close_producers()
+            await self._packers.close()
 
-    async def close_producers(self) -> None:
-        """Close the gateway's own producers; what they hold is delivered first, as far as the cluster lets them."""
+    async def close(self) -> None:
+        """Accept no more, answer what was accepted, and deliver what the gateway's producers hold; idempotent.
+
+        For a node that took the address early and must close the door before all else.
+        """
+        await self._server.close(grace_ms=self._settings.shutdown_grace_ms)
         await self._packers.close()
 
     @property

@@ -177,7 +177,7 @@ class World:
             try:
                 return await scenario(self)
             finally:
-                await self.gateway.close_producers()
+                await self.gateway.close()
 
         try:
             return self.loop.run_until_complete(main())

@@ -5,7 +5,8 @@ if none is, is told 503; one request too many is told 503; so is a body whose by
 those of the others. A client that takes too long to send a request, to send the next one, or to read a response is cut
 off. One timer serves all deadlines.
 
-Life: `async with` takes the address and serves; `close` accepts no more, lets what has come be answered, and ends.
+Life: `async with` takes the address; `serve` begins to accept; `close` accepts no more, lets what has come be answered,
+and ends.
 """
 
 from __future__ import annotations
@@ -102,17 +103,21 @@ class HttpServer:
         host, port = self.address
         try:
             self._server = await self.loop.create_server(
-                lambda: HttpConnection(self), host, port, backlog=_BACKLOG, ssl=self._tls
+                lambda: HttpConnection(self), host, port, backlog=_BACKLOG, ssl=self._tls, start_serving=False
             )
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
         self.address = self._server.sockets[0].getsockname()[:2]
         await self._group.__aenter__()
-        self._schedule_tick()
-        logger.info(
-            "http serving", extra=facts(address=f"{self.address[0]}:{self.address[1]}", tls=self._tls is not None)
-        )
         return self
+
+    async def serve(self) -> None:
+        """Begin to accept."""
+        if self._server is not None:
+            await self._server.start_serving()
+            self._schedule_tick()
+            address = f"{self.address[0]}:{self.address[1]}"
+            logger.info("http serving", extra=facts(address=address, tls=self._tls is not None))
 
     async def close(self, *, grace_ms: int) -> None:
         """Accept no more, answer what has come, and end; what takes longer than `grace_ms` is cut off. Idempotent."""
