@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self
 
 import msgspec
 
@@ -31,11 +31,8 @@ from quiver.partition import Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
-from quiver.wire.messages import AnyRequest, LeaderInfo, ReplicaInfo
+from quiver.wire.messages import LeaderInfo, ReplicaInfo
 from quiver.wire.serving import Caller
-
-ANSWERED = frozenset(get_args(BrokerRequest))
-"""The requests that a broker answers."""
 
 
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +74,7 @@ class Broker:
         node = introduction.node
         self._node = node
         self._clock = clock
+        self._closings_max = settings.broker.openings_max
         self._replicator = replicator
         self._nodes = Nodes(store, transport, seeds=seeds)
         self._table = PartitionTable(
@@ -154,10 +152,17 @@ class Broker:
 
     async def _close_replicas(self) -> None:
         """Save what each replica knows, so that the next start has nothing to replay, and close it."""
-        for held, replica in self._table.open_replicas():
-            held.close()
-            await replica.close()
-            await self._replicator.close_member(held.group)
+        at_once = asyncio.Semaphore(self._closings_max)
+
+        async def close(held: Held, replica: Replica) -> None:
+            async with at_once:
+                held.close()
+                await replica.close()
+                await self._replicator.close_member(held.group)
+
+        async with asyncio.TaskGroup() as tasks:
+            for held, replica in self._table.open_replicas():
+                tasks.create_task(close(held, replica))
 
     async def wait_ready(self) -> None:
         """Return once every replica that this node has on disk is open, or known not to be wanted or usable."""
@@ -218,8 +223,3 @@ class Broker:
     def _leads(self) -> Iterator[LeaderInfo]:
         for held, replica in self._table.led():
             yield LeaderInfo(held.key[0], held.key[1], replica.member.raft.term)
-
-
-def is_for_broker(request: AnyRequest) -> bool:
-    """Tell whether a request is one that a broker answers."""
-    return type(request) in ANSWERED

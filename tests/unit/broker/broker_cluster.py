@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quiver.broker import Broker, Introduction
-from quiver.broker.broker import is_for_broker
-from quiver.broker.requests import Answer
+from quiver.broker.requests import Answer, BrokerRequest
 from quiver.clock import Clock, Rng
 from quiver.config import BrokerSettings, LogSettings, ManagerSettings, PartitionSettings, ReplicationSettings, Settings
 from quiver.errors import (
@@ -221,12 +220,12 @@ class Node:
 
     async def _handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
         assert self.broker is not None
-        if is_for_broker(request):
-            return await self.broker.handle(caller, request, payload)  # type: ignore[arg-type]
+        if isinstance(request, BrokerRequest):
+            return await self.broker.handle(caller, request, payload)
         if isinstance(request, Heartbeat) and not self.cluster.is_managed:
             return await self._take_heartbeat(request), ()
         assert not isinstance(request, DescribeNode)
-        return await self.administration.handle(caller, request, payload)  # type: ignore[arg-type]
+        return await self.administration.handle(caller, request, payload)
 
     async def _take_heartbeat(self, request: Heartbeat) -> HeartbeatTaken:
         view = await self.store.read(linearizable=True)
