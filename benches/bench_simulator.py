@@ -44,6 +44,7 @@ def steady_knobs(*, proposals_per_s: int) -> Knobs:
         disk_latency=Latency(0.05, 1.0),
         p_loss=0.0,
         readers=0,
+        consumers=0,
         send_gap_ms=max(1, 1000 // proposals_per_s - 5),
         batch_records_max=1,
         chaos_ms=30_000,
