@@ -19,7 +19,7 @@ COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test coverage bench fuzz sim demo docs clean
+.PHONY: help setup lock lint types unit check test coverage bench fuzz sim demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,8 +73,11 @@ fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a liv
 sim: setup ## try to break the consensus with SEEDS simulated clusters; exit code 1 on a finding
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
 
-demo: setup ## append, read to Arrow, kill -9 a writer, and show that nothing acknowledged is lost
-	$(BIN)/python examples/demo_log.py
+demo: setup ## run three nodes, produce and consume, kill -9 the leader, and show that nothing is lost
+	$(BIN)/python examples/demo.py
+
+up: setup ## run a cluster of three nodes on this machine until Ctrl-C
+	$(BIN)/quiver up
 
 docs: setup ## write the pages that are made from the code
 	@mkdir -p build

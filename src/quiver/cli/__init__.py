@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from quiver import __version__
+from quiver.cli.broker import broker
 from quiver.cli.config import config
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
 from quiver.cli.gateway import gateway
@@ -23,6 +24,8 @@ from quiver.cli.log import log
 from quiver.cli.metadata import metadata
 from quiver.cli.node import node
 from quiver.cli.sim import sim
+from quiver.cli.status import status
+from quiver.cli.topic import topic
 from quiver.cli.up import up
 from quiver.errors import InvariantBroken
 
@@ -54,6 +57,7 @@ def quiver() -> None:
     """
 
 
+quiver.add_command(broker)
 quiver.add_command(config)
 quiver.add_command(history)
 quiver.add_command(gateway)
@@ -61,6 +65,8 @@ quiver.add_command(log)
 quiver.add_command(metadata)
 quiver.add_command(node)
 quiver.add_command(sim)
+quiver.add_command(status)
+quiver.add_command(topic)
 quiver.add_command(up)
 
 

@@ -17,6 +17,7 @@ from quiver.client.consumer import AsyncConsumer, ConsumerCore
 from quiver.client.directory import Directory
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
+from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
@@ -38,6 +39,7 @@ from quiver.wire.messages import (
     ListClients,
     NodeInfo,
     R,
+    RebalanceBrokers,
     RemoveBroker,
     ReplicaInfo,
     Request,
@@ -241,6 +243,14 @@ class AsyncCluster:
     async def remove(self, broker: int) -> None:
         """Forget a broker that is drained, or dead and empty."""
         self._see(await self._ask(RemoveBroker(broker=NodeId(broker))))
+
+    async def rebalance(self) -> None:
+        """Move replicas until every broker has its share; `status` tells how far it is."""
+        self._see(await self._ask(RebalanceBrokers()))
+
+    async def status(self) -> ClusterOverview:
+        """Return the whole cluster: every node as it is now, every partition as its leader sees it."""
+        return await find_overview(self.router)
 
     async def clients(
         self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from quiver.client.cluster import AsyncCluster, TopicDescription
 from quiver.client.consumer import AsyncConsumer, Where, iterate
 from quiver.client.delivery import Deliveries, Delivery, Outcome
+from quiver.client.overview import ClusterOverview
 from quiver.client.producer import AsyncProducer, record_bytes
 from quiver.client.sources import RecordHeaders
 from quiver.client.thread import LoopThread
@@ -145,6 +146,14 @@ class Cluster:
     def remove(self, broker: int) -> None:
         """Forget a broker that is drained, or dead and empty."""
         self._run(self._cluster.remove(broker))
+
+    def rebalance(self) -> None:
+        """Move replicas until every broker has its share; `status` tells how far it is."""
+        self._run(self._cluster.rebalance())
+
+    def status(self) -> ClusterOverview:
+        """Return the whole cluster: every node as it is now, every partition as its leader sees it."""
+        return self._run(self._cluster.status())
 
     def clients(self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None) -> list[ClientInfo]:
         """Return the registered producers and consumers, or one kind of them."""

@@ -1,8 +1,15 @@
-"""Building blocks to run Quiver's parts, or programs that use it, without real time, network or disk.
+"""Building blocks to test programs that use Quiver, and Quiver itself.
 
-Everything here is driven by one seed and gives the same run again for the same seed: a disk that
+`LocalCluster` is a cluster inside this process, on real sockets and files, with faults on demand; the fixture
+`quiver_cluster` gives one to a test of pytest. The others run Quiver's parts without real time, network or disk.
+
+Everything simulated is driven by one seed and gives the same run again for the same seed: a disk that
 loses power, an event loop with virtual time, a network that loses and reorders messages.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from quiver.testing.clock import SimulatedClock
 from quiver.testing.disk import SimulatedDisk, SimulatedFile
@@ -16,12 +23,16 @@ from quiver.testing.refusal import HostAccessError
 from quiver.testing.trace import Trace
 from quiver.testing.transport import SimulatedRequester, SimulatedTransport, TransportFaults
 
+if TYPE_CHECKING:
+    from quiver.testing.local_cluster import LocalCluster
+
 __all__ = [
     "Deadlock",
     "DiskFaults",
     "HostAccessError",
     "Latency",
     "LimitReached",
+    "LocalCluster",
     "NetworkFaults",
     "PowerLoss",
     "RandomStreams",
@@ -38,3 +49,12 @@ __all__ = [
     "TransportFaults",
     "UnhandledError",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load the cluster when it is first used: it needs all that a node does."""
+    if name != "LocalCluster":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from quiver.testing.local_cluster import LocalCluster as found  # noqa: N813 - see above
+
+    return found

@@ -1,0 +1,190 @@
+"""The whole cluster at a glance: every node asked about itself, and every partition as its leader sees it.
+
+Nodes are asked side by side and for a short time only: one that does not answer is shown as such, with what the
+metadata says of it. Nothing here is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from quiver.client.router import Router
+from quiver.errors import QuiverError
+from quiver.model import Index, NodeId, PartitionId, TopicId
+from quiver.wire.messages import (
+    DescribeNode,
+    GetMetadata,
+    ListMoves,
+    MoveInfo,
+    NodeDescribed,
+    NodeInfo,
+    PartitionInfo,
+    ReplicaInfo,
+    RetentionInfo,
+)
+
+ANSWER_MS_MAX = 2_000
+"""How long a node may take to tell about itself."""
+
+
+class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A node: what the metadata says of it, and what it says itself if it answers."""
+
+    node: NodeId
+    roles: tuple[str, ...]
+    wire_address: str
+    http_address: str
+    rack: str
+    state: str
+    is_draining: bool
+    last_seen_ms: int | None
+    is_alive: bool
+    """Whether it has answered just now."""
+    is_primary: bool = False
+    is_ready: bool = False
+    pid: int | None = None
+    version: str = ""
+    started_ms: int | None = None
+    applied_index: Index | None = None
+    stored_index: Index | None = None
+    """Up to where the metadata is in its database."""
+
+
+class PartitionOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition; what only its leader knows is None while there is none to ask."""
+
+    partition: PartitionId
+    group: int
+    leader: NodeId | None
+    epoch: int
+    replicas: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...]
+    in_sync: tuple[NodeId, ...] = ()
+    first_offset: int | None = None
+    end_offset: int | None = None
+    bytes: int | None = None
+
+
+class TopicOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic with its partitions."""
+
+    topic: str
+    topic_id: TopicId
+    replicas: int
+    retention: RetentionInfo
+    partitions: tuple[PartitionOverview, ...]
+
+
+class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at one moment."""
+
+    cluster_id: str
+    primary: NodeId | None
+    index: Index
+    nodes: tuple[NodeOverview, ...]
+    topics: tuple[TopicOverview, ...]
+    moves: tuple[MoveInfo, ...]
+
+
+async def find_overview(router: Router) -> ClusterOverview:
+    """Ask every node.
+
+    Raises:
+        UnavailableError: no node answers at all.
+    """
+    deadline = router.deadline()
+    found, _ = await router.ask(GetMetadata(known_index=router.directory.known_index), deadline=deadline)
+    moves, _ = await router.ask(ListMoves(), deadline=deadline)
+    answers = await asyncio.gather(*(_describe(router, node) for node in found.nodes))
+    described = {answer.node: answer for answer in answers if answer is not None}
+    leaders = _find_leaders(described)
+    return ClusterOverview(
+        cluster_id=found.cluster_id,
+        primary=found.primary,
+        index=found.index,
+        nodes=tuple(_show_node(node, described.get(node.node), found.primary) for node in found.nodes),
+        topics=tuple(
+            TopicOverview(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                replicas=topic.replicas,
+                retention=topic.retention,
+                partitions=tuple(
+                    _show_partition(partition, leaders.get((topic.topic_id, partition.partition_id)))
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in found.topics
+        ),
+        moves=moves.moves,
+    )
+
+
+async def _describe(router: Router, node: NodeInfo) -> NodeDescribed | None:
+    try:
+        request = DescribeNode(with_replicas=True)
+        return await router.ask_at(node.wire_address, request, deadline=router.deadline(ANSWER_MS_MAX))
+    except QuiverError:
+        return None
+
+
+def _find_leaders(described: dict[NodeId, NodeDescribed]) -> dict[tuple[TopicId, PartitionId], ReplicaInfo]:
+    """Return what leaders say; of two that both believe to lead, the one of the later epoch does."""
+    leaders: dict[tuple[TopicId, PartitionId], ReplicaInfo] = {}
+    for node, answer in described.items():
+        for replica in answer.replicas:
+            key = (replica.topic_id, replica.partition_id)
+            known = leaders.get(key)
+            if replica.leader == node and (known is None or known.epoch < replica.epoch):
+                leaders[key] = replica
+    return leaders
+
+
+def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | None) -> NodeOverview:
+    shown = NodeOverview(
+        node=node.node,
+        roles=node.roles,
+        wire_address=node.wire_address,
+        http_address=node.http_address,
+        rack=node.rack,
+        state=node.state,
+        is_draining=node.is_draining,
+        last_seen_ms=node.last_seen_ms,
+        is_alive=answer is not None,
+        is_primary=node.node == primary,
+    )
+    if answer is None:
+        return shown
+    return msgspec.structs.replace(
+        shown,
+        is_ready=answer.is_ready,
+        pid=answer.pid,
+        version=answer.version,
+        started_ms=answer.started_ms,
+        applied_index=answer.applied_index,
+        stored_index=answer.stored_index,
+    )
+
+
+def _show_partition(partition: PartitionInfo, leader: ReplicaInfo | None) -> PartitionOverview:
+    shown = PartitionOverview(
+        partition=partition.partition_id,
+        group=partition.group,
+        leader=partition.leader,
+        epoch=partition.epoch,
+        replicas=partition.replicas,
+        learners=partition.learners,
+    )
+    if leader is None:
+        return shown
+    return msgspec.structs.replace(
+        shown,
+        leader=leader.leader,
+        epoch=leader.epoch,
+        in_sync=leader.in_sync,
+        first_offset=leader.first_offset,
+        end_offset=leader.end_offset,
+        bytes=leader.bytes,
+    )
