@@ -117,7 +117,7 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         int, Meta(ge=KIB, le=4096 * MIB, description="Size at which a segment is sealed and a new one begun.")
     ] = 64 * MIB
     segment_age_ms_max: Annotated[
-        int, Meta(ge=100, description="Age at which a segment is sealed at the next append or retention run.")
+        int, Meta(ge=100, description="Age at which a segment is sealed at the next append or trim.")
     ] = 7 * 24 * 3_600_000
     index_interval_bytes: Annotated[
         int, Meta(ge=64, le=16 * MIB, description="Distance between two entries of a segment's sparse index.")

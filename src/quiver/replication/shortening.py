@@ -72,6 +72,7 @@ class Shortener:
         A checkpoint comes first, so that the state survives damage to any one of the two.
         """
         async with self._turn:
+            await self._log.roll_if_old()
             start = self._log.start_below(first_index)
             last_index = Index(start.first_index - 1)
             if start.first_index == self._log.first_index:

@@ -13,7 +13,6 @@ from quiver.storage.identity import Identity, claim_directory, save_identity
 from quiver.storage.lock import DirectoryLock
 from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
-from quiver.storage.retention import RetentionPolicy
 from quiver.storage.snapshots import Snapshot, SnapshotStore, decode_snapshot
 from quiver.storage.space import DiskSpace
 
@@ -30,7 +29,6 @@ __all__ = [
     "Identity",
     "Log",
     "LogStatus",
-    "RetentionPolicy",
     "Snapshot",
     "SnapshotStore",
     "SystemDisk",

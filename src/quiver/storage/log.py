@@ -29,7 +29,6 @@ from quiver.storage.executor import Executor
 from quiver.storage.frames import SegmentHeader
 from quiver.storage.reader import Place, Wanted, read_batches, take_wanted
 from quiver.storage.recovery import Damage, Recovery, cut_damage, recover
-from quiver.storage.retention import RetentionPolicy, count_removable
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.tail import TailCache
 from quiver.storage.truncation import remove_prefix, start_over
@@ -336,14 +335,12 @@ class Log:
             count += 1
         return count
 
-    async def retain(self, policy: RetentionPolicy) -> None:
-        """Remove what `policy` no longer keeps; seals the active segment first if it is old enough to go."""
-        now_ms = self._clock.wall_ms()
+    async def roll_if_old(self) -> None:
+        """Seal the active segment if it is old enough, so that it can be removed when its turn comes."""
         active = self._segments[-1]
-        is_old = now_ms - active.header.created_ms >= self._settings.segment_age_ms_max
+        is_old = self._clock.wall_ms() - active.header.created_ms >= self._settings.segment_age_ms_max
         if is_old and not active.is_empty and not active.is_sealed:
             await self._writer.run_exclusively(self._writer.plan_roll)
-        await self._remove_oldest(count_removable(self._segments, policy, now_ms=now_ms))
 
     async def _remove_oldest(self, count: int) -> None:
         oldest = frozenset(self._segments[:count])

@@ -17,7 +17,7 @@ from log_world import DIRECTORY, InlineExecutor, all_entries, control_batch, dat
 
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.record import Batch
-from quiver.storage import HardState, HardStateFile, Log, RetentionPolicy, Snapshot, SnapshotStore
+from quiver.storage import HardState, HardStateFile, Log, Snapshot, SnapshotStore
 from quiver.testing import PowerLoss, SimulatedDisk
 from quiver.testing.disk_faults import Moment
 
@@ -127,7 +127,7 @@ class Workload:
         self.ledger.cutting(first=7)
         await log.truncate_prefix(Index(7))
         self.ledger.first_index_min = log.first_index
-        await log.retain(RetentionPolicy(size_bytes_max=100_000))
+        await log.roll_if_old()
 
     async def reset(self, log: Log, first_index: Index) -> None:
         self.ledger.cutting(end=0)

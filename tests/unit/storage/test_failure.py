@@ -13,7 +13,7 @@ from test_log import VALUES, runs
 from quiver.config import LogSettings
 from quiver.errors import LogClosedError, LogFailedError, RequestError, StorageError
 from quiver.model import Index, Offset, Term
-from quiver.storage import HardState, HardStateFile, Log, RetentionPolicy, Snapshot, SnapshotStore
+from quiver.storage import HardState, HardStateFile, Log, Snapshot, SnapshotStore
 from quiver.storage.hardstate import MEMBERSHIP_BYTES_MAX
 from quiver.testing import SimulatedDisk
 from quiver.testing.disk_faults import Operation
@@ -105,8 +105,8 @@ async def _trim(log: Log) -> None:
     await log.truncate_prefix(Index(20))
 
 
-async def _retain(log: Log) -> None:
-    await log.retain(RetentionPolicy(size_bytes_max=0))
+async def _trim_all(log: Log) -> None:
+    await log.truncate_prefix(log.end_index)
 
 
 async def _cut(log: Log) -> None:
@@ -119,7 +119,7 @@ async def _reset(log: Log) -> None:
     await log.reset(first_index=Index(99), first_offset=Offset(99), previous_term=Term(1))
 
 
-@pytest.mark.parametrize("job", [_trim, _retain, _cut, _reset])
+@pytest.mark.parametrize("job", [_trim, _trim_all, _cut, _reset])
 @runs
 async def test_failed_removal_closes_the_log(job: Callable[[Log], Awaitable[None]]) -> None:
     disk = SimulatedDisk()

@@ -24,7 +24,6 @@ from log_world import (
 from quiver.config import LogSettings
 from quiver.errors import InvariantBroken, LogClosedError, OverloadedError, RequestError, StorageError, TrimmedError
 from quiver.model import Index, Offset, Term
-from quiver.storage import RetentionPolicy
 from quiver.testing import SimulatedDisk
 
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
@@ -320,28 +319,14 @@ async def test_segments_roll_by_age() -> None:
     await append(log, b"c")
     assert log.status().segments == 2
     clock.now_ms += 5000
-    await log.retain(RetentionPolicy())
+    await log.roll_if_old()
+    await log.roll_if_old()
     assert log.status().segments == 3
     assert await all_values(log) == [b"a", b"b", b"c"]
-    await log.retain(RetentionPolicy(age_ms_max=0))
+    await log.truncate_prefix(log.end_index)
     assert log.status().segments == 1
     await append(log, b"d")
     assert await all_values(log) == [b"d"]
-
-
-@runs
-async def test_retention_by_size_and_by_consumed_offset() -> None:
-    log = open_log(SimulatedDisk())
-    await append(log, *VALUES)
-    await log.retain(RetentionPolicy())
-    assert log.first_offset == 0
-    await log.retain(RetentionPolicy(consumed_end_offset=Offset(11)))
-    assert 0 < log.first_offset <= 11
-    before = log.first_offset
-    await log.retain(RetentionPolicy(size_bytes_max=3000))
-    assert log.first_offset > before
-    assert log.status().size_bytes <= 3000
-    assert await all_values(log) == VALUES[log.first_offset :]
 
 
 @pytest.mark.parametrize("end_index", range(1, 42))

@@ -24,7 +24,7 @@ from test_log import VALUES, runs
 from quiver.config import LogSettings
 from quiver.errors import DamageError, LogClosedError, LogFailedError, TrimmedError
 from quiver.model import Index, Offset, Term
-from quiver.storage import Log, RetentionPolicy
+from quiver.storage import Log
 from quiver.storage.segment import segment_name
 from quiver.testing import SimulatedDisk
 
@@ -161,7 +161,7 @@ async def test_a_cut_inside_a_cut_that_is_under_way_keeps_what_was_appended_betw
 
 
 @runs
-async def test_two_retention_runs_at_once_roll_once() -> None:
+async def test_two_rolls_at_once_roll_once() -> None:
     executor, clock = SteppingExecutor(), FixedClock()
     log = open_log(SimulatedDisk(), LogSettings(segment_age_ms_max=1000), executor=executor, clock=clock)
     log.append(next_batches(log, b"a"))
@@ -169,14 +169,14 @@ async def test_two_retention_runs_at_once_roll_once() -> None:
     log.append(next_batches(log, b"keeps the disk busy"))
     await asyncio.sleep(0)
     clock.now_ms += 5000
-    runs_at_once = [await start(log.retain(RetentionPolicy(age_ms_max=0))) for _ in range(2)]
+    runs_at_once = [await start(log.roll_if_old()) for _ in range(2)]
     await finish(executor)
     await asyncio.gather(*runs_at_once)
-    assert (log.first_index, log.end_index, log.status().segments) == (3, 3, 1)
+    assert (log.first_index, log.end_index, log.status().segments) == (1, 3, 2)
 
 
 @runs
-async def test_retention_keeps_the_last_segment_also_when_it_is_sealed() -> None:
+async def test_trim_keeps_the_last_segment_also_when_it_is_sealed() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     await append(log, *VALUES)
@@ -184,7 +184,7 @@ async def test_retention_keeps_the_last_segment_also_when_it_is_sealed() -> None
     disk.write_file(names[-1], b"torn")  # at birth, as it seems: the one before it is sealed and now the last
     log = open_log(disk)
     end_index = log.end_index
-    await log.retain(RetentionPolicy(age_ms_max=-1, size_bytes_max=0))
+    await log.truncate_prefix(log.end_index)
     assert 1 < log.first_index <= log.end_index == end_index
     await append(log, b"goes on")
     assert (await all_values(open_log(disk)))[-1] == b"goes on"

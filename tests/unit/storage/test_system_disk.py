@@ -14,7 +14,7 @@ from test_log import VALUES, runs
 from quiver.config import LogSettings
 from quiver.errors import StorageError
 from quiver.model import Buffer, Index
-from quiver.storage import Log, RetentionPolicy, SystemDisk, ThreadExecutor
+from quiver.storage import Log, SystemDisk, ThreadExecutor
 from quiver.storage.disk import IOV_MAX, READ_AHEAD_BYTES_MIN, SystemFile
 from quiver.storage.flush import write_all
 
@@ -149,7 +149,7 @@ async def test_a_log_on_a_real_disk_keeps_everything_over_restarts(tmp_path: Pat
     await log.close()
     log = open_real(tmp_path, executor)
     assert await all_values(log) == [*VALUES[:34], b"instead"]
-    await log.retain(RetentionPolicy(size_bytes_max=3000))
+    await log.truncate_prefix(Index(20))
     entries = [bytes(entry.data) for entry in await all_entries(log)]
     await log.reset(first_index=Index(9), first_offset=log.first_offset, previous_term=log.last_term)
     await append(log, b"new", term=3)

@@ -19,7 +19,6 @@ from test_crash import MOMENTS, Ledger, run_until_power_loss
 from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch
-from quiver.storage import RetentionPolicy
 from quiver.testing import SimulatedDisk
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ class Walker:
         self.entries = {int(entry.header.index): entry for entry in await all_entries(log)}
         self.ledger.durable(list(self.entries.values()))
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
-            *[self.append] * 5, *[self.settle] * 2, *[self.read] * 3, self.cut, self.trim, self.retain, self.reset
+            *[self.append] * 5, *[self.settle] * 2, *[self.read] * 3, self.cut, self.trim, self.roll, self.reset
         )  # fmt: skip
         for _ in range(STEPS_PER_LIFE):
             await self.rng.choice(steps)()
@@ -125,11 +124,8 @@ class Walker:
         assert self.log.first_index <= first_index
         self._forget_removed()
 
-    async def retain(self) -> None:
-        limit = self.rng.randrange(6000)
-        self.ledger.cutting(first=self.log.end_index)
-        await self.log.retain(RetentionPolicy(size_bytes_max=limit))
-        self._forget_removed()
+    async def roll(self) -> None:
+        await self.log.roll_if_old()
         self.ledger.durable([e for e in self.entries.values() if e.header.index < self.log.durable_end_index])
 
     def _forget_removed(self) -> None:
