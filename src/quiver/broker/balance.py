@@ -74,9 +74,9 @@ class LeaderBalancer:
         for held, replica in self._misplaced():
             if not room:
                 return
-            room -= 1
             preferred = self._preferred(held)
             if preferred in self._table.in_sync(replica) and _transfer(replica, preferred):
+                room -= 1
                 logger.info("leadership handed back", extra=facts(group=held.group, to=preferred))
 
     def _misplaced(self) -> Iterable[tuple[Held, Replica]]:

@@ -169,8 +169,8 @@ class Node:
             executor=executor,
             clock=clock,
             rng=rng,
-            settings=SETTINGS.replication,
-            log_settings=SETTINGS.log,
+            settings=self.cluster.settings.replication,
+            log_settings=self.cluster.settings.log,
             on_failure=self.failures.append,
         )
         self.store = await MetadataStore.open(self.database, executor=executor, clock=clock, on_failure=replicator.fail)
@@ -179,7 +179,7 @@ class Node:
             self.store.attach(
                 await replicator.open_member(METADATA_GROUP, directory, self.store.machine, bootstrap=bootstrap)
             )
-            manager = Manager(self.store, clock=clock, settings=SETTINGS.manager, cluster_id="c1")
+            manager = Manager(self.store, clock=clock, settings=self.cluster.settings.manager, cluster_id="c1")
             async with manager if cluster.is_managed and self.is_manager else nullcontext():
                 await self._serve(executor, clock, rng, manager)
             self.broker = None
@@ -192,7 +192,7 @@ class Node:
             self.store,
             transport,
             clock=clock,
-            settings=SETTINGS.manager,
+            settings=self.cluster.settings.manager,
             seeds=cluster.addresses,
             heartbeats=manager,
         )
@@ -207,7 +207,7 @@ class Node:
             store=self.store,
             replicator=self.replicator,
             transport=transport,
-            settings=SETTINGS,
+            settings=self.cluster.settings,
             disk=self.disk,
             executor=executor,
             clock=clock,
@@ -247,6 +247,7 @@ class Cluster:
 
     def __init__(self, directory: Path, nodes: int = 3, *, seed: int = 1, is_managed: bool = False) -> None:
         self.directory = directory
+        self.settings = SETTINGS
         self.is_managed = is_managed
         self.streams = RandomStreams(seed)
         self.loop = SimulatedLoop(self.streams.schedule, time_max_s=600)
@@ -414,7 +415,12 @@ class Cluster:
 
 
 def simulate(
-    test: Callable[[Cluster], Coroutine[Any, Any, None]], *, nodes: int = 3, seed: int = 1, is_managed: bool = False
+    test: Callable[[Cluster], Coroutine[Any, Any, None]],
+    *,
+    nodes: int = 3,
+    seed: int = 1,
+    is_managed: bool = False,
+    settings: Settings = SETTINGS,
 ) -> None:
     """Run `async def test(cluster)` over a formed cluster."""
 
@@ -428,6 +434,7 @@ def simulate(
 
     with tempfile.TemporaryDirectory() as directory:
         cluster = Cluster(Path(directory), nodes, seed=seed, is_managed=is_managed)
+        cluster.settings = settings
         try:
             cluster.loop.run_until_complete(main(cluster))
         finally:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
-from broker_cluster import Cluster, Node, simulate
+from broker_cluster import SETTINGS, Cluster, Node, simulate
 
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverError
 from quiver.metadata import (
@@ -99,6 +100,22 @@ def test_long_poll_ends_within_the_callers_time() -> None:
         assert (found.end_offset, bytes(payload)) == (0, b"")
 
     simulate(test)
+
+
+def test_more_long_polls_than_the_bound_are_answered_at_once() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1,))
+        await cluster.wait_leader(topic_id)
+        request = Fetch(topic_id=topic_id, partition_id=P0, offset=Offset(0), wait_ms=2_000)
+        polls = [asyncio.ensure_future(cluster.ask(1, request)) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        assert [poll.done() for poll in polls].count(False) == 2
+        await cluster.produce(topic_id, b"a")
+        payloads = [bytes((await poll)[1]) for poll in polls]
+        assert payloads.count(b"") == 1
+
+    broker = msgspec.structs.replace(SETTINGS.broker, long_polls_max=2)
+    simulate(test, settings=msgspec.structs.replace(SETTINGS, broker=broker))
 
 
 def test_consumer_must_be_registered_for_the_partition() -> None:
