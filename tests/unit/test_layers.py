@@ -29,6 +29,7 @@ LAYERS = (
     ("partition",),
     ("metadata",),
     ("client",),
+    ("classic",),
     ("manager",),
     ("broker",),
     ("gateway",),
@@ -41,7 +42,7 @@ LAYERS = (
 )
 """Lowest first. A module imports only from lines above its own, and from its own package."""
 
-ONLY_FROM = {"client": ("errors", "model", "clock", "addresses", "record", "wire")}
+ONLY_FROM = {"client": ("errors", "model", "clock", "addresses", "record", "wire"), "classic": ()}
 """Packages that may use less than all that lies above them: the SDK is to be installed without the server."""
 
 FROM_THE_ROOT = ("errors", "record", "wire", "client")
