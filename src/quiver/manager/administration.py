@@ -26,6 +26,9 @@ from quiver.wire.serving import Caller
 AdministrativeRequest = GetMetadata | ListClients | ListMoves | ChangeRequest
 """What is answered here."""
 
+WAIT_SHARE = 0.8
+"""How much of a caller's time may pass until this node knows what the caller does; the rest is for saying no."""
+
 
 class Administration:
     """One node's answers about the cluster. `heartbeats` is None on nodes that are no managers."""
@@ -77,7 +80,7 @@ class Administration:
         if self._store.applied_index >= index:
             return
         try:
-            async with asyncio.timeout(caller.remaining_ms(self._clock.monotonic_ms()) / 1000):
+            async with asyncio.timeout(caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE / 1000):
                 await self._store.wait_applied(index)
         except TimeoutError:
             message = f"this node knows the metadata up to {self._store.applied_index}, not yet up to {index}"
