@@ -14,7 +14,7 @@ from typing import Any, Protocol, assert_never
 
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
-from quiver.errors import ConflictError, NotFoundError, OutOfRangeError
+from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, UnavailableError
 from quiver.manager.answers import read_retention
 from quiver.manager.handing_on import Answer
 from quiver.manager.placement import count_brokers, default_replicas, place_topic
@@ -28,6 +28,7 @@ from quiver.metadata import (
     CreateTopic,
     DeleteTopic,
     ForgetClient,
+    InitCluster,
     Kind,
     MetadataStore,
     NotPrimaryError,
@@ -90,10 +91,14 @@ class Changes:
         self._placing = asyncio.Lock()
 
     async def carry_out(self, request: ChangeRequest, payload: memoryview) -> Answer:
-        """Do what is asked; raises as `MetadataStore.submit` does."""
+        """Do what is asked; raises as `MetadataStore.submit` does, and `UnavailableError` before the cluster is formed."""
+        command: Command[Any] | None = decode_payload(payload) if isinstance(request, messages.SubmitCommand) else None
+        if not self._store.view().cluster_id and not isinstance(command, InitCluster):
+            # The first primary is about to form it: whoever comes so early is to try again, not to give up.
+            raise UnavailableError("not done: the cluster is not formed yet", code="not_formed")
         match request:
             case messages.SubmitCommand():
-                command: Command[Any] = decode_payload(payload)
+                assert command is not None
                 result = await self._store.submit(command)
                 return messages.CommandSubmitted(index=self._index), (encode_result(result),)
             case messages.Heartbeat():

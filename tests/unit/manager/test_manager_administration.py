@@ -458,8 +458,14 @@ def test_metadata_of_a_cluster_that_is_not_formed_is_empty() -> None:
         found = await world.ask(GetMetadata())
         assert (found.cluster_id, found.nodes) == ("", ())
         error = await refusal(world, CreateTopic(topic="x"), timeout_ms=300)
-        assert error.outcome == "not_done"
-        await world.submit(init_cluster())
+        assert (type(error), error.code) == (UnavailableError, "not_formed")
+        early = asyncio.ensure_future(
+            world.ask(SubmitCommand(), payload=encode_payload(register_broker(1)), caller=A_NODE)
+        )
+        await asyncio.sleep(0.5)
+        await world.ask(SubmitCommand(), payload=encode_payload(init_cluster()), caller=A_NODE)
+        await early  # who came too early has waited
+        assert [node.node for node in (await current(world)).nodes] == [1]
         assert (await current(world)).cluster_id == "c1"
 
     run(test, formed=False)
