@@ -91,7 +91,7 @@ class Changes:
         self._placing = asyncio.Lock()
 
     async def carry_out(self, request: ChangeRequest, payload: memoryview) -> Answer:
-        """Do what is asked; raises as `MetadataStore.submit` does, and `UnavailableError` before the cluster is formed."""
+        """Do what is asked; raises as `MetadataStore.submit` does, `UnavailableError` before the cluster is formed."""
         command: Command[Any] | None = decode_payload(payload) if isinstance(request, messages.SubmitCommand) else None
         if not self._store.view().cluster_id and not isinstance(command, InitCluster):
             # The first primary is about to form it: whoever comes so early is to try again, not to give up.
