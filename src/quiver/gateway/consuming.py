@@ -25,12 +25,14 @@ from quiver.gateway.recent import RecentBatches
 from quiver.gateway.registrations import Allowed, Registrations
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
-from quiver.wire.messages import Consume, Fetch, GetCursors, MoveCursor, RegisterConsumer, Selection
+from quiver.wire.messages import Consume, Consumed, Fetch, GetCursors, MoveCursor, RegisterConsumer, Selection
 
 NOTHING = HttpResponse(status=204)
 BATCH_DEFAULT = 100
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """About how many bytes of records one call takes; a record that is larger comes whole."""
+RECORD_BYTES_GUESSED = 1024
+"""By which a leader is told how far to look at first: it reads whole batches, and those that are too many in vain."""
 TURNS_MAX = 100_000
 """How many consumers' turns are remembered; one that is forgotten begins at its first partition."""
 
@@ -202,6 +204,18 @@ class _Reading:
         self, partition_id: PartitionId, count: int, *, offset: int | None = None, wait_ms: int = 0
     ) -> Taken:
         """Take up to so many records of a partition; from the cursor on, or from an offset."""
+        bytes_max = 1 if count == 1 else min(BATCH_BYTES_MAX, count * RECORD_BYTES_GUESSED)
+        taken, consumed = await self._take(partition_id, count, offset=offset, bytes_max=bytes_max, wait_ms=wait_ms)
+        if taken and len(taken) < count and consumed.cursor < consumed.end_offset and bytes_max < BATCH_BYTES_MAX:
+            # They are larger than was guessed.
+            left, cursor = count - len(taken), None if offset is None else consumed.cursor
+            more, _ = await self._take(partition_id, left, offset=cursor, bytes_max=BATCH_BYTES_MAX)
+            taken += more
+        return taken
+
+    async def _take(
+        self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int, wait_ms: int = 0
+    ) -> tuple[Taken, Consumed]:
         consumed, payload = await self._router.ask_leader(
             self._topic,
             partition_id,
@@ -211,7 +225,7 @@ class _Reading:
                 consumer_id=self.consumer_id,
                 offset=None if offset is None else Offset(offset),
                 records_max=count,
-                bytes_max=BATCH_BYTES_MAX,
+                bytes_max=bytes_max,
                 wait_ms=wait_ms,
                 known_index=self._router.directory.known_index,
             ),
@@ -219,6 +233,9 @@ class _Reading:
             wait_ms=wait_ms,
         )
         self._cursors[partition_id] = consumed.cursor
+        return self._decode(partition_id, payload, consumed), consumed
+
+    def _decode(self, partition_id: PartitionId, payload: memoryview, consumed: Consumed) -> Taken:
         try:
             batches = self._recent.decode(self.allowed.topic.topic_id, partition_id, payload)
             records = (batch.records(consumed.first_offset, consumed.cursor) for batch in batches)

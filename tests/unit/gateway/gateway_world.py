@@ -13,6 +13,7 @@ from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Registration, Retention, State, Topic, TopicState, View
 from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicId
+from quiver.record import Batch
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller
@@ -80,7 +81,9 @@ class GatewayCluster(MemoryCluster):
             except TimeoutError:
                 pass
         end = Offset(max(first, min(first + request.records_max, partition.end_offset)))
-        parts = partition.read(first, 1 << 30) if end > first else []
+        parts = partition.read(first, request.bytes_max) if end > first else []
+        if parts:
+            end = min(end, Batch.decode(parts[-1]).header.end_offset)
         if end > first:
             partition.cursors[request.consumer_id] = end
         return wire.Consumed(first_offset=first, cursor=end, end_offset=partition.end_offset), parts

@@ -316,6 +316,21 @@ async def test_batch_is_no_larger_than_asked_for(world: World) -> None:
     assert sizes == [2, 2, 1]
 
 
+@pytest.mark.parametrize("about", [{}, {"partition_id": 0}, {"partition_id": 0, "offset": 0}])
+def test_batch_is_as_large_as_asked_for_although_its_messages_are(about: dict[str, Any]) -> None:
+    async def scenario(world: World) -> None:
+        producer_id, consumer_id = await world.register_producer(), await world.register_consumer()
+        sent = [f"{number}" * 3000 for number in range(6)]
+        for message in sent:
+            body = {"topic": "t", "producer_id": producer_id, "message": message, "partition_id": 0}
+            await world.post("/producer/produce", **body)
+        asked = {"topic": "t", "consumer_id": consumer_id, "max": 5, **about}
+        _, answer = await world.get("/consumer/consume_batch", **asked)
+        assert [message["message"] for message in answer["messages"]] == sent[:5]
+
+    World().run(scenario)
+
+
 @in_world
 async def test_consuming_at_an_offset_is_safe_to_repeat(world: World) -> None:
     await produce(world, 4, partition_id=0)
