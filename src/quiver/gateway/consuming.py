@@ -23,6 +23,7 @@ from quiver.gateway.metrics import Metrics
 from quiver.gateway.producing import Hear
 from quiver.gateway.recent import RecentBatches
 from quiver.gateway.registrations import Allowed, Registrations
+from quiver.gateway.sharing import Sharing
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
 from quiver.wire.messages import Consume, Consumed, Fetch, GetCursors, MoveCursor, RegisterConsumer, Selection
@@ -62,6 +63,7 @@ class ConsumerCalls:
         self._settings = settings
         self._turns: dict[tuple[int, TopicId], int] = {}
         self._recent = RecentBatches()
+        self._sharing: Sharing[tuple[PartitionId, Record]] = Sharing()
 
     # -- register --------------------------------------------------------------------------------
 
@@ -132,16 +134,26 @@ class ConsumerCalls:
         partitions = allowed.choose(given.partition_id)
         reading = self._read(allowed, given.consumer_id, deadline)
         self._hear("consumer", given.consumer_id)
-        if len(partitions) == 1:
+        if count == 1 and not wait_ms and given.partition_id is None:
+            taken = await self._take_shared(reading, partitions)
+        elif len(partitions) == 1:
             taken = await reading.take(partitions[0], count, offset=given.offset, wait_ms=wait_ms)
         else:
-            taken = await self._take_turns(reading, partitions, count, wait_ms)
+            taken = await self._take_turns(reading, partitions, count, wait_ms=wait_ms)
         size_bytes = sum(len(record.value or b"") for _, record in taken)
         self._metrics.count_consumed(records=len(taken), size_bytes=size_bytes)
         return taken
 
+    async def _take_shared(self, reading: _Reading, partitions: Sequence[PartitionId]) -> Taken:
+        """Take one record, together with the same consumer's other calls."""
+
+        async def take_many(count: int) -> Taken:
+            return await self._take_turns(reading, partitions, count, wait_ms=0)
+
+        return await self._sharing.take((reading.consumer_id, reading.allowed.topic.topic_id), take_many)
+
     async def _take_turns(
-        self, reading: _Reading, partitions: Sequence[PartitionId], count: int, wait_ms: int
+        self, reading: _Reading, partitions: Sequence[PartitionId], count: int, *, wait_ms: int
     ) -> Taken:
         until_ms = self._clock.monotonic_ms() + wait_ms
         key = (reading.consumer_id, reading.allowed.topic.topic_id)
