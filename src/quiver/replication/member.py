@@ -524,7 +524,7 @@ class Member:
 
     async def _send_snapshot(self, permission: SendSnapshot) -> None:
         snapshot = await self._run(partial(self._persistence.load_snapshot, permission.needed_index))
-        if snapshot is None:
+        if snapshot is None or self._raft.term != permission.term:  # nobody speaks in a term that it has left
             self._carry_out(self._raft.snapshot_failed(permission.to, ticket=permission.ticket))
             return
         configuration = decode_snapshot_state(snapshot.state).configuration

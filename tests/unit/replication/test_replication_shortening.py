@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 from replication_cluster import DIRECTORY, Cluster, Node, run_in, simulate
 
 from quiver.errors import NotLeaderError
-from quiver.model import Index, NodeId, Offset
-from quiver.raft import Configuration
+from quiver.model import Buffer, Index, NodeId, Offset, Term
+from quiver.raft import Configuration, InstallSnapshot, SendSnapshot
 from quiver.record import Batch, build_batch, build_control_batch
 from quiver.replication import CONTROL_STATE, find_in_sync
+from quiver.replication.codec import Item
 from quiver.storage import Snapshot, SnapshotStore, decode_snapshot
 
 CHECKPOINT = f"{DIRECTORY}/checkpoint"
@@ -260,3 +262,24 @@ async def test_leader_knows_who_keeps_up(cluster: Cluster) -> None:
     late.kill()
     await cluster.wait(lambda: late.id not in in_sync())
     assert not leader.member.raft.is_caught_up(NodeId(9))
+
+
+@simulate
+async def test_snapshot_that_was_read_too_late_is_not_sent_in_a_term_that_was_left(cluster: Cluster) -> None:
+    await propose_many(cluster, 40)
+    leader = await cluster.leader()
+    await leader.member.take_snapshot()
+    other = next(node for node in cluster.nodes.values() if node is not leader)
+    sent: list[Item] = []
+    post = leader.replicator.post
+
+    def overhear(to: NodeId, item: Item, payloads: Sequence[Buffer] = ()) -> None:
+        sent.append(item)
+        post(to, item, payloads)
+
+    leader.replicator.post = overhear  # type: ignore[method-assign] # to hear what leaves
+    for term in (leader.member.raft.term, Term(leader.member.raft.term - 1)):
+        permission = SendSnapshot(other.id, ticket=999, term=term, needed_index=Index(1), round=1)
+        await leader.member._send_snapshot(permission)
+    installs = [item.plain for item in sent if isinstance(item.plain, InstallSnapshot)]
+    assert [message.term for message in installs] == [leader.member.raft.term]
