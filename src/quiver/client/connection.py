@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from quiver.client.cluster import AsyncCluster
+from quiver.client.discovery import http_get
 from quiver.client.options import ClusterOptions, to_ms
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
-from quiver.wire import RequestPool
+from quiver.wire import RequestPool, TlsSettings
+from quiver.wire.tls import make_client_context
 
 
-def connect_async(*addresses: str, timeout: float = 30.0, client_name: str = "quiver-python") -> AsyncCluster:
+def connect_async(
+    *addresses: str,
+    timeout: float = 30.0,
+    client_name: str = "quiver-python",
+    tls: bool = False,
+    ca_file: str = "",
+    certificate_file: str = "",
+    key_file: str = "",
+) -> AsyncCluster:
     """Return a cluster to be used as ``async with``, or opened with `await cluster.open()`.
 
     Args:
@@ -19,6 +30,14 @@ def connect_async(*addresses: str, timeout: float = 30.0, client_name: str = "qu
             `http://host:port`, or several of them separated by commas. One is enough; more help while nodes are down.
         timeout: Total seconds of a call, all its tries together.
         client_name: What nodes see this program as.
+        tls: Whether the cluster is reached with TLS; so it is if any of the files is given.
+        ca_file: PEM file of the authority that the nodes' certificates are believed by; default: the system's.
+        certificate_file: PEM file of this client's own certificate, where the cluster asks for one.
+        key_file: PEM file of that certificate's key, if it is not in the same file.
+
+    Raises:
+        RequestError: an address is none.
+        ConfigError: a file cannot be used.
 
     Example:
         async with quiver.connect_async("127.0.0.1:8002") as cluster:
@@ -27,7 +46,13 @@ def connect_async(*addresses: str, timeout: float = 30.0, client_name: str = "qu
             print(await producer.send("hello"))
     """
     options = ClusterOptions(timeout_ms=to_ms(timeout, "timeout"), client_name=client_name)
-    pool = RequestPool(name=client_name)
+    encryption = TlsSettings(
+        is_enabled=tls or bool(ca_file or certificate_file or key_file),
+        ca_file=ca_file,
+        certificate_file=certificate_file,
+        key_file=key_file,
+    )
+    pool = RequestPool(name=client_name, tls=encryption)
     return AsyncCluster(
         addresses,
         transport=pool,
@@ -35,10 +60,19 @@ def connect_async(*addresses: str, timeout: float = 30.0, client_name: str = "qu
         clock=SystemClock(),
         rng=random.Random(),  # noqa: S311 - spreads retries, guards no secret
         options=options,
+        http_get=partial(http_get, tls=make_client_context(encryption)),
     )
 
 
-def connect(*addresses: str, timeout: float = 30.0, client_name: str = "quiver-python") -> Cluster:
+def connect(
+    *addresses: str,
+    timeout: float = 30.0,
+    client_name: str = "quiver-python",
+    tls: bool = False,
+    ca_file: str = "",
+    certificate_file: str = "",
+    key_file: str = "",
+) -> Cluster:
     """Connect to a cluster and return it; use it as ``with``, or `close` it.
 
     Arguments as for `connect_async`. A thread of its own runs the connections; every method may be called from any
@@ -46,6 +80,8 @@ def connect(*addresses: str, timeout: float = 30.0, client_name: str = "quiver-p
 
     Raises:
         UnavailableError: no node answered.
+        RequestError: an address is none.
+        ConfigError: a file cannot be used.
 
     Example:
         with quiver.connect("127.0.0.1:8002") as cluster:
@@ -53,4 +89,14 @@ def connect(*addresses: str, timeout: float = 30.0, client_name: str = "quiver-p
             producer = cluster.producer("logs", name="web-1")
             print(producer.send("hello").result())
     """
-    return Cluster(connect_async(*addresses, timeout=timeout, client_name=client_name))
+    return Cluster(
+        connect_async(
+            *addresses,
+            timeout=timeout,
+            client_name=client_name,
+            tls=tls,
+            ca_file=ca_file,
+            certificate_file=certificate_file,
+            key_file=key_file,
+        )
+    )

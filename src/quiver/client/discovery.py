@@ -1,12 +1,14 @@
 """From what a user calls a cluster's address to wire addresses of its nodes.
 
-Accepted are `host:port` of either kind (the wire is tried first, then HTTP), a bare `host`, `http://host:port`
-and `quiver://host:port` (the wire). A gateway tells where its cluster's nodes are: `GET /metadata`.
+Accepted are `host:port` of either kind (the wire is tried first, then HTTP), a bare `host`, `http://host:port` and
+`quiver://host:port` (the wire). Whether they are reached with TLS is one choice for all of them. A gateway tells where
+its cluster's nodes are: `GET /metadata`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -52,7 +54,7 @@ def _parse_seed(text: str) -> Seed:
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _parse_bare(text)
-    if scheme not in ("http", "quiver"):
+    if scheme not in ("http", "https", "quiver"):
         raise RequestError(f"an address is host:port, http://… or quiver://…, not {text[:300]!r}", code="bad_address")
     try:
         parts = urlsplit(text)
@@ -61,7 +63,7 @@ def _parse_seed(text: str) -> Seed:
         raise RequestError(f"not an address: {text[:300]!r}: {error}", code="bad_address") from None
     if not host or rest.rstrip("/") != parts.netloc:
         raise RequestError(f"an address names a host and a port only, not {text[:300]!r}", code="bad_address")
-    if scheme == "http":
+    if scheme != "quiver":
         return Seed("http", host, http_port=port or HTTP_PORT)
     return Seed("wire", host, wire_port=port or WIRE_PORT)
 
@@ -145,10 +147,10 @@ async def _ask_gateway(seed: Seed, http_get: HttpGet) -> list[str]:
     return addresses
 
 
-async def http_get(host: str, port: int, path: str) -> bytes:
+async def http_get(host: str, port: int, path: str, *, tls: ssl.SSLContext | None = None) -> bytes:
     """Return the body of a small answer of an HTTP server, over a connection of its own."""
     try:
-        reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX)
+        reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX, ssl=tls)
     except OSError as error:
         raise UnavailableError(f"{host}:{port} was not reached: {error}", code="not_reached") from None
     try:

@@ -15,6 +15,7 @@ from quiver.errors import RequestError, UnavailableError
         ("host:7000", [Seed("either", "host", 7000, 7000)]),
         ("host", [Seed("either", "host", 9002, 8002)]),
         ("http://host:80", [Seed("http", "host", 9002, 80)]),
+        ("https://host", [Seed("http", "host", 9002, 8002)]),
         ("http://host/", [Seed("http", "host", 9002, 8002)]),
         ("quiver://host", [Seed("wire", "host", 9002, 8002)]),
         ("quiver://[::1]:7000", [Seed("wire", "::1", 7000, 8002)]),
@@ -28,7 +29,7 @@ def test_address_is_read_as_what_it_says(text: str, seeds: list[Seed]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "host:port", "https://host", "http://", "http://host/path", "http://host:99999", "quiver://a b:x"]
+    "text", ["", ",", "host:port", "ftp://host", "http://", "http://host/path", "http://host:99999", "quiver://a b:x"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refused:
