@@ -144,12 +144,13 @@ class Changes:
     async def _create_topic(self, request: messages.CreateTopic) -> messages.TopicCreated:
         _check_bounds(partitions=request.partitions, replicas=request.replicas)
         async with self._placing:
-            known = (await self._store.read(linearizable=True)).topic(request.topic)
-            if known is not None:  # before placing, which may fail where nothing is to be placed
-                if not request.request_id or known.request_id != request.request_id:
-                    message = f"not done: there is a topic {request.topic!r} already"
-                    raise ConflictError(message, code="topic_exists")
-                topic_id, partitions = known.topic_id, known.partitions
+            view = await self._store.read(linearizable=True)
+            made = view.topic_made_by(request.request_id, request.topic)
+            # Both before placing, which may fail where nothing is to be placed.
+            if made is not None:
+                topic_id, partitions = made.topic_id, made.partitions
+            elif view.topic(request.topic) is not None:
+                raise ConflictError(f"not done: there is a topic {request.topic!r} already", code="topic_exists")
             else:
                 created = await self._store.submit(self._place(request))
                 topic_id, partitions = created.topic_id, created.partitions

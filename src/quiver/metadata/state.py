@@ -153,6 +153,10 @@ class View:
         topic_id = self.topics_by_name.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
+    def topic_made_by(self, request_id: str, name: str) -> Topic | None:
+        """Return the topic that a request has made, in use or deleted since."""
+        return find_made_topic(self.topics, request_id=request_id, name=name)
+
     def active_topics(self) -> list[Topic]:
         """Return the topics in use, sorted by name."""
         return [self.topics[self.topics_by_name[name]] for name in sorted(self.topics_by_name)]
@@ -292,6 +296,17 @@ def _name(row: AnyRow) -> str:
             return row.request_id
         case _:
             return ""
+
+
+def find_made_topic(topics: Mapping[TopicId, Topic], *, request_id: str, name: str) -> Topic | None:
+    """Return the topic of that name that a request has made: a repeated request makes no second one.
+
+    A deleted one counts: who deleted it saw the first try, and a second one would undo that.
+    """
+    if not request_id:
+        return None
+    made = (topic for topic in topics.values() if topic.request_id == request_id and topic.name == name)
+    return min(made, key=lambda topic: topic.topic_id, default=None)
 
 
 def _sorted_rows(table: Mapping[Any, T]) -> list[T]:

@@ -26,7 +26,7 @@ from quiver.metadata.commands import (
 from quiver.metadata.decision import Decision, check_assignment, find_topic, refuse
 from quiver.metadata.refusals import Refusal
 from quiver.metadata.rows import Consumer, Move, Partition, Producer, Retention, Table, Topic, TopicState
-from quiver.metadata.state import Change, Counters, State, drop, put
+from quiver.metadata.state import Change, Counters, State, drop, find_made_topic, put
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 
 PARTITIONS_MAX = 4096
@@ -39,10 +39,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 def create(state: State, command: CreateTopic) -> Decision | Refusal:
     """Create a topic with its partitions."""
-    known = find_topic(state, command.topic)
-    if isinstance(known, Topic):
-        if command.request_id and known.request_id == command.request_id:
-            return Decision(result=TopicCreated(known.topic_id, known.partitions))
+    made = find_made_topic(state.tables[Table.TOPICS], request_id=command.request_id, name=command.topic)
+    if made is not None:
+        return Decision(result=TopicCreated(made.topic_id, made.partitions))
+    if isinstance(find_topic(state, command.topic), Topic):
         return refuse("topic_exists", f"not done: there is a topic {command.topic!r} already")
     refusal = _check_new(command) or _check_assignments(state, command.assignments, replicas=command.replicas)
     if refusal is not None:

@@ -471,6 +471,18 @@ def test_metadata_of_a_cluster_that_is_not_formed_is_empty() -> None:
     run(test, formed=False)
 
 
+def test_request_repeated_after_its_topic_was_deleted_makes_no_second_one() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        request = CreateTopic(topic="logs", request_id="r")
+        created = await world.ask(request)
+        await world.ask(DeleteTopic(topic="logs"))
+        assert (await world.ask(request)).topic_id == created.topic_id
+        assert (await current(world)).topics == ()
+
+    run(test)
+
+
 def test_primary_that_hangs_does_not_use_up_the_time_of_what_can_be_repeated() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)

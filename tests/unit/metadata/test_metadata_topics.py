@@ -78,6 +78,17 @@ def test_name_in_use_is_refused_unless_it_is_the_same_request() -> None:
     assert len(state.view().topics) == 2
 
 
+def test_repeated_request_does_not_bring_a_deleted_topic_back() -> None:
+    state = formed_state()
+    created = do(state, create_topic("audit", request_id="r1"))
+    do(state, delete("audit"))
+    assert do(state, create_topic("audit", request_id="r1")) == created
+    assert state.view().topic("audit") is None
+    do(state, create_topic("audit", request_id="r2"))
+    assert do(state, create_topic("audit", request_id="r1")) == created, "its own, whoever has the name now"
+    assert do(state, create_topic("other", request_id="r1")) != created
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a" * 201, "a\n"])
 def test_names_that_could_lead_elsewhere_are_refused(name: str) -> None:
     assert refused(formed_state(), create_topic(name)) == "bad_topic_name"
