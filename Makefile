@@ -13,13 +13,14 @@ WORKERS ?= 2
 FUZZ_RUNS ?= 20000
 HTTP_CASES ?= 5000
 SEEDS ?= 5000
+KILLS ?= 100
 COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 
 # The first interpreter on the PATH that is new enough; set PYTHON to choose another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test coverage bench fuzz sim demo up docs clean
+.PHONY: help setup lock lint types unit check test coverage bench fuzz sim chaos demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +73,9 @@ fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a liv
 
 sim: setup ## try to break the consensus with SEEDS simulated clusters; exit code 1 on a finding
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
+
+chaos: setup ## kill KILLS real nodes under load and judge what clients were told; exit code 1 on a finding
+	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)
 
 demo: setup ## run three nodes, produce and consume, kill -9 the leader, and show that nothing is lost
 	$(BIN)/python examples/demo.py

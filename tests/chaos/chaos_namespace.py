@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-_INSIDE = "QUIVER_CHAOS_INSIDE"
+_INSIDE = "CHAOS_INSIDE"
 
 
 def is_inside() -> bool:

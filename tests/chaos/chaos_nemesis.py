@@ -14,6 +14,8 @@ from random import Random
 from chaos_cluster import Cluster, NodeProcess
 from chaos_http import Answer, HttpClient, SurpriseError
 
+WARM_UP_S = 2
+"""How long clients work before the first strike."""
 CALM_S = 1.5
 """Longest quiet between two strikes."""
 
@@ -46,6 +48,7 @@ class Nemesis:
         ]
         if self._cluster.network is not None:
             strikes += [(self.cut_off_one, 3), (self.cut_one_way, 3), (self.cut_ring, 1)]
+        time.sleep(WARM_UP_S)
         while self.kills < kills:
             self.rng.choices([strike for strike, _ in strikes], [weight for _, weight in strikes])[0]()
             time.sleep(self.rng.random() * CALM_S)

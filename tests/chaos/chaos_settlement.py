@@ -6,17 +6,19 @@ The logs and the databases are also checked by the product's own commands.
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from chaos_clients import OffsetReader, Workload
-from chaos_cluster import Cluster
+from chaos_cluster import Cluster, NodeProcess
 from chaos_http import HttpClient, wait_for
+
+from quiver.cli import main
 
 SETTLE_TIMEOUT_S = 120
 _CHUNK = 1000
@@ -63,12 +65,17 @@ def record_replicas(cluster: Cluster, workload: Workload, first_values: dict[str
     """Record what each stopped broker has on disk of every partition, told apart by its first value."""
     keys = {value: key for key, value in first_values.items()}
     for node in cluster.nodes:
-        for directory in sorted((node.directory / "groups").iterdir()):
+        for directory in _replicas(node):
             records = list(_dump(directory))
             key = keys.get(records[0][1]) if records else None
             for at in range(0, len(records) if key else 0, _CHUNK):
                 part = {"replica": f"node-{node.id}", "records": records[at : at + _CHUNK]}
                 workload.recorder.note("settlement", "replica", key, part)
+
+
+def _replicas(node: NodeProcess) -> list[Path]:
+    """Return the directories of a node's replicas."""
+    return sorted((node.directory / "groups" / "groups").iterdir())
 
 
 def _dump(directory: Path) -> Iterator[tuple[int, str]]:
@@ -80,7 +87,7 @@ def _dump(directory: Path) -> Iterator[tuple[int, str]]:
 def verify_files(cluster: Cluster) -> None:
     """Let the product check every log of every stopped node."""
     for node in cluster.nodes:
-        for directory in (node.directory / "metadata", *sorted((node.directory / "groups").iterdir())):
+        for directory in (node.directory / "metadata", *_replicas(node)):
             run_quiver("log", "verify", str(directory))
 
 
@@ -91,8 +98,10 @@ def verify_metadata(cluster: Cluster, database: str = "") -> dict[str, Any]:
 
 
 def run_quiver(*arguments: str) -> str:
-    """Run a command to its end and return what it printed; raise AssertionError if it failed."""
-    done = subprocess.run([sys.executable, "-m", "quiver", *arguments], capture_output=True, check=False, text=True)
-    if done.returncode:
-        raise AssertionError(f"quiver {' '.join(arguments)}: {done.returncode}\n{done.stdout[-2000:]}{done.stderr}")
-    return done.stdout
+    """Run a command of the product in this process and return what it printed; raise AssertionError if it failed."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        code = main(arguments)
+    if code:
+        raise AssertionError(f"quiver {' '.join(arguments)}: {code}\n{output.getvalue()[-2000:]}{errors.getvalue()}")
+    return output.getvalue()
