@@ -88,6 +88,7 @@ DIVERGENCE = Profile(
     producers=(4,),
     in_flight=(5,),
     append_bytes=(1024,),
+    p_trims=0.0,
 )
 SLOW_WRITES = Profile(
     favoured=("isolate", "split", "burst"),
@@ -104,6 +105,7 @@ SLOW_WRITES = Profile(
     networks=(NEAR,),
     disks=(Latency(0.2, 5.0, 0.3, 600.0),),  # a flush outlasts an election, so that what it writes is overwritten
     election_timeouts_ms=(150,),
+    p_trims=0.0,
 )
 CONFLICTING_SNAPSHOTS = Profile(
     favoured=("isolate", "split", "burst"),
@@ -122,6 +124,7 @@ CONFLICTING_SNAPSHOTS = Profile(
     networks=(NEAR,),
     disks=(QUICK_DISK,),
     election_timeouts_ms=(150,),
+    p_trims=0.0,
 )
 LATE_SNAPSHOTS = Profile(
     favoured=("isolate", "kill", "snapshot", "slow_network"),
@@ -159,6 +162,7 @@ DAMAGE_AND_OUTAGES = Profile(
     gap_ms=(60, 120),  # down again before what was lost is back
     producers=(1,),
     send_gaps_ms=(100,),
+    p_trims=0.0,
 )
 DISKS = Profile(
     favoured=("sync_error", "power_loss", "power_loss_all", "write_error", "full_disk"),
