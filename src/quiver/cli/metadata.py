@@ -6,6 +6,7 @@ Both look at data directories, beside running nodes or without them, and change 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import click
 
@@ -51,7 +52,8 @@ def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json
     directory = next((path for path, identity in nodes.items() if node in (None, identity.node)), None)
     if directory is None:
         raise click.UsageError(f"{data} holds no data of node {node}")
-    applied_index = open_node_database(directory, nodes[directory], metadata_db).position().index
+    with closing(open_node_database(directory, nodes[directory], metadata_db)) as database:
+        applied_index = database.position().index
     rows = read_journal(_batches(directory), applied_index=applied_index, only_pending=pending)
     if as_json:
         for row in rows:
@@ -70,10 +72,10 @@ def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json
 def verify(context: click.Context, *, data: str, metadata_db: str, as_json: bool) -> None:
     """Compare the databases of all nodes in a directory: at equal index they must be equal. Exit with 1 if not."""
     nodes = find_nodes(data)
-    views = {
-        f"node {identity.node}": open_node_database(path, identity, metadata_db).load().view()
-        for path, identity in nodes.items()
-    }
+    views = {}
+    for path, identity in nodes.items():
+        with closing(open_node_database(path, identity, metadata_db)) as database:
+            views[f"node {identity.node}"] = database.load().view()
     comparison = compare(views)
     if as_json:
         print_json(comparison)
