@@ -92,6 +92,7 @@ class Nemesis:
     def restart_one(self) -> None:
         """Stop a node as an operator does, and start it again."""
         node = self._pick(None)
+        node.wait_ready()  # one that is still starting knows no other end than to be killed
         self._say(f"restart node {node.id}")
         code = node.stop()
         if code:
