@@ -201,14 +201,14 @@ class Accumulator:
         for callback in callbacks:
             callback()
 
-    def grow(self, partition_count: int) -> None:
-        """Learn that the topic has more partitions now."""
+    def grow(self, partition_count: int, *, is_for_all: bool = True) -> None:
+        """Learn that the topic has more partitions now; `is_for_all`: records without a key may go there, too."""
         with self._lock:
-            known = len(self._open)
-            for partition in range(known, partition_count):
+            for partition in range(len(self._open), partition_count):
                 self._open.append(None)
                 self._closed.append(deque())
-                self._partition_ids += (PartitionId(partition),)
+                if is_for_all:
+                    self._partition_ids += (PartitionId(partition),)
 
     def refuse(self, error: QuiverError) -> list[Source]:
         """Take nothing more, but raise `error`; return what was not taken yet."""

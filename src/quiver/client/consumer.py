@@ -20,7 +20,7 @@ from quiver.client.options import TIME_MS_MAX, ConsumerOptions, to_ms
 from quiver.client.prefetch import PartitionReader, find_offset
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
-from quiver.client.tasks import Tasks
+from quiver.client.tasks import Tasks, together
 from quiver.errors import (
     NotFoundError,
     OutcomeUnknownError,
@@ -193,9 +193,7 @@ class ConsumerCore:
     async def size(self, deadline: Deadline) -> int:
         """Return how many committed records were not handed out yet, all partitions together."""
         readers = list(self.readers.values())
-        founds = await asyncio.gather(
-            *(self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
-        )
+        founds = await together(self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
         pairs = zip(readers, founds, strict=True)
         return sum(max(0, found.end_offset - max(reader.position, found.first_offset)) for reader, found in pairs)
 
@@ -214,8 +212,8 @@ class ConsumerCore:
     async def _add(
         self, partitions: Sequence[PartitionId], start: Literal["earliest", "latest"], *, deadline: Deadline
     ) -> None:
-        starts = await asyncio.gather(
-            *(self.cursors.find_start(partition, start, deadline=deadline) for partition in partitions)
+        starts = await together(
+            self.cursors.find_start(partition, start, deadline=deadline) for partition in partitions
         )
         for partition, (position, is_cursor) in zip(partitions, starts, strict=True):
             reader = PartitionReader(

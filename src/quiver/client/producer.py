@@ -45,6 +45,7 @@ class ProducerCore:
         options: ProducerOptions,
     ) -> None:
         self.topic = topic
+        self._partitions = partitions
         self.identity = identity
         self.options = options
         self._router = router
@@ -76,7 +77,9 @@ class ProducerCore:
         identity = Identity(router, topic=topic, partitions=partitions, name=name)
         await identity.register(deadline=deadline)
         info = await router.find_topic(topic, deadline=deadline)
-        return cls(info, partitions, router=router, identity=identity, options=options)
+        core = cls(info, partitions, router=router, identity=identity, options=options)
+        core._tasks.start(core._follow_topic(), "follow-topic")
+        return core
 
     # -- accepting, from any thread --------------------------------------------------------------
 
@@ -184,6 +187,18 @@ class ProducerCore:
             left = self.accumulator.refuse(closed)
             await self._tasks.close()
             self._abandon(left, closed)
+
+    async def _follow_topic(self) -> None:
+        """Look for partitions that were added; from then on keys are spread over all of them."""
+        age_ms_max = self._router.options.metadata_age_ms_max
+        while True:
+            await asyncio.sleep(age_ms_max / 1000)
+            with suppress(QuiverError):  # whoever sends will tell the application
+                deadline = self._router.deadline()
+                info = await self._router.find_topic(self.topic.topic, deadline=deadline, age_ms_max=age_ms_max)
+                if info.topic_id == self.topic.topic_id:
+                    self.topic = info
+                    self.accumulator.grow(len(info.partitions), is_for_all=not self._partitions)
 
     def _announce(self) -> None:
         """Let the loop look into the accumulator; called by whoever sends."""

@@ -164,7 +164,7 @@ class Router:
             try:
                 return await self.try_leader(info, partition_id, request, deadline=deadline, wait_ms=wait_ms)
             except QuiverError as error:
-                await retry.wait_turn(await self.explain(error, info, deadline=deadline))
+                await retry.wait_turn(await self.explain(error, info, partition_id, deadline=deadline))
 
     async def try_leader(
         self,
@@ -196,13 +196,15 @@ class Router:
         directory.confirm(topic.topic_id, partition_id, node)
         return answer
 
-    async def explain(self, error: QuiverError, topic: TopicInfo, *, deadline: Deadline) -> QuiverError:
+    async def explain(
+        self, error: QuiverError, topic: TopicInfo, partition_id: PartitionId, *, deadline: Deadline
+    ) -> QuiverError:
         """Return what an error of a partition's request means: a leader that does not know the topic may be behind."""
         if not isinstance(error, NotFoundError) or error.code not in ("unknown_topic", "unknown_partition"):
             return error
         self.directory.forget_topic(topic.topic)
         current = await self.find_topic(topic.topic, deadline=deadline)
-        if current.topic_id != topic.topic_id:
+        if current.topic_id != topic.topic_id or partition_id >= len(current.partitions):
             return error
         return UnavailableError(f"a node has not heard of {topic.topic!r} yet: {error}", code=error.code)
 

@@ -226,7 +226,7 @@ class PartitionSender:
 
     async def _judge_first(self, parcel: Parcel, error: QuiverError) -> None:
         try:
-            error = await self._router.explain(error, self._topic, deadline=parcel.deadline)
+            error = await self._router.explain(error, self._topic, self._partition_id, deadline=parcel.deadline)
             if isinstance(error, OutOfSequenceError):
                 self._doubt_sequence(parcel)
             elif isinstance(error, RequestError):
@@ -274,6 +274,7 @@ class PartitionSender:
             else:
                 self._parcels.close_gap(parcel)
         self._settle(parcel, error)
+        self._changed.set()  # there may be room for what waits
 
     def _settle(self, parcel: Parcel, error: QuiverError) -> None:
         parcel.outcome.fail(parcel.verdict(error))

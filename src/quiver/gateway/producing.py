@@ -213,7 +213,7 @@ class ProducerCalls:
             try:
                 return (await self._router.try_leader(info, partition_id, request, (batch,), deadline=deadline))[0]
             except QuiverError as error:
-                await retry.wait_turn(await self._router.explain(error, info, deadline=deadline))
+                await retry.wait_turn(await self._router.explain(error, info, partition_id, deadline=deadline))
 
     def _target(self, allowed: Allowed, partition_id: int | None, key: str | None) -> int | None:
         """Return the partition of a message; None if any will do."""

@@ -10,7 +10,14 @@ from client_world import World
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
-from quiver.errors import NotFoundError, OutOfRangeError, RequestError, TrimmedError, UnavailableError
+from quiver.errors import (
+    DamageError,
+    NotFoundError,
+    OutOfRangeError,
+    RequestError,
+    TrimmedError,
+    UnavailableError,
+)
 from quiver.record import Record
 from quiver.testing.memory_cluster import CallFaults
 
@@ -436,5 +443,69 @@ def test_closed_consumer_says_so() -> None:
             with pytest.raises(RequestError) as refused:
                 await consumer.poll()
             assert refused.value.code == "closed"
+
+    world.run(scenario())
+
+
+def test_leader_that_leaves_records_out_is_caught() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10, batch_bytes=1)
+            del world.cluster.partition("logs", 0).batches[3]
+            consumer = await cluster.consumer("logs")
+            records: list[Record] = []
+            with pytest.raises(DamageError):
+                await read_for_ever(consumer, records)
+            assert numbers(records) == [0, 1, 2]
+
+    world.run(scenario())
+
+
+def test_failed_auto_commit_is_tried_again_and_keeps_nobody_from_reading() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(timeout_ms=500) as cluster:
+            await fill(cluster, count=6, batch_bytes=10_000)
+            consumer = await cluster.consumer("logs", name="report", auto_commit=0.1)
+            assert len(await consumer.poll(2, timeout=5)) == 2
+            await asyncio.sleep(1)
+            world.cluster.faults = CallFaults(lost_request=1.0)
+            assert len(await consumer.poll(2, timeout=5)) == 2
+            world.cluster.faults = CallFaults()
+            await asyncio.sleep(1)
+            await consumer.poll(1, timeout=5)
+            assert list(world.cluster.partition("logs", 0).cursors.values()) == [4]
+
+    world.run(scenario())
+
+
+def test_consumer_that_cannot_be_opened_leaves_no_task_behind() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(timeout_ms=500) as cluster:
+            await fill(cluster, count=1)
+            before = len(asyncio.all_tasks())
+            with pytest.raises(NotFoundError):
+                await cluster.consumer("logs", partitions=[0, 5])
+            assert len(asyncio.all_tasks()) == before
+
+    world.run(scenario())
+
+
+def test_defect_in_a_reading_task_is_raised_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=1)
+            monkeypatch.setattr("quiver.client.prefetch.decode_batches", None)
+            consumer = await cluster.consumer("logs")
+            with pytest.raises(UnavailableError) as failed:
+                await consumer.poll(timeout=5)
+            assert failed.value.code == "consumer_failed"
 
     world.run(scenario())

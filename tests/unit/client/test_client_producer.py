@@ -549,3 +549,100 @@ def test_callbacks_run_when_the_outcome_is_known_and_may_fail() -> None:
 
     world.run(scenario())
     assert called == [0, 0]
+
+
+@pytest.mark.parametrize("partitions", [(), (0,)])
+def test_added_partitions_are_used_after_a_while(partitions: tuple[int, ...]) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(metadata_age_ms_max=1000) as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", partitions=partitions, batch_bytes=1)
+            await cluster.add_partitions("logs", 3)
+            await asyncio.sleep(3)
+            for _ in range(9):
+                producer.send("x")
+            await producer.flush()
+            assert (await producer.send("y", partition=2)).partition == 2
+
+    world.run(scenario())
+    counts = [len(world.values("logs", partition)) for partition in range(3)]
+    assert counts == ([3, 3, 4] if not partitions else [9, 0, 1])
+
+
+def test_epoch_that_one_partition_begins_is_begun_by_the_others_too() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect(attempt_timeout_ms=300) as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            producer = await cluster.producer("logs", delivery_timeout=1)
+            for partition in (0, 1):
+                await producer.send("before", partition=partition)
+            world.cluster.faults = CallFaults(dropped_request=1.0)
+            with pytest.raises(OutcomeUnknownError):
+                await producer.send("perhaps", partition=0)
+            world.cluster.faults = CallFaults()
+            await producer.send("after", partition=0)
+            await asyncio.gather(*(producer.send(f"after {number}", partition=1) for number in range(3)))
+            epochs = [batch.header.producer_epoch for batch in world.cluster.partition("logs", 1).batches]
+            assert (epochs[0], epochs[-1]) == (0, 1)
+
+    world.run(scenario())
+    assert world.values("logs", 0) == [b"before", b"after"]
+    assert sorted(world.values("logs", 1), key=str) == [b"after 0", b"after 1", b"after 2", b"before"]
+
+
+def test_large_and_null_values_are_cut_into_batches_of_their_own() -> None:
+    world = World()
+    values = [b"x" * 9000, None, "text", bytearray(b"array"), *[b"y" * 3000] * 20, memoryview(b"view")]
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", batch_bytes=4000)
+            producer.send("open", partition=0)
+            await (await producer.send_many(values, partition=0))
+            await (await producer.send_many(pa.array(["a" * 9000, "b", *["c" * 3000] * 20]), partition=0))
+            with pytest.raises(RequestError):
+                await producer.send_many(["fine", "\ud800"])
+
+    world.run(scenario())
+    stored = [None if value is None else value.encode() if isinstance(value, str) else bytes(value) for value in values]
+    arrow = [b"a" * 9000, b"b", *[b"c" * 3000] * 20]
+    assert world.values("logs") == [b"open", *stored, *arrow]
+    assert max(len(batch.data) for batch in world.cluster.partition("logs", 0).batches) < 13_000
+
+
+def test_values_that_arrow_cannot_store_fail_alone() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            bad = await producer.send_many(pa.array([[1], [2]]), partition=0)
+            good = producer.send("good", partition=0)
+            with pytest.raises(RequestError):
+                await bad
+            assert (await good).offset == 0
+
+    world.run(scenario())
+
+
+def test_defect_in_the_sending_task_fails_what_is_under_way_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            monkeypatch.setattr("quiver.client.sender.Produce", None)
+            with pytest.raises(OutcomeUnknownError) as failed:
+                await producer.send("x")
+            assert failed.value.code == "producer_failed"
+            with pytest.raises(OutcomeUnknownError):
+                producer.send("y")
+
+    world.run(scenario())
