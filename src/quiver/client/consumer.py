@@ -292,7 +292,7 @@ def table_of(topic: str, slices: Sequence[Slice], *, is_with_headers: bool) -> p
     require_arrow()
     from quiver.client.tables import build_table
 
-    parts = ((reader.partition_id, batch, first, end) for reader, batch, first, end in slices)
+    parts = [(reader.partition_id, batch, first, end) for reader, batch, first, end in slices]
     return build_table(topic, parts, is_with_headers=is_with_headers)
 
 

@@ -5,7 +5,7 @@ The only module of the SDK that imports pyarrow when it is loaded; it is loaded 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,19 +25,20 @@ TABLE_SCHEMA: Final = pa.schema([*_ORIGIN, *ARROW_SCHEMA])
 """What a consumer's tables look like: where a record is, then what it is."""
 
 
-def build_table(topic: str, slices: Iterable[Slice], *, is_with_headers: bool) -> pa.Table:
+def build_table(topic: str, slices: Sequence[Slice], *, is_with_headers: bool) -> pa.Table:
     """Return the records as a table; their bytes are not copied."""
-    batches = [_to_record_batch(topic, *part) for part in slices]
+    longest = max((end_offset - first_offset for _, _, first_offset, end_offset in slices), default=0)
+    # Made once for the largest batch; the others share the beginning of it.
+    topics = pa.repeat(pa.scalar(topic, pa.string()), longest)
+    partitions = {
+        partition: pa.repeat(pa.scalar(partition, pa.int32()), longest)
+        for partition in {partition for partition, _, _, _ in slices}
+    }
+    batches: list[pa.RecordBatch] = []
+    for partition, batch, first_offset, end_offset in slices:
+        records = to_arrow(batch, first_offset, end_offset)
+        count = records.num_rows
+        columns: list[pa.Array[Any]] = [topics[:count], partitions[partition][:count], *records.columns]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA))
     table = pa.Table.from_batches(batches, TABLE_SCHEMA)
     return table if is_with_headers else table.drop_columns(["headers"])
-
-
-def _to_record_batch(
-    topic: str, partition: PartitionId, batch: Batch, first_offset: Offset, end_offset: Offset
-) -> pa.RecordBatch:
-    records = to_arrow(batch, first_offset, end_offset)
-    origin: list[pa.Array[Any]] = [
-        pa.repeat(pa.scalar(topic, pa.string()), len(records)),
-        pa.repeat(pa.scalar(partition, pa.int32()), len(records)),
-    ]
-    return pa.RecordBatch.from_arrays([*origin, *records.columns], schema=TABLE_SCHEMA)
