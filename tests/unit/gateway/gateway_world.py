@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quiver.config import GatewaySettings
+from quiver.errors import OutOfRangeError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Registration, Retention, State, Topic, TopicState, View
@@ -74,7 +75,9 @@ class GatewayCluster(MemoryCluster):
     async def _consume(self, partition: MemoryPartition, request: wire.Consume) -> tuple[wire.Consumed, list[bytes]]:
         cursor = partition.cursors.get(request.consumer_id, partition.first_offset)
         first = cursor if request.offset is None else request.offset
-        if first >= partition.end_offset and request.wait_ms:
+        if first > partition.end_offset:
+            raise OutOfRangeError(f"offset {first} lies behind the end", code="offset_out_of_range")
+        if first == partition.end_offset and request.wait_ms:
             try:
                 async with asyncio.timeout(request.wait_ms / 1000):
                     await partition.grown.wait()
