@@ -454,6 +454,8 @@ class Member:
             self._go_on(then)
 
     def _go_on(self, then: Callable[[], None]) -> None:
+        if self._is_closed:
+            return  # closed during a save: what was to come next is neither written nor sent
         self._is_blocked = False
         if self._damage is not None:
             self._stop_at_damage(self._damage)

@@ -278,6 +278,16 @@ async def test_closing_a_member_answers_everybody(cluster: Cluster) -> None:
 
 
 @simulate
+async def test_member_closed_during_a_save_does_nothing_more(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    end_index = leader.member.status().log.end_index
+    leader.member.change_membership(voters=tuple(cluster.nodes), learners=(NodeId(4),))  # saved before it is appended
+    await leader.member.close()
+    await asyncio.sleep(0.05)  # the loop fails on an error that nobody handles
+    assert leader.member.status().log.end_index == end_index
+
+
+@simulate
 async def test_garbage_from_the_network_is_refused_and_harmless(cluster: Cluster) -> None:
     leader = await cluster.leader()
     port = cluster.network.port(NodeId(77))
