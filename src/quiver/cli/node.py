@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -38,6 +39,7 @@ def node(*, with_parent: bool, **options: str | None) -> None:
     if not settings.node.id:
         raise ConfigError("a node needs an id of its own in its cluster: give --id, from 1")
     configure_logging(settings.logging, sys.stderr)
+    _raise_file_limit()
     with DirectoryLock(settings.node.data):
         try:
             asyncio.run(_run(settings, with_parent=with_parent))
@@ -46,6 +48,13 @@ def node(*, with_parent: bool, **options: str | None) -> None:
         except* Exception:
             logger.exception("node crashed")
             raise
+
+
+def _raise_file_limit() -> None:
+    """Let the process open as many files and connections as the system allows it, not as few as it begins with."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where "no limit" cannot be asked for, what there is must do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _first(group: BaseExceptionGroup[QuiverError]) -> QuiverError:
