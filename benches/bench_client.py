@@ -1,17 +1,24 @@
-"""What the SDK costs by itself: the client's side alone, against a cluster in memory that answers at once.
+"""What programs that use the SDK get: many records at once, one by one, awaited, and read back.
 
-Rates are by processor time: both threads share one interpreter, so that this is what a quiet machine's clock shows.
+    python bench_client.py [--records 1000000] [--only alone|one|three]
 
-Run with `python benches/bench_client.py`; `make bench BENCH=client`.
+Three settings: *alone* is the client's side against a cluster in memory that answers at once, by processor time; *one*
+is a real node, one replica, fsync on; *three* is three nodes, three replicas, fsync on. Client and nodes share this
+machine's cores. A rate by the clock is the best of some rounds; below it stands the processor time that a record cost
+the client and the busiest node, which other programs do not change. The raw limit of sending is a loop of `write`
+and `fdatasync` over the same values.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import random
 import sys
 import time
 from collections.abc import Callable
 
+from processes import VALUE, Effort, Nodes, connect, disk_directory, measure, quantile, running_nodes
 from quiver.client.cluster import AsyncCluster
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
@@ -19,61 +26,158 @@ from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
 from table import Row, show
 
-RECORDS = 400_000
+MIB = 1 << 20
 ROUNDS = 3
-VALUE = b"x" * 100
+AWAITED = 500
+TOPIC = "logs"
+
+Work = Callable[[Cluster, int], object]
+"""Something done with a cluster and so many records."""
 
 
-def connect() -> Cluster:
+# -- what is measured --------------------------------------------------------------------------------
+
+
+def send_one_by_one(cluster: Cluster, records: int) -> None:
+    producer = cluster.producer(TOPIC)
+    for _ in range(records):
+        producer.send(VALUE)
+    producer.flush()
+
+
+def send_many(cluster: Cluster, records: int) -> None:
+    producer = cluster.producer(TOPIC)
+    producer.send_many([VALUE] * records)
+    producer.flush()
+
+
+def fetch_arrow(cluster: Cluster, records: int) -> None:
+    assert cluster.consumer(TOPIC).fetch_arrow(records, timeout=60).num_rows == records
+
+
+def iterate(cluster: Cluster, records: int) -> None:
+    for count, _ in enumerate(cluster.consumer(TOPIC), start=1):
+        if count == records:
+            return
+
+
+# -- alone -------------------------------------------------------------------------------------------
+
+
+def alone(records: int) -> int:
+    wanted = {send_many: 1.5, send_one_by_one: 0.4, fetch_arrow: 5.0, iterate: 1.0}
+    rows = [
+        Row(work.__name__.replace("_", " "), rate_alone(work, records) / 1e6, "M records/s", target=target)
+        for work, target in wanted.items()
+    ]
+    return show(rows, title="The SDK alone: 100-byte values, one partition, a cluster in memory; by processor time")
+
+
+def rate_alone(work: Work, records: int) -> float:
+    """Return the best rate of some rounds, in records per second of processor time, all threads together."""
+    rates = []
+    for _ in range(ROUNDS):
+        with connect_in_memory() as cluster:
+            cluster.create_topic(TOPIC, partitions=1)
+            if work not in (send_one_by_one, send_many):
+                send_many(cluster, records)
+            begun = time.process_time()
+            work(cluster, records)
+            rates.append(records / (time.process_time() - begun))
+    return max(rates)
+
+
+def connect_in_memory() -> Cluster:
     memory = MemoryCluster(clock=SystemClock(), rng=random.Random(1), latency=Latency())
     cluster = AsyncCluster(memory.addresses, transport=memory, clock=SystemClock(), rng=random.Random(2))
     return Cluster(cluster)
 
 
-def measure(work: Callable[[Cluster], None]) -> float:
-    """Return the best rate of some rounds, in records per second of processor time, all threads together."""
-    rates = []
-    for _ in range(ROUNDS):
-        with connect() as cluster:
-            cluster.create_topic("logs", partitions=1)
-            if work not in (send_one_by_one, send_many):
-                send_many(cluster)
-            begun = time.process_time()
-            work(cluster)
-            rates.append(RECORDS / (time.process_time() - begun))
-    return max(rates)
+# -- against nodes -----------------------------------------------------------------------------------
 
 
-def send_one_by_one(cluster: Cluster) -> None:
-    producer = cluster.producer("logs")
-    for _ in range(RECORDS):
-        producer.send(VALUE)
-    producer.flush()
+def one_node(records: int) -> int:
+    limit = raw_write(records)
+    with running_nodes(1) as nodes:
+        rows = [
+            *rates(nodes, send_many, records, target=1.5, limit=limit),
+            *rates(nodes, send_one_by_one, records // 2, target=0.4, limit=limit),
+            *rates(nodes, fetch_arrow, records, target=5.0),
+            *rates(nodes, iterate, records // 2, target=1.0),
+            *awaited(nodes, 1),
+        ]
+    return show(rows, title="The SDK and one node: 100-byte values, three partitions, fsync on")
 
 
-def send_many(cluster: Cluster) -> None:
-    producer = cluster.producer("logs")
-    producer.send_many([VALUE] * RECORDS)
-    producer.flush()
+def three_nodes(records: int) -> int:
+    limit = raw_write(records)
+    with running_nodes(3) as nodes:
+        rows = [
+            *rates(nodes, send_many, records, target=0.5, limit=limit),
+            *rates(nodes, send_one_by_one, records // 2, limit=limit),
+            *rates(nodes, fetch_arrow, records),
+            *awaited(nodes, 3),
+        ]
+    return show(rows, title="The SDK and three nodes: 100-byte values, three partitions, three replicas, fsync on")
 
 
-def iterate(cluster: Cluster) -> None:
-    for count, _ in enumerate(cluster.consumer("logs"), start=1):
-        if count == RECORDS:
-            return
+def rates(
+    nodes: Nodes, work: Work, records: int, *, target: float | None = None, limit: float | None = None
+) -> list[Row]:
+    """Do the work some times; return the best rate by the clock and the least processor time."""
+    pids = [node.pid for node in nodes.nodes]
+    with connect(nodes) as cluster:
+        cluster.create_topic(TOPIC, partitions=3, exist_ok=True)
+        work(cluster, records // 10)  # leaders are found, caches are warm
+        efforts: list[Effort] = [measure(lambda: work(cluster, records), pids) for _ in range(ROUNDS)]
+    name = work.__name__.replace("_", " ")
+    rate = max(records / effort.seconds for effort in efforts) / 1e6
+    own_ns, node_ns = (
+        1e9 * min(times) / records for times in zip(*((e.own_s, e.node_s) for e in efforts), strict=True)
+    )
+    return [
+        Row(name, rate, "M records/s", limit, target),
+        Row(f"{name}: processor time of the client", own_ns, "ns/record"),
+        Row(f"{name}: processor time of the busiest node", node_ns, "ns/record"),
+    ]
 
 
-def fetch_arrow(cluster: Cluster) -> None:
-    assert cluster.consumer("logs").fetch_arrow(RECORDS).num_rows == RECORDS
+def awaited(nodes: Nodes, replicas: int) -> list[Row]:
+    """Send records each of which is waited for before the next."""
+    times_ms = []
+    with connect(nodes) as cluster, cluster.producer(TOPIC) as producer:
+        for _ in range(AWAITED):
+            begun = time.perf_counter()
+            producer.send(VALUE).result()
+            times_ms.append((time.perf_counter() - begun) * 1000)
+    is_target = replicas == 3
+    return [
+        Row("awaited send, p50", quantile(times_ms, 0.5), "ms", target=3 if is_target else None),
+        Row("awaited send, p99", quantile(times_ms, 0.99), "ms", target=15 if is_target else None),
+    ]
+
+
+def raw_write(records: int) -> float:
+    """Return how many million values a second can be written and synced, a MiB at a time, with nothing around them."""
+    block, blocks = bytes(MIB), max(1, records * len(VALUE) // MIB)
+    with disk_directory() as directory:
+        file = os.open(directory / "raw", os.O_WRONLY | os.O_CREAT)
+        begun = time.perf_counter()
+        for _ in range(blocks):
+            os.write(file, block)
+            os.fdatasync(file)
+        seconds = time.perf_counter() - begun
+        os.close(file)
+    return blocks * MIB / len(VALUE) / seconds / 1e6
 
 
 def main() -> int:
-    wanted = {send_one_by_one: 0.4, send_many: 1.5, iterate: 1.0, fetch_arrow: 5.0}
-    rows = [
-        Row(work.__name__.replace("_", " "), measure(work) / 1e6, "M records/s", target=target)
-        for work, target in wanted.items()
-    ]
-    return show(rows, title="The SDK alone: 100-byte values, one partition, a cluster in memory; by processor time")
+    parser = argparse.ArgumentParser(description="Measure the SDK.")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=["alone", "one", "three"])
+    options = parser.parse_args()
+    parts: dict[str, Callable[[int], int]] = {"alone": alone, "one": one_node, "three": three_nodes}
+    return max(part(options.records) for name, part in parts.items() if options.only in (None, name))
 
 
 if __name__ == "__main__":

@@ -1,159 +1,223 @@
-"""What HTTP clients get: one node with fsync in a process of its own, many connections that each wait for their answer.
+"""What HTTP clients get from one node, fsync on, next to the Flask, SQLAlchemy and PostgreSQL design it replaces.
 
-    python bench_http.py [--seconds 5] [--connections 64]
+    python bench_http.py [--seconds 3] [--rounds 3] [--connections 64]
 
-A message is 100 bytes. The node's processor time per request is what other work on the machine does not change: it
-bounds the rate on an idle core. The raw limit is the same server with nothing to do (`GET /healthz`), in the same run.
+Both servers run all the time and are asked in turns, so that both meet the same load of this machine; the ratio is the
+median of the turns. A connection has one request on its way; a message is 100 characters. The load is made by a process
+of its own (`http_load`), which shares the cores with the server. The node's processor time for a request is what other
+work on the machine does not change: it bounds the rate on an idle core. The raw limit is the same server when it is
+asked for nothing (`GET /healthz`).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import importlib.util
 import json
 import os
-import re
-import signal
+import statistics
 import subprocess
 import sys
-import tempfile
-import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
+from flask_peer import THREADS, create_tables
+from processes import (
+    HERE,
+    VALUE,
+    NodeProcess,
+    Nodes,
+    ServerMissingError,
+    connect,
+    processor_s,
+    running_nodes,
+    running_server,
+    wait_until,
+)
+from replicas import free_ports
 from table import Row, show
 
-WARM_UP_S = 1.0
-MESSAGE = "x" * 100
-TARGET = 10_000
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TOPIC = "logs"
+MESSAGE = VALUE.decode()
+WORKERS = 2
+RATE_TARGET, RATIO_TARGET = 10_000, 5
+BACKLOG = 300_000
+"""Messages that there are to consume: more than all consumers together take in a run."""
+
+Answers = dict[str, Any]
 
 
-class Client(asyncio.Protocol):
-    """One connection that sends the same request again as soon as it is answered."""
-
-    def __init__(self, request: bytes, counts: dict[bytes, int]) -> None:
-        self._request = request
-        self._counts = counts
-        self._received = b""
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, end, rest = self._received.partition(b"\r\n\r\n")
-        _, has_body, length = head.partition(b"Content-Length: ")
-        size = int(length.split(b"\r\n", 1)[0]) if has_body else 0
-        if not end or len(rest) < size:
-            return
-        self._received = b""
-        status = head[9:12]
-        self._counts[status] = self._counts.get(status, 0) + 1
-        self._transport.write(self._request)
+# -- requests ----------------------------------------------------------------------------------------
 
 
-class Node:
-    """A node and what it has used of the processor."""
+IDLE_REQUEST = "GET /healthz HTTP/1.1\r\nHost: bench\r\n\r\n"
 
-    def __init__(self, process: subprocess.Popen[str], host: str, port: int) -> None:
-        self._process = process
-        self.host, self.port = host, port
 
-    def processor_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+def produce_request(producer_id: int) -> str:
+    body = json.dumps({"topic": TOPIC, "producer_id": producer_id, "message": MESSAGE})
+    head = "POST /producer/produce HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
 
-    async def load(self, request: bytes, *, connections: int, seconds: float) -> tuple[float, float]:
-        """Return answers with 200 a second and the node's processor time for each; nothing else may be answered."""
-        counts: dict[bytes, int] = {}
-        loop = asyncio.get_running_loop()
-        made = [
-            (await loop.create_connection(lambda: Client(request, counts), self.host, self.port))[0]
-            for _ in range(connections)
-        ]
-        await asyncio.sleep(WARM_UP_S)
-        before, used_s, began = counts.get(b"200", 0), self.processor_s(), time.perf_counter()
-        await asyncio.sleep(seconds)
-        answered, used_s = counts.get(b"200", 0) - before, self.processor_s() - used_s
-        elapsed_s = time.perf_counter() - began
-        for transport in made:
-            transport.abort()
-        await asyncio.sleep(0.2)
-        assert set(counts) == {b"200"}, counts
-        return answered / elapsed_s, used_s / answered * 1e6
+
+def consume_request(consumer_id: int) -> str:
+    return f"GET /consumer/consume?topic={TOPIC}&consumer_id={consumer_id} HTTP/1.1\r\nHost: bench\r\n\r\n"
+
+
+def load(address: str, requests: list[str], seconds: float) -> Answers:
+    """Keep as many connections busy as there are requests; every answer must be a success."""
+    host, _, port = address.rpartition(":")
+    order = json.dumps({"host": host, "port": int(port), "requests": requests, "seconds": seconds})
+    done = subprocess.run(
+        [sys.executable, str(HERE / "http_load.py")], input=order, capture_output=True, text=True, check=True
+    )
+    answers: Answers = json.loads(done.stdout)
+    if set(answers["statuses"]) != {"200"}:
+        raise RuntimeError(f"{address} answered {answers['statuses']}")
+    answers["rate"] = answers["answers"] / answers["seconds"]
+    return answers
+
+
+def post(address: str, path: str, **parameters: object) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://{address}{path}", json.dumps(parameters).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+# -- the two servers ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def running_node(directory: str) -> Iterator[Node]:
-    command = [sys.executable, "-m", "quiver", "node", "--id", "1", "--data", f"{directory}/data"]
-    command += ["--wire", "127.0.0.1:0", "--http", "127.0.0.1:0", "--logging-level", "warning"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def running_peer(consumers: int) -> Iterator[str | None]:
+    """Run the peer as its users would on two cores; give its address, or None where it cannot be had."""
+    if importlib.util.find_spec("gunicorn") is None:
+        print("the peer was not measured: gunicorn is not installed")
+        yield None
+        return
     try:
-        assert process.stdout is not None
-        ready = re.search(r"http=(\S+):(\d+)", process.stdout.readline())
-        assert ready, "the node did not start"
-        yield Node(process, ready[1], int(ready[2]))
+        with running_server() as database:
+            create_tables(database.url, consumers)
+            yield from _serve(database.url)
+    except ServerMissingError as error:
+        print(f"the peer was not measured: {error}")
+        yield None
+
+
+def _serve(url: str) -> Iterator[str]:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "gunicorn", "--chdir", str(HERE), "--bind", address, "--log-level", "warning"]
+    command += ["--workers", str(WORKERS), "--threads", str(THREADS), "--keep-alive", "75", "flask_peer:app"]
+    process = subprocess.Popen(command, env={**os.environ, "QUIVER_BENCH_DATABASE": url})
+    try:
+        wait_until(lambda: _answers(address), what="the peer")
+        yield address
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         process.wait()
 
 
-def encode(method: str, path: str, parameters: dict[str, object] | None = None) -> bytes:
-    body = b"" if parameters is None else json.dumps(parameters).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: bench\r\nAccept: */*\r\n"
-    if body:
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}\r\n".encode() + body
+def _answers(address: str) -> bool:
+    try:
+        post(address, "/producer/produce", topic="probe", producer_id=1, message="hello")
+    except OSError:
+        return False
+    return True
 
 
-async def ask(node: Node, request: bytes) -> dict[str, int]:
-    reader, writer = await asyncio.open_connection(node.host, node.port)
-    writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = re.search(rb"Content-Length: (\d+)", head)
-    assert length, head
-    body: dict[str, int] = json.loads(await reader.readexactly(int(length[1])))
-    writer.close()
-    assert head.split()[1] in (b"200", b"201"), body
-    return body
+def fill(nodes: Nodes) -> None:
+    with connect(nodes) as cluster, cluster.producer(TOPIC) as producer:
+        producer.send_many([VALUE] * BACKLOG)
 
 
-async def measure(node: Node, *, connections: int, seconds: float) -> list[Row]:
-    producer = await ask(node, encode("POST", "/producer/register", {"topic": "bench"}))
-    consumer = await ask(node, encode("POST", "/consumer/register", {"topic": "bench"}))
-    about: dict[str, object] = {"topic": "bench", "producer_id": producer["producer_id"], "message": MESSAGE}
-    produce = encode("POST", "/producer/produce", about)
-    consume = encode("GET", f"/consumer/consume?topic=bench&consumer_id={consumer['consumer_id']}")
-    idle, idle_us = await node.load(encode("GET", "/healthz"), connections=connections, seconds=seconds)
-    rows = [
-        Row("nothing (GET /healthz)", idle, "requests/s"),
-        Row("nothing: node's processor time", idle_us, "µs"),
-    ]
-    # What is produced here is what is consumed below: more of it than can be.
-    produced, produced_us = await node.load(produce, connections=connections, seconds=2 * seconds)
-    consumed, consumed_us = await node.load(consume, connections=connections, seconds=seconds)
-    rows += [
-        Row("produce", produced, "requests/s", raw_limit=idle, target=TARGET),
-        Row("produce: node's processor time", produced_us, "µs", raw_limit=idle_us, target=1e6 / TARGET),
-        Row("consume", consumed, "requests/s", raw_limit=idle, target=TARGET),
-        Row("consume: node's processor time", consumed_us, "µs", raw_limit=idle_us, target=1e6 / TARGET),
-    ]
-    return rows
+# -- turns -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What came of asking both servers in turns."""
+
+    mine: list[Answers]
+    peers: list[Answers]
+    effort_us: float
+    """The node's processor time for an answer, at its least."""
+
+    @property
+    def best(self) -> Answers:
+        return max(self.mine, key=lambda answers: float(answers["rate"]))
+
+    def rows(self, what: str, idle: Turns, *, ratio_target: float | None = None) -> list[Row]:
+        """Return the figures, next to those of requests for nothing."""
+        effort_limit = idle.effort_us
+        rows = [
+            Row(what, self.best["rate"], "1/s", idle.best["rate"], RATE_TARGET),
+            Row(f"{what}: p50", self.best["p50_ms"], "ms"),
+            Row(f"{what}: p99", self.best["p99_ms"], "ms"),
+            Row(f"{what}: processor time of the node", self.effort_us, "µs", effort_limit, 1e6 / RATE_TARGET),
+        ]
+        if not self.peers:
+            return rows
+        ratios = [ours["rate"] / theirs["rate"] for ours, theirs in zip(self.mine, self.peers, strict=True)]
+        ratio = Row(f"{what}, as a multiple of the peer", statistics.median(ratios), "x/s", None, ratio_target)
+        peer = max(self.peers, key=lambda answers: float(answers["rate"]))
+        return [ratio, *rows, Row(f"{what}: the peer", peer["rate"], "1/s"), Row("its p50", peer["p50_ms"], "ms")]
+
+
+class Bench:
+    """The two servers, and how long each is asked."""
+
+    def __init__(self, node: NodeProcess, peer: str | None, *, seconds: float, rounds: int) -> None:
+        self._node = node
+        self._peer = peer
+        self._seconds = seconds
+        self._rounds = rounds
+
+    def take_turns(self, ours: list[str], theirs: list[str] | None = None) -> Turns:
+        """Keep a connection busy for each request, with one server, then with the other."""
+        mine: list[Answers] = []
+        peers: list[Answers] = []
+        efforts: list[float] = []
+        for _ in range(self._rounds):
+            begun = processor_s(self._node.pid)
+            mine.append(load(self._node.http, ours, self._seconds))
+            efforts.append((processor_s(self._node.pid) - begun) / mine[-1]["answers"] * 1e6)
+            if theirs is not None and self._peer is not None:
+                peers.append(load(self._peer, theirs, self._seconds))
+        return Turns(mine, peers, min(efforts))
+
+    def register(self, kind: str) -> int:
+        found: int = post(self._node.http, f"/{kind}/register", topic=TOPIC)[f"{kind}_id"]
+        return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5)
+    parser = argparse.ArgumentParser(description="Measure HTTP.")
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=64)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="quiver-bench-") as directory, running_node(directory) as node:
-        rows = asyncio.run(measure(node, connections=options.connections, seconds=options.seconds))
-    return show(rows, title=f"HTTP, one node, fsync on, {options.connections} connections, 100-byte messages")
+    count = options.connections
+    with running_nodes(1) as nodes, running_peer(count) as peer:
+        bench = Bench(nodes.nodes[0], peer, seconds=options.seconds, rounds=options.rounds)
+        idle = bench.take_turns([IDLE_REQUEST] * count)
+        producer = bench.register("producer")
+        produced = bench.take_turns([produce_request(producer)] * count, [produce_request(1)] * count)
+        fill(nodes)
+        shared = bench.take_turns([consume_request(bench.register("consumer"))] * count)
+        own = bench.take_turns(
+            [consume_request(bench.register("consumer")) for _ in range(count)],
+            [consume_request(number + 1) for number in range(count)],
+        )
+    rows = [
+        *produced.rows("produce", idle, ratio_target=RATIO_TARGET),
+        *own.rows("consume, each connection a consumer", idle),
+        *shared.rows("consume, all connections one consumer", idle),
+    ]
+    return show(rows, title=f"HTTP: one node, {count} connections, fsync on; the peer is Flask, SQLAlchemy, PostgreSQL")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""The cheapest load over HTTP/1.1: connections that each send one request, wait for its answer, and send it again.
+
+A process of its own, so that its work is not the server's. It reads one JSON object from standard input (`host`,
+`port`, `seconds`, and `requests`: the bytes of a request for each connection, as Latin-1 text) and prints one: how
+many answers came in how many seconds, by status, and how long they took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+
+class Connection(asyncio.Protocol):
+    """One connection with one request on its way at any time."""
+
+    def __init__(self, request: bytes, load: Load) -> None:
+        self._request = request
+        self._load = load
+        self._received = b""
+        self._sent_at = 0.0
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received + data if self._received else data
+        head, separator, body = received.partition(b"\r\n\r\n")
+        if not separator or len(body) < content_length(head):
+            self._received = received
+            return
+        self._received = b""
+        self._load.answered(head[9:12], time.perf_counter() - self._sent_at)
+        self._send()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._load.lost()
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._sent_at = time.perf_counter()
+        if self._sent_at < self._load.end:
+            self._transport.write(self._request)
+        else:
+            self._transport.close()
+
+
+class Load:
+    """All connections, and what came back."""
+
+    def __init__(self, requests: list[bytes], seconds: float) -> None:
+        self.begun = time.perf_counter()
+        self._begun_processor_s = time.process_time()
+        self.end = self.begun + seconds
+        self._requests = requests
+        self._open = len(requests)
+        self._statuses: Counter[bytes] = Counter()
+        self._times_s: list[float] = []
+        self._ended = asyncio.Event()
+
+    async def run(self, host: str, port: int) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        for request in self._requests:
+            await loop.create_connection(lambda request=request: Connection(request, self), host, port)  # type: ignore[misc] # bound early
+        await self._ended.wait()
+        times_s = sorted(self._times_s)
+        return {
+            "answers": len(times_s),
+            "seconds": time.perf_counter() - self.begun,
+            "statuses": {status.decode(): count for status, count in self._statuses.items()},
+            "p50_ms": 1000 * times_s[len(times_s) // 2],
+            "p99_ms": 1000 * times_s[len(times_s) * 99 // 100],
+            "processor_s": time.process_time() - self._begun_processor_s,
+        }
+
+    def answered(self, status: bytes, seconds: float) -> None:
+        self._statuses[status] += 1
+        self._times_s.append(seconds)
+
+    def lost(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._ended.set()
+
+
+def content_length(head: bytes) -> int:
+    """Return how long the body of an answer is; neither server sends chunks."""
+    _, found, rest = head.lower().partition(b"\r\ncontent-length:")
+    return int(rest.partition(b"\r\n")[0]) if found else 0
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    requests = [request.encode("latin-1") for request in order["requests"]]
+
+    async def run() -> dict[str, Any]:
+        return await Load(requests, order["seconds"]).run(order["host"], order["port"])
+
+    json.dump(asyncio.run(run()), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Nodes as processes for a bench: on the repository's own disk, gone at the end, and their processor time read.
+
+Wall-clock figures depend on what else runs; the processor time that each process spent does not, and it bounds what
+the same program reaches on idle cores. A bench that drives nodes shows both.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "chaos"))
+
+import chaos_cluster
+import postgresql_server
+
+import quiver
+
+Nodes = chaos_cluster.Cluster
+NodeProcess = chaos_cluster.NodeProcess
+running_server = postgresql_server.running_server
+ServerMissingError = postgresql_server.ServerMissingError
+
+HERE = Path(__file__).parent
+VALUE = b"x" * 100
+FORMING_TIMEOUT_S = 60
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def disk_directory() -> Iterator[Path]:
+    """Give a directory on the repository's file system, since a temporary one may be in memory; remove it."""
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=HERE.parent, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+@contextmanager
+def running_nodes(count: int, settings: Sequence[str] = ()) -> Iterator[Nodes]:
+    """Run a cluster whose nodes are all ready and known to each other."""
+    with disk_directory() as directory, chaos_cluster.running_cluster(directory, count, settings) as nodes:
+        with connect(nodes) as cluster:
+            wait_alive(cluster, count)
+        yield nodes
+
+
+def connect(nodes: Nodes) -> quiver.Cluster:
+    return quiver.connect(*(node.wire for node in nodes.nodes))
+
+
+def wait_alive(cluster: quiver.Cluster, count: int) -> None:
+    """Wait until so many brokers can be given replicas."""
+    wait_until(lambda: sum(node.state == "alive" for node in cluster.brokers()) >= count, what=f"{count} live brokers")
+
+
+def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = FORMING_TIMEOUT_S) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {timeout_s} s for {what}")
+        time.sleep(0.02)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that so great a share of all does not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
+
+
+# -- processor time ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What some work took: by the clock, of this process, and of the busiest of the processes that were watched."""
+
+    seconds: float
+    own_s: float
+    node_s: float
+
+
+def measure(work: Callable[[], object], pids: Sequence[int]) -> Effort:
+    """Do the work once."""
+    before, begun_own, begun = [processor_s(pid) for pid in pids], own_processor_s(), time.perf_counter()
+    work()
+    seconds, own_s = time.perf_counter() - begun, own_processor_s() - begun_own
+    nodes_s = [processor_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+    return Effort(seconds, own_s, max(nodes_s, default=0.0))
+
+
+def own_processor_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of another process, all its threads, to a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
