@@ -6,9 +6,10 @@
 from quiver.replication.entries import CONTROL_STATE
 from quiver.replication.insync import find_in_sync
 from quiver.replication.machine import StateMachine
-from quiver.replication.member import Member, MemberStatus
+from quiver.replication.member import Member
 from quiver.replication.network import Network
 from quiver.replication.replicator import Replicator, ReplicatorStatus
+from quiver.replication.status import MemberStatus
 
 __all__ = [
     "CONTROL_STATE",

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
 from quiver.errors import DamageError, NotLeaderError, OverloadedError, QuiverError, StorageError, UnavailableError
@@ -31,7 +29,6 @@ from quiver.raft import (
     Safeguard,
     SendEntries,
     SendSnapshot,
-    Status,
 )
 from quiver.raft import Snapshot as SnapshotMark
 from quiver.record import Batch, BatchHeader
@@ -44,21 +41,12 @@ from quiver.replication.machine import StateMachine
 from quiver.replication.opening import MemberFiles, decode_snapshot_state, make_raft_config
 from quiver.replication.persistence import Persistence, as_storage_error
 from quiver.replication.shortening import MakeState, Shortener
+from quiver.replication.status import MemberStatus
 from quiver.replication.waiting import Proposal, Waiters
-from quiver.storage import Executor, Log, LogStatus, Snapshot
+from quiver.storage import Executor, Log, Snapshot
 
 NOTHING_WRITTEN = (Index(0), Term(0))
 """Stands for what was on disk before this life: no report about it is ever waited for."""
-
-
-class MemberStatus(msgspec.Struct, frozen=True):
-    """A snapshot of one member."""
-
-    group: GroupId
-    raft: Status
-    log: LogStatus
-    applied_index: Index
-    waiting: int
 
 
 class Member:
@@ -101,6 +89,7 @@ class Member:
         self._contexts = 0
         self._backlog = Backlog()
         self._is_blocked = False
+        self._unblocked: asyncio.Future[None] | None = None
         self._is_closed = False
         self._damage: StorageError | None = None
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
@@ -275,6 +264,9 @@ class Member:
         """Stop taking part, answer everybody who waits, and close the files; idempotent."""
         if not self._is_closed:
             self.abandon()
+            if self._is_blocked:  # a save or a restoration is under way on these very files
+                self._unblocked = asyncio.get_running_loop().create_future()
+                await self._unblocked
             await self._log.close()
             self._persistence.close()
 
@@ -449,13 +441,14 @@ class Member:
     def _unblock(self, then: Callable[[], None], finished: asyncio.Future[None]) -> None:
         error = finished.exception()
         if error is not None:
-            self._host.fail(as_storage_error(error))
+            self._fail(as_storage_error(error))
         else:
             self._go_on(then)
 
     def _go_on(self, then: Callable[[], None]) -> None:
-        if self._is_closed:
-            return  # closed during a save: what was to come next is neither written nor sent
+        if self._is_closed:  # what was to come next is neither written nor sent any more
+            self._let_close()
+            return
         self._is_blocked = False
         if self._damage is not None:
             self._stop_at_damage(self._damage)
@@ -479,7 +472,15 @@ class Member:
     def _stop_at_damage(self, error: StorageError) -> None:
         self._is_blocked = True  # for good: nothing is carried out any more
         saved = self._executor.submit(self._plan_save())
-        saved.add_done_callback(lambda _: self._host.fail(error))
+        saved.add_done_callback(lambda _: self._fail(error))
+
+    def _fail(self, error: StorageError) -> None:
+        self._host.fail(error)
+        self._let_close()
+
+    def _let_close(self) -> None:
+        if self._unblocked is not None and not self._unblocked.done():
+            self._unblocked.set_result(None)
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -549,13 +550,14 @@ class Member:
                 previous_term=snapshot.last_term,
             )
         except StorageError as error:
-            self._host.fail(error)
+            self._fail(error)
             raise
         self._applier.restore(state.machine, snapshot.last_index)
         self._write_terms = [NOTHING_WRITTEN]
         self._go_on(partial(self._write, step))
-        self._carry_out(self._raft.snapshot_restored(snapshot.last_index))
-        self._apply()
+        if not self._is_closed:
+            self._carry_out(self._raft.snapshot_restored(snapshot.last_index))
+            self._apply()
 
     # -- applying --------------------------------------------------------------------------------
 
@@ -575,7 +577,7 @@ class Member:
             return await self._executor.submit(work)
         except OSError as error:
             failure = as_storage_error(error)
-            self._host.fail(failure)
+            self._fail(failure)
             raise failure from error
 
     def _plan_save(self) -> Callable[[], None]:

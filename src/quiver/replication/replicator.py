@@ -28,9 +28,10 @@ from quiver.replication.alarm import Alarm
 from quiver.replication.codec import Item, decode_parcel, encode_parcel
 from quiver.replication.host import Scheduled
 from quiver.replication.machine import StateMachine
-from quiver.replication.member import Member, MemberStatus
+from quiver.replication.member import Member
 from quiver.replication.network import Network
 from quiver.replication.opening import Storage, open_files
+from quiver.replication.status import MemberStatus
 from quiver.storage import Disk, Executor
 
 logger = logging.getLogger(__name__)

@@ -288,6 +288,25 @@ async def test_member_closed_during_a_save_does_nothing_more(cluster: Cluster) -
 
 
 @simulate
+async def test_closing_waits_for_a_snapshot_that_is_being_restored(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    late = next(node for node in cluster.nodes.values() if node is not leader)
+    late.kill()
+    for number in range(60):
+        await cluster.propose(b"%d" % number * 20)
+        if number % 20 == 19:
+            await (await cluster.leader()).member.take_snapshot()
+    late.start()
+    while not hasattr(late, "member") or late.member._backlog.under_way.snapshot is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.0001)  # of simulated time: `wait` looks too seldom
+    assert late.member._is_blocked
+    await late.member.close()
+    assert late.machine.values, "the snapshot was restored"
+    await asyncio.sleep(0.05)
+    assert late.failures == []
+
+
+@simulate
 async def test_garbage_from_the_network_is_refused_and_harmless(cluster: Cluster) -> None:
     leader = await cluster.leader()
     port = cluster.network.port(NodeId(77))
