@@ -122,6 +122,11 @@ class NodeProcess:
     def last_words(self) -> str:
         return "\n".join(self._said_since_start().splitlines()[-30:])
 
+    def complaints(self) -> list[str]:
+        """Return what it has ever said that nobody should have to say, whatever is done to it from outside."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        return [line for line in lines if " ERROR " in line or " CRITICAL " in line or line.startswith("error defect")]
+
     def _said_since_start(self) -> str:
         with self.output.open("rb") as output:
             output.seek(self._said)

@@ -139,7 +139,9 @@ def run_chaos(
         nemesis = Nemesis(cluster, TOPIC, seed)
         try:
             nemesis.run(kills)
-            return run.finish(nemesis, database)
+            report = run.finish(nemesis, database)
+            report.surprises += [f"node {node.id}: {line}" for node in cluster.nodes for line in node.complaints()]
+            return report
         finally:
             (directory / "nemesis.log").write_text("\n".join(nemesis.log))
 
