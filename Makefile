@@ -14,6 +14,7 @@ FUZZ_RUNS ?= 20000
 HTTP_CASES ?= 5000
 SEEDS ?= 5000
 KILLS ?= 100
+CLUSTERS ?= 500
 COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 
 # The first interpreter on the PATH that is new enough; set PYTHON to choose another.
@@ -71,8 +72,9 @@ fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a liv
 		[ $$found = 1 ] || { echo "error: there is no target in tests/fuzz" >&2; exit 1; }
 	$(BIN)/python tests/fuzz/live/http_contract.py --cases $(HTTP_CASES)
 
-sim: setup ## try to break the consensus with SEEDS simulated clusters; exit code 1 on a finding
+sim: setup ## try to break SEEDS simulated consensus groups and CLUSTERS whole clusters; exit code 1 on a finding
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
+	$(BIN)/python -m quiver sim --cluster --seeds $(CLUSTERS)
 
 chaos: setup ## kill KILLS real nodes under load and judge what clients were told; exit code 1 on a finding
 	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)

@@ -12,8 +12,9 @@ import sys
 import pytest
 
 from quiver.testing.campaign import Summary
+from quiver.testing.report import Report
 from quiver.testing.shrink import Shrinking, shrink
-from quiver.testing.simulation import Report, simulate
+from quiver.testing.simulation import simulate
 from quiver.testing.swarm import FAULT_KINDS
 
 SEEDS = 500
@@ -47,7 +48,7 @@ def test_seed_does_not_depend_on_hash_order(seed: int) -> None:
 
 
 def test_campaign_without_enough_of_a_fault_is_vacuous() -> None:
-    summary = Summary()
+    summary = Summary(tuple(FAULT_KINDS))
     for seed in range(20):
         report = Report(seed)
         report.faults.update({kind: 1 for kind in FAULT_KINDS if kind != "bit_flip"})
@@ -56,7 +57,7 @@ def test_campaign_without_enough_of_a_fault_is_vacuous() -> None:
 
 
 def test_seeds_inject_every_kind_of_fault() -> None:
-    summary = Summary()
+    summary = Summary(tuple(FAULT_KINDS))
     for seed in range(30):
         summary.add(simulate(seed))
     assert summary.missing_faults() == []
@@ -81,4 +82,4 @@ def test_failing_schedule_is_shortened_to_what_it_needs() -> None:
 
 
 def test_seed_that_does_not_fail_is_not_shortened() -> None:
-    assert shrink(1, runs_max=1) is None
+    assert shrink(simulate(1), simulate, runs_max=1) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from quiver.testing.nemesis import Nemesis
 Output = pytest.CaptureFixture[str]
 
 
-def break_at_the_first_fault(_: Nemesis, *__: object) -> None:
+def break_at_the_first_fault(_: Nemesis[Any], *__: object) -> None:
     found("I1", "two leaders in one term", term=7)
 
 

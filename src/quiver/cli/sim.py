@@ -1,6 +1,7 @@
-"""`quiver sim`: try to break the consensus under simulated faults, and replay what broke it.
+"""`quiver sim`: try to break clusters under simulated faults, and replay what broke them.
 
-One seed is one cluster on simulated time, disks and network. Exit code 1 means a finding, or a run that
+One seed is one cluster on simulated time, disks and network: of bare Raft members whose every event is checked, or,
+with `--cluster`, of whole nodes and clients whose history is judged. Exit code 1 means a finding, or a run that
 injected too little to mean anything.
 """
 
@@ -15,9 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quiver.cli.exits import FOUND
 from quiver.cli.output import print_json, print_table
+from quiver.testing import swarm
 from quiver.testing.campaign import Summary, run_campaign
+from quiver.testing.clusters.simulation import simulate_cluster
+from quiver.testing.clusters.swarm import ALL_KINDS
+from quiver.testing.report import Report, Run
 from quiver.testing.shrink import shrink
-from quiver.testing.simulation import Report, simulate
+from quiver.testing.simulation import simulate
 
 _TAIL_LINES = 50
 
@@ -42,6 +47,9 @@ _TAIL_LINES = 50
     show_default=True,
     help="Processes to run at a time.",
 )
+@click.option(
+    "--cluster", "is_cluster", is_flag=True, help="Run whole nodes: managers, brokers, moves and SDK clients."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def sim(
@@ -52,23 +60,33 @@ def sim(
     minutes: float | None,
     seed: int | None,
     jobs: int,
+    is_cluster: bool,
     as_json: bool,
 ) -> None:
     """Run simulated clusters with the real consensus, driver and log, and everything going wrong around them.
 
-    Each seed draws a cluster, its settings, its load and its faults, and is the same again whenever it is run.
+    Each seed draws a cluster, its settings, its load and its faults, and is the same again whenever it is run. With
+    --cluster they are clusters of whole nodes.
     """
+    run: Run = simulate_cluster if is_cluster else simulate
     if seed is not None:
-        is_clean = _run_one(seed, as_json=as_json)
+        is_clean = _run_one(run, seed, as_json=as_json)
     else:
+        kinds = ALL_KINDS if is_cluster else tuple(swarm.FAULT_KINDS)
         seconds_max = None if minutes is None else minutes * 60
-        is_clean = _run_many(range(first_seed, first_seed + count), jobs=jobs, seconds_max=seconds_max, as_json=as_json)
+        seeds = range(first_seed, first_seed + count)
+        summary = _run_many(run, seeds, kinds=kinds, jobs=jobs, seconds_max=seconds_max)
+        if as_json:
+            print_json(_facts(summary))
+        else:
+            _print_summary(summary)
+        is_clean = not summary.findings and not summary.missing_faults()
     if not is_clean:
         context.exit(FOUND)
 
 
-def _run_one(seed: int, *, as_json: bool) -> bool:
-    report = simulate(seed)
+def _run_one(run: Run, seed: int, *, as_json: bool) -> bool:
+    report = run(seed)
     if as_json:
         print_json(report)
         return report.finding is None
@@ -80,7 +98,7 @@ def _run_one(seed: int, *, as_json: bool) -> bool:
     click.echo("last events:")
     for line in report.tail[-_TAIL_LINES:]:
         click.echo(f"  {line}")
-    shorter = shrink(seed)
+    shorter = shrink(report, run)
     if shorter is not None:
         click.echo(f"shortest failing schedule found ({len(shorter.schedule)} of {len(report.schedule)} faults):")
         for line in shorter.schedule:
@@ -90,7 +108,7 @@ def _run_one(seed: int, *, as_json: bool) -> bool:
     return False
 
 
-def _run_many(seeds: range, *, jobs: int, seconds_max: float | None, as_json: bool) -> bool:
+def _run_many(run: Run, seeds: range, *, kinds: tuple[str, ...], jobs: int, seconds_max: float | None) -> Summary:
     columns = (
         TextColumn("seeds"),
         BarColumn(),
@@ -107,12 +125,7 @@ def _run_many(seeds: range, *, jobs: int, seconds_max: float | None, as_json: bo
                 console.print(f"seed {report.seed}: {report.finding}", markup=False, highlight=False)
             progress.advance(bar)
 
-        summary = run_campaign(seeds, jobs=jobs, seconds_max=seconds_max, on_report=show)
-    if as_json:
-        print_json(_facts(summary))
-    else:
-        _print_summary(summary)
-    return not summary.findings and not summary.missing_faults()
+        return run_campaign(run, seeds, kinds=kinds, jobs=jobs, seconds_max=seconds_max, on_report=show)
 
 
 def _print_summary(summary: Summary) -> None:

@@ -9,6 +9,7 @@ the node they belonged to is dead.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,14 @@ _CLOSES_MAX = 100
 
 def close_quietly(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Close the coroutine of every task that is not done, and let asyncio forget the task."""
+    heard_by, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        _close_all(tasks)
+    finally:
+        sys.unraisablehook = heard_by
+
+
+def _close_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio has no public way
         if task.done():

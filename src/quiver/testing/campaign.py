@@ -9,13 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
 
-from quiver.testing.simulation import Report, simulate
-from quiver.testing.swarm import FAULT_KINDS
+from quiver.testing.report import Report, Run
 
 SEEDS_PER_FAULT_KIND = 10
 """A campaign must inject each kind of fault at least once for every so many seeds."""
@@ -25,6 +24,8 @@ SEEDS_PER_FAULT_KIND = 10
 class Summary:
     """What a campaign did and found."""
 
+    kinds: tuple[str, ...]
+    """The kinds of faults that it must have injected."""
     seeds: int = 0
     events: int = 0
     simulated_ms: int = 0
@@ -64,20 +65,25 @@ class Summary:
     def missing_faults(self) -> list[str]:
         """Return the kinds of faults that too few seeds suffered, so that the campaign says nothing of them."""
         needed = self.seeds // SEEDS_PER_FAULT_KIND
-        return [kind for kind in FAULT_KINDS if self.faults[kind] < needed]
+        return [kind for kind in self.kinds if self.faults[kind] < needed]
 
 
 def run_campaign(
+    run: Run,
     seeds: Sequence[int],
     *,
+    kinds: Iterable[str],
     jobs: int,
     seconds_max: float | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Summary:
-    """Run seeds in `jobs` processes until all are done or the time is up; `on_report` hears of each."""
-    summary = Summary()
+    """Run seeds in `jobs` processes until all are done or the time is up; `on_report` hears of each.
+
+    `kinds` are the faults that it must have injected to mean anything.
+    """
+    summary = Summary(tuple(kinds))
     started = time.monotonic()
-    for report in _reports(seeds, jobs, started + seconds_max if seconds_max is not None else None):
+    for report in _reports(run, seeds, jobs, started + seconds_max if seconds_max is not None else None):
         summary.add(report)
         if on_report is not None:
             on_report(report)
@@ -85,22 +91,22 @@ def run_campaign(
     return summary
 
 
-def _reports(seeds: Sequence[int], jobs: int, deadline: float | None) -> Iterator[Report]:
+def _reports(run: Run, seeds: Sequence[int], jobs: int, deadline: float | None) -> Iterator[Report]:
     waiting = iter(seeds)
     if jobs == 1:
         for seed in waiting:
             if _is_over(deadline):
                 return
-            yield simulate(seed)
+            yield run(seed)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks of the parent's threads
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running = {pool.submit(simulate, seed) for seed in islice(waiting, 4 * jobs)}
+        running = {pool.submit(run, seed) for seed in islice(waiting, 4 * jobs)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from _results(done)
             if not _is_over(deadline):
-                running |= {pool.submit(simulate, seed) for seed in islice(waiting, len(done))}
+                running |= {pool.submit(run, seed) for seed in islice(waiting, len(done))}
 
 
 def _results(done: set[Future[Report]]) -> list[Report]:

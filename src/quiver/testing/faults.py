@@ -7,10 +7,11 @@ is what makes a failing schedule shrinkable.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from quiver.clock import Rng
-from quiver.testing.swarm import Knobs
 
 CALM_SHARE = 0.25
 """How much of the time is free of new faults, in stretches."""
@@ -31,7 +32,26 @@ class Fault:
         return f"#{self.number} at {self.at_ms} ms: {self.kind} for {self.duration_ms} ms"
 
 
-def plan_faults(rng: Rng, knobs: Knobs) -> list[Fault]:
+class Plan(Protocol):
+    """What a seed's knobs say of its faults."""
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """Return the kinds that are on, with how often each is drawn."""
+        ...
+
+    @property
+    def chaos_ms(self) -> int:
+        """Return how long faults are begun."""
+        ...
+
+    @property
+    def gap_ms(self) -> int:
+        """Return about how long it is from one to the next."""
+        ...
+
+
+def plan_faults(rng: Rng, knobs: Plan) -> list[Fault]:
     """Draw the faults of a run: bursts of them, and about a quarter of the time none."""
     kinds = [kind for kind, weight in knobs.weights.items() for _ in range(weight)]
     faults: list[Fault] = []

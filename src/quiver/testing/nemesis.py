@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic
 
 from quiver.testing import cuts, operations, outages, troubles
 from quiver.testing.faults import Fault
-from quiver.testing.strike import Strike
+from quiver.testing.strike import Strike, W
 
 if TYPE_CHECKING:
     from quiver.testing.world import World
 
-STRIKES: Final[Mapping[str, Callable[[Strike], Awaitable[None]]]] = {
+STRIKES: Final[Mapping[str, Callable[[Strike[World]], Awaitable[None]]]] = {
     "kill": outages.kill,
     "power_loss": outages.power_loss,
     "power_loss_at_operation": outages.power_loss_at_operation,
@@ -56,13 +56,16 @@ STRIKES: Final[Mapping[str, Callable[[Strike], Awaitable[None]]]] = {
 }
 
 
-class Nemesis:
+class Nemesis(Generic[W]):
     """The faults of one run."""
 
-    def __init__(self, world: World, schedule: list[Fault]) -> None:
+    def __init__(
+        self, world: W, schedule: list[Fault], strikes: Mapping[str, Callable[[Strike[W]], Awaitable[None]]]
+    ) -> None:
         self.struck: Counter[str] = Counter()
         self._world = world
         self._schedule = schedule
+        self._strikes = strikes
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -80,4 +83,4 @@ class Nemesis:
         self.struck[fault.kind] += 1
         self._world.trace.record("fault", self._world.now_ms, fault.number, fault.kind, fault.duration_ms)
         rng = self._world.streams.stream(f"fault-{fault.number}")
-        await STRIKES[fault.kind](Strike(self._world, rng, fault.duration_ms))
+        await self._strikes[fault.kind](Strike(self._world, rng, fault.duration_ms))

@@ -229,6 +229,14 @@ class SimulatedNode:
         self.kill(power_loss=False)
         self.is_retired = True
 
+    def may_be_damaged(self) -> bool:
+        """Tell whether a majority of every electorate stays whole without what is on this disk."""
+        return self.world.may_taint(self)
+
+    def replace(self) -> None:
+        """Give the node up with its disk, and bring a new one in its place."""
+        self.world.replace(self)
+
     def heal(self) -> None:
         """Let the disk work, and the process run."""
         self.disk.heal()

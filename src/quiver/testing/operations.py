@@ -29,7 +29,7 @@ Target = Callable[[Configuration], tuple[Nodes, Nodes] | None]
 _STEP_S = 0.1
 
 
-async def add_member(strike: Strike) -> None:
+async def add_member(strike: Strike[World]) -> None:
     """Add a spare node as a learner, and make it a voter when it has caught up."""
     world = strike.world
     group = world.pick_group(strike.rng)
@@ -40,7 +40,7 @@ async def add_member(strike: Strike) -> None:
             await change(world, group, _with_voter(spare), wait_ms=3_000)
 
 
-async def remove_member(strike: Strike) -> None:
+async def remove_member(strike: Strike[World]) -> None:
     """Remove a voter, the leader perhaps, if enough remain."""
     world = strike.world
     group = world.pick_group(strike.rng)
@@ -53,7 +53,7 @@ async def remove_member(strike: Strike) -> None:
         await change(world, group, _without(leaver), wait_ms=3_000)
 
 
-async def demote_member(strike: Strike) -> None:
+async def demote_member(strike: Strike[World]) -> None:
     """Make a voter a learner, and a voter again a while later."""
     world = strike.world
     group = world.pick_group(strike.rng)
@@ -68,7 +68,7 @@ async def demote_member(strike: Strike) -> None:
         await change(world, group, _with_voter(node), wait_ms=3_000)
 
 
-async def swap_member(strike: Strike) -> None:
+async def swap_member(strike: Strike[World]) -> None:
     """Replace a voter by a learner in one joint change, having added the learner first."""
     world = strike.world
     group = world.pick_group(strike.rng)
@@ -82,7 +82,7 @@ async def swap_member(strike: Strike) -> None:
         await change(world, group, _swapped(voters[strike.rng.randrange(len(voters))], spare), wait_ms=3_000)
 
 
-async def transfer(strike: Strike) -> None:
+async def transfer(strike: Strike[World]) -> None:
     """Ask a leader to hand over to another voter."""
     world = strike.world
     leader = find_leader(world, world.pick_group(strike.rng))
@@ -95,17 +95,17 @@ async def transfer(strike: Strike) -> None:
             member.transfer_leadership(voters[strike.rng.randrange(len(voters))])
 
 
-async def snapshot(strike: Strike) -> None:
+async def snapshot(strike: Strike[World]) -> None:
     """Let a node take a snapshot of one group now."""
     world = strike.world
-    node = strike.pick_node()
+    node = world.pick_node(strike.rng)
     group = world.pick_group(strike.rng)
     if node is not None and node.is_running and group in node.replicas:
         with world.loop.node_scope(node.id):
             world.loop.create_task(node.take_snapshot(node.replicas[group]))
 
 
-async def burst(strike: Strike) -> None:
+async def burst(strike: Strike[World]) -> None:
     """Let a producer send without pause for a while."""
     world = strike.world
     producer = world.producers[strike.rng.randrange(len(world.producers))]

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quiver.testing.faults import plan_faults
-from quiver.testing.randomness import RandomStreams
-from quiver.testing.simulation import Report, simulate
-from quiver.testing.swarm import MIXED, Profile, draw_knobs
+from quiver.testing.report import Report, Run
 
 RUNS_MAX = 60
 
@@ -20,15 +17,12 @@ Rerun = Callable[[frozenset[int]], Report]
 """Run a seed without the faults of these numbers."""
 
 
-def shrink(
-    seed: int, *, profile: Profile = MIXED, runs_max: int = RUNS_MAX, rerun: Rerun | None = None
-) -> Report | None:
-    """Return the report of the shortest failing schedule found for a seed; None if the seed does not fail."""
-    streams = RandomStreams(seed)
-    knobs = draw_knobs(streams.stream("knobs"), profile)
-    numbers = [fault.number for fault in plan_faults(streams.stream("faults"), knobs)]
-    run = rerun or (lambda left_out: simulate(seed, profile=profile, left_out=left_out))
-    return Shrinking(numbers, run, runs_max).shorten()
+def shrink(report: Report, run: Run, *, runs_max: int = RUNS_MAX) -> Report | None:
+    """Return the report of the shortest schedule found that fails as the seed of a report does; None if it does not."""
+    if report.finding is None:
+        return None
+    numbers = list(range(len(report.schedule)))
+    return Shrinking(numbers, lambda left_out: run(report.seed, left_out=left_out), runs_max).shorten()
 
 
 class Shrinking:

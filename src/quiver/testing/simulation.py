@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections import Counter
-from dataclasses import dataclass, field
 
 from quiver.errors import DamageError, InvariantBroken, TrimmedError
 from quiver.model import GroupId, Index
@@ -19,12 +17,13 @@ from quiver.testing.checkers.sends import check_sends
 from quiver.testing.consumers import Taker
 from quiver.testing.faults import Fault, plan_faults
 from quiver.testing.finding import Finding, found, require
-from quiver.testing.loop import SimulatedLoop, UnhandledError
-from quiver.testing.nemesis import Nemesis
+from quiver.testing.loop import SimulatedLoop
+from quiver.testing.nemesis import STRIKES, Nemesis
 from quiver.testing.node import SimulatedNode
 from quiver.testing.operations import find_leader
 from quiver.testing.quiet import keep_quiet
 from quiver.testing.randomness import RandomStreams
+from quiver.testing.report import Report, describe
 from quiver.testing.second_opinion import check_second_opinion
 from quiver.testing.swarm import MIXED, Knobs, Profile, draw_knobs
 from quiver.testing.trace import Trace
@@ -37,34 +36,6 @@ CONVERGE_WITHIN_MS = 60_000
 EVENTS_MAX = 2_000_000
 _TIME_MAX_S = 600.0
 _READ_BYTES = 64 * 1024
-
-
-@dataclass(slots=True)
-class Report:
-    """What one seed did and found."""
-
-    seed: int
-    finding: str | None = None
-    digest: str = ""
-    events: int = 0
-    simulated_ms: int = 0
-    sends: Counter[str] = field(default_factory=Counter)
-    reads: int = 0
-    consumed: int = 0
-    trimmed: int = 0
-    """Records that were trimmed."""
-    elections: int = 0
-    changes: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    effects: Counter[str] = field(default_factory=Counter)
-    """What disks and network did, by kind."""
-    tail: list[str] = field(default_factory=list)
-    schedule: list[str] = field(default_factory=list)
-
-    @property
-    def replay(self) -> str:
-        """Return the command that runs this seed again."""
-        return f"quiver sim --seed {self.seed}"
 
 
 def simulate(
@@ -89,14 +60,14 @@ def simulate_with(
     trace = Trace()
     loop = SimulatedLoop(streams.schedule, trace=trace, events_max=EVENTS_MAX, time_max_s=_TIME_MAX_S)
     world = World(loop, trace, streams, knobs, disabled)
-    nemesis = Nemesis(world, schedule)
+    nemesis = Nemesis(world, schedule, STRIKES)
     report = Report(seed, schedule=[str(fault) for fault in schedule])
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         loop.run_until_complete(_run(world, nemesis))
     except (Exception, InvariantBroken, Finding) as error:  # noqa: BLE001 - whatever a run ends with is what it found
-        report.finding = _describe(error)
+        report.finding = describe(error)
     finally:
         logging.disable(level)
         loop.close()
@@ -104,7 +75,7 @@ def simulate_with(
     return report
 
 
-async def _run(world: World, nemesis: Nemesis) -> None:
+async def _run(world: World, nemesis: Nemesis[World]) -> None:
     world.populate()
     world.begin_load()
     nemesis.begin()
@@ -208,20 +179,7 @@ async def _read_all(world: World, node: SimulatedNode, group: GroupId) -> None:
         index = Index(batches[-1].header.index + 1)
 
 
-def _describe(error: BaseException) -> str:
-    """Return one line about what went wrong, looking through wrappers."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, UnhandledError) and error.__cause__ is not None:
-        return _describe(error.__cause__)
-    if isinstance(error, Finding | InvariantBroken):
-        return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    text = f"{error}".split("\n")[0]
-    return f"{type(error).__name__}: {text} ({place.name} in {place.filename.rpartition('/')[2]}:{place.lineno})"
-
-
-def _fill(report: Report, world: World, nemesis: Nemesis) -> None:
+def _fill(report: Report, world: World, nemesis: Nemesis[World]) -> None:
     observer = world.observer
     report.digest = world.trace.digest()
     report.events = world.loop.event_count

@@ -35,6 +35,9 @@ R = TypeVar("R", bound=Response)
 CONNECT_TIMEOUT_MS = 2_000
 """After how long a caller that has no connection yet gives up an unreachable node."""
 
+_POLL_S = 0.005
+"""How often a node that stops looks whether requests are still under way."""
+
 _request_decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
 
 
@@ -95,7 +98,7 @@ class SimulatedTransport:
     rates: TransportFaults = field(default_factory=TransportFaults)
     faults: Counter[str] = field(default_factory=Counter)
     _servers: dict[str, _Server] = field(default_factory=dict)
-    _under_way: set[_Exchange] = field(default_factory=set)
+    _under_way: dict[_Exchange, None] = field(default_factory=dict)
     _no_scope: contextvars.Context = field(default_factory=contextvars.Context)
 
     def serve(self, address: str, node: NodeId, handler: Handler, *, clock: Clock) -> None:
@@ -113,10 +116,20 @@ class SimulatedTransport:
             if exchange.target == node:
                 self._later(exchange.end_unknown)
 
+    async def stop_serving(self, node: NodeId, grace_ms: int) -> None:
+        """Let a node take no more requests; those under way are broken off unless answered within `grace_ms`."""
+        self._servers = {address: server for address, server in self._servers.items() if server.node != node}
+        end_ns = self.loop.now_ns + grace_ms * 1_000_000
+        while self.loop.now_ns < end_ns and any(  # noqa: ASYNC110 - whoever asks may die without a word
+            exchange.target == node for exchange in self._under_way
+        ):
+            await asyncio.sleep(_POLL_S)
+        self.disconnect(node)
+
     def send(self, exchange: _Exchange, address: str) -> None:
         """Take a request; ports call this."""
-        self._under_way.add(exchange)
-        exchange.done.add_done_callback(lambda _: self._under_way.discard(exchange))
+        self._under_way[exchange] = None
+        exchange.done.add_done_callback(lambda _: self._under_way.pop(exchange, None))
         server = self._servers.get(address)
         if server is not None:
             exchange.target = server.node

@@ -21,6 +21,7 @@ from quiver.testing.checkers.observer import Observer
 from quiver.testing.consumers import Keeper, Taker, make_consumer
 from quiver.testing.courier import Courier
 from quiver.testing.history import History
+from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import NetworkFaults, SimulatedNetwork
 from quiver.testing.node import SimulatedNode
@@ -168,6 +169,22 @@ class World:
             return leader[0]
         nodes = self.live_nodes()
         return nodes[rng.randrange(len(nodes))] if nodes else None
+
+    # -- the network -----------------------------------------------------------------------------
+
+    def set_latency(self, latency: Latency | None) -> None:
+        """Let messages and calls take so long; None: as long as the knobs say."""
+        self.network.rates.latency = latency or self.knobs.network_latency
+
+    def set_loss(self, share: float | None) -> None:
+        """Lose such a share of messages and calls; None: of messages what the knobs say."""
+        self.network.rates.p_loss = self.knobs.p_loss if share is None else share
+        self.courier.p_loss = share or 0.0
+
+    def set_doubling(self, share: float | None) -> None:
+        """Deliver such a share of messages and calls twice; None: of messages what the knobs say."""
+        self.network.rates.p_double = self.knobs.p_double if share is None else share
+        self.courier.p_double = share or 0.0
 
     # -- the atlas of damage ---------------------------------------------------------------------
 

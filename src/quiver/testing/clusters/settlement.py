@@ -1,0 +1,141 @@
+"""What a cluster must come to when it is healed: everything where it should be, on every node.
+
+And what operators do for it: at the beginning they make the topics, and at the end they see to it that there are enough
+brokers for them, and empty one more if there is one to spare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+from quiver.client.cluster import AsyncCluster
+from quiver.errors import QuiverError
+from quiver.metadata import BrokerState, Partition, TopicState, View
+from quiver.testing.clusters.host import SimulatedHost
+from quiver.testing.clusters.swarm import TopicPlan
+from quiver.testing.clusters.world import ClusterWorld
+from quiver.testing.finding import found, require
+
+SETTLE_WITHIN_MS = 120_000
+"""F3: how long after healing moves, drains and repairs may take; the longest `rebuild_after_ms` is part of it."""
+FOUND_WITHIN_MS = 60_000
+"""F3: how long a cluster may take to form."""
+_STEP_S = 0.1
+
+
+async def found_topics(world: ClusterWorld) -> None:
+    """Wait until the cluster has formed, and make the topics that clients use."""
+    deadline_ms = world.now_ms + FOUND_WITHIN_MS
+    while not all(host.node is not None and host.node._is_ready.is_set() for host in world.hosts.values()):
+        require(world.now_ms < deadline_ms, "F3", "the cluster does not form")
+        await asyncio.sleep(_STEP_S)
+    for topic in world.knobs.topics:
+
+        async def create(cluster: AsyncCluster, topic: TopicPlan = topic) -> None:
+            await cluster.create_topic(topic.name, topic.partitions, replicas=topic.replicas, exist_ok=True)
+
+        await operate(world, create)
+
+
+async def put_right(world: ClusterWorld) -> None:
+    """Have as many brokers as replicas, and empty one that is to spare."""
+    while len(wanted := _wanted(world)) < world.knobs.replicas_max:
+        unwanted = [host for host in world.live_nodes() if host not in wanted and _is_registered(world, host)]
+        if unwanted:
+            await operate(world, lambda cluster, node=unwanted[0].id: cluster.drain(node, is_undone=True))  # type: ignore[misc] # bound early
+        else:
+            world.add_host().start()
+        await asyncio.sleep(1)
+    if len(wanted) > world.knobs.replicas_max and world.streams.stream("end").random() < 0.5:
+        world.trace.record("last_drain", world.now_ms, wanted[-1].id)
+        await operate(world, lambda cluster: cluster.drain(wanted[-1].id))
+
+
+async def operate(world: ClusterWorld, ask: Callable[[AsyncCluster], Awaitable[None]]) -> None:
+    """Have something done, however often it must be asked for."""
+    deadline_ms = world.now_ms + FOUND_WITHIN_MS
+    while True:
+        try:
+            async with world.connect("operator") as cluster:
+                return await ask(cluster)
+        except QuiverError as error:
+            if world.now_ms > deadline_ms:
+                found("F3", f"an operator is refused: {error!r}", code=error.code)
+        await asyncio.sleep(_STEP_S)
+
+
+async def require_settled(world: ClusterWorld) -> None:
+    """F3: everything gets where it should be."""
+    deadline_ms = world.now_ms + SETTLE_WITHIN_MS
+    while unsettled := list(_unsettled(world)):
+        require(world.now_ms < deadline_ms, "F3", "the cluster does not settle", unsettled="; ".join(unsettled[:10]))
+        await asyncio.sleep(_STEP_S)
+        world.raise_failures()
+        world.compare_metadata()
+
+
+# -- within ------------------------------------------------------------------------------------------
+
+
+def _wanted(world: ClusterWorld) -> list[SimulatedHost]:
+    """Return the machines that may hold replicas."""
+    view = world.view()
+    if view is None:
+        return []
+    known = [(host, view.brokers.get(host.id)) for host in world.live_nodes()]
+    return [host for host, broker in known if broker is not None and not broker.is_unwanted]
+
+
+def _is_registered(world: ClusterWorld, host: SimulatedHost) -> bool:
+    view = world.view()
+    return view is not None and host.id in view.brokers
+
+
+def _unsettled(world: ClusterWorld) -> Iterator[str]:
+    view = world.view()
+    if view is None or not view.brokers:
+        yield "nobody knows the metadata"
+        return
+    for host in world.live_nodes():
+        yield from _unsettled_host(host, view)
+    if view.moves or view.counters.is_rebalancing:
+        yield f"{len(view.moves)} moves are under way, rebalancing={view.counters.is_rebalancing}"
+    for partition in view.partitions.values():
+        if view.topics[partition.topic_id].state is TopicState.ACTIVE:
+            yield from _unsettled_partition(world, partition)
+
+
+def _unsettled_host(host: SimulatedHost, view: View) -> Iterator[str]:
+    node = host.node
+    if node is None or not node._is_ready.is_set():
+        yield f"node {host.id} is not ready"
+        return
+    known = node._store.view()
+    if known.index != view.index or node._store.stored_index != known.index:
+        yield f"node {host.id} has metadata {known.index}, stored {node._store.stored_index}, of {view.index}"
+    broker = view.brokers.get(host.id)
+    wanted = (BrokerState.ALIVE,) if broker is not None and not broker.is_draining else (BrokerState.DRAINED,)
+    if broker is None or broker.state not in wanted:
+        yield f"node {host.id} is {None if broker is None else broker.state}"
+
+
+def _unsettled_partition(world: ClusterWorld, partition: Partition) -> Iterator[str]:
+    name = f"partition {partition.topic_id}/{partition.partition_id}"
+    leader = world.leader(partition.group_id)
+    if leader is None:
+        yield f"{name} has no leader"
+        return
+    raft = leader[1].member.raft
+    if set(raft.configuration.voters) != set(partition.replicas) or raft.configuration.learners:
+        yield f"{name} is on {raft.configuration}, not on {partition.replicas}"
+    for node in raft.configuration.members:
+        host = world.hosts[node]
+        replica = world.replicas(host).get(partition.group_id)
+        if host.is_retired or replica is None:
+            yield f"{name} has no replica on node {node}"
+        elif replica.member.applied_index != raft.last_index:
+            yield f"{name} on node {node} applied {replica.member.applied_index} of {raft.last_index}"
+    for host in world.live_nodes():
+        if host.id not in raft.configuration.members and partition.group_id in world.replicas(host):
+            yield f"{name} is still on node {host.id}"

@@ -1,0 +1,111 @@
+"""The simulated world around one node: the twin of `quiver.surroundings.SystemSurroundings`.
+
+Raft's messages go through the simulated network, requests through the simulated transport. As on the wire, a node
+sends to those only whose address it knows, and takes nothing from one that has the id of another (R22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from quiver.client.transport import Transport
+from quiver.clock import Clock, Rng
+from quiver.metadata import Database
+from quiver.model import Buffer, NodeId
+from quiver.replication.network import LostHandler, MessageHandler
+from quiver.storage import Disk, Executor, Identity
+from quiver.surroundings import NodeNetwork
+from quiver.testing.network import SimulatedNetwork
+from quiver.testing.transport import SimulatedTransport
+from quiver.wire import Handler
+from quiver.wire.handshake import IdentityOf
+
+
+@dataclass(slots=True)
+class Medium:
+    """What connects the nodes of a simulation."""
+
+    network: SimulatedNetwork
+    transport: SimulatedTransport
+    identities: dict[NodeId, str] = field(default_factory=dict)
+    """Who is behind each id at present."""
+
+    def disconnect(self, node: NodeId) -> None:
+        """Break all connections of a killed node."""
+        self.network.disconnect(node)
+        self.transport.disconnect(node)
+
+
+@dataclass(slots=True)
+class SimulatedSurroundings:
+    """The world around one life of one node."""
+
+    clock: Clock
+    rng: Rng
+    disk: Disk
+    executor: Executor
+    database: Database
+    incarnation: int
+    fresh_identity: str
+    address: str
+    medium: Medium
+
+    @asynccontextmanager
+    async def open_network(
+        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+    ) -> AsyncIterator[NodeNetwork]:
+        """Take the node's address."""
+        self.medium.identities[identity.node] = identity.identity
+        yield _SimulatedNodeNetwork(self, identity.node, peers, identity_of)
+
+
+class _SimulatedNodeNetwork:
+    """What `NodeNetwork` asks for, from the simulated network and transport."""
+
+    def __init__(
+        self, world: SimulatedSurroundings, node: NodeId, peers: Mapping[NodeId, str], identity_of: IdentityOf
+    ) -> None:
+        self._world = world
+        self._node = node
+        self._peers = set(peers)
+        self._identity_of = identity_of
+        self._port = world.medium.network.port(node)
+        self._requester = world.medium.transport.port(node, name=f"node-{node}")
+
+    @property
+    def wire_address(self) -> str:
+        return self._world.address
+
+    @property
+    def transport(self) -> Transport:
+        return self._requester
+
+    def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
+        def deliver(sender: NodeId, message: memoryview) -> None:
+            known = self._identity_of(sender)
+            if known is None or known == self._world.medium.identities.get(sender):
+                handler(sender, message)
+
+        self._port.start(deliver, on_lost)
+
+    def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
+        if to in self._peers:
+            self._port.send(to, parts)
+
+    def backlog_bytes(self, to: NodeId) -> int:
+        return self._port.backlog_bytes(to)
+
+    def serve(self, handler: Handler) -> None:
+        self._world.medium.transport.serve(self._world.address, self._node, handler, clock=self._world.clock)
+
+    async def stop_serving(self, grace_ms: int) -> None:
+        await self._world.medium.transport.stop_serving(self._node, grace_ms)
+
+    def add_peer(self, node: NodeId, address: str) -> None:
+        del address  # a simulated node is found by its id
+        self._peers.add(node)
+
+    def remove_peer(self, node: NodeId) -> None:
+        self._peers.discard(node)

@@ -1,0 +1,244 @@
+"""What a seed draws of a whole cluster: its nodes, topics, settings and clients, and which faults it will suffer.
+
+As in `quiver.testing.swarm`, each seed picks knobs that make rare things common and a mix of faults. About a quarter
+of the seeds are calm: operators work and clients come and go, but nothing breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from quiver.client.options import ClusterOptions
+from quiver.clock import Rng
+from quiver.config import (
+    KIB,
+    BrokerSettings,
+    LogSettings,
+    ManagerSettings,
+    MetadataSettings,
+    PartitionSettings,
+    ReplicationSettings,
+    Settings,
+)
+from quiver.model import NodeId
+from quiver.testing.latency import Latency
+from quiver.testing.swarm import FAR, JITTERY, NEAR, PLAIN_DISK, QUICK_DISK, STALLING_DISK
+
+_T = TypeVar("_T")
+
+FAULT_KINDS: Final[Mapping[str, int]] = {
+    "kill": 10,
+    "power_loss": 8,
+    "power_loss_at_operation": 8,
+    "kill_all": 3,
+    "power_loss_all": 4,
+    "stop": 8,
+    "pause": 8,
+    "isolate": 6,
+    "cut_one_way": 5,
+    "cut_both_ways": 5,
+    "split": 5,
+    "ring": 3,
+    "clog": 4,
+    "swizzle": 3,
+    "slow_network": 3,
+    "lossy_network": 5,
+    "doubling_network": 3,
+    "broken_requests": 8,
+    "slow_disk": 3,
+    "sync_error": 4,
+    "write_error": 4,
+    "read_error": 3,
+    "full_disk": 4,
+    "short_writes": 3,
+    "lost_disk": 3,
+    "lost_database": 4,
+    "database_error": 4,
+    "clock_jump": 4,
+    "clock_drift": 4,
+}
+"""Every kind of fault, with how often it is drawn when it is on."""
+
+OPERATION_KINDS: Final[Mapping[str, int]] = {
+    "drain": 8,
+    "undrain": 6,
+    "add_broker": 5,
+    "remove_broker": 5,
+    "rebalance": 6,
+    "add_partitions": 4,
+}
+"""What operators do, calm or not."""
+
+ALL_KINDS: Final = (*FAULT_KINDS, *OPERATION_KINDS)
+
+P_CALM: Final = 0.25
+P_FAULT: Final = 0.45
+"""How likely a kind of fault is on in a seed that is not calm."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """One topic that clients use."""
+
+    name: str
+    partitions: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKnobs:
+    """One seed's cluster, load and faults."""
+
+    managers: int
+    """Nodes that are managers and brokers."""
+    brokers: int
+    """Nodes that are brokers only, from the beginning on."""
+    topics: tuple[TopicPlan, ...]
+    settings: Settings
+    client: ClusterOptions
+    delivery_timeout_ms: int
+    disk_latency: Latency
+    disk_workers: int
+    network_latency: Latency
+    p_loss: float
+    p_double: float
+    p_break: float
+    keep_order: bool
+    senders: int
+    lanes: int
+    """Sends that one sender has under way at once, at most."""
+    readers: int
+    committers: int
+    takers: int
+    makers: int
+    step_gap_ms: int
+    values_max: int
+    p_restart: float
+    """How likely a client is restarted after a step."""
+    is_calm: bool
+    chaos_ms: int
+    gap_ms: int
+    weights: Mapping[str, int] = field(default_factory=dict)
+    drifts_ppm: tuple[int, ...] = ()
+
+    @property
+    def replicas_max(self) -> int:
+        """Return the most replicas of any topic."""
+        return max(topic.replicas for topic in self.topics)
+
+    def drift_ppm(self, node: NodeId) -> int:
+        """Return how fast a node's clock runs at first."""
+        return self.drifts_ppm[node % len(self.drifts_ppm)]
+
+
+def draw_cluster(rng: Rng) -> ClusterKnobs:
+    """Draw one seed's knobs."""
+    managers = _pick(rng, (1, 3, 3, 3, 3, 3, 5))
+    brokers = _pick(rng, (0, 0, 1, 2))
+    is_calm = rng.random() < P_CALM
+    return ClusterKnobs(
+        managers=managers,
+        brokers=brokers,
+        topics=_draw_topics(rng, managers + brokers),
+        settings=_draw_settings(rng),
+        client=ClusterOptions(
+            timeout_ms=_pick(rng, (3_000, 8_000, 20_000)),
+            attempt_timeout_ms=_pick(rng, (300, 1_000, 3_000)),
+            metadata_age_ms_max=_pick(rng, (500, 5_000, 30_000)),
+        ),
+        delivery_timeout_ms=_pick(rng, (2_000, 6_000, 20_000)),
+        disk_latency=_pick(rng, (QUICK_DISK, PLAIN_DISK) if is_calm else (QUICK_DISK, PLAIN_DISK, STALLING_DISK)),
+        disk_workers=_pick(rng, (1, 2, 4)),
+        network_latency=_pick(rng, (NEAR, FAR) if is_calm else (NEAR, FAR, JITTERY)),
+        p_loss=0.0 if is_calm else _pick(rng, (0.0, 0.0, 0.01, 0.05)),
+        p_double=0.0 if is_calm else _pick(rng, (0.0, 0.0, 0.05)),
+        p_break=0.0 if is_calm else _pick(rng, (0.0, 0.0, 0.02)),
+        keep_order=rng.random() < 0.6,
+        senders=_pick(rng, (1, 2, 3)),
+        lanes=_pick(rng, (1, 2, 5)),
+        readers=_pick(rng, (0, 1, 1)),
+        committers=_pick(rng, (0, 1, 2)),
+        takers=_pick(rng, (0, 1, 2)),
+        makers=_pick(rng, (0, 1, 2)),
+        step_gap_ms=_pick(rng, (30, 80, 200)),
+        values_max=_pick(rng, (1, 4, 20)),
+        p_restart=_pick(rng, (0.0, 0.02, 0.1)),
+        is_calm=is_calm,
+        chaos_ms=_between(rng, (6_000, 14_000)),
+        gap_ms=_between(rng, (300, 1_500)),
+        weights=_draw_weights(rng, is_calm=is_calm),
+        drifts_ppm=tuple(_pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
+    )
+
+
+def _draw_topics(rng: Rng, nodes: int) -> tuple[TopicPlan, ...]:
+    count = _pick(rng, (1, 1, 2))
+    choices = tuple(replicas for replicas in (1, 3, 3, 3, 5) if replicas <= nodes)
+    return tuple(
+        TopicPlan(f"topic-{number}", partitions=_pick(rng, (1, 2, 3)), replicas=_pick(rng, choices))
+        for number in range(count)
+    )
+
+
+def _draw_settings(rng: Rng) -> Settings:
+    election_timeout_ms = _pick(rng, (200, 300, 400))
+    return Settings(
+        log=LogSettings(
+            segment_bytes_max=_pick(rng, (KIB, 4 * KIB, 32 * KIB)),
+            index_interval_bytes=_pick(rng, (64, 512, 4 * KIB)),
+            tail_cache_bytes_max=_pick(rng, (0, 2 * KIB, 64 * KIB)),
+            segment_age_ms_max=_pick(rng, (500, 5_000, 3_600_000)),
+            free_bytes_min=_pick(rng, (0, 4 * KIB)),
+            free_check_interval_ms=200,
+        ),
+        partition=PartitionSettings(
+            checkpoint_bytes=_pick(rng, (2 * KIB, 8 * KIB, 1024 * KIB)),
+            summary_bytes=_pick(rng, (KIB, 4 * KIB, 16 * KIB)),
+            summary_entries=_pick(rng, (50, 500)),
+            retention_interval_ms=_pick(rng, (200, 1_000)),
+        ),
+        replication=ReplicationSettings(
+            election_timeout_ms=election_timeout_ms,
+            heartbeat_interval_ms=election_timeout_ms // 4,
+            append_bytes_max=_pick(rng, (KIB, 4 * KIB, 64 * KIB)),
+            inflight_messages_max=_pick(rng, (1, 4, 64)),
+            hibernation=rng.random() < 0.5,
+        ),
+        metadata=MetadataSettings(
+            staleness_ms_max=_pick(rng, (1_000, 5_000)), snapshot_entries=_pick(rng, (20, 60, 10_000))
+        ),
+        manager=ManagerSettings(
+            heartbeat_interval_ms=_pick(rng, (100, 250)),
+            suspect_after_ms=800,
+            dead_after_ms=_pick(rng, (1_500, 3_000)),
+            rebuild_after_ms=_pick(rng, (500, 3_000, 60_000)),
+            record_interval_ms=_pick(rng, (300, 1_000)),
+            reconcile_interval_ms=300,
+            moves_max=_pick(rng, (1, 8)),
+            broker_moves_max=_pick(rng, (1, 2)),
+            rebalance=_pick(rng, ("on_request", "on_request", "always")),
+            purge_delay_ms=_pick(rng, (200, 3_000)),
+        ),
+        broker=BrokerSettings(
+            openings_max=_pick(rng, (1, 4)), leader_balance_delay_ms=_pick(rng, (500, 3_000)), stop_timeout_ms=1_000
+        ),
+    )
+
+
+def _draw_weights(rng: Rng, *, is_calm: bool) -> dict[str, int]:
+    weights = {kind: weight for kind, weight in OPERATION_KINDS.items() if rng.random() < 0.6}
+    for kind, weight in FAULT_KINDS.items():
+        is_on = rng.random() < P_FAULT
+        if is_on and not is_calm:
+            weights[kind] = weight
+    return weights or {"rebalance": 1}
+
+
+def _pick(rng: Rng, choices: tuple[_T, ...]) -> _T:
+    return choices[rng.randrange(len(choices))]
+
+
+def _between(rng: Rng, bounds: tuple[int, int]) -> int:
+    return bounds[0] + rng.randrange(bounds[1] - bounds[0] + 1)

@@ -1,0 +1,39 @@
+"""Seeds of whole clusters: the judge finds nothing in any, they are the same again, and they inject enough to mean it.
+
+A failure shows the command that replays it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quiver.testing.clusters.simulation import simulate_cluster
+
+SEEDS = 24
+CHUNK = 4
+
+_PRINT_DIGEST = (
+    "import sys; from quiver.testing.clusters.simulation import simulate_cluster as simulate; "
+    "print(simulate(int(sys.argv[1])).digest)"
+)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds_of_whole_clusters_find_nothing(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        report = simulate_cluster(seed)
+        assert report.finding is None, f"{report.finding}\nreplay: {report.replay}\n" + "\n".join(report.tail)
+        assert report.sends["ok"], f"seed {seed} acknowledged nothing"
+
+
+def test_seed_of_a_whole_cluster_does_not_depend_on_hash_order() -> None:
+    digests = set()
+    for hash_seed in ("0", "4242"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", _PRINT_DIGEST, "25"]
+        digests.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(digests) == 1
