@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -59,9 +61,9 @@ def up() -> list[Row]:
     times_s, efforts_s = [], []
     for _ in range(3):
         with disk_directory() as directory:
-            ports = free_port_ranges()
+            first = consecutive_ports(6)
             command = [sys.executable, "-m", "quiver", "up", "--nodes", "3", "--data", str(directory)]
-            command += ["--http-port", str(ports[0]), "--wire-port", str(ports[1])]
+            command += ["--http-port", str(first), "--wire-port", str(first + 3)]
             begun = time.perf_counter()
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             pids = wait_up(process)
@@ -88,10 +90,17 @@ def wait_up(process: subprocess.Popen[str]) -> list[int]:
     raise RuntimeError("quiver up ended before it was ready")
 
 
-def free_port_ranges() -> tuple[int, int]:
-    """Return two ports that very likely have two free ones behind them."""
-    first, second = sorted(free_ports(2))
-    return first, second if second > first + 2 else second + 3
+def consecutive_ports(count: int) -> int:
+    """Return the first of so many ports in a row that nobody listens on now."""
+    while True:
+        (first,) = free_ports(1)
+        try:
+            with ExitStack() as stack:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        except (OSError, OverflowError):
+            continue
+        return first
 
 
 # -- metadata ----------------------------------------------------------------------------------------

@@ -269,9 +269,20 @@ def test_module_runs_as_the_command_does() -> None:
     assert run.stdout == f"quiver, version {__version__}\n"
 
 
+def test_a_node_loads_nothing_that_only_other_commands_need() -> None:
+    """What it does not import it need not wait for at its start."""
+    loaded = "import sys; print([name for name in sys.modules if name.startswith(('quiver.testing', 'rich'))])"
+    code = f"from quiver.cli import main; main(['node', '--help']); {loaded}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
 def commands(group: click.Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     yield prefix, group
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, (*prefix, name))
         else:

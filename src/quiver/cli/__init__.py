@@ -7,6 +7,7 @@ parse, call one function of a lower layer and print, and hold no logic of their 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,25 +16,29 @@ from typing import Any
 import click
 
 from quiver import __version__
-from quiver.cli.broker import broker
-from quiver.cli.config import config
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
-from quiver.cli.gateway import gateway
-from quiver.cli.history import history
-from quiver.cli.log import log
-from quiver.cli.metadata import metadata
-from quiver.cli.node import node
-from quiver.cli.sim import sim
-from quiver.cli.status import status
-from quiver.cli.topic import topic
-from quiver.cli.up import up
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
 
 
+_COMMANDS = ("broker", "config", "gateway", "history", "log", "metadata", "node", "sim", "status", "topic", "up")
+"""Each is the command of that name in the module of that name."""
+
+
 class _Root(click.Group):
-    """Let a command end quietly when whoever read its output has gone (`quiver log dump … | head`)."""
+    """Load a command's module when the command is asked for: a node must not wait for what it does not use.
+
+    A command ends quietly when whoever read its output has gone (`quiver log dump … | head`).
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*_COMMANDS, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS and cmd_name not in self.commands:
+            self.add_command(getattr(importlib.import_module(f"quiver.cli.{cmd_name}"), cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -55,19 +60,6 @@ def quiver() -> None:
     Exit codes: 0 done, 1 damage or a defect found, 2 wrong usage or settings, 3 not available, 4 storage failed,
     5 outcome unknown, 70 a defect of Quiver.
     """
-
-
-quiver.add_command(broker)
-quiver.add_command(config)
-quiver.add_command(history)
-quiver.add_command(gateway)
-quiver.add_command(log)
-quiver.add_command(metadata)
-quiver.add_command(node)
-quiver.add_command(sim)
-quiver.add_command(status)
-quiver.add_command(topic)
-quiver.add_command(up)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
