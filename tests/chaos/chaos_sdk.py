@@ -7,7 +7,8 @@ last committed.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 
 from chaos_clients import PATIENCE_S, Client, Workload
 
@@ -61,6 +62,8 @@ class SdkConsumer(Client):
         super().__init__(workload, name, seed)
         self._stack = ExitStack()
         self._committed = dict.fromkeys(range(workload.partitions), 0)
+        self._is_committed = True
+        """Whether that is known."""
         self._positions = dict(self._committed)
 
     @property
@@ -71,17 +74,33 @@ class SdkConsumer(Client):
         cluster = self._stack.enter_context(quiver.connect(*self.workload.addresses, timeout=PATIENCE_S))
         self._consumer = self._stack.enter_context(cluster.consumer(self.workload.topic, name=self.name))
         for partition, offset in self._committed.items():
-            self.workload.recorder.note(self.proc, "assign", self.workload.key(partition), offset)
+            assigned = offset if self._is_committed else None
+            self.workload.recorder.note(self.proc, "assign", self.workload.key(partition), assigned)
         self._positions = dict(self._committed)
 
     def step(self) -> None:
+        began = time.monotonic()
+        try:
+            self._work()
+        except (UnavailableError, OutcomeUnknownError) as error:
+            took_s = time.monotonic() - began
+            self.workload.sdk_failures.append(f"{self.name}: {type(error).__name__}: {error}, after {took_s:.1f} s")
+            self._reopen()
+
+    def _work(self) -> None:
         self._poll(0.2)
         if self.rng.random() < 0.2:
+            self._is_committed = False  # of several partitions some may have come through if this fails
             self._consumer.commit()
             self._committed = dict(self._positions)
+            self._is_committed = True
         if self.rng.random() < 0.02:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        with suppress(UnavailableError, OutcomeUnknownError):
             self._stack.close()
-            self.begin()
+        self.begin()
 
     def _poll(self, timeout_s: float) -> int:
         records = self._consumer.poll(max_records=500, timeout=timeout_s)
