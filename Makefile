@@ -91,6 +91,8 @@ docs: setup ## write the pages that are made from the code
 	mv build/configuration.md docs/operations/configuration.md
 	$(BIN)/quiver gateway docs > build/http.md
 	mv build/http.md docs/protocol/http.md
+	$(BIN)/quiver cli docs > build/cli.md
+	mv build/cli.md docs/operations/cli.md
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

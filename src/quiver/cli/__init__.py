@@ -7,38 +7,57 @@ parse, call one function of a lower layer and print, and hold no logic of their 
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
 from quiver import __version__
+from quiver.cli.examples import examples
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
 
 
-_COMMANDS = ("broker", "config", "gateway", "history", "log", "metadata", "node", "sim", "status", "topic", "up")
-"""Each is the command of that name in the module of that name."""
+SECTIONS = {
+    "Records": ("produce", "consume", "tail"),
+    "Cluster": ("up", "node", "status", "topic", "consumer", "producer", "broker"),
+    "Files": ("log", "metadata"),
+    "Reference": ("config", "gateway", "cli"),
+    "Tests": ("sim", "history"),
+}
+"""All commands, in the order in which the help lists them."""
+_MODULES = {"tail": "consume"}
+"""Where a command is, if not in the module of its own name."""
 
 
 class _Root(click.Group):
-    """Load a command's module when the command is asked for: a node must not wait for what it does not use.
+    """The command itself.
 
-    A command ends quietly when whoever read its output has gone (`quiver log dump … | head`).
+    It loads what it runs and no more, so that a command does not wait for the libraries of the others. It ends quietly
+    when whoever read its output has gone (`quiver consume logs | head`).
     """
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*_COMMANDS, *super().list_commands(ctx)})
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return [name for names in SECTIONS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            self.add_command(getattr(importlib.import_module(f"quiver.cli.{cmd_name}"), cmd_name))
-        return super().get_command(ctx, cmd_name)
+        if cmd_name not in self.list_commands(ctx):
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = getattr(import_module(f"quiver.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.list_commands(ctx)))
+        for heading, names in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            lines = [(name.ljust(width), one.get_short_help_str(limit=80)) for name, one in found if one is not None]
+            with formatter.section(heading):
+                formatter.write_dl(lines)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,7 +69,7 @@ class _Root(click.Group):
 
 @click.group(
     cls=_Root,
-    epilog="Example: quiver log verify quiver-data/partition-0",
+    epilog=examples("quiver up", "quiver produce logs access.log", "quiver tail logs"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="quiver")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from quiver.cli.connection import connect, url_option
-from quiver.cli.frame_lines import format_time
+from quiver.cli.connection import connect, json_option, url_option
 from quiver.cli.output import print_json, print_table
+from quiver.cli.record_lines import format_time
 
 _BROKER = click.argument("broker", type=click.IntRange(min=1))
 
@@ -17,7 +17,7 @@ def broker() -> None:
 
 
 @broker.command("list", epilog="Example: quiver broker list --json")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @url_option
 def list_(*, as_json: bool, url: str) -> None:
     """Print all nodes with their state and when they were last heard of."""

@@ -8,17 +8,14 @@ terminal.
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import Any
 
+from quiver.cli.record_lines import Facts, describe_record, format_time
 from quiver.errors import DecodeError
 from quiver.model import NO_PRODUCER
 from quiver.record.batch import Batch
 from quiver.record.compression import Compression
 from quiver.record.header import BatchHeader
-from quiver.record.records import Record
 from quiver.storage.scan import Frame
 from quiver.storage.walk import BadRange
 
@@ -26,8 +23,6 @@ _COLUMNS = "{:>12} {:<7} {:>10} {:>6} {:>21} {:>8} {:>10} {:<5} {:<14} {}"
 FRAME_HEADING = _COLUMNS.format(
     "position", "kind", "entry", "term", "offsets", "records", "bytes", "codec", "producer", "timestamps"
 )
-
-Facts = dict[str, Any]
 
 
 def describe_frame(segment: str, frame: Frame | BadRange, *, with_records: bool) -> Facts:
@@ -95,28 +90,9 @@ def _describe_header(header: BatchHeader) -> Facts:
 
 def _describe_records(batch: Batch) -> Facts:
     try:
-        return {"records": [_describe_record(record) for record in batch.records()]}
+        return {"records": [describe_record(record) for record in batch.records()]}
     except DecodeError as error:
         return {"records_error": str(error)}
-
-
-def _describe_record(record: Record) -> Facts:
-    facts: Facts = {"offset": record.offset, "timestamp": record.timestamp, "value": _as_text(record.value)}
-    if record.key is not None:
-        facts["key"] = _as_text(record.key)
-    if record.headers:
-        facts["headers"] = {name: _as_text(value) for name, value in record.headers}
-    return facts
-
-
-def _as_text(value: bytes | None) -> str | dict[str, str] | None:
-    """Return bytes as text, or as `{"base64": …}` where they are not UTF-8."""
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": b64encode(value).decode()}
 
 
 def _shown(value: object) -> str:
@@ -128,12 +104,3 @@ def _format_producer(facts: Facts) -> str:
     if facts["producer_id"] is None:
         return "-"
     return f"{facts['producer_id']}:{facts['producer_epoch']}:{facts['base_sequence']}"
-
-
-def format_time(timestamp: int) -> str:
-    """Return milliseconds since 1970 as a UTC time, or as they are where the calendar does not reach."""
-    try:
-        moment = datetime.fromtimestamp(timestamp // 1000, UTC).replace(microsecond=timestamp % 1000 * 1000)
-    except (OverflowError, ValueError, OSError):
-        return str(timestamp)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -12,8 +12,8 @@ import click
 
 from quiver.cli.data_directories import find_nodes, open_node_database
 from quiver.cli.exits import FOUND
-from quiver.cli.frame_lines import format_time
 from quiver.cli.output import print_json, print_json_line, print_table
+from quiver.cli.record_lines import format_time
 from quiver.metadata import JournalRow, compare, read_journal
 from quiver.record import Batch
 from quiver.storage.inspect import read_frames

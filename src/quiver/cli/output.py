@@ -12,13 +12,27 @@ from collections.abc import Sequence
 
 import click
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Cell = str | int | None
 
-_BORDER = 3
-"""What a table's lines and spaces add to each column."""
+_GAP = 3
+"""What stands between two columns."""
+_STYLES = {
+    "alive": "green",
+    "yes": "green",
+    "suspect": "yellow",
+    "draining": "yellow",
+    "pending": "yellow",
+    "dead": "red",
+    "no": "red",
+    "primary": "bold",
+    "-": "dim",
+}
+"""Words that stand out at a terminal."""
 
 
 def print_json(value: object) -> None:
@@ -36,7 +50,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     cells = [[_text(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     is_number = [all(isinstance(row[at], int) for row in rows) for at in range(len(columns))]
-    if sys.stdout.isatty() and sum(widths) + _BORDER * len(widths) < shutil.get_terminal_size().columns:
+    if sys.stdout.isatty() and sum(widths) + _GAP * (len(widths) - 1) <= shutil.get_terminal_size().columns:
         _draw_table(columns, cells, is_number)
         return
     for row in ([*columns], *cells):
@@ -48,12 +62,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
 
 
 def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> None:
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name, right in zip(columns, is_number, strict=True):
-        table.add_column(name, justify="right" if right else "left")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    Console(file=sys.stdout, markup=False, highlight=False).print(table)
+        table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+    Console(file=sys.stdout, highlight=False).print(table)
 
 
 def _text(cell: Cell) -> str:

@@ -23,7 +23,7 @@ def settings_options(command: Command) -> Command:
     for setting in reversed(list(all_settings())):
         option = click.option(
             setting.flag,
-            _parameter(setting),
+            parameter_of(setting),
             type=_kind(setting),
             help=f"{_plain(setting.description)} Default: {show_value(setting.default)}.",
         )
@@ -42,7 +42,7 @@ def settings_from(options: dict[str, str | None]) -> Settings:
     if path := options["settings_file"]:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-    given = {setting.key: options[_parameter(setting)] for setting in all_settings()}
+    given = {setting.key: options[parameter_of(setting)] for setting in all_settings()}
     flags = {key: value for key, value in given.items() if value is not None}
     return load_settings(text, environment=os.environ, flags=flags)
 
@@ -54,7 +54,8 @@ def _kind(setting: Setting) -> click.ParamType[Any]:
     return click.Choice(setting.choices) if setting.choices else click.STRING
 
 
-def _parameter(setting: Setting) -> str:
+def parameter_of(setting: Setting) -> str:
+    """Return the name under which a command gets the flag of a setting."""
     return f"{setting.section}_{setting.name}"
 
 

@@ -27,7 +27,7 @@ from quiver.testing.simulation import simulate
 _TAIL_LINES = 50
 
 
-@click.command(epilog="Example: quiver sim --seeds 1000 --jobs 2")
+@click.command(short_help="Try to break simulated clusters.", epilog="Example: quiver sim --seeds 1000 --jobs 2")
 @click.option(
     "--seeds", "count", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run."
 )
@@ -43,8 +43,8 @@ _TAIL_LINES = 50
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    default=os.cpu_count() or 1,
-    show_default=True,
+    default=lambda: os.cpu_count() or 1,
+    show_default="one per core",
     help="Processes to run at a time.",
 )
 @click.option(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import click
 
-from quiver.cli.connection import connect, url_option
+from quiver.cli.connection import connect, json_option, url_option
 from quiver.cli.output import Cell, print_json, print_table
 from quiver.client.overview import ClusterOverview, NodeOverview
 
 
-@click.command(epilog="Example: quiver status --json --url http://127.0.0.1:8002")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.command(
+    short_help="Print the whole cluster.", epilog="Example: quiver status --json --url http://127.0.0.1:8002"
+)
+@json_option
 @url_option
 def status(*, as_json: bool, url: str) -> None:
     """Print nodes, managers, topics with their partitions, and replicas on their way."""
@@ -26,7 +28,7 @@ def status(*, as_json: bool, url: str) -> None:
 
 def _print_nodes(overview: ClusterOverview) -> None:
     click.echo(f"cluster {overview.cluster_id}, metadata at {overview.index}")
-    columns = ("node", "pid", "roles", "state", "alive", "manager", "applied", "stored", "http", "wire")
+    columns = ("node", "pid", "roles", "state", "manager", "applied", "http", "wire")
     print_table(columns, [_node_cells(node) for node in overview.nodes])
 
 
@@ -38,11 +40,9 @@ def _node_cells(node: NodeOverview) -> tuple[Cell, ...]:
         node.node,
         node.pid,
         ",".join(node.roles),
-        node.state,
-        "yes" if node.is_alive else "no",
+        node.state if node.is_alive or node.state != "alive" else "no answer",
         manager,
         node.applied_index,
-        node.stored_index,
         node.http_address or None,
         node.wire_address,
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import click
 import msgspec
 
-from quiver.cli.connection import connect, url_option
+from quiver.cli.amounts import show_count
+from quiver.cli.connection import connect, json_option, topic_argument, url_option
 from quiver.cli.output import print_json, print_table
 from quiver.wire.messages import RetentionInfo
-
-_TOPIC = click.argument("topic")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(epilog="Example: quiver topic create logs --partitions 3")
@@ -19,7 +17,7 @@ def topic() -> None:
 
 
 @topic.command(epilog="Example: quiver topic create logs --partitions 6 --retention-ms 604800000")
-@_TOPIC
+@topic_argument
 @click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="How many partitions.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Copies of each; three, or one per broker if fewer.")
 @click.option("--retention-ms", type=click.IntRange(min=1), help="Age at which records may go.")
@@ -40,11 +38,11 @@ def create(
     retention = RetentionInfo(ms=retention_ms, bytes=retention_bytes, until_consumed=until_consumed)
     with connect(url) as cluster:
         cluster.create_topic(topic, partitions=partitions, replicas=replicas, retention=retention)
-    click.echo(f"created {topic} with {partitions} partitions")
+    click.echo(f"created {topic} with {show_count(partitions, 'partition')}")
 
 
 @topic.command("list", epilog="Example: quiver topic list --json")
-@_JSON
+@json_option
 @url_option
 def list_(*, as_json: bool, url: str) -> None:
     """Print the names of all topics."""
@@ -58,8 +56,8 @@ def list_(*, as_json: bool, url: str) -> None:
 
 
 @topic.command(epilog="Example: quiver topic describe logs")
-@_TOPIC
-@_JSON
+@topic_argument
+@json_option
 @url_option
 def describe(*, topic: str, as_json: bool, url: str) -> None:
     """Print TOPIC's partitions: leader, replicas, those in sync, offsets and bytes."""
@@ -69,7 +67,9 @@ def describe(*, topic: str, as_json: bool, url: str) -> None:
         print_json(found)
         return
     kept = {key: value for key, value in msgspec.to_builtins(found.retention).items() if value}
-    click.echo(f"{found.topic}: {found.replicas} replicas, records kept {kept or 'for ever'}")
+    click.echo(
+        f"{found.topic}: {found.replicas} replica{'s' * (found.replicas != 1)}, records kept {kept or 'for ever'}"
+    )
     rows = [
         (
             item.partition,
@@ -86,7 +86,7 @@ def describe(*, topic: str, as_json: bool, url: str) -> None:
 
 
 @topic.command(epilog="Example: quiver topic add-partitions logs 12")
-@_TOPIC
+@topic_argument
 @click.argument("partitions", type=click.IntRange(min=1))
 @url_option
 def add_partitions(*, topic: str, partitions: int, url: str) -> None:
@@ -97,7 +97,7 @@ def add_partitions(*, topic: str, partitions: int, url: str) -> None:
 
 
 @topic.command(epilog="Example: quiver topic delete logs")
-@_TOPIC
+@topic_argument
 @url_option
 def delete(*, topic: str, url: str) -> None:
     """Take TOPIC out of use; for a day (manager.purge_delay_ms) it can be had back with restore."""
@@ -107,7 +107,7 @@ def delete(*, topic: str, url: str) -> None:
 
 
 @topic.command(epilog="Example: quiver topic restore logs")
-@_TOPIC
+@topic_argument
 @url_option
 def restore(*, topic: str, url: str) -> None:
     """Take a deleted TOPIC back into use, with all its records."""

@@ -52,7 +52,9 @@ class Plan:
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True}, epilog="Example: quiver up --nodes 3 --data ./quiver-data"
+    short_help="Run a cluster on this machine.",
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: quiver up --nodes 3 --data ./quiver-data",
 )
 @click.option("--nodes", type=click.IntRange(1, 50), default=3, show_default=True, help="How many nodes to run.")
 @click.option("--data", default="./quiver-data", show_default=True, help="Directory of the nodes' directories.")

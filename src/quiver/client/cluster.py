@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import datetime
 from types import TracebackType
 from typing import Final, Literal, Self
 
 import msgspec
 
-from quiver.client.consumer import AsyncConsumer, ConsumerCore
+from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, to_where
 from quiver.client.directory import Directory
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
+from quiver.client.lag import PartitionLag, find_lag, reset_cursors
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
@@ -24,7 +26,7 @@ from quiver.client.router import Router
 from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
-from quiver.model import NodeId, PartitionId, TopicId
+from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.wire.messages import (
     AddPartitions,
     ClientInfo,
@@ -262,6 +264,41 @@ class AsyncCluster:
     async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
         """Drop a producer or consumer: its cursors no longer hold records back."""
         self._see(await self._ask(ForgetClient(kind=kind, id=id)))
+
+    async def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
+        """Return how far a consumer is in every partition that it is registered for, or in those of one topic.
+
+        Raises:
+            NotFoundError: there is no such consumer, or not for that topic.
+        """
+        known = next((client for client in await self.clients("consumer", topic) if client.id == consumer_id), None)
+        if known is None:
+            where = "" if topic is None else f" of {topic!r}"
+            raise NotFoundError(f"there is no consumer {consumer_id}{where}", code="unknown_consumer")
+        return await find_lag(self.router, ConsumerId(consumer_id), known.topics if topic is None else (topic,))
+
+    async def reset(
+        self,
+        consumer_id: int,
+        topic: str,
+        offset: Where | None = None,
+        *,
+        timestamp: int | datetime | None = None,
+        partitions: Iterable[int] = (),
+    ) -> None:
+        """Set where a consumer goes on: an offset, "earliest", "latest", or the first record since a timestamp.
+
+        One that runs goes on where it is, and stores its own place with its next commit: stop it first.
+
+        Raises:
+            NotFoundError: there is no such consumer, topic or partition.
+            NotAllowedError: it is not registered for a partition that was named.
+            OutOfRangeError: the offset is behind a partition's end; nothing was moved.
+        """
+        where, is_timestamp = to_where(offset, timestamp)
+        named = tuple(map(PartitionId, partitions))
+        consumer = ConsumerId(consumer_id)
+        await reset_cursors(self.router, consumer, topic, where, is_timestamp=is_timestamp, partitions=named)
 
     # -- records ---------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from quiver.errors import (
 )
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
+from quiver.wire.messages import CursorsFound
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +77,10 @@ class ConsumerCore:
             )
         elif options.auto_commit_ms is not None:
             raise RequestError("auto_commit needs a consumer with a name", code="no_consumer_name")
-        info = await router.find_topic(topic, deadline=deadline)
+        # Named partitions are looked for now: one that does not exist must not be waited for.
+        info = await router.find_topic(topic, deadline=deadline, age_ms_max=0 if partitions else None)
+        if unknown := set(partitions) - {partition.partition_id for partition in info.partitions}:
+            raise NotFoundError(f"{topic!r} has no partition {min(unknown)}", code="unknown_partition")
         core = cls(topic, cursors, router=router, options=options)
         try:
             wanted = partitions or [partition.partition_id for partition in info.partitions]
@@ -192,10 +196,15 @@ class ConsumerCore:
 
     async def size(self, deadline: Deadline) -> int:
         """Return how many committed records were not handed out yet, all partitions together."""
-        readers = list(self.readers.values())
-        founds = await together(self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
-        pairs = zip(readers, founds, strict=True)
-        return sum(max(0, found.end_offset - max(reader.position, found.first_offset)) for reader, found in pairs)
+        founds = await self._find_bounds(deadline)
+        return sum(
+            max(0, found.end_offset - max(reader.position, found.first_offset)) for reader, found in founds.items()
+        )
+
+    async def end_offsets(self, deadline: Deadline) -> dict[PartitionId, Offset]:
+        """Return the high watermark of every partition, as it is now."""
+        founds = await self._find_bounds(deadline)
+        return {reader.partition_id: found.end_offset for reader, found in founds.items()}
 
     async def close(self, *, is_committing: bool = True) -> None:
         """Store the positions if that is this consumer's own business, and read no more; idempotent."""
@@ -241,6 +250,11 @@ class ConsumerCore:
                     await self._add(sorted(known), "earliest", deadline=deadline)
             except (UnavailableError, OutcomeUnknownError, NotFoundError):
                 continue  # whoever reads the partitions will tell the application
+
+    async def _find_bounds(self, deadline: Deadline) -> dict[PartitionReader, CursorsFound]:
+        readers = list(self.readers.values())
+        finding = (self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
+        return dict(zip(readers, await together(finding), strict=True))
 
     async def _commit_one(self, reader: PartitionReader, deadline: Deadline) -> None:
         position = reader.position
@@ -408,6 +422,10 @@ class AsyncConsumer:
     async def size(self) -> int:
         """Return how many records there are that were not handed out yet, exactly."""
         return await self.core.size(self._router.deadline())
+
+    async def end_offsets(self) -> dict[PartitionId, Offset]:
+        """Return where each partition that it reads ends now: the offset that the next record there gets."""
+        return await self.core.end_offsets(self._router.deadline())
 
     async def close(self) -> None:
         """Commit if `auto_commit` is on, then end; idempotent."""

@@ -26,8 +26,8 @@ from quiver.wire.messages import (
 class Cursors:
     """Where one consumer of one topic is, by the cluster's account."""
 
-    def __init__(self, router: Router, topic: str) -> None:
-        self.consumer_id: ConsumerId | None = None
+    def __init__(self, router: Router, topic: str, consumer_id: ConsumerId | None = None) -> None:
+        self.consumer_id = consumer_id
         """None: a consumer that the cluster does not know."""
         self._router = router
         self._topic = topic

@@ -178,6 +178,11 @@ class Deliveries:
         """Whether it is known what became of every record."""
         return all(outcome.is_settled for outcome, _, _ in self._parts)
 
+    @property
+    def committed_count(self) -> int:
+        """How many of the records are known to be committed."""
+        return sum(count for outcome, _, count in self._parts if outcome.is_settled and outcome.error is None)
+
     def result(self, timeout: float | None = None) -> list[Span]:
         """Block until all records are committed, at most `timeout` seconds for each batch; return their places.
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from quiver.client.cluster import AsyncCluster, TopicDescription
 from quiver.client.consumer import AsyncConsumer, Where, iterate
 from quiver.client.delivery import Deliveries, Delivery, Outcome
+from quiver.client.lag import PartitionLag
 from quiver.client.overview import ClusterOverview
 from quiver.client.producer import AsyncProducer, record_bytes
 from quiver.client.sources import RecordHeaders
 from quiver.client.thread import LoopThread
 from quiver.errors import OverloadedError, QuiverError, RequestError
-from quiver.model import ConsumerId, Offset, ProducerId
+from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
 from quiver.record import Record, Value
 from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
@@ -162,6 +163,25 @@ class Cluster:
     def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
         """Drop a producer or consumer: its cursors no longer hold records back."""
         self._run(self._cluster.forget(kind, id))
+
+    def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
+        """Return how far a consumer is in every partition that it is registered for, or in those of one topic."""
+        return self._run(self._cluster.lag(consumer_id, topic))
+
+    def reset(
+        self,
+        consumer_id: int,
+        topic: str,
+        offset: Where | None = None,
+        *,
+        timestamp: int | datetime | None = None,
+        partitions: Iterable[int] = (),
+    ) -> None:
+        """Set where a consumer goes on: an offset, "earliest", "latest", or the first record since a timestamp.
+
+        One that runs goes on where it is, and stores its own place with its next commit: stop it first.
+        """
+        self._run(self._cluster.reset(consumer_id, topic, offset, timestamp=timestamp, partitions=partitions))
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -437,6 +457,10 @@ class Consumer:
     def size(self) -> int:
         """Return how many records there are that were not handed out yet, exactly."""
         return self._thread.run(self._consumer.size())
+
+    def end_offsets(self) -> dict[PartitionId, Offset]:
+        """Return where each partition that it reads ends now: the offset that the next record there gets."""
+        return self._thread.run(self._consumer.end_offsets())
 
     def close(self) -> None:
         """Commit if `auto_commit` is on, then end; idempotent."""

@@ -141,7 +141,7 @@ def _clients(view: View) -> Iterator[tuple[Kind, Producer | Consumer]]:
 def _client(view: View, kind: Kind, client: Producer | Consumer, *, now_ms: int, alive_ms: int) -> ClientInfo:
     last_seen_ms = view.last_seen_ms(kind, client.key)
     topics = {view.topics[item.topic_id].name for item in client.registrations}
-    name, epoch = (client.name, client.epoch) if isinstance(client, Producer) else ("", 0)
+    name, epoch = (client.name, client.epoch) if isinstance(client, Producer) else (client.request_id, 0)
     return ClientInfo(
         kind="producer" if kind is Kind.PRODUCER else "consumer",
         id=client.key,

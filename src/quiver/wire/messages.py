@@ -170,7 +170,7 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A registered producer or consumer."""
+    """A registered producer or consumer; a consumer's name is the `request_id` that it first registered with."""
 
     kind: Literal["producer", "consumer"]
     id: int

@@ -220,3 +220,51 @@ def test_closing_a_cluster_closes_what_was_made_from_it() -> None:
             await consumer.poll()
 
     world.run(scenario())
+
+
+def test_lag_and_reset_of_a_consumer_from_outside() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            producer = await cluster.producer("logs")
+            await producer.send_many([b"x"] * 10, partition=0)
+            await producer.send_many([b"y"] * 5, partition=1)
+            await producer.flush()
+            consumer = await cluster.consumer("logs", name="report")
+            assert consumer.consumer_id is not None
+            await consumer.seek(0, 4)
+            await consumer.commit()
+            assert await consumer.end_offsets() == {0: 10, 1: 5}
+            id_ = consumer.consumer_id
+            assert [(lag.partition, lag.cursor, lag.lag) for lag in await cluster.lag(id_)] == [(0, 4, 6), (1, 0, 5)]
+            await cluster.reset(id_, "logs", "latest", partitions=[1])
+            assert [lag.lag for lag in await cluster.lag(id_, "logs")] == [6, 0]
+            with pytest.raises(OutOfRangeError):
+                await cluster.reset(id_, "logs", 6)
+            with pytest.raises(NotFoundError):
+                await cluster.reset(id_, "logs", 0, partitions=[2])
+            assert [lag.lag for lag in await cluster.lag(id_)] == [6, 0]
+            await cluster.reset(id_, "logs", "earliest")
+            assert [lag.cursor for lag in await cluster.lag(id_)] == [0, 0]
+            with pytest.raises(NotFoundError) as unknown:
+                await cluster.lag(id_ + 1)
+            assert unknown.value.code == "unknown_consumer"
+
+    world.run(scenario())
+
+
+def test_consumer_of_a_partition_that_does_not_exist_is_refused_at_once() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            begun_ms = world.clock.monotonic_ms()
+            with pytest.raises(NotFoundError) as refused:
+                await cluster.consumer("logs", partitions=[0, 2])
+            assert refused.value.code == "unknown_partition"
+            assert world.clock.monotonic_ms() - begun_ms < 1000
+
+    world.run(scenario())

@@ -136,13 +136,13 @@ def test_clients_are_listed_by_kind_and_topic_and_alive_while_they_were_heard_of
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
         await world.ask(RegisterProducer(topics=(Selection(topic="logs"),), name="web"))
-        consumer = await world.ask(RegisterConsumer(topics=(Selection(topic="logs"),)))
+        consumer = await world.ask(RegisterConsumer(topics=(Selection(topic="logs"),), request_id="report"))
         await world.ask(CreateTopic(topic="other"))
         later = consumer.index
         found = (await world.ask(ListClients(known_index=later))).clients
         assert [(item.kind, item.id, item.name, item.topics, item.is_alive) for item in found] == [
             ("producer", 1, "web", ("logs",), True),
-            ("consumer", 1, "", ("logs",), True),
+            ("consumer", 1, "report", ("logs",), True),
         ]
         assert [item.kind for item in (await world.ask(ListClients(kind="consumer"))).clients] == ["consumer"]
         assert (await world.ask(ListClients(topic="other"))).clients == ()

@@ -1,0 +1,189 @@
+"""`quiver consume` and `quiver tail`: a topic's records on standard output, or in a file.
+
+A named consumer's cursors move only past what was written: after an interrupt the next run repeats nothing and skips
+nothing; after a crash, or when whoever read the output has gone, it may repeat the last second's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import click
+
+import quiver
+from quiver.cli.amounts import show_count
+from quiver.cli.connection import connect, partitions_option, topic_argument, url_option
+from quiver.cli.examples import examples
+from quiver.cli.record_sinks import Format, LineSink, Sink, coloured_line, json_line, open_sink, pretty_line
+from quiver.cli.start_option import START_HELP, Start, StartType
+
+POLL_S = 0.5
+"""How long a wait for records is: how soon the end of a topic is noticed, and a commit can be due."""
+COMMIT_EVERY_S = 1.0
+_LATEST = Start(offset="latest")
+
+_MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar="N", help="End after so many records.")
+
+
+@click.command(
+    short_help="Print or save records.",
+    epilog=examples(
+        "quiver consume logs --from 15m --follow",
+        "quiver consume logs --consumer report --max 1000 --json | jq .value",
+        "quiver consume logs --format parquet --output logs.parquet",
+    ),
+)
+@topic_argument
+@click.option("--from", "start", type=StartType(), help=f"Where to begin: {START_HELP}.  [default: earliest]")
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@partitions_option
+@_MAX
+@click.option("--consumer", "name", metavar="NAME", help="Go on where this consumer is, and move its cursors.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(("text", "json", "arrow", "parquet")),
+    default="text",
+    show_default=True,
+    help="Values, one per line; JSON objects, one per line; or a table.",
+)
+@click.option("--json", "format_", flag_value="json", help="The same as --format json.")
+@click.option("--output", type=click.Path(dir_okay=False, writable=True), help="File to write, instead of the output.")
+@url_option
+def consume(
+    *,
+    topic: str,
+    start: Start | None,
+    follow: bool,
+    partitions: tuple[int, ...],
+    records_max: int | None,
+    name: str | None,
+    format_: Format,
+    output: str | None,
+    url: str,
+) -> None:
+    """Write the records of TOPIC, those of one partition in their order; end when all that there were are written.
+
+    With --consumer it begins at that consumer's cursors, unless --from is given, and moves them past what it has
+    written. Arrow is a stream in a pipe and a file with --output; both and Parquet need pyarrow.
+    """
+    _check_usage(format_, follow=follow, output=output)
+    with connect(url) as cluster, _open_output(output) as stream:
+        consumer = _open_consumer(cluster, topic, name, partitions=partitions, start=start)
+        is_terminal = output is None and sys.stdout.isatty()
+        sink = open_sink(format_, stream, is_terminal=is_terminal, is_file=output is not None)
+        reading = _Reading(consumer, sink, stream, records_max=records_max, is_following=follow)
+        reading.run()
+        if output is not None:
+            click.echo(f"wrote {show_count(reading.count, 'record')} of {topic} to {output}", err=True)
+
+
+@click.command(
+    short_help="Print records as they come.",
+    epilog=examples("quiver tail logs", "quiver tail logs --partition 0 --json"),
+)
+@topic_argument
+@partitions_option
+@_MAX
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@url_option
+def tail(*, topic: str, partitions: tuple[int, ...], records_max: int | None, as_json: bool, url: str) -> None:
+    """Print the records that come to TOPIC from now on: time, partition and offset, key, value. Ctrl-C ends it."""
+    with connect(url) as cluster, _open_output(None) as stream:
+        consumer = _open_consumer(cluster, topic, None, partitions=partitions, start=_LATEST)
+        if sys.stderr.isatty():
+            click.echo(f"waiting for records of {topic}; Ctrl-C ends it", err=True)
+        render = json_line if as_json else coloured_line if sys.stdout.isatty() else pretty_line
+        _Reading(consumer, LineSink(stream, render), stream, records_max=records_max, is_following=True).run()
+
+
+def _check_usage(format_: Format, *, follow: bool, output: str | None) -> None:
+    if format_ in ("arrow", "parquet") and output is None and sys.stdout.isatty():
+        raise click.UsageError(f"{format_} is not for a terminal: give --output, or send it through a pipe")
+    if format_ == "parquet" and follow:
+        raise click.UsageError("--follow never writes the end of a Parquet file, which is needed to read it; use arrow")
+
+
+@contextmanager
+def _open_output(path: str | None) -> Iterator[BinaryIO]:
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    with open(path, "wb") as file:
+        yield file
+
+
+def _open_consumer(
+    cluster: quiver.Cluster, topic: str, name: str | None, *, partitions: tuple[int, ...], start: Start | None
+) -> quiver.Consumer:
+    """Return a consumer that stands where it is to begin."""
+    begin = "latest" if start == _LATEST else "earliest"
+    consumer = cluster.consumer(topic, name, partitions=partitions, start=begin, on_trimmed="earliest")  # type: ignore[arg-type] # one of the two
+    is_there = start is None or (name is None and start.offset in ("earliest", "latest"))
+    if start is not None and not is_there:
+        for partition in consumer.partitions:
+            consumer.seek(partition, start.offset, timestamp=start.timestamp)
+    return consumer
+
+
+class _Reading:
+    """Moves records from a consumer to a sink until it is enough, and the consumer's cursors behind them."""
+
+    def __init__(
+        self, consumer: quiver.Consumer, sink: Sink, stream: BinaryIO, *, records_max: int | None, is_following: bool
+    ) -> None:
+        self.count = 0
+        self._consumer, self._sink, self._stream = consumer, sink, stream
+        self._records_max = sys.maxsize if records_max is None else records_max
+        self._end_offsets = {} if is_following else consumer.end_offsets()
+        self._is_following = is_following
+        self._written = self._positions()
+        self._committed_s = time.monotonic()
+
+    def run(self) -> None:
+        """Move records, and leave everything in order, also when interrupted."""
+        try:
+            self._move()
+        except KeyboardInterrupt:
+            self._finish()
+            raise
+        self._finish()
+        if skipped := self._consumer.skipped_count:
+            click.echo(f"retention had removed {show_count(skipped, 'record')} before they were read", err=True)
+
+    def _move(self) -> None:
+        while self.count < self._records_max and not self._is_at_end():
+            self.count += self._sink.take(self._consumer, self._records_max - self.count, POLL_S)
+            self._written = self._positions()
+            if not self._sink.is_whole_when_closed and time.monotonic() - self._committed_s >= COMMIT_EVERY_S:
+                self._commit()
+
+    def _is_at_end(self) -> bool:
+        if self._is_following:
+            return False
+        return all(self._consumer.position(at) >= end for at, end in self._end_offsets.items())
+
+    def _finish(self) -> None:
+        self._sink.close()
+        self._commit()
+
+    def _commit(self) -> None:
+        """Move the cursors, if there are any, to behind what is written; a file is on disk before."""
+        self._committed_s = time.monotonic()
+        if self._consumer.consumer_id is None:
+            return
+        if self._stream is not sys.stdout.buffer:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        for partition, offset in self._written.items():
+            if self._consumer.position(partition) != offset:  # what an interrupt has kept from being written
+                self._consumer.seek(partition, offset)
+        self._consumer.commit()
+
+    def _positions(self) -> dict[int, int]:
+        return {partition: self._consumer.position(partition) for partition in self._consumer.partitions}

@@ -1,0 +1,132 @@
+"""`quiver consumer`: see registered consumers and how far they are, and set where one goes on."""
+
+from __future__ import annotations
+
+import click
+
+import quiver
+from quiver.cli.connection import connect, json_option, partitions_option, url_option
+from quiver.cli.examples import examples
+from quiver.cli.output import Cell, print_json, print_table
+from quiver.cli.record_lines import format_time
+from quiver.cli.start_option import START_HELP, Start, StartType
+from quiver.client.lag import PartitionLag
+from quiver.errors import NotFoundError
+
+_CONSUMER = click.argument("consumer")
+_TOPIC = click.option("--topic", help="Only this topic.")
+
+
+@click.group(epilog="Example: quiver consumer lag report")
+def consumer() -> None:
+    """Work with registered consumers."""
+
+
+@consumer.command("list", epilog="Example: quiver consumer list --topic logs")
+@_TOPIC
+@json_option
+@url_option
+def list_(*, topic: str | None, as_json: bool, url: str) -> None:
+    """Print the registered consumers and when they were last heard of."""
+    with connect(url) as cluster:
+        found = cluster.clients("consumer", topic)
+    if as_json:
+        print_json(found)
+        return
+    print_table(("id", "name", "topics", "alive", "last seen", "registered"), [_client_cells(one) for one in found])
+
+
+@consumer.command(epilog=examples("quiver consumer lag", "quiver consumer lag report --topic logs --json"))
+@click.argument("consumer", required=False)
+@_TOPIC
+@json_option
+@url_option
+def lag(*, consumer: str | None, topic: str | None, as_json: bool, url: str) -> None:
+    """Print how far CONSUMER, a name or an id, is in each partition; without it, how far each is in its topics.
+
+    The lag is the number of records that it has not consumed yet.
+    """
+    with connect(url) as cluster:
+        if consumer is None:
+            _print_all(cluster, topic, as_json=as_json)
+            return
+        found = cluster.lag(_find_id(cluster, consumer), topic)
+    if as_json:
+        print_json(found)
+        return
+    _print_lag(found)
+
+
+@consumer.command(epilog="Example: quiver consumer reset report --topic logs --to earliest")
+@_CONSUMER
+@click.option("--topic", required=True, help="The topic to go on in.")
+@click.option("--to", "start", type=StartType(), required=True, help=f"Where to go on: {START_HELP}.")
+@partitions_option
+@url_option
+def reset(*, consumer: str, topic: str, start: Start, partitions: tuple[int, ...], url: str) -> None:
+    """Set where CONSUMER, a name or an id, goes on in a topic, and print how far it is then.
+
+    Stop it first: one that runs goes on where it is, and stores its own place with its next commit.
+    """
+    with connect(url) as cluster:
+        id_ = _find_id(cluster, consumer)
+        cluster.reset(id_, topic, start.offset, timestamp=start.timestamp, partitions=partitions)
+        found = cluster.lag(id_, topic)
+    _print_lag([one for one in found if not partitions or one.partition in partitions])
+
+
+@consumer.command(epilog="Example: quiver consumer forget report")
+@_CONSUMER
+@url_option
+def forget(*, consumer: str, url: str) -> None:
+    """Drop CONSUMER, a name or an id, with its cursors: retention no longer waits for it."""
+    with connect(url) as cluster:
+        cluster.forget("consumer", _find_id(cluster, consumer))
+    click.echo(f"consumer {consumer} is forgotten")
+
+
+def _find_id(cluster: quiver.Cluster, consumer: str) -> int:
+    """Return the id of a consumer by its name or, if none is called so, by its id."""
+    known = cluster.clients("consumer")
+    for one in known:
+        if one.name == consumer:
+            return one.id
+    if consumer.isascii() and consumer.isdigit() and any(one.id == int(consumer) for one in known):
+        return int(consumer)
+    raise NotFoundError(f"there is no consumer {consumer!r}; quiver consumer list shows all", code="unknown_consumer")
+
+
+def _client_cells(client: quiver.ClientInfo) -> tuple[Cell, ...]:
+    return (
+        client.id,
+        client.name or None,
+        " ".join(client.topics) or None,
+        "yes" if client.is_alive else "no",
+        None if client.last_seen_ms is None else format_time(client.last_seen_ms),
+        format_time(client.registered_ms),
+    )
+
+
+def _print_lag(found: list[PartitionLag]) -> None:
+    columns = ("topic", "partition", "cursor", "first offset", "end offset", "lag")
+    rows: list[tuple[Cell, ...]] = [
+        (one.topic, one.partition, one.cursor, one.first_offset, one.end_offset, one.lag) for one in found
+    ]
+    print_table(columns, rows)
+
+
+def _print_all(cluster: quiver.Cluster, topic: str | None, *, as_json: bool) -> None:
+    found = [
+        (client, name, cluster.lag(client.id, name))
+        for client in cluster.clients("consumer", topic)
+        for name in client.topics
+        if topic in (None, name)
+    ]
+    if as_json:
+        print_json([lag for _, _, lags in found for lag in lags])
+        return
+    rows: list[tuple[Cell, ...]] = [
+        (client.id, client.name or None, name, sum(lag.lag for lag in lags), "yes" if client.is_alive else "no")
+        for client, name, lags in found
+    ]
+    print_table(("id", "name", "topic", "lag", "alive"), rows)

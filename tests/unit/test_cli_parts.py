@@ -1,0 +1,191 @@
+"""Parts of the command line that need no cluster: lines cut from streams, places parsed, records shown, the manual."""
+
+from __future__ import annotations
+
+import io
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.shell_completion import ShellComplete
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.cli import line_source, main, quiver
+from quiver.cli.amounts import show_bytes, show_count
+from quiver.cli.line_source import read_files, read_lines, total_bytes
+from quiver.cli.manual import render_manual
+from quiver.cli.record_lines import printable
+from quiver.cli.record_sinks import coloured_line, json_line, pretty_line, printable_line, raw_line
+from quiver.cli.start_option import Start, StartType
+from quiver.errors import TooLargeError
+from quiver.model import Offset, PartitionId
+from quiver.record import Record
+
+MANUAL_PAGE = Path(__file__).parents[2] / "docs" / "operations" / "cli.md"
+Output = pytest.CaptureFixture[str]
+
+
+def stream(data: bytes) -> io.BufferedReader:
+    return io.BufferedReader(io.BytesIO(data))
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    return [line for lines in read_lines(stream(data), "test") for line in lines]
+
+
+@given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=30), st.integers(1, 8))
+def test_lines_are_what_stands_before_line_feeds_however_they_are_read(lines: list[bytes], block_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_source, "BLOCK_BYTES", block_bytes)
+        assert lines_of(b"".join(line + b"\n" for line in lines)) == lines
+
+
+def test_last_line_may_lack_its_line_feed_and_empty_lines_count() -> None:
+    assert lines_of(b"a\n\nb\r\nc") == [b"a", b"", b"b\r", b"c"]
+    assert lines_of(b"") == []
+    assert lines_of(b"\n") == [b""]
+
+
+def test_lines_that_are_there_are_not_kept_waiting_for_more() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as sink:
+        lines = read_lines(source, "pipe")
+        sink.write(b"one\ntwo\nthr")
+        assert next(lines) == [b"one", b"two"]
+        sink.write(b"ee\n")
+        assert next(lines) == [b"three"]
+
+
+def test_line_that_no_record_can_hold_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_source, "PAYLOAD_BYTES_MAX", 10)
+    monkeypatch.setattr(line_source, "BLOCK_BYTES", 4)
+    assert lines_of(b"0123456789\n0123456789") == [b"0123456789"] * 2
+    with pytest.raises(TooLargeError, match="line 2 of test"):
+        lines_of(b"short\n" + b"x" * 12)
+
+
+def test_files_are_read_one_after_the_other(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    Path(paths[0]).write_bytes(b"1\n2")
+    Path(paths[1]).write_bytes(b"3\n")
+    assert [line for lines in read_files(paths) for line in lines] == [b"1", b"2", b"3"]
+    assert total_bytes(paths) == 5
+    assert total_bytes([paths[0], "-"]) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "start"),
+    [
+        ("earliest", Start(offset="earliest")),
+        ("latest", Start(offset="latest")),
+        ("42", Start(offset=42)),
+        ("2026-01-31", Start(timestamp=datetime(2026, 1, 31, tzinfo=UTC))),
+        ("2026-01-31T12:00:05.250", Start(timestamp=datetime(2026, 1, 31, 12, 0, 5, 250_000, tzinfo=UTC))),
+        ("2026-01-31T12:00Z", Start(timestamp=datetime(2026, 1, 31, 12, tzinfo=UTC))),
+    ],
+)
+def test_place_is_a_word_an_offset_or_a_time(word: str, start: Start) -> None:
+    assert StartType().convert(word, None, None) == start
+
+
+@pytest.mark.parametrize(("word", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86_400)])
+def test_place_may_be_some_time_ago(word: str, seconds: int) -> None:
+    before = datetime.now(UTC)
+    found = StartType().convert(word, None, None).timestamp
+    assert found is not None
+    assert before <= found + timedelta(seconds=seconds) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("word", ["yesterday", "-5", "15x", "", "2026-13-01", "99999999999999d"])
+def test_what_is_no_place_is_refused(word: str, capsys: Output) -> None:
+    assert main(["consume", "logs", "--from", word]) == 2
+    assert "is none of: earliest, latest, an offset" in capsys.readouterr().err
+
+
+def record(value: bytes | None, key: bytes | None = None) -> Record:
+    return Record(
+        Offset(7), 1_769_860_800_123, key, value, headers=(("h", b"\xff"),) if key else (), partition=PartitionId(2)
+    )
+
+
+def test_records_are_shown_as_bytes_as_text_and_as_json() -> None:
+    assert raw_line(record(b"\x1b[31m\xff")) == b"\x1b[31m\xff\n"
+    assert raw_line(record(None)) == b"\n"
+    assert printable_line(record("grün\t\x1b[31m".encode())) == "grün\t\\x1b[31m\n".encode()
+    assert pretty_line(record(b"v", b"k\n")) == b"2026-01-31T12:00:00.123Z  2:7  k\\n  v\n"
+    assert msgspec.json.decode(json_line(record(b"v", b"\xfe"))) == {
+        "partition": 2,
+        "offset": 7,
+        "timestamp": 1_769_860_800_123,
+        "value": "v",
+        "key": {"base64": "/g=="},
+        "headers": {"h": {"base64": "/w=="}},
+    }
+    assert msgspec.json.decode(json_line(record(None)))["value"] is None
+    assert click.unstyle(coloured_line(record(b"v", b"k")).decode()).encode() == pretty_line(record(b"v", b"k"))
+
+
+@given(st.binary())
+def test_no_record_can_steer_a_terminal(value: bytes) -> None:
+    assert printable(value).replace("\t", "").isprintable()
+
+
+def test_amounts_are_easy_to_read() -> None:
+    assert [show_count(count, "record") for count in (0, 1, 1_234_567)] == [
+        "0 records",
+        "1 record",
+        "1,234,567 records",
+    ]
+    sizes = [show_bytes(size) for size in (0, 999, 1500, 5_200_000, 7e15)]
+    assert sizes == ["0 B", "999 B", "1.5 kB", "5.2 MB", "7000.0 TB"]
+
+
+def test_tables_are_not_written_to_a_terminal_and_parquet_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    assert main(["consume", "logs", "--format", "parquet", "--follow", "--output", "x"]) == 2
+    assert "use arrow" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["consume", "logs", "--format", "arrow"]) == 2
+    assert "give --output" in capsys.readouterr().err
+
+
+def test_manual_is_made_from_the_commands() -> None:
+    assert MANUAL_PAGE.read_text() == render_manual(quiver), "run `make docs`"
+
+
+def test_manual_is_printed(capsys: Output) -> None:
+    assert main(["cli", "docs"]) == 0
+    assert capsys.readouterr().out == render_manual(quiver)
+
+
+def test_manual_leaves_settings_to_their_page() -> None:
+    manual = render_manual(quiver)
+    assert "\n## quiver node\n" in manual
+    assert "| `--log-durability" not in manual
+
+
+@pytest.mark.parametrize(("shell", "told"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "complete ")])
+def test_completion_is_printed_for_shells(shell: str, told: str, capsys: Output) -> None:
+    assert main(["cli", "completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_QUIVER_COMPLETE" in script
+    assert told in script
+
+
+def test_commands_and_options_are_completed() -> None:
+    completion = ShellComplete(quiver, {}, "quiver", "_QUIVER_COMPLETE")
+    assert [item.value for item in completion.get_completions([], "con")] == ["consume", "consumer", "config"]
+    assert [item.value for item in completion.get_completions(["consume", "logs"], "--fo")] == ["--follow", "--format"]
+
+
+def test_help_lists_every_command_in_a_section(capsys: Output) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in quiver.list_commands(click.Context(quiver)):
+        assert f"\n  {name} " in shown
+    assert main(["no-such"]) == 2
