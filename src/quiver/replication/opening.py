@@ -13,6 +13,7 @@ are written in an order that lets every crash be understood here:
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 
 import msgspec
@@ -90,14 +91,26 @@ async def open_files(storage: Storage, directory: str, *, bootstrap: Configurati
 
 
 async def _open_files(storage: Storage, directory: str, bootstrap: Configuration | None) -> MemberFiles:
-    submit = storage.executor.submit
     file = HardStateFile(storage.disk, directory)
+    async with AsyncExitStack() as opened:  # whoever tries again must not find yesterday's handles
+        opened.callback(file.close)
+        files = await _read_files(storage, directory, file, bootstrap, opened)
+        opened.pop_all()
+    return files
+
+
+async def _read_files(
+    storage: Storage, directory: str, file: HardStateFile, bootstrap: Configuration | None, opened: AsyncExitStack
+) -> MemberFiles:
+    submit = storage.executor.submit
     saved = await submit(file.load)
     is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
     log = await submit(partial(storage.open_log, directory, verify=is_suspect))
+    opened.push_async_callback(log.close)
     hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
     if log.damage:
         hard_state, log = await _set_damage_aside(storage, log, file, hard_state)
+        opened.push_async_callback(log.close)
     snapshots = SnapshotStore(storage.disk, directory)
     standing = await _find_standing(storage, log, snapshots)
     membership = decode_membership(hard_state.membership)

@@ -139,11 +139,13 @@ class Replicator:
 
         Raises:
             RequestError: the group is open already.
-            StorageError: its files cannot be used.
+            StorageError: its files cannot be used, or the disk has failed under another group.
         """
         if group in self._members:
             raise RequestError(f"group {group} is open already")
         files = await open_files(self._storage, directory, bootstrap=bootstrap)
+        if self._failure is not None:
+            raise StorageError(f"not opened: {self._failure}")
         for warning in files.warnings:
             logger.warning("log recovered with a finding", extra=facts(group=group, finding=warning))
         member = Member(
@@ -174,10 +176,11 @@ class Replicator:
         files.hard_state.close()
 
     async def close_member(self, group: GroupId) -> None:
-        """Stop taking part in a group; its files stay."""
-        member = self._members.pop(group)
+        """Stop taking part in a group; its files stay. A node whose disk has failed takes part in none."""
+        member = self._members.pop(group, None)
         self._awake.pop(group, None)
-        await member.close()
+        if member is not None:
+            await member.close()
 
     async def wait_failed(self) -> StorageError:
         """Wait until the disk has failed under a member; the node must end then, with a non-zero status."""

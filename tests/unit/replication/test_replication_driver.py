@@ -209,6 +209,15 @@ async def test_failed_sync_stops_the_node_and_the_others_go_on(cluster: Cluster)
 
 
 @simulate
+async def test_node_whose_disk_failed_takes_part_in_no_group(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    leader.replicator.fail(StorageError("the disk failed under another group"))
+    await leader.replicator.close_member(leader.member.group)  # nothing is left to close
+    with pytest.raises(StorageError, match="under another group"):
+        await leader.replicator.open_member(GroupId(7), f"{DIRECTORY}/7", leader.machine)
+
+
+@simulate
 async def test_failed_hard_state_stops_the_node(cluster: Cluster) -> None:
     leader = await cluster.leader()
     follower = next(node for node in cluster.nodes.values() if node is not leader)

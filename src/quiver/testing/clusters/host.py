@@ -19,6 +19,7 @@ from quiver.testing.clusters.surroundings import SimulatedSurroundings
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.executor import SimulatedExecutor
 from quiver.testing.finding import found, require
+from quiver.testing.report import describe
 
 if TYPE_CHECKING:
     from quiver.testing.clusters.world import ClusterWorld
@@ -194,7 +195,7 @@ class SimulatedHost:
         self.world.trace.record("exit", self.world.now_ms, self.id, *map(repr, causes))
         for cause in causes:
             if not isinstance(cause, QuiverError | OSError):
-                raise cause  # a bug: the loop takes it to the end of the run
+                found("F3", f"a node crashed: {describe(cause)}", node=self.id)
         is_damage = any(isinstance(cause, DamageError) for cause in causes)
         require(self.is_tainted or not is_damage, "F1", f"a disk that nobody damaged is damaged: {error}", node=self.id)
         self._damages_in_a_row = self._damages_in_a_row + 1 if is_damage else 0
