@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quiver.broker.nodes import Nodes
-from quiver.broker.table import Held, Key, PartitionTable
+from quiver.broker.table import Held, HeldState, Key, PartitionTable
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
-from quiver.errors import OutcomeUnknownError, QuiverError, StorageError, UnavailableError
+from quiver.errors import DamageError, OutcomeUnknownError, QuiverError, StorageError, UnavailableError
 from quiver.logs import facts
 from quiver.metadata import (
     Change,
@@ -221,9 +221,9 @@ class ReplicaKeeper:
             await self._settle_moved_away(row, held)
         elif view.topics[row.topic_id].state is not TopicState.ACTIVE:
             await self._close(held)  # files stay: the topic can be restored
-        elif held is None:
+        elif held is None or (held.state is HeldState.UNUSABLE and not held.is_given_up):
             self._check_identity(view)
-            await self._open(row, await self._find_first_members(row))
+            await self._open(row, held, await self._find_first_members(row))
 
     # -- opening ---------------------------------------------------------------------------------
 
@@ -251,13 +251,20 @@ class ReplicaKeeper:
             raise UnavailableError("the metadata was behind")
         return Configuration(voters=tuple(sorted(now.replicas))) if not now.epoch else None
 
-    async def _open(self, row: Partition, first_members: Configuration | None) -> None:
-        held = self._table.add(row.key, row.group_id)
+    async def _open(self, row: Partition, held: Held | None, first_members: Configuration | None) -> None:
+        """Open a replica. Damage stays what it is; another failure of the disk, such as no space, may pass."""
+        held, known = self._table.add(row.key, row.group_id) if held is None else held, held
         try:
             replica = await self._open_replica(row, held, first_members)
-        except StorageError as error:
+        except DamageError as error:
             held.give_up(error.message)
             logger.exception("replica cannot be opened", extra=facts(group=row.group_id, topic_id=row.topic_id))
+            return
+        except StorageError as error:
+            if known is None:
+                logger.exception("replica cannot be opened yet", extra=facts(group=row.group_id, topic_id=row.topic_id))
+            held.note_problem(error.message)
+            self._look_later(row.group_id)
             return
         if replica is not None:
             held.open(replica)

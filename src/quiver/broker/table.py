@@ -36,7 +36,7 @@ class HeldState(StrEnum):
 class Held:
     """One replica that this node holds, or is about to hold or to let go of; `replica` is set while it is open."""
 
-    __slots__ = ("group", "key", "problem", "replica", "state")
+    __slots__ = ("group", "is_given_up", "key", "problem", "replica", "state")
 
     def __init__(self, key: Key, group: GroupId) -> None:
         self.key = key
@@ -45,6 +45,8 @@ class Held:
         self.replica: Replica | None = None
         self.problem = ""
         """Why it is unusable, for people."""
+        self.is_given_up = False
+        """Whether it will not be tried again to open it."""
 
     @property
     def is_leader(self) -> bool:
@@ -62,7 +64,12 @@ class Held:
         return replica
 
     def give_up(self, problem: str) -> None:
-        """Take note that the replica cannot be opened."""
+        """Take note that the replica can never be opened."""
+        self.note_problem(problem)
+        self.is_given_up = True
+
+    def note_problem(self, problem: str) -> None:
+        """Take note that the replica could not be opened this time."""
         self.state, self.problem = HeldState.UNUSABLE, problem
 
 

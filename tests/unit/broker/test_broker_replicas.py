@@ -204,6 +204,21 @@ def test_lost_replica_is_healed_by_moving_it_away_and_back() -> None:
     simulate(test, nodes=4)
 
 
+def test_replica_that_an_error_of_the_disk_kept_closed_is_opened_when_the_error_is_over() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        await cluster.produce(topic_id, b"a")
+        path = f"{DIRECTORY}/groups/{cluster.group_of(topic_id)}/hardstate"
+        cluster[3].kill()
+        cluster[3].disk.fail("read", nth=1, path=path)
+        cluster[3].start()
+        await cluster.wait(lambda: (cluster[3].is_up and roles(cluster, 3, topic_id) == ["unusable"]) or None)
+        await cluster.wait(lambda: roles(cluster, 3, topic_id) == ["follower"] or None)
+        await cluster.wait_equal(topic_id, 1, 2, 3)
+
+    simulate(test)
+
+
 def test_damaged_replica_does_not_keep_the_node_from_serving_others() -> None:
     async def test(cluster: Cluster) -> None:
         damaged = await cluster.create_topic("damaged")
