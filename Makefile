@@ -21,10 +21,10 @@ COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test coverage bench fuzz sim chaos demo up docs clean
+.PHONY: help setup lock lint types unit check test test-spark coverage bench fuzz sim chaos demo up docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install Quiver with everything its tests need
 
@@ -54,11 +54,15 @@ unit: setup ## run the unit tests
 check: lint types unit ## what to run before every commit: style, types, unit tests
 
 test: lint types ## everything: style, types, all tests
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/spark
+	$(BIN)/python -m pytest tests/spark -m 'not slow'
+
+test-spark: setup ## run all tests on Spark, one session for all of them
+	$(BIN)/python -m pytest tests/spark
 
 coverage: setup ## measure branch coverage; fails below 100 % of record/, storage/ and raft/
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -n $(WORKERS)
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/spark
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
 

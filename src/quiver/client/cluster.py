@@ -6,7 +6,7 @@ says *unknown* only where that is true. Closing a cluster closes what was made f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime
 from types import TracebackType
@@ -21,12 +21,14 @@ from quiver.client.lag import PartitionLag, find_lag, reset_cursors
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
+from quiver.client.ranges import At, RangeReader, TopicOffsets, find_offsets, move_cursors
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
+from quiver.record import Batch
 from quiver.wire.messages import (
     AddPartitions,
     ClientInfo,
@@ -379,6 +381,52 @@ class AsyncCluster:
         self._made.push_async_callback(core.close)
         idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
         return AsyncConsumer(core, self.router, idle_timeout_ms=idle_timeout_ms)
+
+    # -- ranges of offsets -----------------------------------------------------------------------
+
+    async def offsets(
+        self, topic: str, at: At | Mapping[int, At] = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
+    ) -> TopicOffsets:
+        """Return the topic's id and, for every partition or those named, its first offset, its end, or that of a time.
+
+        `at` is "earliest", "latest" or a timestamp (ms), for all partitions or by partition. With a `topic_id`, a topic
+        that was made anew since is refused (`topic_recreated`). Added partitions are seen within `max_age_ms`.
+        """
+        return await find_offsets(self.router, topic, at, topic_id=topic_id, age_ms_max=max_age_ms)
+
+    async def read_range(
+        self,
+        topic: str,
+        partition: int,
+        first_offset: int,
+        end_offset: int,
+        *,
+        topic_id: int | None = None,
+        fetch_bytes: int = 4 << 20,
+    ) -> AsyncIterator[Batch]:
+        """Yield the batches of a partition that hold a range of offsets; leaves nothing behind in the cluster.
+
+        The first and last batch may reach beyond the range. Raises `TrimmedError` if retention was quicker.
+        """
+        reader = RangeReader(
+            self.router,
+            topic,
+            partition,
+            first_offset=first_offset,
+            end_offset=end_offset,
+            topic_id=topic_id,
+            fetch_bytes=fetch_bytes,
+        )
+        try:
+            while batches := await reader.read_next():
+                for batch in batches:
+                    yield batch
+        finally:
+            reader.close()
+
+    async def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
+        await move_cursors(self.router, topic, name, offsets)
 
     # -- within ----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
@@ -22,11 +22,12 @@ from quiver.client.delivery import Deliveries, Delivery, Outcome
 from quiver.client.lag import PartitionLag
 from quiver.client.overview import ClusterOverview
 from quiver.client.producer import AsyncProducer, record_bytes
+from quiver.client.ranges import At, RangeReader, TopicOffsets
 from quiver.client.sources import RecordHeaders
 from quiver.client.thread import LoopThread
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
-from quiver.record import Record, Value
+from quiver.record import Batch, Record, Value
 from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
 if TYPE_CHECKING:
@@ -248,6 +249,55 @@ class Cluster:
             prefetch_bytes=prefetch_bytes,
         )
         return Consumer(self._run(opening), self._thread)
+
+    # -- ranges of offsets -----------------------------------------------------------------------
+
+    def offsets(
+        self, topic: str, at: At | Mapping[int, At] = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
+    ) -> TopicOffsets:
+        """Return the topic's id and, for every partition or those named, its first offset, its end, or that of a time.
+
+        `at` is "earliest", "latest" or a timestamp (ms), for all partitions or by partition. With a `topic_id`, a topic
+        that was made anew since is refused (`topic_recreated`). Added partitions are seen within `max_age_ms`.
+        """
+        return self._run(self._cluster.offsets(topic, at, topic_id=topic_id, max_age_ms=max_age_ms))
+
+    def read_range(
+        self,
+        topic: str,
+        partition: int,
+        first_offset: int,
+        end_offset: int,
+        *,
+        topic_id: int | None = None,
+        fetch_bytes: int = 4 << 20,
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of a partition that hold a range of offsets; leaves nothing behind in the cluster.
+
+        The first and last batch may reach beyond the range. Raises `TrimmedError` if retention was quicker.
+        """
+        reader = RangeReader(
+            self._cluster.router,
+            topic,
+            partition,
+            first_offset=first_offset,
+            end_offset=end_offset,
+            topic_id=topic_id,
+            fetch_bytes=fetch_bytes,
+        )
+
+        async def close() -> None:
+            reader.close()
+
+        try:
+            while batches := self._run(reader.read_next()):
+                yield from batches
+        finally:
+            self._run(close())
+
+    def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
+        self._run(self._cluster.move_cursors(topic, name, offsets))
 
     # -- within ----------------------------------------------------------------------------------
 

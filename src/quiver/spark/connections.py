@@ -1,0 +1,32 @@
+"""One connection to each cluster for each process: Spark reuses its Python workers, and so their connections.
+
+A worker is forked before it ever runs our code; should a connection have been made before a fork all the same, the
+child makes its own. Connections are never closed but by the end of the process: they have no state that matters.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import quiver
+from quiver.client.sync import Cluster
+from quiver.spark.options import Servers
+
+
+def connection(servers: Servers) -> Cluster:
+    """Return this process's connection to a cluster."""
+    return _connect(servers, os.getpid())
+
+
+@cache
+def _connect(servers: Servers, _process: int) -> Cluster:
+    return quiver.connect(
+        *servers.addresses,
+        timeout=servers.timeout_s,
+        client_name="quiver-spark",
+        tls=servers.is_tls,
+        ca_file=servers.ca_file,
+        certificate_file=servers.certificate_file,
+        key_file=servers.key_file,
+    )

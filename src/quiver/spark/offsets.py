@@ -1,0 +1,156 @@
+"""How far a stream has come, and what there is to read between two such places. Pure.
+
+`StreamOffset` is what Spark keeps in its checkpoint as JSON:
+
+    {"v": 1, "topics": {"logs": {"id": "quiver/7/1731672000000", "p": {"0": 123}, "lost": 0}}}
+
+`id` is the topic's incarnation: its cluster, its id there and when it was made. A topic that was deleted and made
+anew, or a checkpoint that is used with another cluster, has another one and is never read as if it were the old one.
+`lost` counts records that retention removed before they were read, where the query was told to go on.
+
+Ranges are half-open. Planning never splits a range so far that a task has less than `SPLIT_RECORDS_MIN` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from quiver.client.ranges import TopicOffsets
+from quiver.errors import RequestError
+
+VERSION: Final = 1
+SPLIT_RECORDS_MIN: Final = 20_000
+"""Fewest records that are worth a task of their own: below that, starting it costs more than it saves."""
+
+
+class TopicOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stream has come in one incarnation of a topic."""
+
+    id: str
+    p: dict[int, int]
+    lost: int = 0
+
+
+class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stream has come."""
+
+    v: int = VERSION
+    topics: dict[str, TopicOffset] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as Spark takes it: a dictionary that JSON can hold."""
+        return msgspec.to_builtins(self, str_keys=True)  # type: ignore[no-any-return] # a dictionary
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> StreamOffset:
+        """Read it back; raise `RequestError` if it is none, or of a later version."""
+        if found.get("v") != VERSION:
+            raise RequestError(f"the checkpoint's offset is of version {found.get('v')}, not {VERSION}: {found}")
+        try:
+            return msgspec.convert(found, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"the checkpoint's offset cannot be read: {error}") from None
+
+    def position(self, topic: str, partition: int, *, incarnation: str) -> int:
+        """Return where reading goes on in a partition: at its beginning if it, or its topic, is new."""
+        known = self.topics.get(topic)
+        return known.p.get(partition, 0) if known is not None and known.id == incarnation else 0
+
+    def up_to(self, target: StreamOffset, start: StreamOffset) -> StreamOffset:
+        """Return this place, no further than `target` and not before `start`; without partitions that neither has."""
+        topics: dict[str, TopicOffset] = {}
+        for topic, own in self.topics.items():
+            bounds = target.topics.get(topic)
+            ends = bounds.p if bounds is not None and bounds.id == own.id else {}
+            begun = start.topics[topic].p if topic in start.topics and start.topics[topic].id == own.id else {}
+            parts = own.p.keys() & (ends.keys() | begun.keys())
+            reached = {part: max(begun.get(part, 0), min(own.p[part], ends.get(part, 0))) for part in sorted(parts)}
+            topics[topic] = msgspec.structs.replace(own, p=reached)
+        return StreamOffset(topics=topics)
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Records to read: of one partition, from one offset up to another."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    first_offset: int
+    end_offset: int
+
+    def __len__(self) -> int:
+        return self.end_offset - self.first_offset
+
+    def split(self, count: int) -> list[Range]:
+        """Return it in so many parts of nearly equal length, in order."""
+        edges = [self.first_offset + len(self) * number // count for number in range(count + 1)]
+        return [msgspec.structs.replace(self, first_offset=first, end_offset=end) for first, end in pairwise(edges)]
+
+
+def incarnation_of(cluster_id: str, found: TopicOffsets) -> str:
+    """Return what tells a topic from every other one of any name, in any cluster, at any time."""
+    return f"{cluster_id}/{found.topic_id}/{found.created_ms}"
+
+
+def topic_id_of(incarnation: str) -> int:
+    """Return the topic's id in an incarnation."""
+    return int(incarnation.rsplit("/", 2)[1])
+
+
+def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
+    """Return what lies between two places, by topic and partition; never anything of an incarnation that is gone."""
+    return [
+        Range(
+            topic=topic,
+            topic_id=topic_id_of(own.id),
+            partition=partition,
+            first_offset=first,
+            end_offset=end_offset,
+        )
+        for topic, own in sorted(end.topics.items())
+        for partition, end_offset in sorted(own.p.items())
+        if (first := start.position(topic, partition, incarnation=own.id)) < end_offset
+    ]
+
+
+def plan(ranges: list[Range], tasks_min: int) -> list[Range]:
+    """Split ranges until there are about so many tasks, each part in proportion to what it holds."""
+    total = sum(map(len, ranges))
+    if not total:
+        return []
+    planned: list[Range] = []
+    for one in ranges:
+        share = -(-tasks_min * len(one) // total)  # rounded up
+        planned += one.split(max(1, min(share, len(one) // SPLIT_RECORDS_MIN)))
+    return planned
+
+
+def limit_records(start: StreamOffset, end: StreamOffset, records_max: int) -> StreamOffset:
+    """Return a place before `end` with at most so many records behind `start`, shared out by what waits.
+
+    Every partition that has something waiting moves on by one record at least, as long as there are enough to go round.
+    """
+    ranges = ranges_between(start, end)
+    total = sum(map(len, ranges))
+    if total <= records_max:
+        return end
+    least = 1 if records_max >= len(ranges) else 0
+    rest, waiting = records_max - least * len(ranges), total - least * len(ranges)
+    shares = [least + (len(one) - least) * rest // waiting for one in ranges]
+    # What rounding left over, less than one for each range, goes to those that have most waiting.
+    for number in sorted(range(len(ranges)), key=lambda number: -len(ranges[number]))[: records_max - sum(shares)]:
+        shares[number] += 1
+    limited = {topic: dict(own.p) for topic, own in end.topics.items()}
+    for one, share in zip(ranges, shares, strict=True):
+        limited[one.topic][one.partition] = one.first_offset + share
+    topics = {topic: msgspec.structs.replace(own, p=limited[topic]) for topic, own in end.topics.items()}
+    return msgspec.structs.replace(end, topics=topics)
+
+
+def records_between(start: StreamOffset, end: StreamOffset) -> int:
+    """Return how many records lie between two places."""
+    return sum(map(len, ranges_between(start, end)))

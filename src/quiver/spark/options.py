@@ -1,0 +1,277 @@
+"""Options of `format("quiver")`: what a user may write, checked once, as one frozen value. Pure.
+
+Names are those of Spark's Kafka source wherever the meaning is the same. Spark hands options over without regard to
+case. Whatever is unknown, conflicting or does not fit the use (a limit per trigger in a batch read) is refused with a
+sentence that names the option: an option that is silently ignored is a wrong result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from quiver.errors import RequestError
+
+COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+"""All columns, in the order in which they are read."""
+_TIMES_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+T = TypeVar("T")
+Place = Literal["earliest", "latest"] | int
+Start = dict[str, dict[int, Place]]
+"""Places by topic and partition; those that are not named have the default."""
+
+
+class Use(StrEnum):
+    """What a source is used for."""
+
+    BATCH_READ = "a batch read"
+    STREAM_READ = "a stream read"
+    BATCH_WRITE = "a batch write"
+    STREAM_WRITE = "a stream write"
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """Where reading begins or ends: a default for all partitions, and places for some; times are in milliseconds."""
+
+    default: Place
+    by_partition: Start = {}
+    is_time: bool = False
+
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
+    """How the cluster is reached: what a cached connection is found by."""
+
+    addresses: tuple[str, ...]
+    timeout_s: float = 60.0
+    is_tls: bool = False
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader is asked for; exactly one of `topics`, `pattern`, `assigned` is given."""
+
+    servers: Servers
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: dict[str, tuple[int, ...]] = {}
+    columns: tuple[str, ...] = COLUMNS[:-1]
+    starting: Bound
+    ending: Bound = Bound(default="latest")
+    fails_on_data_loss: bool = True
+    partitions_min: int = 0
+    """Least number of tasks; 0: as many as the driver has cores."""
+    trigger_records_max: int | None = None
+    trigger_records_min: int = 0
+    trigger_delay_s_max: float = 15 * 60.0
+    trigger_bytes_max: int | None = None
+    group_id: str = ""
+    batch_records: int = 10_000
+
+
+class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer is asked for."""
+
+    servers: Servers
+    topic: str = ""
+    """Where rows go that do not name a topic in a column."""
+    transaction_id: str = ""
+    is_exactly_once: bool = True
+    compression: Literal["lz4", "zstd"] | None = None
+
+
+_READ: Final = frozenset((Use.BATCH_READ, Use.STREAM_READ))
+_WRITE: Final = frozenset((Use.BATCH_WRITE, Use.STREAM_WRITE))
+_BATCH: Final = frozenset({Use.BATCH_READ})
+_STREAM: Final = frozenset({Use.STREAM_READ})
+_NAMES: Final[dict[str, frozenset[Use]]] = {
+    **dict.fromkeys(("servers", "timeout", "tls", "caFile", "certificateFile", "keyFile"), _READ | _WRITE),
+    **dict.fromkeys(("subscribe", "subscribePattern", "assign", "columns", "includeHeaders"), _READ),
+    **dict.fromkeys(("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"), _READ),
+    **dict.fromkeys(("failOnDataLoss", "minPartitions", "batchRecords"), _READ),
+    **dict.fromkeys(("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"), _BATCH),
+    **dict.fromkeys(("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"), _STREAM),
+    **dict.fromkeys(("maxBytesPerTrigger", "groupId"), _STREAM),
+    **dict.fromkeys(("topic", "delivery", "compression"), _WRITE),
+    "txnId": frozenset({Use.BATCH_WRITE}),
+}
+_OWN_OF_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
+"""What Spark itself puts among a source's options; a path is refused, since it is somebody's mistake."""
+
+
+def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
+    """Return what a reader is asked for; raise `RequestError` (`bad_option`) for what cannot be."""
+    options = _Given(given, use)
+    topics = _split(options.text("subscribe"))
+    pattern, assigned = options.text("subscribePattern"), options.partitions("assign")
+    if sum(map(bool, (topics, pattern, assigned))) != 1:
+        raise _bad("give exactly one of subscribe (topics), subscribePattern (an expression), assign (JSON)")
+    _check_pattern(pattern)
+    is_stream = use is Use.STREAM_READ
+    return ReadOptions(
+        servers=_servers(options),
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        columns=_columns(options),
+        starting=_bound(options, "starting", default="latest" if is_stream else "earliest"),
+        ending=_bound(options, "ending", default="latest"),
+        fails_on_data_loss=options.flag("failOnDataLoss", default=True),
+        partitions_min=options.number("minPartitions", minimum=1) or 0,
+        trigger_records_max=options.number("maxOffsetsPerTrigger", minimum=1),
+        trigger_records_min=options.number("minOffsetsPerTrigger", minimum=1) or 0,
+        trigger_delay_s_max=options.duration("maxTriggerDelay", default=15 * 60.0),
+        trigger_bytes_max=options.number("maxBytesPerTrigger", minimum=1),
+        group_id=options.text("groupId"),
+        batch_records=options.number("batchRecords", minimum=1) or 10_000,
+    )
+
+
+def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
+    """Return what a writer is asked for; raise `RequestError` (`bad_option`) for what cannot be."""
+    options = _Given(given, use)
+    delivery = options.choice("delivery", ("exactlyOnce", "atLeastOnce"))
+    transaction_id = options.text("txnId")
+    if transaction_id and delivery == "atLeastOnce":
+        raise _bad("txnId makes a write happen once, delivery=atLeastOnce does without: give one of them")
+    compression = options.choice("compression", ("none", "lz4", "zstd"))
+    return WriteOptions(
+        servers=_servers(options),
+        topic=options.text("topic"),
+        transaction_id=transaction_id,
+        is_exactly_once=delivery == "exactlyOnce",
+        compression=None if compression == "none" else compression,  # type: ignore[arg-type] # one of the choices
+    )
+
+
+class _Given:
+    """The options as they were given, looked up by their proper names."""
+
+    def __init__(self, given: Mapping[str, str], use: Use) -> None:
+        self._values = {name.lower(): value.strip() for name, value in given.items()}
+        proper = {name.lower(): name for name in _NAMES}
+        for name in self._values.keys() - _OWN_OF_SPARK - proper.keys():
+            allowed = ", ".join(sorted(name for name, uses in _NAMES.items() if use in uses))
+            raise _bad(f"there is no option {name!r}; for {use} there are {allowed}")
+        for name in self._values.keys() & proper.keys():
+            if use not in _NAMES[proper[name]]:
+                raise _bad(f"option {proper[name]} means nothing for {use}")
+        if "path" in self._values:
+            raise _bad("this source has no path: name a topic with subscribe (to read) or topic (to write)")
+
+    def text(self, name: str) -> str:
+        return self._values.get(name.lower(), "")
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.text(name).lower() or str(default).lower()
+        if text not in ("true", "false"):
+            raise _bad(f"option {name} is true or false, not {text!r}")
+        return text == "true"
+
+    def number(self, name: str, *, minimum: int) -> int | None:
+        text = self.text(name)
+        if not text:
+            return None
+        if not text.lstrip("-").isdecimal() or int(text) < minimum:
+            raise _bad(f"option {name} is a whole number of at least {minimum}, not {text!r}")
+        return int(text)
+
+    def duration(self, name: str, *, default: float) -> float:
+        text = self.text(name)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|m|h)", text)
+        if text and not found:
+            raise _bad(f"option {name} is a time such as 500ms, 30s, 15m or 1h, not {text!r}")
+        return float(found[1]) * _TIMES_S[found[2]] if found else default
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return one of the choices; the first is the default."""
+        text = self.text(name) or choices[0]
+        found = next((choice for choice in choices if choice.lower() == text.lower()), None)
+        if found is None:
+            raise _bad(f"option {name} is one of {', '.join(choices)}, not {text!r}")
+        return found
+
+    def partitions(self, name: str) -> dict[str, tuple[int, ...]]:
+        text = self.text(name)
+        return _decode(text, dict[str, tuple[int, ...]], name, '{"logs": [0, 1]}') if text else {}
+
+
+def _bound(options: _Given, prefix: str, *, default: Place) -> Bound:
+    """Return what one of three options says: offsets, one time, or times by partition."""
+    offsets, time, times = (options.text(prefix + rest) for rest in ("Offsets", "Timestamp", "OffsetsByTimestamp"))
+    if sum(map(bool, (offsets, time, times))) > 1:
+        raise _bad(f"give one of {prefix}Offsets, {prefix}Timestamp, {prefix}OffsetsByTimestamp")
+    if time:
+        return Bound(default=options.number(f"{prefix}Timestamp", minimum=0) or 0, is_time=True)
+    if times:
+        name = f"{prefix}OffsetsByTimestamp"
+        by_time = _decode(times, dict[str, dict[int, int]], name, '{"logs": {"0": 1700000000000}}')
+        return Bound(default=default, by_partition={topic: dict(own) for topic, own in by_time.items()}, is_time=True)
+    if offsets.startswith("{"):
+        by_offset = _decode(offsets, dict[str, dict[int, int]], f"{prefix}Offsets", '{"logs": {"0": 23, "1": -2}}')
+        places = {topic: {part: _to_place(at) for part, at in own.items()} for topic, own in by_offset.items()}
+        return Bound(default=default, by_partition=places)
+    if offsets and offsets not in ("earliest", "latest"):
+        raise _bad(f"option {prefix}Offsets is earliest, latest or JSON, not {offsets!r}")
+    return Bound(default=offsets or default)  # type: ignore[arg-type] # one of the two words
+
+
+def _to_place(offset: int) -> Place:
+    """Read an offset as Kafka's users write it: -2 is the earliest, -1 the latest."""
+    if offset < -2:
+        raise _bad(f"an offset is a number from 0 on, -1 (latest) or -2 (earliest), not {offset}")
+    return {-2: "earliest", -1: "latest"}.get(offset, offset)  # type: ignore[return-value] # a word or the offset
+
+
+def _columns(options: _Given) -> tuple[str, ...]:
+    named = _split(options.text("columns"))
+    has_headers = options.flag("includeHeaders", default="headers" in named)
+    unknown = sorted(set(named) - set(COLUMNS))
+    if unknown:
+        raise _bad(f"option columns names {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+    if named and has_headers != ("headers" in named):
+        raise _bad("option columns and includeHeaders say different things about headers")
+    chosen = named or COLUMNS
+    return tuple(name for name in COLUMNS if name in chosen and (name != "headers" or has_headers))
+
+
+def _servers(options: _Given) -> Servers:
+    addresses = _split(options.text("servers"))
+    if not addresses:
+        raise _bad('option servers is missing: nodes of the cluster, such as "127.0.0.1:8002"')
+    return Servers(
+        addresses=addresses,
+        timeout_s=options.duration("timeout", default=60.0),
+        is_tls=options.flag("tls", default=False),
+        ca_file=options.text("caFile"),
+        certificate_file=options.text("certificateFile"),
+        key_file=options.text("keyFile"),
+    )
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise _bad(f"option subscribePattern is no regular expression: {error}") from None
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _decode(text: str, kind: type[T], name: str, example: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind, strict=False)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise _bad(f"option {name} is JSON such as {example}: {error}") from None
+
+
+def _bad(sentence: str) -> RequestError:
+    return RequestError(sentence, code="bad_option")

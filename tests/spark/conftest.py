@@ -1,0 +1,54 @@
+"""One Spark session and one cluster for the whole run: a session costs more than all that a test does with it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+import quiver
+from quiver.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    import quiver.spark
+
+    session = quiver.spark.session("tests", master="local[2]", is_short=True)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def local() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def client(local: LocalCluster) -> Iterator[quiver.Cluster]:
+    with local.connect() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"t-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of its own, also for what Spark writes into it after the test has ended."""
+    path = Path(tempfile.mkdtemp(prefix="quiver-spark-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,64 @@
+"""What the tests on Spark share: reads, streams that run to the end of what is there, and their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from quiver.testing import LocalCluster
+
+
+def reading(spark: SparkSession, local: LocalCluster, topic: str, **options: str) -> DataFrame:
+    """Return a batch read of a topic."""
+    given = {"subscribe": topic, "servers": ",".join(local.addresses), **options}
+    return spark.read.format("quiver").options(**given).load()
+
+
+def streaming(spark: SparkSession, local: LocalCluster, topic: str, **options: str) -> DataFrame:
+    """Return a stream of a topic from its beginning."""
+    given = {"subscribe": topic, "servers": ",".join(local.addresses), "startingOffsets": "earliest", **options}
+    return spark.readStream.format("quiver").options(**given).load()
+
+
+def run_to_end(frame: DataFrame, folder: Path) -> StreamingQuery:
+    """Write what there is into Parquet files and return when all of it is written."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return query
+
+
+def batch_sizes(query: StreamingQuery) -> list[int]:
+    """Return how many rows each micro-batch had."""
+    return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+
+def values(frame: DataFrame) -> list[tuple[int, int, str]]:
+    """Return partition, offset and text of every row, sorted."""
+    rows: list[Any] = frame.select("partition", "offset", frame["value"].cast("string")).collect()
+    return sorted(tuple(row) for row in rows)
+
+
+def expected(*counts: int, first: int = 0, text: str = "{partition}-{offset}") -> list[tuple[int, int, str]]:
+    """Return what `values` returns of a topic that `fill` filled."""
+    return [
+        (partition, offset, text.format(partition=partition, offset=offset))
+        for partition, count in enumerate(counts)
+        for offset in range(first, count)
+    ]
+
+
+def fill(client: Any, topic: str, *counts: int, first: int = 0) -> None:
+    """Make a topic with so many records in each partition; each record says where it is."""
+    client.create_topic(topic, partitions=len(counts), exist_ok=True)
+    with client.producer(topic, batch_bytes=2000) as producer:
+        for partition, count in enumerate(counts):
+            producer.send_many([f"{partition}-{offset}" for offset in range(first, count)], partition=partition)

@@ -1,0 +1,119 @@
+"""Batch reads: exactly what lies between two bounds, in the columns that were asked for."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from spark_queries import expected, fill, reading, values
+
+import quiver
+from quiver.testing import LocalCluster
+
+
+def test_batch_read_returns_every_record_of_every_partition(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    fill(client, topic, 500, 0, 300)
+    assert values(reading(spark, local, topic)) == expected(500, 0, 300)
+
+
+def test_rows_carry_all_that_a_record_is(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    client.create_topic(topic, partitions=1)
+    with client.producer(topic) as producer:
+        producer.send("with", key="k", timestamp=1_700_000_000_123, headers=[("a", b"\x00"), ("b", None)])
+        producer.send(None, timestamp=1_700_000_000_124)
+    first, second = reading(spark, local, topic, includeHeaders="true").orderBy("offset").collect()
+    assert first["topic"] == topic
+    assert (first["partition"], first["offset"]) == (0, 0)
+    assert first["timestamp"] == datetime.fromtimestamp(1_700_000_000.123)  # noqa: DTZ006 - as Spark shows it
+    assert (bytes(first["key"]), bytes(first["value"])) == (b"k", b"with")
+    assert [(header["key"], header["value"]) for header in first["headers"]] == [("a", b"\x00"), ("b", None)]
+    assert (second["key"], second["value"], second["headers"]) == (None, None, None)
+
+
+def test_only_the_columns_asked_for_are_read(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    fill(client, topic, 3)
+    frame = reading(spark, local, topic, columns="offset,value")
+    assert frame.columns == ["offset", "value"]
+    assert [row["offset"] for row in frame.collect()] == [0, 1, 2]
+
+
+def test_bounds_are_offsets_words_or_times(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    client.create_topic(topic, partitions=2)
+    with client.producer(topic) as producer:
+        for offset in range(10):
+            for partition in range(2):
+                producer.send(f"{partition}-{offset}", partition=partition, timestamp=1000 + offset)
+    by_offset = reading(
+        spark,
+        local,
+        topic,
+        startingOffsets=f'{{"{topic}": {{"0": 7}}}}',
+        endingOffsets=f'{{"{topic}": {{"0": 9, "1": 1}}}}',
+    )
+    assert values(by_offset) == [(0, 7, "0-7"), (0, 8, "0-8"), (1, 0, "1-0")]
+    by_time = reading(
+        spark, local, topic, startingTimestamp="1008", endingOffsetsByTimestamp=f'{{"{topic}": {{"0": 1009}}}}'
+    )
+    assert values(by_time) == [(0, 8, "0-8"), (1, 8, "1-8"), (1, 9, "1-9")]
+    assigned = reading(spark, local, topic, subscribe="", assign=f'{{"{topic}": [1]}}')
+    assert values(assigned) == [(1, offset, f"1-{offset}") for offset in range(10)]
+
+
+def test_pattern_reads_all_topics_that_match(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    for suffix in ("a", "b", "c"):
+        fill(client, f"{topic}-{suffix}", 2)
+    frame = reading(spark, local, topic, subscribe="", subscribePattern=f"{topic}-[ab]")
+    counted = {row["topic"]: row["count"] for row in frame.groupBy("topic").count().collect()}
+    assert counted == {f"{topic}-a": 2, f"{topic}-b": 2}
+
+
+def test_large_partition_is_read_by_several_tasks(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    client.create_topic(topic, partitions=1)
+    with client.producer(topic) as producer:
+        producer.send_many([b"%d" % number for number in range(100_000)])
+    frame = reading(spark, local, topic, minPartitions="4", columns="offset,value")
+    assert frame.rdd.getNumPartitions() == 4
+    found = frame.selectExpr(
+        "count(*) AS rows", "count(DISTINCT offset) AS offsets", "sum(CAST(CAST(value AS STRING) AS BIGINT)) AS total"
+    ).first()
+    assert found is not None
+    assert tuple(found) == (100_000, 100_000, sum(range(100_000)))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"bogus": "1"}, "there is no option 'bogus'"),
+        ({"startingOffsets": '{"other": {"0": 1}}'}, "which is not read"),
+        ({"subscribe": "no-such-topic"}, "there is no topic 'no-such-topic'"),
+        ({"subscribe": "", "subscribePattern": "nothing-.*"}, "no topic matches"),
+    ],
+)
+def test_bad_options_are_told_in_a_sentence(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, options: dict[str, str], sentence: str
+) -> None:
+    fill(client, topic, 1)
+    with pytest.raises(PySparkException, match=sentence):
+        reading(spark, local, topic, **options).collect()
+
+
+def test_offset_past_the_end_is_an_error(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    fill(client, topic, 3)
+    with pytest.raises(PySparkException, match="ends at 3; offset 4 was asked for"):
+        reading(spark, local, topic, endingOffsets=f'{{"{topic}": {{"0": 4}}}}').collect()

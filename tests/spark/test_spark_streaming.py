@@ -1,0 +1,115 @@
+"""Stream reads: every record in exactly one micro-batch, whatever happens to the query, the topic or its leaders."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from spark_queries import batch_sizes, expected, fill, run_to_end, streaming, values
+
+import quiver
+from quiver.testing import LocalCluster
+
+
+def test_stream_goes_on_where_its_checkpoint_is(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 100, 50)
+    assert sum(batch_sizes(run_to_end(streaming(spark, local, topic), folder))) == 150
+    fill(client, topic, 120, 60)  # 120 and 60 more
+    assert sum(batch_sizes(run_to_end(streaming(spark, local, topic), folder))) == 180
+    rows = values(spark.read.parquet(str(folder / "out")))
+    assert [(partition, offset) for partition, offset, _ in rows] == [
+        (partition, offset) for partition, count in enumerate((220, 110)) for offset in range(count)
+    ]
+
+
+def test_limit_per_trigger_holds_and_available_now_reads_all(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 90, 10)
+    query = run_to_end(streaming(spark, local, topic, maxOffsetsPerTrigger="40"), folder)
+    assert batch_sizes(query) == [40, 40, 20]
+    assert values(spark.read.parquet(str(folder / "out"))) == expected(90, 10)
+
+
+def test_progress_shows_how_far_topics_go(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 10)
+    query = run_to_end(streaming(spark, local, topic, maxOffsetsPerTrigger="4", groupId=f"{topic}-report"), folder)
+    shown = json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])
+    assert shown["topics"][topic]["p"] == {"0": 10}
+    consumer = client.consumer(topic, name=f"{topic}-report")
+    assert 4 <= consumer.position(0) <= 10
+
+
+def test_new_partitions_are_read_from_their_beginning(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 5)
+    run_to_end(streaming(spark, local, topic), folder)
+    client.add_partitions(topic, 2)
+    client.producer(topic).send_many(["1-0", "1-1"], partition=1).result()
+    run_to_end(streaming(spark, local, topic), folder)
+    assert values(spark.read.parquet(str(folder / "out"))) == expected(5, 2)
+
+
+def test_topic_that_was_made_anew_is_an_error_or_is_read_from_its_beginning(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 5)
+    run_to_end(streaming(spark, local, topic), folder)
+    client.delete_topic(topic)
+    fill(client, topic, 8)
+    with pytest.raises(StreamingQueryException, match="is not the one that this query has read"):
+        run_to_end(streaming(spark, local, topic), folder)
+    query = run_to_end(streaming(spark, local, topic, failOnDataLoss="false"), folder)
+    assert batch_sizes(query) == [8]
+
+
+def test_stream_waits_for_enough_records_but_not_for_ever(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 5)
+    frame = streaming(spark, local, topic, minOffsetsPerTrigger="10", maxTriggerDelay="1h")
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(folder)).start()
+    try:
+        time.sleep(3)
+        assert batch_sizes(query) == []
+        client.producer(topic).send_many(["x"] * 5, partition=0).result()
+        query.processAllAvailable()
+        assert batch_sizes(query) == [10]
+    finally:
+        query.stop()
+
+
+@pytest.mark.slow
+def test_stream_survives_the_death_of_leaders(spark: SparkSession, topic: str, folder: Path) -> None:
+    with LocalCluster(nodes=3) as local, local.connect() as client:
+        fill(client, topic, 4000, 4000)
+        frame = streaming(spark, local, topic, maxOffsetsPerTrigger="500")
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", str(folder / "out"))
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .start()
+        )
+        try:
+            _wait_for_batches(query, 3)
+            local.kill(client.describe_topic(topic).partitions[0].leader or 1)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        assert values(spark.read.parquet(str(folder / "out"))) == expected(4000, 4000)
+
+
+def _wait_for_batches(query: Any, count: int) -> None:
+    while len(query.recentProgress) < count:
+        assert query.isActive
+        time.sleep(0.2)

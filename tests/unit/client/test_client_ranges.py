@@ -1,0 +1,115 @@
+"""What ranges of offsets promise: exactly what lies between two offsets of one incarnation of a topic."""
+
+from __future__ import annotations
+
+import pytest
+from client_world import World
+
+from quiver.client.cluster import AsyncCluster
+from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, QuiverError, TrimmedError
+from quiver.testing.memory_cluster import CallFaults
+
+
+async def fill(cluster: AsyncCluster, *, partitions: int = 1, count: int = 10) -> None:
+    await cluster.create_topic("logs", partitions=partitions)
+    async with await cluster.producer("logs", batch_bytes=100) as producer:
+        for number in range(count):
+            producer.send(f"{number}", partition=number % partitions, timestamp=1000 + number)
+
+
+async def read(cluster: AsyncCluster, first: int, end: int, *, topic_id: int | None = None) -> list[int]:
+    found: list[int] = []
+    async for batch in cluster.read_range("logs", 0, first, end, topic_id=topic_id):
+        found += [int(record.text or "") for record in batch.records(first, end)]  # type: ignore[arg-type] # offsets
+    return found
+
+
+def test_offsets_are_told_for_all_partitions_or_for_those_named() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, partitions=2, count=9)
+            latest = await cluster.offsets("logs")
+            assert latest.offsets == {0: 5, 1: 4}
+            assert (await cluster.offsets("logs", "earliest")).offsets == {0: 0, 1: 0}
+            assert (await cluster.offsets("logs", 1004)).offsets == {0: 2, 1: 2}
+            some = await cluster.offsets("logs", {1: "latest"}, topic_id=latest.topic_id)
+            assert some.offsets == {1: 4}
+            with pytest.raises(NotFoundError, match="no partition 2"):
+                await cluster.offsets("logs", {2: "latest"})
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 10), (3, 7), (4, 5), (0, 0), (10, 10)])
+def test_range_yields_exactly_what_lies_in_it(first: int, end: int) -> None:
+    world = World()
+
+    async def scenario() -> list[int]:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            return await read(cluster, first, end)
+
+    assert world.run(scenario()) == list(range(first, end))
+
+
+def test_range_is_read_through_faults() -> None:
+    world = World(seed=7)
+    world.cluster.faults = CallFaults(lost_request=0.2, lost_answer=0.2)
+
+    async def scenario() -> list[int]:
+        async with world.connect() as cluster:
+            await fill(cluster, count=50)
+            return await read(cluster, 0, 50)
+
+    assert world.run(scenario()) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "kind", "code"),
+    [(2, 9, TrimmedError, "trimmed"), (5, 11, OutOfRangeError, "past_end"), (7, 6, OutOfRangeError, "out_of_range")],
+)
+def test_what_is_not_there_is_an_error(first: int, end: int, kind: type[QuiverError], code: str) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            world.cluster.partition("logs", 0).trim(4)
+            with pytest.raises(kind) as caught:
+                await read(cluster, first, end)
+            assert caught.value.code == code
+
+    world.run(scenario())
+
+
+def test_topic_that_was_made_anew_is_not_taken_for_the_old_one() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            topic_id = (await cluster.offsets("logs")).topic_id
+            await cluster.delete_topic("logs")
+            await fill(cluster)
+            with pytest.raises(ConflictError) as caught:
+                await read(cluster, 0, 10, topic_id=topic_id)
+            assert caught.value.code == "topic_recreated"
+            with pytest.raises(ConflictError):
+                await cluster.offsets("logs", topic_id=topic_id)
+
+    world.run(scenario())
+
+
+def test_cursors_of_a_name_are_moved_without_reading() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            await cluster.move_cursors("logs", "report", {0: 6})
+            consumer = await cluster.consumer("logs", name="report")
+            assert [record.text for record in await consumer.poll(2, timeout=5)] == ["6", "7"]
+
+    world.run(scenario())
