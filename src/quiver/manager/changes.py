@@ -4,12 +4,16 @@ Only called on a node that takes itself for the primary; `MetadataStore.submit` 
 index shows what was done. What may not be done is mostly for `apply` to say, by a stable code; checked here is only
 what placing needs. Nothing is kept: what was done is in the metadata, and nowhere else.
 
-Placing needs to see what was placed before, so requests that place replicas are carried out one by one.
+Placing counts what was placed before, also what is still on its way into the metadata: topics that are created at the
+same time share rounds of replication and are spread evenly all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Protocol, assert_never
 
 from quiver.clock import Clock
@@ -17,7 +21,7 @@ from quiver.config import ManagerSettings
 from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, UnavailableError
 from quiver.manager.answers import read_retention
 from quiver.manager.handing_on import Answer
-from quiver.manager.placement import count_brokers, default_replicas, place_topic
+from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
 from quiver.metadata import (
     AddPartitions,
     BrokerState,
@@ -41,7 +45,7 @@ from quiver.metadata import (
 )
 from quiver.metadata.commands import decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
-from quiver.model import Index, NodeId
+from quiver.model import Index
 from quiver.wire import messages
 
 SingleRequest = (
@@ -88,7 +92,10 @@ class Changes:
         self._clock = clock
         self._settings = settings
         self._heartbeats = heartbeats
-        self._placing = asyncio.Lock()
+        self._growing = asyncio.Lock()
+        """Partitions are added one request at a time: how many are missing depends on how many there are."""
+        self._underway: list[Assignments] = []
+        """What was placed and is not in the metadata yet."""
 
     async def carry_out(self, request: ChangeRequest, payload: memoryview) -> Answer:
         """Do what is asked; raises as `MetadataStore.submit` does, `UnavailableError` before the cluster is formed."""
@@ -143,17 +150,18 @@ class Changes:
 
     async def _create_topic(self, request: messages.CreateTopic) -> messages.TopicCreated:
         _check_bounds(partitions=request.partitions, replicas=request.replicas)
-        async with self._placing:
-            view = await self._store.read(linearizable=True)
-            made = view.topic_made_by(request.request_id, request.topic)
-            # Both before placing, which may fail where nothing is to be placed.
-            if made is not None:
-                topic_id, partitions = made.topic_id, made.partitions
-            elif view.topic(request.topic) is not None:
-                raise ConflictError(f"not done: there is a topic {request.topic!r} already", code="topic_exists")
-            else:
-                created = await self._store.submit(self._place(request))
-                topic_id, partitions = created.topic_id, created.partitions
+        view = await self._store.read(linearizable=True)
+        made = view.topic_made_by(request.request_id, request.topic)
+        # Both before placing, which may fail where nothing is to be placed.
+        if made is not None:
+            topic_id, partitions = made.topic_id, made.partitions
+        elif view.topic(request.topic) is not None:
+            raise ConflictError(f"not done: there is a topic {request.topic!r} already", code="topic_exists")
+        else:
+            command = self._place(request)
+            with self._counting(command.assignments):
+                created = await self._store.submit(command)
+            topic_id, partitions = created.topic_id, created.partitions
         return messages.TopicCreated(topic_id=topic_id, partitions=partitions, index=self._index)
 
     def _place(self, request: messages.CreateTopic) -> CreateTopic:
@@ -163,30 +171,42 @@ class Changes:
             now_ms=self._clock.wall_ms(),
             topic=request.topic,
             replicas=replicas,
-            assignments=place_topic(view, partitions=request.partitions, replicas=replicas),
+            assignments=place_topic(
+                view, partitions=request.partitions, replicas=replicas, underway=chain.from_iterable(self._underway)
+            ),
             retention=read_retention(request.retention),
             request_id=request.request_id,
         )
 
     async def _add_partitions(self, request: messages.AddPartitions) -> messages.Done:
         _check_bounds(partitions=request.partitions)
-        async with self._placing:
+        async with self._growing:
             view = self._store.view()
             topic = view.topic(request.topic)
-            assignments: tuple[tuple[NodeId, ...], ...] = ()  # `apply` refuses: no such topic, or no more partitions
+            assignments: Assignments = ()  # `apply` refuses: no such topic, or no more partitions
             if topic is not None and request.partitions > topic.partitions:
                 added = request.partitions - topic.partitions
                 replicas = min(topic.replicas, max(1, count_brokers(view)))
-                assignments = place_topic(view, partitions=added, replicas=replicas)
-            await self._store.submit(
-                AddPartitions(
-                    now_ms=self._clock.wall_ms(),
-                    topic=request.topic,
-                    partitions=request.partitions,
-                    assignments=assignments,
-                )
+                underway = chain.from_iterable(self._underway)
+                assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
+            command = AddPartitions(
+                now_ms=self._clock.wall_ms(),
+                topic=request.topic,
+                partitions=request.partitions,
+                assignments=assignments,
             )
+            with self._counting(assignments):
+                await self._store.submit(command)
         return messages.Done(index=self._index)
+
+    @contextmanager
+    def _counting(self, assignments: Assignments) -> Iterator[None]:
+        """Let what is placed meanwhile count these as there: they are, as soon as they are carried out."""
+        self._underway.append(assignments)
+        try:
+            yield
+        finally:
+            self._underway.remove(assignments)
 
     def _restore(self, name: str, now_ms: int) -> RestoreTopic:
         """Restore the topic of a name that was made last."""

@@ -7,7 +7,7 @@ before it. A `Room` says how many moves may be begun.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from quiver.metadata import BrokerState, Move, MoveState, Partition, TopicState, View
@@ -46,6 +46,11 @@ class Load:
         """Tell whether no two eligible brokers differ by more than one."""
         counts = [counted[broker] for broker in self.eligible]
         return not counts or max(counts) - min(counts) <= 1
+
+    def expect(self, members: Sequence[NodeId]) -> None:
+        """Count the replicas of a partition that is about to be, the preferred leader first."""
+        self.replicas.update(members)
+        self.leaders[members[0]] += 1
 
     def replace(self, key: Key, source: NodeId | None, target: NodeId) -> None:
         """Count a planned move as done."""

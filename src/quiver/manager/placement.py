@@ -22,6 +22,9 @@ from quiver.manager.load import Key, Load, Room, count_racks
 from quiver.metadata import Broker, BrokerState, Partition, View
 from quiver.model import NodeId, PartitionId, TopicId
 
+Assignments = tuple[tuple[NodeId, ...], ...]
+"""The brokers of each partition's replicas, the preferred leader first."""
+
 REPLICAS_DEFAULT = 3
 """How many replicas a partition gets unless something else is said, if there are as many brokers."""
 
@@ -64,9 +67,12 @@ def count_brokers(view: View) -> int:
     return sum(broker.state is not BrokerState.REMOVED and not broker.is_unwanted for broker in found)
 
 
-def place_topic(view: View, *, partitions: int, replicas: int) -> tuple[tuple[NodeId, ...], ...]:
+def place_topic(
+    view: View, *, partitions: int, replicas: int, underway: Iterable[tuple[NodeId, ...]] = ()
+) -> Assignments:
     """Return the brokers of each new partition's replicas, the preferred leader first.
 
+    `underway` are replicas of partitions that are about to be in the metadata; they count as if they were.
     While brokers are dead a majority of the replicas will do; the others are added when there is somebody to take them.
 
     Raises:
@@ -82,6 +88,8 @@ def place_topic(view: View, *, partitions: int, replicas: int) -> tuple[tuple[No
         )
     if len(load.eligible) <= replicas // 2:
         raise UnavailableError(f"not done: only {len(load.eligible)} of {known} brokers live", code="brokers_dead")
+    for members in underway:
+        load.expect(members)
     return tuple(_place_partition(load, min(replicas, len(load.eligible))) for _ in range(partitions))
 
 
@@ -143,10 +151,8 @@ def _place_partition(load: Load, replicas: int) -> tuple[NodeId, ...]:
             chosen.append(target)
     else:  # the same, and several times faster: where every broker is a rack, the emptiest are the best
         chosen = nsmallest(replicas, load.eligible, key=lambda broker: (load.replicas[broker], broker))
-    for broker in chosen:
-        load.replicas[broker] += 1
     chosen.sort(key=lambda broker: (load.leaders[broker], broker))
-    load.leaders[chosen[0]] += 1
+    load.expect(chosen)
     return tuple(chosen)
 
 

@@ -275,6 +275,30 @@ def test_topics_created_together_are_placed_evenly() -> None:
     run(test)
 
 
+def test_topics_created_together_share_transactions() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        store = (await world.primary()).store
+        before = store.status().transactions
+        await asyncio.gather(*(world.ask(CreateTopic(topic=f"t{number}")) for number in range(20)))
+        assert len(store.view().topics) == 20
+        assert store.status().transactions - before < 10
+
+    run(test)
+
+
+def test_partitions_added_at_the_same_time_are_added_one_request_after_the_other() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        await world.ask(CreateTopic(topic="logs", partitions=1))
+        requests = [AddPartitions(topic="logs", partitions=number) for number in (2, 4, 7)]
+        await asyncio.gather(*map(world.ask, requests), return_exceptions=True)  # too late for those behind the 7
+        (topic,) = (await current(world)).topics
+        assert len(topic.partitions) == 7
+
+    run(test)
+
+
 def test_producer_creates_its_topic_and_keeps_its_id_under_its_name() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
