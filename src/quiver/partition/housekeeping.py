@@ -94,8 +94,7 @@ class Housekeeping:
     async def _shorten(self) -> None:
         """Remove what a committed trim allows."""
         index = self._state.trimmed_index
-        if index > self._trimmed_index:
-            await self._member.trim(index, PartitionState.blank)
+        if index > self._trimmed_index and await self._member.trim(index, PartitionState.blank):
             self._trimmed_index = index
 
     async def _checkpoint(self) -> None:

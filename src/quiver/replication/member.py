@@ -233,23 +233,19 @@ class Member:
         await self._shortener.take_snapshot()
 
     async def checkpoint(self) -> None:
-        """Save the state machine's state, the log staying as it is: a restart replays only what comes behind.
-
-        Raises:
-            StorageError: the disk failed; the node stops.
-        """
+        """Save the state machine's state, the log staying as it is, so that less is replayed; raises as `trim` does."""
         await self._shortener.checkpoint()
 
-    async def trim(self, first_index: Index, make_state: MakeState) -> None:
-        """Let the log forget whole segments below `first_index`, an applied entry; see `shortening`.
+    async def trim(self, first_index: Index, make_state: MakeState) -> bool:
+        """Let the log forget whole segments below `first_index`, an applied entry; return whether it has.
 
-        `make_state` gives the state of someone who knows nothing of what was before: whoever is sent the log from its
+        See `shortening`. `make_state` gives the state of someone who knows nothing of what was before: whoever is sent the log from its
         new start on gets that first, so an entry at or behind `first_index` must replace the whole state.
 
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        await self._shortener.trim(first_index, make_state)
+        return await self._shortener.trim(first_index, make_state)
 
     def abandon(self) -> None:
         """Stop taking part at once and answer everybody who waits; the files are left as they are."""
@@ -387,7 +383,11 @@ class Member:
     def _write(self, step: Step) -> None:
         output = step.output
         if output.truncate_from is not None:
-            self._log.truncate_suffix(output.truncate_from)
+            try:
+                self._log.truncate_suffix(output.truncate_from)
+            except StorageError as error:
+                self._handle_failure(error)
+                return
             kept = [item for item in self._write_terms if item[0] < output.truncate_from]
             self._write_terms = kept or [NOTHING_WRITTEN]
         if output.append:

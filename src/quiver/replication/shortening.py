@@ -66,21 +66,23 @@ class Shortener:
         async with self._turn:
             await self._checkpoint()
 
-    async def trim(self, first_index: Index, make_state: MakeState) -> None:
+    async def trim(self, first_index: Index, make_state: MakeState) -> bool:
         """Remove the whole segments below `first_index`. On disk before that: a snapshot that stands at the new start.
 
-        A checkpoint comes first, so that the state survives damage to any one of the two.
+        A checkpoint comes first, so that the state survives damage to any one of the two. Return whether it was done:
+        a new member that was not told yet who belongs to its group has nothing to put into a snapshot.
         """
         async with self._turn:
             await self._log.roll_if_old()
             start = self._log.start_below(first_index)
             last_index = Index(start.first_index - 1)
             if start.first_index == self._log.first_index:
-                return
+                return True
             invariant(first_index <= self._applier.index + 1, "only what is applied is removed", index=first_index)
             commit_index = self._raft.commit_index
             configuration = self._persistence.configuration_from(last_index, commit_index=commit_index)
-            assert configuration is not None, "a member that applied an entry knows its group"
+            if configuration is None:
+                return False
             machine = make_state(last_index, start.first_offset)
             snapshot = Snapshot(
                 last_index=last_index,
@@ -92,6 +94,7 @@ class Shortener:
             await self._run(partial(self._persistence.save_snapshot, snapshot))
             await self._log.truncate_prefix(start.first_index)
             self._raft.compacted(self._log.first_index)
+            return True
 
     async def _checkpoint(self) -> None:
         checkpoint = self._describe_now()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -288,14 +289,19 @@ class Log:
     def _handle_failure(self, error: StorageError) -> None:
         """Show only what is durable from now on."""
         if self._end_index > self._writer.durable_end:
-            self._end_at(self._writer.durable_end)
+            with suppress(StorageError):  # nothing is appended any more, wherever the log ends
+                self._end_at(self._writer.durable_end)
         if self.on_failure is not None:
             self.on_failure(error)
 
     # -- cutting ---------------------------------------------------------------------------------
 
     def truncate_suffix(self, end_index: Index) -> None:
-        """Drop the entries at or behind `end_index`, at once for readers; what is appended next replaces them."""
+        """Drop the entries at or behind `end_index`, at once for readers; what is appended next replaces them.
+
+        Raises:
+            StorageError: the disk does not tell where they begin; nothing was dropped, and the node must stop.
+        """
         self._writer.check_open()
         invariant(self.first_index <= end_index <= self._end_index, "a cut lies inside the log", end_index=end_index)
         if end_index < self._end_index:
@@ -304,21 +310,28 @@ class Log:
 
     def _end_at(self, end_index: Index) -> None:
         """Let the log end at `end_index`, which lies before its end now."""
-        self._cuts += 1
         term = self.term_at(Index(end_index - 1))
         assert term is not None, "the entry before a cut is in the log or just before it"
         self._end_offset = self._base_offset_of(end_index)
+        self._cuts += 1
         self._end_index, self._last_term = end_index, term
         self._tail.truncate(end_index)
 
     def _base_offset_of(self, index: Index) -> Offset:
-        """Return the offset at which an entry begins; reads the disk, briefly, if it is not in memory."""
+        """Return the offset at which an entry begins; reads the disk, briefly, if it is not in memory.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
         if index >= self._tail.first_index:
             return self._tail.get(index).header.base_offset
         segment = self._segments[self._segment_of_index(index)]
         place = Place([segment], segment.position_before_index(index), segment.size_bytes)
         wanted = Wanted(first_index=index, end_index=index + 1, bytes_max=1)
-        return read_batches(self._disk, self.directory, place, wanted)[0].header.base_offset
+        try:
+            return read_batches(self._disk, self.directory, place, wanted)[0].header.base_offset
+        except OSError as error:
+            raise StorageError(f"{self.directory}: entry {index} cannot be read: {error}") from error
 
     def start_below(self, first_index: Index) -> SegmentHeader:
         """Return the header of the segment that `truncate_prefix(first_index)` would let the log start with."""

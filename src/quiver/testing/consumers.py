@@ -61,9 +61,11 @@ class _ConsumingClient(Client):
             raise TimeoutError from error
 
     async def _consume(self, *, offset: Offset | None, records_max: int, wait_ms: int = 0) -> Consumed | None:
+        consumer_id = self.consumer_id  # of now: a late copy of the call must not speak for whom comes after
+
         def work(replica: Replica) -> Awaitable[Consumed]:
             return replica.consume(
-                self.consumer_id, offset=offset, records_max=records_max, bytes_max=_BYTES_MAX, wait_ms=wait_ms
+                consumer_id, offset=offset, records_max=records_max, bytes_max=_BYTES_MAX, wait_ms=wait_ms
             )
 
         answer = await self._ask(work)
@@ -162,8 +164,10 @@ class Keeper(_ConsumingClient):
             self._offset, self._has_cursor = consumed.cursor, True
 
     async def _look(self) -> None:
+        consumer_id = self.consumer_id
+
         def work(replica: Replica) -> Awaitable[CursorsRead]:
-            return replica.get_cursors([self.consumer_id])
+            return replica.get_cursors([consumer_id])
 
         answer = await self._ask(work)
         if answer is None:

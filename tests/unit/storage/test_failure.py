@@ -50,6 +50,18 @@ async def test_failed_write_or_sync_closes_the_log_for_good(operation: Operation
 
 
 @runs
+async def test_cut_whose_place_cannot_be_read_changes_nothing() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, LogSettings(tail_cache_bytes_max=0))
+    await append(log, b"one", b"two", b"three")
+    disk.fail("read", nth=1)
+    with pytest.raises(StorageError, match="entry 2 cannot be read"):
+        log.truncate_suffix(Index(2))
+    assert (log.end_index, log.end_offset) == (4, 3)
+    assert await all_values(log) == [b"one", b"two", b"three"]
+
+
+@runs
 async def test_full_disk_closes_the_log_and_a_restart_goes_on_when_there_is_room() -> None:
     disk = SimulatedDisk()
     log = open_log(disk, TINY)
