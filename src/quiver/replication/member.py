@@ -239,8 +239,8 @@ class Member:
     async def trim(self, first_index: Index, make_state: MakeState) -> bool:
         """Let the log forget whole segments below `first_index`, an applied entry; return whether it has.
 
-        See `shortening`. `make_state` gives the state of someone who knows nothing of what was before: whoever is sent the log from its
-        new start on gets that first, so an entry at or behind `first_index` must replace the whole state.
+        See `shortening`. `make_state` gives the state of someone who knows nothing of what was before: whoever is sent
+        the log from its new start on gets that first, so an entry behind it must replace the whole state.
 
         Raises:
             StorageError: the disk failed; the node stops.
