@@ -114,8 +114,14 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         int, Meta(ge=1, le=60_000, description="Time between fdatasyncs when durability is `interval`.")
     ] = 50
     segment_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=4096 * MIB, description="Size at which a segment is sealed and a new one begun.")
-    ] = 64 * MIB
+        int,
+        Meta(
+            ge=KIB,
+            le=4096 * MIB,
+            description="Size at which a segment is sealed and a new one begun; after a crash so much of each "
+            "partition is read again at most.",
+        ),
+    ] = 16 * MIB
     segment_age_ms_max: Annotated[
         int, Meta(ge=100, description="Age at which a segment is sealed at the next append or trim.")
     ] = 7 * 24 * 3_600_000

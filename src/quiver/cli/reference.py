@@ -26,7 +26,7 @@ wins. A key that does not exist is an error, wherever it is given. `quiver confi
 ```toml
 [log]
 durability = "fsync"
-segment_bytes_max = 67108864
+segment_bytes_max = 16777216
 ```
 """
 
