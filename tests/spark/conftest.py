@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     import quiver.spark
 
-    session = quiver.spark.session("tests", master="local[2]", is_short=True)
+    session = quiver.spark.session("tests", master="local[2,2]", is_short=True)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

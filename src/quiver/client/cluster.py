@@ -21,7 +21,7 @@ from quiver.client.lag import PartitionLag, find_lag, reset_cursors
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
-from quiver.client.ranges import At, RangeReader, TopicOffsets, find_offsets, move_cursors
+from quiver.client.ranges import At, NamedCursors, RangeReader, TopicOffsets, find_offsets
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.client.transport import Transport
@@ -107,6 +107,7 @@ class AsyncCluster:
         self._rng = rng
         self._directory = Directory(clock)
         self.router = Router(transport, self._directory, clock=clock, rng=rng, options=self.options)
+        self._cursors = NamedCursors(self.router)
         self._made = AsyncExitStack()
 
     async def open(self) -> Self:
@@ -426,7 +427,7 @@ class AsyncCluster:
 
     async def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
-        await move_cursors(self.router, topic, name, offsets)
+        await self._cursors.move(topic, name, offsets)
 
     # -- within ----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import msgspec
 from quiver.client.cursors import Cursors
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
-from quiver.errors import ConflictError, DamageError, NotFoundError, OutOfRangeError, UnavailableError
+from quiver.errors import ConflictError, DamageError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
 from quiver.model import Offset, PartitionId, TopicId
 from quiver.record import Batch, decode_batches
 from quiver.wire.messages import Fetch, FindOffset, TopicInfo
@@ -63,14 +63,28 @@ async def find_offsets(
     return TopicOffsets(topic=topic, topic_id=pinned, created_ms=info.created_ms, offsets=offsets)
 
 
-async def move_cursors(router: Router, topic: str, name: str, offsets: Mapping[int, int]) -> None:
-    """Set the cursors of a named consumer without reading anything; it is registered if it is new."""
-    deadline = router.deadline()
-    cursors = Cursors(router, topic)
-    await cursors.register(name=name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
-    await asyncio.gather(
-        *(cursors.move(PartitionId(partition), Offset(at), deadline=deadline) for partition, at in offsets.items())
-    )
+class NamedCursors:
+    """The cursors of named consumers that read elsewhere; each is registered when it is first moved."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._known: dict[tuple[str, str], Cursors] = {}
+
+    async def move(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """Set a consumer's cursors, by partition."""
+        deadline = self._router.deadline()
+        cursors = self._known.get((topic, name))
+        if cursors is None:
+            cursors = Cursors(self._router, topic)
+            await cursors.register(name=name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
+            self._known[topic, name] = cursors
+        try:
+            await asyncio.gather(
+                *(cursors.move(PartitionId(part), Offset(at), deadline=deadline) for part, at in offsets.items())
+            )
+        except RequestError:
+            self._known.pop((topic, name), None)  # it may have been forgotten, or its topic made anew
+            raise
 
 
 def check_incarnation(info: TopicInfo, topic_id: TopicId) -> None:

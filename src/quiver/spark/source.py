@@ -18,6 +18,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -29,14 +31,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from quiver.errors import TrimmedError
+from quiver.errors import RequestError, TrimmedError
 from quiver.logs import facts
 from quiver.record import Batch
 from quiver.spark.columns import arrow_batches, spark_schema
 from quiver.spark.connections import connection
 from quiver.spark.offsets import Range, StreamOffset, limit_records, plan, ranges_between, records_between
-from quiver.spark.options import Bound, ReadOptions, Use, read_options
+from quiver.spark.options import Bound, ReadOptions, Use, WriteOptions, read_options, write_options
 from quiver.spark.progress import Progress
+from quiver.spark.rows import check_rows
+from quiver.spark.sink import BatchWriter, StreamWriter
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,27 @@ class QuiverDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
         """Return a stream reader."""
         return StreamReader(read_options(self._given, Use.STREAM_READ))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """Return a batch writer."""
+        options = self._check_write(schema, Use.BATCH_WRITE, is_overwriting=overwrite)
+        return BatchWriter(options)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001 - Spark's signature
+    ) -> DataSourceStreamWriter:
+        """Return a stream writer."""
+        return StreamWriter(self._check_write(schema, Use.STREAM_WRITE, is_overwriting=overwrite))
+
+    def _check_write(self, schema: StructType, use: Use, *, is_overwriting: bool) -> WriteOptions:
+        options = write_options(self._given, use)
+        if is_overwriting:
+            message = "a topic cannot be overwritten: use mode append (batches), output mode append or update (streams)"
+            raise RequestError(message, code="bad_option")
+        check_rows(schema, options.topic)
+        return options
 
 
 def _is_for_streams(given: Mapping[str, str]) -> bool:
