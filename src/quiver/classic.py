@@ -229,7 +229,7 @@ class Producer:
         return list(self._call("GET", "/topics", {})["topics"])
 
     def RegisterProducer(self, topic: str) -> int:  # noqa: N802 - as above
-        """Register for a topic, which is created if there is none; return the producer's id."""
+        """Register for a topic, which is created if there is none; return the producer's id in it."""
         known = self._topics.setdefault(topic, _Topic())
         with known.lock:
             self._register(topic, known)
@@ -258,7 +258,8 @@ class Producer:
         self._http.close()
 
     def _register(self, topic: str, known: _Topic) -> None:
-        answer = self._call("POST", "/producer/register", {"topic": topic, "prod_name": self.name})
+        # A name of its own in each topic: to register a name again fences off what it sends under its older epoch.
+        answer = self._call("POST", "/producer/register", {"topic": topic, "prod_name": f"{self.name}/{topic}"})
         partitions = self._call("GET", "/partitions", {"topic": topic})["partitions"]
         known.id, known.epoch = int(answer["producer_id"]), int(answer["epoch"])
         known.partitions = [int(partition["partition_id"]) for partition in partitions]

@@ -66,10 +66,10 @@ class Gateway:
         is_new = name not in self.epochs
         self.epochs[name] = self.epochs.get(name, -1) + 1
         sequences = {} if is_new else {str(at): self.sequences.get((name, at), 0) for at in range(2)}
-        return 200, {"producer_id": 7, "epoch": self.epochs[name], "sequences": sequences}
+        return 200, {"producer_id": list(self.epochs).index(name), "epoch": self.epochs[name], "sequences": sequences}
 
     def _produce(self, given: dict[str, Any]) -> Answer:
-        (name, epoch), *_ = self.epochs.items()
+        name, epoch = list(self.epochs.items())[given["producer_id"]]
         partition, sequence = given["partition_id"], given["sequence"]
         expected = self.sequences.get((name, partition), 0)
         if given["epoch"] < epoch:
@@ -262,6 +262,17 @@ def test_named_producer_goes_on_after_a_restart(gateway: Gateway, address: str) 
         for number in range(4):
             producer.Enqueue("logs", f"{life} {number}")
     assert len(all_values(gateway, "logs")) == 12
+
+
+def test_one_producer_enqueues_to_several_topics(gateway: Gateway, address: str) -> None:
+    producer = Producer(address, name="web-1")
+    for topic in ("a", "b", "a"):
+        producer.RegisterProducer(topic)
+    for number in range(4):
+        producer.Enqueue("a", f"a{number}")
+        producer.Enqueue("b", f"b{number}", partition_id=0)
+    producer.close()
+    assert gateway.records == {"a": [["a1", "a3"], ["a0", "a2"]], "b": [["b0", "b1", "b2", "b3"], []]}
 
 
 def test_second_producer_of_a_name_fences_the_first(address: str) -> None:
