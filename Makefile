@@ -80,8 +80,9 @@ sim: setup ## try to break SEEDS simulated consensus groups and CLUSTERS whole c
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
 	$(BIN)/python -m quiver sim --cluster --seeds $(CLUSTERS)
 
-chaos: setup ## kill KILLS real nodes under load and judge what clients were told; exit code 1 on a finding
+chaos: setup ## kill KILLS real nodes under load and judge what clients were told, then run the system test for longer
 	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)
+	$(BIN)/python tests/chaos/run_system.py
 
 demo: setup ## run three nodes, produce and consume, kill -9 the leader, and show that nothing is lost
 	$(BIN)/python examples/demo.py

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_nodes import NodeProcess, ask, running_nodes
+from chaos_cluster import NodeProcess, running_cluster
+from gateway_nodes import ask
 
 _names = (f"topic-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NodeProcess]]:
-    with running_nodes(tmp_path_factory.mktemp("gateway"), 3) as running:
-        yield running
+    with running_cluster(tmp_path_factory.mktemp("gateway")) as cluster:
+        yield cluster.nodes
 
 
 @pytest.fixture
@@ -148,7 +149,8 @@ def test_cluster_is_shown_by_every_node(nodes: list[NodeProcess]) -> None:
 
 def test_nothing_is_lost_or_doubled_when_a_node_is_killed(tmp_path: Path) -> None:
     """A client that repeats a call with its sequence, at another node if need be, until it is answered well."""
-    with running_nodes(tmp_path, 3) as nodes:
+    with running_cluster(tmp_path) as cluster:
+        nodes = cluster.nodes
         addresses = [node.http for node in nodes]
         _, registered = ask(addresses[0], "POST", "/producer/register", {"topic": "t", "prod_name": "p"})
         offsets: list[int] = []
