@@ -76,19 +76,21 @@ class _Tally:
         self._begun_s = time.monotonic()
         self._total_bytes = total_bytes(paths)
         # Whoever types at a terminal sees the lines; a bar would write over them.
-        is_typed = STANDARD_INPUT in paths and sys.stdin.isatty()
+        self._is_typed = STANDARD_INPUT in paths and sys.stdin.isatty()
         self._progress = Progress(
             TextColumn(topic, markup=False),
             SpinnerColumn() if self._total_bytes is None else BarColumn(bar_width=None),
             _Told(self),
             console=Console(stderr=True),
-            disable=is_typed or not sys.stderr.isatty(),
+            disable=self._is_typed or not sys.stderr.isatty(),
             transient=True,
             expand=self._total_bytes is not None,
         )
         self._bar = self._progress.add_task("", total=self._total_bytes)
 
     def __enter__(self) -> _Tally:
+        if self._is_typed:
+            click.echo(f"each line that you type goes to {self._topic}; Ctrl-D ends it", err=True)
         self._progress.start()
         return self
 
