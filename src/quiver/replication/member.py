@@ -336,6 +336,8 @@ class Member:
 
     def _handle_durable(self, durable_end: Index) -> None:
         """Tell the core what is durable, with the term in which that was written (R7)."""
+        if self._is_closed:  # the log writes on for a while when its member has been abandoned
+            return
         terms = self._write_terms
         while len(terms) > 1 and terms[1][0] < durable_end:
             terms.pop(0)

@@ -217,6 +217,23 @@ async def test_node_whose_disk_failed_takes_part_in_no_group(cluster: Cluster) -
         await leader.replicator.open_member(GroupId(7), f"{DIRECTORY}/7", leader.machine)
 
 
+def test_what_becomes_durable_after_the_disk_has_failed_elsewhere_is_not_applied() -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.propose(b"1")
+        node = await cluster.leader()
+        proposing = asyncio.ensure_future(node.member.propose([build_batch([b"2"], timestamp=1)]))
+        log = node.member.log
+        while log.end_index == log.durable_end_index:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        node.replicator.fail(StorageError("the disk failed under another group"))
+        with pytest.raises(QuiverError):
+            await proposing
+        await cluster.wait(lambda: log.end_index == log.durable_end_index or None)
+        assert node.machine.values == [b"1"]
+
+    run_in(Cluster(1), test)
+
+
 @simulate
 async def test_failed_hard_state_stops_the_node(cluster: Cluster) -> None:
     leader = await cluster.leader()
