@@ -55,6 +55,28 @@ class UnhandledError(RuntimeError):
     """Report an error in a callback or task that nobody handled; the cause is chained."""
 
 
+class _NumberedFuture(asyncio.Future[Any]):
+    """A future that sets and dictionaries order by its number: by default that would be by its place in memory."""
+
+    def __init__(self, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(**options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _NumberedTask(asyncio.Task[T]):
+    """A task that sets order by its number: a task group keeps its tasks in one, and cancels them in its order."""
+
+    def __init__(self, number: int, coro: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number  # asyncio asks for the hash at once
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(HostlessLoop):
     """Run coroutines on virtual time, in an order drawn from `rng`.
 
@@ -204,7 +226,8 @@ class SimulatedLoop(HostlessLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """Return a new future on this loop."""
-        return asyncio.Future(loop=self)
+        self._task_count += 1
+        return _NumberedFuture(self._task_count, loop=self)
 
     def create_task(  # type: ignore[override] # options differ between Python versions
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None, **options: Any
@@ -212,7 +235,8 @@ class SimulatedLoop(HostlessLoop):
         """Start a task, in the scope of the context it is started from."""
         self._require_open()
         self._task_count += 1
-        task = asyncio.Task(coro, loop=self, name=name or f"task-{self._task_count}", context=context, **options)
+        number = self._task_count
+        task = _NumberedTask(number, coro, loop=self, name=name or f"task-{number}", context=context, **options)
         scope = CURRENT_SCOPE.get() if context is None else context.get(CURRENT_SCOPE)
         (scope or self._root).add_task(task)
         return task

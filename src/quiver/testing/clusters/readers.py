@@ -5,11 +5,15 @@ from __future__ import annotations
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.cursors import Cursors
 from quiver.client.prefetch import find_offset
+from quiver.config import KIB
 from quiver.errors import QuiverError
 from quiver.model import Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.testing.clusters.clients import Client
 from quiver.wire.messages import Consume, TopicInfo
+
+FETCH_BYTES = 4 * KIB
+"""What is asked for at once: little, as logs are."""
 
 
 class Reader(Client):
@@ -19,7 +23,9 @@ class Reader(Client):
 
     async def begin(self) -> None:
         """Begin at the beginning."""
-        self.consumer = await self.cluster.consumer(self.topic.name, on_trimmed="earliest")
+        self.consumer = await self.cluster.consumer(
+            self.topic.name, on_trimmed="earliest", fetch_bytes=FETCH_BYTES, prefetch_bytes=FETCH_BYTES
+        )
         self._seen: set[int] = set()
 
     async def step(self) -> None:
@@ -63,7 +69,9 @@ class Committer(Client):
 
     async def begin(self) -> None:
         """Find its place again."""
-        self.consumer = await self.cluster.consumer(self.topic.name, self.name, on_trimmed="earliest")
+        self.consumer = await self.cluster.consumer(
+            self.topic.name, self.name, on_trimmed="earliest", fetch_bytes=FETCH_BYTES, prefetch_bytes=FETCH_BYTES
+        )
         for partition in self.consumer.partitions:
             call = self.invoke("cursor", self.key(partition), {"consumer": self.name})
             self.succeed(call, int(self.consumer.position(partition)))
@@ -143,6 +151,7 @@ class Taker(Client):
                 partition_id=partition_id,
                 consumer_id=consumer_id,
                 records_max=count,
+                bytes_max=FETCH_BYTES,
                 known_index=router.directory.known_index,
             )
 

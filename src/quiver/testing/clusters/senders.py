@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from quiver.client.producer import AsyncProducer
 from quiver.errors import FencedError, QuiverError
 from quiver.testing.clusters.clients import Client
 from quiver.testing.clusters.swarm import TopicPlan
-from quiver.testing.finding import found
+from quiver.testing.finding import found, require
 
 if TYPE_CHECKING:
     from quiver.testing.clusters.world import ClusterWorld
@@ -23,6 +24,10 @@ class Sender(Client):
     def __init__(self, world: ClusterWorld, name: str, topic: TopicPlan) -> None:
         super().__init__(world, name, topic)
         self._count = 0
+        self._acknowledged: Counter[int] = Counter()
+        """By partition, how many records are there."""
+        self._unknown: Counter[int] = Counter()
+        """By partition, how many records are perhaps there."""
 
     async def begin(self) -> None:
         """Register under the name, which fences off whoever has it."""
@@ -54,11 +59,14 @@ class Sender(Client):
         try:
             spans = await (await producer.send_many(values, partition=partition))
         except QuiverError as error:
+            if error.outcome == "unknown":
+                self._unknown[partition] += len(values)
             self.fail(call, error, lane=lane)
             return not isinstance(error, FencedError)
         if len(spans) != 1:
             found("C", "a small send is in several batches", name=self.name, batches=len(spans))
         self.succeed(call, int(spans[0].first_offset))
+        self._acknowledged[partition] += len(values)
         return True
 
     async def restart(self) -> None:
@@ -70,3 +78,16 @@ class Sender(Client):
         if self.rng.random() < 0.5:
             await self._send(old, "/old")  # it does not know yet that it was replaced
         await old.abort()
+        await self._check_sequence()
+
+    async def _check_sequence(self) -> None:
+        """Demand that a partition tells a restarted producer how many of its records it has."""
+        partition = self.rng.randrange(self.producer.core.accumulator.partition_count)
+        try:
+            count = await self.producer.next_sequence(partition)
+        except QuiverError as error:
+            self.check(error, "next_sequence")
+            return
+        known, unknown = self._acknowledged[partition], self._unknown[partition]
+        facts = {"name": self.name, "partition": partition, "next_sequence": count, "acknowledged": known}
+        require(known <= count <= known + unknown, "C", "a producer is told a wrong sequence", unknown=unknown, **facts)

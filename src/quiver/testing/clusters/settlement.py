@@ -33,7 +33,9 @@ async def found_topics(world: ClusterWorld) -> None:
     for topic in world.knobs.topics:
 
         async def create(cluster: AsyncCluster, topic: TopicPlan = topic) -> None:
-            await cluster.create_topic(topic.name, topic.partitions, replicas=topic.replicas, exist_ok=True)
+            await cluster.create_topic(
+                topic.name, topic.partitions, replicas=topic.replicas, retention=topic.retention, exist_ok=True
+            )
 
         await operate(world, create)
 

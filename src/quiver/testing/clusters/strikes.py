@@ -169,6 +169,7 @@ STRIKES: Final[Strikes] = {
     "full_disk": troubles.full_disk,
     "short_writes": troubles.short_writes,
     "lost_disk": troubles.lost_disk,
+    "wiped_disk": troubles.wiped_disk,
     "lost_database": lost_database,
     "database_error": database_error,
     "clock_jump": outages.clock_jump,

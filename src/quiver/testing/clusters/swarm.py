@@ -25,6 +25,7 @@ from quiver.config import (
 from quiver.model import NodeId
 from quiver.testing.latency import Latency
 from quiver.testing.swarm import FAR, JITTERY, NEAR, PLAIN_DISK, QUICK_DISK, STALLING_DISK
+from quiver.wire.messages import RetentionInfo
 
 _T = TypeVar("_T")
 
@@ -54,6 +55,7 @@ FAULT_KINDS: Final[Mapping[str, int]] = {
     "full_disk": 4,
     "short_writes": 3,
     "lost_disk": 3,
+    "wiped_disk": 3,
     "lost_database": 4,
     "database_error": 4,
     "clock_jump": 4,
@@ -73,6 +75,12 @@ OPERATION_KINDS: Final[Mapping[str, int]] = {
 
 ALL_KINDS: Final = (*FAULT_KINDS, *OPERATION_KINDS)
 
+_RETENTIONS: Final = (
+    *[RetentionInfo()] * 4,
+    RetentionInfo(ms=2_000),
+    RetentionInfo(bytes=4 * KIB),
+)
+
 P_CALM: Final = 0.25
 P_FAULT: Final = 0.45
 """How likely a kind of fault is on in a seed that is not calm."""
@@ -85,6 +93,7 @@ class TopicPlan:
     name: str
     partitions: int
     replicas: int
+    retention: RetentionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +176,7 @@ def draw_cluster(rng: Rng) -> ClusterKnobs:
         p_restart=_pick(rng, (0.0, 0.02, 0.1)),
         is_calm=is_calm,
         chaos_ms=_between(rng, (6_000, 14_000)),
-        gap_ms=_between(rng, (300, 1_500)),
+        gap_ms=_between(rng, (200, 1_200)),
         weights=_draw_weights(rng, is_calm=is_calm),
         drifts_ppm=tuple(_pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
     )
@@ -177,7 +186,12 @@ def _draw_topics(rng: Rng, nodes: int) -> tuple[TopicPlan, ...]:
     count = _pick(rng, (1, 1, 2))
     choices = tuple(replicas for replicas in (1, 3, 3, 3, 5) if replicas <= nodes)
     return tuple(
-        TopicPlan(f"topic-{number}", partitions=_pick(rng, (1, 2, 3)), replicas=_pick(rng, choices))
+        TopicPlan(
+            f"topic-{number}",
+            partitions=_pick(rng, (1, 2, 3)),
+            replicas=_pick(rng, choices),
+            retention=_pick(rng, _RETENTIONS),
+        )
         for number in range(count)
     )
 

@@ -248,7 +248,10 @@ class ClusterWorld:
         self.network.rates = NetworkFaults(self.knobs.network_latency)
         self.transport.rates = TransportFaults(self.knobs.network_latency)
         for host in self.live_nodes():
-            host.heal()
+            if host.is_tainted:
+                self.replace(host)
+            else:
+                host.heal()
 
     def compare_metadata(self) -> None:
         """Demand that all nodes have the same metadata at the same index, in memory, now and ever."""
