@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import settings
 
 # No test may depend on how fast the machine is: a busy one would make it fail.
 settings.register_profile("quiver", deadline=None)
 settings.load_profile("quiver")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A run in the background ignores Ctrl-C, and every process that a test starts would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
