@@ -19,7 +19,7 @@ from typing import cast
 
 from chaos_cluster import Cluster
 from chaos_http import HttpClient, wait_for
-from system_ways import PATIENCE_S, Way, ask
+from system_ways import PATIENCE_S, Reader, Way, ask
 
 PRODUCERS = {"T1": ("P1", "P2", "P3"), "T2": ("P1", "P4", "P5"), "T3": ("P1", "P2")}
 CONSUMERS = {"T1": ("C1", "C2", "C3"), "T2": ("C1",), "T3": ("C1", "C2", "C3")}
@@ -43,6 +43,7 @@ class Exchange:
         self.heard: dict[str, Lines] = {name: {topic: [] for topic in topics} for name, topics in consumers.items()}
         self.total = sum(len(lines) for own in producers.values() for lines in own.values())
         self._counting = threading.Lock()
+        self._readers: list[Reader] = []
 
     def lines(self, topic: str) -> list[str]:
         """Return all lines that are meant for a topic."""
@@ -75,9 +76,15 @@ class Exchange:
                 return count >= wanted
 
         reader = self.way.reader(name, topics)
+        self._readers.append(reader)
         reader.read(take)
         assert reader.sizes() == dict.fromkeys(topics, 0), (self.way.name, name)
         reader.close()
+
+    def stop(self) -> None:
+        """Let nobody wait for lines that will never come."""
+        for reader in self._readers:
+            reader.stop()
 
 
 def five_producers_three_consumers(
@@ -202,15 +209,20 @@ def _alive(client: HttpClient) -> int:
 def _run(exchanges: Sequence[Exchange], *, seed: int, pause_s: float, meanwhile: Callable[[], int] = lambda: 0) -> int:
     """Let all clients run at the same time, and something else with them; return what that returns.
 
-    The first that fails fails all; the others are left behind, and end with the cluster.
+    The first that fails fails all; the others are left to themselves, and end when their patience does.
     """
     works: list[Callable[[], object]] = [meanwhile]
     for one in exchanges:
         works += [partial(one.consume, name) for name in one.consumers]
         works += [partial(one.produce, name, seed, pause_s) for name in one.producers]
     running = [_begin(work) for work in works]
-    for future in as_completed(running):
-        future.result()
+    try:
+        for future in as_completed(running):
+            future.result()
+    except BaseException:
+        for one in exchanges:
+            one.stop()
+        raise
     return int(cast("int", running[0].result()))
 
 

@@ -38,7 +38,11 @@ class Sender(Protocol):
 class Reader(Protocol):
     """Reads topics from their beginning."""
 
-    def read(self, take: Take) -> None: ...
+    def read(self, take: Take) -> None:
+        """Read until `take` says that it is enough, or `stop` is called."""
+
+    def stop(self) -> None:
+        """End `read` soon; called from another thread when something has failed."""
 
     def sizes(self) -> dict[str, int]: ...
 
@@ -129,6 +133,7 @@ class HttpReader:
     def __init__(self, client: HttpClient, topics: Sequence[str]) -> None:
         self._client = client
         self._id: int | None = None
+        self._is_stopped = False
         self._places: dict[tuple[str, int], int] = {}
         for topic in topics:
             known: dict[str, object] = {} if self._id is None else {"consumer_id": self._id}
@@ -137,7 +142,7 @@ class HttpReader:
                 self._places[topic, partition["partition_id"]] = 0
 
     def read(self, take: Take) -> None:
-        while True:
+        while not self._is_stopped:
             is_idle = True
             for (topic, partition), offset in list(self._places.items()):
                 for message in self._take_batch(topic, partition, offset):
@@ -147,6 +152,9 @@ class HttpReader:
                         return
             if is_idle:
                 time.sleep(IDLE_S)
+
+    def stop(self) -> None:
+        self._is_stopped = True
 
     def _take_batch(self, topic: str, partition: int, offset: int) -> list[dict[str, Any]]:
         place = {"topic": topic, "partition_id": partition, "offset": offset, "consumer_id": self._id}
@@ -214,6 +222,9 @@ class ClassicReader:
 
         self._consumer.run(hear, poll_time=IDLE_S, poll_time_after_error=RETRY_S)
 
+    def stop(self) -> None:
+        self._consumer.stop()
+
     def sizes(self) -> dict[str, int]:
         return {topic: self._consumer.Size(topic) for topic in self._topics}
 
@@ -262,14 +273,18 @@ class SdkSender:
 class SdkReader:
     def __init__(self, consumers: dict[str, quiver.Consumer]) -> None:
         self._consumers = consumers
+        self._is_stopped = False
 
     def read(self, take: Take) -> None:
-        while True:
+        while not self._is_stopped:
             for topic, consumer in self._consumers.items():
                 for record in consumer.poll(timeout=IDLE_S):
                     if take(topic, record.text or ""):
                         return
                 consumer.commit()
+
+    def stop(self) -> None:
+        self._is_stopped = True
 
     def sizes(self) -> dict[str, int]:
         return {topic: consumer.size() for topic, consumer in self._consumers.items()}
