@@ -27,7 +27,7 @@ from quiver.testing.memory_cluster import MemoryCluster
 from table import Row, show
 
 MIB = 1 << 20
-ROUNDS = 3
+ROUNDS = 5
 AWAITED = 500
 TOPIC = "logs"
 
@@ -39,26 +39,26 @@ Work = Callable[[Cluster, int], object]
 
 
 def send_one_by_one(cluster: Cluster, records: int) -> None:
-    producer = cluster.producer(TOPIC)
-    for _ in range(records):
-        producer.send(VALUE)
-    producer.flush()
+    with cluster.producer(TOPIC) as producer:
+        for _ in range(records):
+            producer.send(VALUE)
 
 
 def send_many(cluster: Cluster, records: int) -> None:
-    producer = cluster.producer(TOPIC)
-    producer.send_many([VALUE] * records)
-    producer.flush()
+    with cluster.producer(TOPIC) as producer:
+        producer.send_many([VALUE] * records)
 
 
 def fetch_arrow(cluster: Cluster, records: int) -> None:
-    assert cluster.consumer(TOPIC).fetch_arrow(records, timeout=60).num_rows == records
+    with cluster.consumer(TOPIC) as consumer:
+        assert consumer.fetch_arrow(records, timeout=60).num_rows == records
 
 
 def iterate(cluster: Cluster, records: int) -> None:
-    for count, _ in enumerate(cluster.consumer(TOPIC), start=1):
-        if count == records:
-            return
+    with cluster.consumer(TOPIC) as consumer:
+        for count, _ in enumerate(consumer, start=1):
+            if count == records:
+                return
 
 
 # -- alone -------------------------------------------------------------------------------------------

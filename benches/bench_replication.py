@@ -1,6 +1,6 @@
 """What consensus costs: three processes on loopback, real disks, fsync on.
 
-    python bench_replication.py [--kills 100] [--groups 1000]
+    python bench_replication.py [--kills 30] [--groups 1000]
 
 Compared in the same run with PySyncObj (its journal, its default batching) and with the raw limits of this
 machine: bytes copied over loopback to two peers, and three processes that write and sync at once.
@@ -211,7 +211,7 @@ def failover(kills: int) -> list[Row]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure replication.")
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--groups", type=int, default=1000)
     parser.add_argument("--only", choices=["throughput", "bulk", "idle", "failover"])
     options = parser.parse_args()
