@@ -135,5 +135,5 @@ def test_fixture_gives_a_cluster_to_any_test(pytester: pytest.Pytester) -> None:
                 assert client.producer("logs").send("hello").result().offset == 0
         """
     )
-    result = pytester.runpytest_subprocess("-p", "quiver.testing.pytest_plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from quiver.model import GroupId, Index, NodeId
 from quiver.raft import Role
+from quiver.raft.leadership import Transfer
 from quiver.replication import Member
 from quiver.testing.checkers.bounds import check_bounds
 from quiver.testing.checkers.committed import CommittedLog
@@ -16,6 +17,7 @@ from quiver.testing.checkers.configurations import ConfigurationChecker
 from quiver.testing.checkers.durability import Copy, check_majority
 from quiver.testing.checkers.elections import ElectionChecker
 from quiver.testing.checkers.promises import PromiseChecker
+from quiver.testing.finding import require
 from quiver.testing.trace import Trace
 
 PLATTER_EVERY = 10
@@ -99,10 +101,12 @@ class MemberWatch:
         "_configuration",
         "_elections",
         "_first_index",
+        "_last_index",
         "_observer",
         "_role",
         "_state",
         "_term",
+        "_transfer",
         "group",
         "member",
         "node",
@@ -122,11 +126,15 @@ class MemberWatch:
         self._commit = raft.commit_index
         self._first_index = raft.first_index
         self._configuration = raft.configuration
+        self._last_index = raft.last_index
+        self._transfer: Transfer | None = None
 
     def look(self) -> None:
         """Compare, and hand on what has changed."""
         state = self._state
         log = state.log
+        if state.leadership is not None and (state.leadership.transfer or self._transfer) is not None:
+            self._look_at_transfer(state.leadership.transfer)
         if log.commit != self._commit:
             self._elections.move(self.node, "commit index", self._commit, log.commit)
             self._commit = log.commit
@@ -145,3 +153,11 @@ class MemberWatch:
         if log.terms.first_index != self._first_index:
             self._elections.move(self.node, "log start", self._first_index, log.terms.first_index)
             self._first_index = log.terms.first_index
+
+    def _look_at_transfer(self, transfer: Transfer | None) -> None:
+        """A leader that hands over takes no more proposals (R15); what the core adds itself are configurations."""
+        last_index = self._state.log.terms.last_index
+        if transfer is not None and transfer is self._transfer and self._state.configuration is self._configuration:
+            is_still = last_index <= self._last_index
+            require(is_still, "R15", "a leader that hands over took a proposal", group=self.group, node=self.node)
+        self._transfer, self._last_index = transfer, last_index
