@@ -85,9 +85,10 @@ def note_durable(state: State, leadership: Leadership) -> None:
 
 
 def tick(state: State, leadership: Leadership) -> None:
-    """Do a heartbeat's work when it is due."""
+    """Do a heartbeat's work when it is due; rounds begun for reads in between do not put it off."""
     if state.now_ms < leadership.heartbeat_deadline_ms:
         return
+    leadership.heartbeat_deadline_ms = state.now_ms + state.config.heartbeat_interval_ms
     if not _has_quorum(state, leadership):
         if state.tracing:
             state.trace("no quorum heard from: stepping down")

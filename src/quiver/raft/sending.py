@@ -83,7 +83,6 @@ def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool
     """Begin a new round: every answer to it proves leadership after this moment."""
     state.round += 1
     leadership.begin_round(state.round, now_ms=state.now_ms)
-    leadership.heartbeat_deadline_ms = state.now_ms + state.config.heartbeat_interval_ms
     heartbeat = Heartbeat(state.term, state.log.commit, state.round, hibernate)
     for progress in leadership.peers:
         if progress.state is not LOST:

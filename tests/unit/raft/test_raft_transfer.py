@@ -73,6 +73,18 @@ def test_transfer_that_takes_too_long_is_aborted() -> None:
     assert leader.raft.commit_index == 2
 
 
+def test_reads_do_not_put_off_the_end_of_a_transfer() -> None:
+    """Each read begins a round of heartbeats; what is done at a heartbeat's time is done all the same."""
+    cluster, leader = elected()
+    leader.transfer(3)
+    cluster.drop(TimeoutNow)
+    for context in range(70):
+        leader.read(context)
+        cluster.elapse(10)
+    assert len(leader.reads) == 70
+    assert leader.raft.status().transfer_to is None
+
+
 def test_target_is_told_once() -> None:
     cluster, leader = elected()
     leader.transfer(3)
