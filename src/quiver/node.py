@@ -41,7 +41,8 @@ from quiver.storage import Identity, claim_directory, save_identity
 from quiver.storage.layout import metadata_log, replicas
 from quiver.surroundings import NodeNetwork, Surroundings
 from quiver.wire import Caller
-from quiver.wire.messages import AnyRequest, DescribeNode, NodeDescribed, Response
+from quiver.wire.exchange import Response
+from quiver.wire.messages import AnyRequest, DescribeNode, NodeDescribed
 
 logger = logging.getLogger(__name__)
 

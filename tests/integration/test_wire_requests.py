@@ -23,10 +23,10 @@ from quiver.errors import (
 )
 from quiver.model import Buffer, GroupId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, PoolStatus, RequestPool, WireSettings
+from quiver.wire.exchange import Done, Request, Response
 from quiver.wire.messages import (
     AnyRequest,
     CommandSubmitted,
-    Done,
     Fetch,
     Fetched,
     FindOffset,
@@ -39,8 +39,6 @@ from quiver.wire.messages import (
     OffsetFound,
     Produce,
     Produced,
-    Request,
-    Response,
     RestoreTopic,
     SubmitCommand,
 )

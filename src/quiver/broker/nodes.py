@@ -15,7 +15,8 @@ from quiver.errors import NotLeaderError, OutcomeUnknownError, UnavailableError
 from quiver.metadata import Command, MetadataStore, Partition, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
-from quiver.wire.messages import GetMembers, GetMetadata, MembersFound, Request, Response, SubmitCommand
+from quiver.wire.exchange import Request, Response
+from quiver.wire.messages import GetMembers, GetMetadata, MembersFound, SubmitCommand
 
 R = TypeVar("R", bound=Response)
 

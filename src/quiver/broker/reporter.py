@@ -23,7 +23,8 @@ from quiver.errors import QuiverError
 from quiver.logs import facts
 from quiver.metadata import NodeRole, RegisterBroker
 from quiver.model import NodeId, PartitionId, TopicId
-from quiver.wire.messages import RESULTS_MAX, BeatInfo, Heartbeat, LeaderInfo
+from quiver.wire.exchange import RESULTS_MAX
+from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from quiver.metadata import Registration, StartFrom, View
 from quiver.model import NO_PRODUCER, Buffer, ConsumerId, Offset
 from quiver.partition import Replica
 from quiver.record import decode_header
+from quiver.wire.exchange import Done, Response
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
     Consumed,
     CursorsFound,
-    Done,
     EpochBegun,
     Fetch,
     Fetched,
@@ -37,7 +37,6 @@ from quiver.wire.messages import (
     PartitionRequest,
     Produce,
     Produced,
-    Response,
 )
 from quiver.wire.serving import Caller
 

@@ -29,6 +29,7 @@ from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.record import Batch
+from quiver.wire.exchange import Done, R, Request
 from quiver.wire.messages import (
     AddPartitions,
     ClientInfo,
@@ -36,17 +37,14 @@ from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,
     DescribeNode,
-    Done,
     DrainBroker,
     ForgetClient,
     GetMetadata,
     ListClients,
     NodeInfo,
-    R,
     RebalanceBrokers,
     RemoveBroker,
     ReplicaInfo,
-    Request,
     RestoreTopic,
     RetentionInfo,
     TopicInfo,

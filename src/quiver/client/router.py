@@ -27,14 +27,13 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import Buffer, NodeId, PartitionId
+from quiver.wire.exchange import R, Request
 from quiver.wire.messages import (
     Consume,
     DeleteTopic,
     ForgetClient,
     GetMetadata,
-    R,
     RemoveBroker,
-    Request,
     RestoreTopic,
     TopicInfo,
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from quiver.model import Buffer
-from quiver.wire.messages import Request, Response
+from quiver.wire.exchange import Request, Response
 
 R = TypeVar("R", bound=Response)
 

@@ -26,7 +26,15 @@ from quiver.gateway.registrations import Allowed, Registrations
 from quiver.gateway.sharing import Sharing
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
-from quiver.wire.messages import Consume, Consumed, Fetch, GetCursors, MoveCursor, RegisterConsumer, Selection
+from quiver.wire.messages import (
+    Consume,
+    Consumed,
+    Fetch,
+    GetCursors,
+    MoveCursor,
+    RegisterConsumer,
+    Selection,
+)
 
 NOTHING = HttpResponse(status=204)
 BATCH_DEFAULT = 100

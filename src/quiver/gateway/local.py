@@ -15,7 +15,8 @@ from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer
 from quiver.wire import Caller, Handler
-from quiver.wire.messages import AnyRequest, Request, Response, request_name
+from quiver.wire.exchange import Request, Response, request_name
+from quiver.wire.messages import AnyRequest
 from quiver.wire.traits import READS
 
 R = TypeVar("R", bound=Response)

@@ -20,7 +20,14 @@ from quiver.manager.changes import ChangeRequest, Changes, Heartbeats
 from quiver.manager.handing_on import Answer, PrimaryRoute
 from quiver.metadata import MetadataStore
 from quiver.model import Index, NodeId
-from quiver.wire.messages import GetMetadata, Heartbeat, ListClients, ListMoves, MetadataFound, SubmitCommand
+from quiver.wire.messages import (
+    GetMetadata,
+    Heartbeat,
+    ListClients,
+    ListMoves,
+    MetadataFound,
+    SubmitCommand,
+)
 from quiver.wire.serving import Caller
 
 AdministrativeRequest = GetMetadata | ListClients | ListMoves | ChangeRequest

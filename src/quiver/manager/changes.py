@@ -47,6 +47,7 @@ from quiver.metadata.commands import decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index
 from quiver.wire import messages
+from quiver.wire.exchange import Done
 
 SingleRequest = (
     messages.ConfigureTopic
@@ -122,7 +123,7 @@ class Changes:
                 single = self._command(request)
                 if single is not None:
                     await self._store.submit(single)
-                return messages.Done(index=self._index), ()
+                return Done(index=self._index), ()
 
     def _command(self, request: SingleRequest) -> Command[Any] | None:
         """Return the command that a request stands for; None if what it asks for is so already."""
@@ -178,7 +179,7 @@ class Changes:
             request_id=request.request_id,
         )
 
-    async def _add_partitions(self, request: messages.AddPartitions) -> messages.Done:
+    async def _add_partitions(self, request: messages.AddPartitions) -> Done:
         _check_bounds(partitions=request.partitions)
         async with self._growing:
             view = self._store.view()
@@ -197,7 +198,7 @@ class Changes:
             )
             with self._counting(assignments):
                 await self._store.submit(command)
-        return messages.Done(index=self._index)
+        return Done(index=self._index)
 
     @contextmanager
     def _counting(self, assignments: Assignments) -> Iterator[None]:

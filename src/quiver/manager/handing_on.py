@@ -26,6 +26,7 @@ from quiver.errors import (
 )
 from quiver.metadata import MetadataStore, NotPrimaryError
 from quiver.model import Buffer, NodeId
+from quiver.wire.exchange import Request, Response
 from quiver.wire.messages import (
     ConfigureTopic,
     CreateTopic,
@@ -35,8 +36,6 @@ from quiver.wire.messages import (
     RebalanceBrokers,
     RegisterConsumer,
     RegisterProducer,
-    Request,
-    Response,
 )
 
 PAUSE_MS_MIN = 20

@@ -30,8 +30,8 @@ from quiver.replication.network import LostHandler, MessageHandler
 from quiver.storage import Identity
 from quiver.surroundings import NodeNetwork, SystemSurroundings
 from quiver.wire import Handler
+from quiver.wire.exchange import Request
 from quiver.wire.handshake import IdentityOf
-from quiver.wire.messages import Request
 
 READY_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 30

@@ -25,8 +25,9 @@ from quiver.model import Buffer, NodeId
 from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import LAN_LATENCY, SimulatedNetwork
+from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.failures import Failure, describe, restore
-from quiver.wire.messages import AnyRequest, Request, Response, request_name
+from quiver.wire.messages import AnyRequest
 from quiver.wire.serving import Caller, Handler
 from quiver.wire.traits import READS
 

@@ -17,9 +17,10 @@ from msgspec import Meta
 
 from quiver.errors import DecodeError, RequestError
 from quiver.model import Buffer
+from quiver.wire.exchange import Request, Response
 from quiver.wire.failures import Failure
 from quiver.wire.frames import HEAD_BYTES_MAX, Frame, Kind, encode_frame
-from quiver.wire.messages import AnyRequest, Request, Response
+from quiver.wire.messages import AnyRequest
 from quiver.wire.traits import BATCH_CARRIERS
 
 TIMEOUT_MS_MAX = 24 * 3_600_000

@@ -1,9 +1,5 @@
 """What can be asked of a node, and what it answers: one frozen value per request and response. Pure.
 
-A request travels as the head of a frame, tagged with its name; bytes that belong to it (batches, as they are) travel
-behind it as the frame's payload. `Request[R]` names the response that it gets. Reading is strict on both sides: a
-field that is added later must have a default that means what its absence meant.
-
 Data requests (`Produce`, `Fetch`, …) go to the partition's leader; any other node refuses them with `not_leader` and
 a hint. Everything else may be asked of any node, which hands on what it cannot do itself. `known_index` says up to
 which index of the metadata the client has seen: the node answers no earlier than it knows as much, so that a client
@@ -12,43 +8,13 @@ that has just registered is not refused by a node that has not heard of it yet.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
-
-RESULTS_MAX = 100_000
-"""Most items of a list in a request or response."""
-_Name = Annotated[str, Meta(max_length=300)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all responses share."""
-
-
-R = TypeVar("R", bound=Response)
-
-
-class Request(
-    msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
-):
-    """What all requests share; `R` is the response that it gets."""
-
-    response: ClassVar[type[Response]]
-    """How its response is read."""
-
-    is_handed_on: bool = False
-    """Whether a node has handed it on to the one that it takes for the primary: it is not handed on again."""
-
-
-class Done(Response, frozen=True):
-    """It was done; `index` is the metadata's index that shows it, or 0."""
-
-    index: Index = Index(0)
-
+from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
 
 # -- the cluster -------------------------------------------------------------------------------------
 
@@ -80,8 +46,8 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class RetentionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """When records may go: as soon as any of the bounds that are given allows it."""
 
-    ms: _Count | None = None
-    bytes: _Count | None = None
+    ms: Count | None = None
+    bytes: Count | None = None
     until_consumed: bool = False
 
 
@@ -113,7 +79,7 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
 
     response = MetadataFound
 
-    topics: tuple[_Name, ...] | None = None
+    topics: tuple[Name, ...] | None = None
     known_index: Index = Index(0)
     is_linearizable: bool = False
     """Whether the answer must be no older than the request: the primary is asked."""
@@ -165,7 +131,7 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
 
     with_replicas: bool = False
     with_digest: bool = False
-    topic: _Name | None = None
+    topic: Name | None = None
     """Only replicas of this topic."""
 
 
@@ -194,7 +160,7 @@ class ListClients(Request[ClientsFound], frozen=True, tag="list_clients"):
     response = ClientsFound
 
     kind: Literal["producer", "consumer", ""] = ""
-    topic: _Name | None = None
+    topic: Name | None = None
     known_index: Index = Index(0)
 
 
@@ -238,12 +204,12 @@ class CreateTopic(Request[TopicCreated], frozen=True, tag="create_topic"):
 
     response = TopicCreated
 
-    topic: _Name
-    partitions: _Count = 3
-    replicas: _Count | None = None
+    topic: Name
+    partitions: Count = 3
+    replicas: Count | None = None
     """None: three, or as many as there are brokers if those are fewer."""
     retention: RetentionInfo = RetentionInfo()
-    request_id: _Name = ""
+    request_id: Name = ""
 
 
 class ConfigureTopic(Request[Done], frozen=True, tag="configure_topic"):
@@ -251,7 +217,7 @@ class ConfigureTopic(Request[Done], frozen=True, tag="configure_topic"):
 
     response = Done
 
-    topic: _Name
+    topic: Name
     retention: RetentionInfo
 
 
@@ -260,8 +226,8 @@ class AddPartitions(Request[Done], frozen=True, tag="add_partitions"):
 
     response = Done
 
-    topic: _Name
-    partitions: _Count
+    topic: Name
+    partitions: Count
 
 
 class DeleteTopic(Request[Done], frozen=True, tag="delete_topic"):
@@ -269,7 +235,7 @@ class DeleteTopic(Request[Done], frozen=True, tag="delete_topic"):
 
     response = Done
 
-    topic: _Name
+    topic: Name
 
 
 class RestoreTopic(Request[Done], frozen=True, tag="restore_topic"):
@@ -277,7 +243,7 @@ class RestoreTopic(Request[Done], frozen=True, tag="restore_topic"):
 
     response = Done
 
-    topic: _Name
+    topic: Name
 
 
 class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
@@ -309,7 +275,7 @@ class RebalanceBrokers(Request[Done], frozen=True, tag="rebalance_brokers"):
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A topic by name, and those of its partitions that are meant: none named, all meant."""
 
-    topic: _Name
+    topic: Name
     partitions: tuple[PartitionId, ...] = ()
 
 
@@ -327,7 +293,7 @@ class RegisterProducer(Request[ProducerRegistered], frozen=True, tag="register_p
     response = ProducerRegistered
 
     topics: tuple[Selection, ...]
-    name: _Name = ""
+    name: Name = ""
     producer_id: ProducerId | None = None
 
 
@@ -349,7 +315,7 @@ class RegisterConsumer(Request[ConsumerRegistered], frozen=True, tag="register_c
     topics: tuple[Selection, ...]
     consumer_id: ConsumerId | None = None
     start: Literal["earliest", "latest"] = "earliest"
-    request_id: _Name = ""
+    request_id: Name = ""
 
 
 class ForgetClient(Request[Done], frozen=True, tag="forget_client"):
@@ -401,8 +367,8 @@ class Fetch(Request[Fetched], frozen=True, tag="fetch"):
     topic_id: TopicId
     partition_id: PartitionId
     offset: Offset
-    bytes_max: _Count = 1024 * 1024
-    wait_ms: _Count = 0
+    bytes_max: Count = 1024 * 1024
+    wait_ms: Count = 0
     known_index: Index = Index(0)
 
 
@@ -444,9 +410,9 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
     partition_id: PartitionId
     consumer_id: ConsumerId
     offset: Offset | None = None
-    records_max: _Count = 1
-    bytes_max: _Count = 1024 * 1024
-    wait_ms: _Count = 0
+    records_max: Count = 1
+    bytes_max: Count = 1024 * 1024
+    wait_ms: Count = 0
     known_index: Index = Index(0)
 
 
@@ -495,7 +461,7 @@ class BeginEpoch(Request[EpochBegun], frozen=True, tag="begin_epoch"):
     topic_id: TopicId
     partition_id: PartitionId
     producer_id: ProducerId
-    epoch: _Count
+    epoch: Count
     known_index: Index = Index(0)
 
 
@@ -542,7 +508,7 @@ class Heartbeat(Request[HeartbeatTaken], frozen=True, tag="heartbeat"):
     response = HeartbeatTaken
 
     node: NodeId
-    identity: _Name
+    identity: Name
     leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Those that the primary may not know yet."""
     clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
@@ -593,8 +559,3 @@ AnyRequest = (
 
 PartitionRequest = Produce | Fetch | FindOffset | Consume | MoveCursor | GetCursors | BeginEpoch
 """What only a partition's leader can answer."""
-
-
-def request_name(request: Request[Any]) -> str:
-    """Return what a request is called on the wire."""
-    return str(type(request).__struct_config__.tag)

@@ -18,8 +18,8 @@ from quiver.config import TlsSettings, WireSettings
 from quiver.errors import OverloadedError, UnavailableError
 from quiver.model import Buffer, NodeId
 from quiver.wire.connection import Connection
+from quiver.wire.exchange import Request, Response
 from quiver.wire.handshake import make_requester_hello
-from quiver.wire.messages import Request, Response
 from quiver.wire.requesting import RequestConnection
 from quiver.wire.status import PoolStatus
 from quiver.wire.tls import make_client_context

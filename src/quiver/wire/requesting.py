@@ -20,6 +20,7 @@ from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, TooLarg
 from quiver.model import Buffer
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import Answered, decode_body, decode_response, encode_cancel, encode_request
+from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.failures import restore
 from quiver.wire.frames import Frame, Kind
 from quiver.wire.handshake import (
@@ -32,7 +33,6 @@ from quiver.wire.handshake import (
     judge_host,
     refuse,
 )
-from quiver.wire.messages import Request, Response, request_name
 from quiver.wire.outbox import FLUSH_FRAMES, Outbox
 from quiver.wire.traits import READS
 

@@ -36,9 +36,10 @@ from quiver.logs import facts
 from quiver.model import Buffer, NodeId
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import Asked, encode_failure, encode_response
+from quiver.wire.exchange import Response, request_name
 from quiver.wire.failures import Failure, describe
 from quiver.wire.handshake import Refusal, RefusalCode, RequesterHello, refuse
-from quiver.wire.messages import AnyRequest, Response, request_name
+from quiver.wire.messages import AnyRequest
 from quiver.wire.session import RequestSession
 from quiver.wire.status import ServerStatus
 from quiver.wire.traits import FOR_NODES, READS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quiver.wire.exchange import Request
 from quiver.wire.messages import (
     Consume,
     DescribeNode,
@@ -16,7 +17,6 @@ from quiver.wire.messages import (
     ListClients,
     ListMoves,
     Produce,
-    Request,
     SubmitCommand,
 )
 

@@ -58,6 +58,7 @@ from quiver.testing import (
     SimulatedNetwork,
     SimulatedTransport,
 )
+from quiver.wire.exchange import Request, Response
 from quiver.wire.messages import (
     AnyRequest,
     DescribeNode,
@@ -66,8 +67,6 @@ from quiver.wire.messages import (
     HeartbeatTaken,
     Produce,
     Produced,
-    Request,
-    Response,
 )
 from quiver.wire.serving import Caller
 

@@ -21,7 +21,16 @@ from quiver.metadata import (
 )
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_batch
-from quiver.wire.messages import BeginEpoch, Consume, Consumed, Fetch, FindOffset, GetCursors, MoveCursor, Produce
+from quiver.wire.messages import (
+    BeginEpoch,
+    Consume,
+    Consumed,
+    Fetch,
+    FindOffset,
+    GetCursors,
+    MoveCursor,
+    Produce,
+)
 
 P0 = PartitionId(0)
 

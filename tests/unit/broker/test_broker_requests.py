@@ -19,7 +19,8 @@ from quiver.errors import (
 from quiver.metadata import RegisterConsumer, RegisterProducer, Retention, Selection
 from quiver.model import GroupId, Index, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import build_batch
-from quiver.wire.messages import GetMembers, Produce, Request
+from quiver.wire.exchange import Request
+from quiver.wire.messages import GetMembers, Produce
 
 
 def batch(value: bytes = b"a", *, producer_id: int = -1, sequence: int = 0) -> bytes:

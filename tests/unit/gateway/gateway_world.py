@@ -17,7 +17,7 @@ from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicI
 from quiver.record import Batch
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
-from quiver.wire import Caller
+from quiver.wire import Caller, exchange
 from quiver.wire import messages as wire
 
 T = TypeVar("T")
@@ -43,12 +43,12 @@ class GatewayCluster(MemoryCluster):
 
     async def handle(
         self, caller: Caller, request: wire.AnyRequest, payload: memoryview
-    ) -> tuple[wire.Response, Sequence[Buffer]]:
+    ) -> tuple[exchange.Response, Sequence[Buffer]]:
         """Answer as the first node does, without a network in between."""
-        self.calls.append(("self", wire.request_name(request)))
+        self.calls.append(("self", exchange.request_name(request)))
         return await self._answer(NodeId(1), request, bytes(payload))
 
-    def _answer_any(self, node: NodeId, request: Any) -> wire.Response:
+    def _answer_any(self, node: NodeId, request: Any) -> exchange.Response:
         match request:
             case wire.GetMetadata(is_linearizable=True):
                 self.linearizable_reads += 1
@@ -64,7 +64,7 @@ class GatewayCluster(MemoryCluster):
                 return consumer
         return super()._answer_any(node, request)
 
-    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[wire.Response, list[bytes]]:
+    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[exchange.Response, list[bytes]]:
         if not isinstance(request, wire.Consume):
             return await super()._answer_leader(node, request, data)
         probe = wire.FindOffset(topic_id=request.topic_id, partition_id=request.partition_id, at="latest")

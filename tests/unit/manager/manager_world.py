@@ -20,7 +20,8 @@ from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
 from quiver.testing.transport import SimulatedTransport
-from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo, Request, Response, SubmitCommand, request_name
+from quiver.wire.exchange import Request, Response, request_name
+from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo, SubmitCommand
 from quiver.wire.serving import Handler
 
 R = TypeVar("R", bound=Response)

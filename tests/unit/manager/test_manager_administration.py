@@ -25,6 +25,7 @@ from quiver.errors import (
 from quiver.metadata import BeginMove, BrokerState, TopicState
 from quiver.metadata.commands import decode_result, encode_payload
 from quiver.model import ConsumerId, Index, NodeId, PartitionId, ProducerId, TopicId
+from quiver.wire.exchange import Request
 from quiver.wire.messages import (
     AddPartitions,
     ConfigureTopic,
@@ -41,7 +42,6 @@ from quiver.wire.messages import (
     RegisterConsumer,
     RegisterProducer,
     RemoveBroker,
-    Request,
     RestoreTopic,
     RetentionInfo,
     Selection,

@@ -24,13 +24,13 @@ from quiver.wire.envelope import (
     encode_request,
     encode_response,
 )
+from quiver.wire.exchange import Done, Request, Response
 from quiver.wire.failures import describe
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
 from quiver.wire.messages import (
     AnyRequest,
     CommandSubmitted,
     Consume,
-    Done,
     Fetched,
     GetMetadata,
     Heartbeat,
@@ -39,8 +39,6 @@ from quiver.wire.messages import (
     NodeInfo,
     Produce,
     Produced,
-    Request,
-    Response,
     SubmitCommand,
 )
 from quiver.wire.traits import BATCH_CARRIERS, FOR_NODES, READS
