@@ -26,6 +26,7 @@ __all__ = ["main"]
 SECTIONS = {
     "Records": ("produce", "consume", "tail"),
     "Cluster": ("up", "node", "status", "topic", "consumer", "producer", "broker"),
+    "Spark": ("pipeline",),
     "Files": ("log", "metadata"),
     "Reference": ("config", "gateway", "cli"),
     "Tests": ("sim", "history"),

@@ -1,0 +1,120 @@
+"""`quiver pipeline`: jobs on Spark, from flags or from a job file.
+
+Commands name their options as the jobs' structs do and hand them on; jobs check and do the rest. Spark and its
+libraries are loaded when a job is run, not before: the help works without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from quiver.cli.connection import json_option
+from quiver.cli.examples import examples
+from quiver.cli.exits import DONE, FOUND
+from quiver.cli.job_progress import JobProgress
+from quiver.cli.output import print_json
+from quiver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quiver.spark.pipelines import Job
+
+SIGNALLED = 128
+"""What is added to the number of the signal that stopped a job before its end, as shells do."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group(
+    short_help="Move, check and sum up records, on Spark.", epilog=examples("quiver pipeline run archive.toml")
+)
+def pipeline() -> None:
+    """Run a job on Spark: locally, or on a Spark cluster.
+
+    SIGTERM and Ctrl-C let a job end the batch that it is at; whoever runs it again goes on there.
+
+    Exit codes: 0 done, or stopped while it followed a topic; 1 something was found; 130 or 143 stopped by Ctrl-C or
+    SIGTERM before the end.
+
+    Needs: pip install 'quivermq[spark]'
+    """
+
+
+def job_options(command: Command) -> Command:
+    """Give a command the options that all jobs have."""
+    options = (
+        click.option(
+            "--servers",
+            default="127.0.0.1:8002",
+            show_default=True,
+            help="Any node of the cluster, several with commas between: HTTP or wire addresses.",
+        ),
+        click.option(
+            "--master", default="local[*]", show_default=True, help="Where Spark runs: local[N], or spark://HOST:PORT."
+        ),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
+        click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
+        json_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@pipeline.command(epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --dry-run"))
+@click.argument("file", type=click.File(encoding="utf-8"))
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@json_option
+@click.pass_context
+def run(context: click.Context, *, file: Any, dry_run: bool, as_json: bool) -> None:
+    """Run the job that FILE describes: TOML, `job = "NAME"` and the job's options, called as on the command line."""
+    with _needing_spark():
+        from quiver.spark.pipelines import job_from_file
+
+        name, job = job_from_file(file.read(), is_dry_run=dry_run)
+    context.exit(_execute(name, job, as_json=as_json))
+
+
+def run_job(context: click.Context, name: str, options: dict[str, Any], *, as_json: bool) -> None:
+    """Run a job with options by parameter name, print how it ended, and end the command with its exit code."""
+    given = {key.removesuffix("_").replace("_", "-"): value for key, value in options.items() if value is not None}
+    given["conf"] = dict(map(_setting, given["conf"]))
+    with _needing_spark():
+        from quiver.spark.pipelines import make_job
+
+        job = make_job(name, given)
+    context.exit(_execute(name, job, as_json=as_json))
+
+
+def _execute(name: str, job: Job, *, as_json: bool) -> int:
+    from quiver.spark.pipelines import execute
+
+    with JobProgress(name) as progress:
+        result, stopped_by = execute(name, job, tell=progress.tell)
+    if as_json:
+        print_json({"job": name, "clean": result.is_clean, "complete": result.is_complete, **result.facts})
+    else:
+        click.echo(result.sentence)
+    if not result.is_clean:
+        return FOUND
+    return DONE if result.is_complete or stopped_by is None else SIGNALLED + stopped_by
+
+
+@contextmanager
+def _needing_spark() -> Iterator[None]:
+    """Tell what to install when a library is missing that only the extra `spark` brings."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"pipelines run on Spark, and Python has no module {error.name!r}: pip install 'quivermq[spark]'"
+        raise ConfigError(message, code="spark_missing") from None
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, is_there, value = text.partition("=")
+    if not is_there or not key:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--conf")
+    return key, value

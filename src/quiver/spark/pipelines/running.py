@@ -1,0 +1,70 @@
+"""Run a job in this process: its session, its signals, its end.
+
+SIGINT and SIGTERM ask a job to stop: it ends the batch that it is at, and no other. A second signal does not wait for
+that. Either way, and after SIGKILL, the next run goes on where this one was: what is cut off was never committed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from quiver.spark.pipelines.failures import explain
+from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.session import session
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from pyspark.sql import SparkSession
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_QUIET = {"spark.log.level": "OFF"}
+
+
+def execute(name: str, job: Job, *, tell: Callable[[Progress], None]) -> tuple[Result, int | None]:
+    """Do a job in the main thread; return how it ended, and the signal that stopped it, if one did.
+
+    Raises:
+        QuiverError: the job failed; what it had committed by then stays, and the next run goes on behind it.
+        KeyboardInterrupt: it was told twice to stop.
+    """
+
+    def open_session() -> SparkSession:
+        opened = session(f"quiver-{name}", master=job.master, is_short=job.starts_fast, config=_QUIET | job.conf)
+        _listen(run)  # once more: Spark takes SIGINT for itself
+        return opened
+
+    run = Run(open_session, tell=tell)
+    with _listening(run):
+        try:
+            result = job.run(run)
+        except Exception as error:  # noqa: BLE001 - the edge to Spark: every one of its errors becomes one of ours
+            if run.stop_signal is None:
+                raise explain(error) from None
+            # Whoever sends a signal to the whole group ends Spark under the job: its batch is given up.
+            result = Result(sentence="stopped; the batch that was under way is given up", is_complete=False)
+    return result, run.stop_signal
+
+
+@contextmanager
+def _listening(run: Run) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    _listen(run)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(run: Run) -> None:
+    def handle(number: int, _: FrameType | None) -> None:
+        if run.stop_signal is not None:
+            raise KeyboardInterrupt
+        run.stop_signal = number
+
+    for number in _SIGNALS:
+        signal.signal(number, handle)

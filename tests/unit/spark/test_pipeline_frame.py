@@ -1,0 +1,234 @@
+"""What all pipelines have in common: options from flags and files, progress, signals, exit codes, errors told."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.cli import job_progress, main
+from quiver.cli.job_progress import JobProgress, describe
+from quiver.errors import RequestError, TrimmedError, UnavailableError
+from quiver.spark.pipelines import JOBS, Job, Progress, Result, Run, execute, job_from_file, make_job
+from quiver.spark.pipelines.failures import explain
+
+Output = pytest.CaptureFixture[str]
+
+
+class Count(Job, frozen=True, kw_only=True):
+    """A job that counts as far as it is told, and is told to stop at will."""
+
+    from_: int = 0
+    to: int
+    signals: tuple[int, ...] = ()
+    failure: str = ""
+    is_found: bool = False
+
+    def __post_init__(self) -> None:
+        if self.to < self.from_:
+            raise RequestError(f"nothing lies between {self.from_} and {self.to}", code="bad_option")
+
+    def run(self, run: Run) -> Result:
+        if self.is_dry_run:
+            return Result(sentence="would count")
+        for number in self.signals:
+            os.kill(os.getpid(), number)
+        if self.failure:
+            raise RuntimeError(self.failure)
+        run.tell(Progress("counting", self.to, 10))
+        is_complete = run.wait(0 if not self.signals else 60)
+        return Result(sentence="counted", facts={"to": self.to}, is_clean=not self.is_found, is_complete=is_complete)
+
+
+@pytest.fixture(autouse=True)
+def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(JOBS, "count", f"{__name__}:Count")
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    return tmp_path / "job.toml"
+
+
+def test_job_file_says_the_same_as_flags() -> None:
+    name, job = job_from_file('job = "count"\nfrom = 1\nto = 2\nfound = true\nconf = {"spark.x" = "1"}')
+    assert (name, job) == ("count", Count(from_=1, to=2, is_found=True, conf={"spark.x": "1"}))
+    assert job == make_job("count", {"from": 1, "to": 2, "found": True, "conf": {"spark.x": "1"}})
+    assert job_from_file('job = "count"\nto = 2', is_dry_run=True)[1].is_dry_run
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("to = ", "not TOML"),
+        ("to = 1", 'does not say which job it is: job = "NAME"; jobs are '),
+        ('job = "dance"', "there is no job 'dance'; jobs are .*count"),
+        ('job = "count"\nto = 1\ntoo = 1\nup = 1', "count has no option 'too', 'up'; there are conf, dry-run, .*to"),
+        ('job = "count"', "count needs to"),
+        ('job = "count"\nto = "far"', "cannot be used: Expected `int`, got `str`"),
+        ('job = "count"\nto = -1', "nothing lies between 0 and -1"),
+        ('job = "count"\nto = 1\nservers = " ,"', "names no node"),
+    ],
+)
+def test_job_file_that_cannot_be_is_refused_with_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        job_from_file(text)[1].cluster_servers()
+
+
+def test_job_says_how_it_ended(job_file: Path, capsys: Output) -> None:
+    job_file.write_text('job = "count"\nto = 3')
+    assert main(["pipeline", "run", str(job_file)]) == 0
+    told = capsys.readouterr()
+    assert told.out == "counted\n"
+    assert told.err == "count: counting, 3 of 10 records\n"
+    assert main(["pipeline", "run", str(job_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"job": "count", "clean": True, "complete": True, "to": 3}
+    assert main(["pipeline", "run", str(job_file), "--dry-run"]) == 0
+    assert capsys.readouterr().out == "would count\n"
+
+
+def test_finding_is_told_by_the_exit_code(job_file: Path) -> None:
+    job_file.write_text('job = "count"\nto = 3\nfound = true')
+    assert main(["pipeline", "run", str(job_file)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGTERM,), 143),
+        ((signal.SIGINT,), 130),
+        ((signal.SIGTERM, signal.SIGTERM), 130),
+    ],
+)
+def test_signal_lets_a_job_end_and_a_second_one_does_not(
+    job_file: Path, signals: tuple[signal.Signals, ...], code: int
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    job_file.write_text(f'job = "count"\nto = 3\nsignals = {[int(number) for number in signals]}')
+    assert main(["pipeline", "run", str(job_file)]) == code
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_job_that_fails_because_it_was_stopped_has_not_failed(job_file: Path, capsys: Output) -> None:
+    job_file.write_text(f'job = "count"\nto = 3\nsignals = [{int(signal.SIGTERM)}]\nfailure = "Spark is gone"')
+    assert main(["pipeline", "run", str(job_file)]) == 143
+    assert "is given up" in capsys.readouterr().out
+
+
+def test_failure_is_told_in_our_own_words(job_file: Path, capsys: Output) -> None:
+    job_file.write_text(
+        'job = "count"\nto = 3\nfailure = "org.apache: x\\nquiver.errors.RequestError: no such thing\\n at"'
+    )
+    assert main(["pipeline", "run", str(job_file)]) == 2
+    assert capsys.readouterr().err.startswith("error bad_request: no such thing\n")
+
+
+def test_last_error_of_ours_is_what_is_meant() -> None:
+    text = (
+        "a\nquiver.errors.RequestError: first\n\tat java\nquiver.errors.TrimmedError: begins at 7\n\nDriver stacktrace:"
+    )
+    found = explain(RuntimeError(text))
+    assert isinstance(found, TrimmedError)
+    assert str(found) == "begins at 7"
+    assert explain(found) is found
+
+
+def test_error_that_is_not_ours_is_cut_to_what_was_said() -> None:
+    found = explain(RuntimeError("java.lang.X\nTraceback:\nZeroDivisionError: division by zero\n\tat org.apache"))
+    assert isinstance(found, UnavailableError)
+    assert (found.code, str(found)) == (
+        "spark_failed",
+        "Spark could not run the job: ZeroDivisionError: division by zero",
+    )
+    assert str(explain(RuntimeError("quiver.errors.invariant: x"))).endswith("quiver.errors.invariant: x")
+    assert str(explain(RuntimeError())).endswith("RuntimeError")
+
+
+def test_missing_library_says_what_to_install(job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+    real_import = builtins.__import__
+
+    def fail(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "quiver.spark.pipelines":
+            raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+        return real_import(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", fail)
+    job_file.write_text('job = "count"')
+    assert main(["pipeline", "run", str(job_file)]) == 2
+    assert "no module 'pyspark': pip install 'quivermq[spark]'" in capsys.readouterr().err
+
+
+def test_job_in_a_pipe_says_something_new_at_once_and_the_same_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    with JobProgress("copy") as progress:
+        for done in range(100):
+            progress.tell(Progress("reading", done))
+        progress.tell(Progress("writing", 0, 5, noun="file"))
+    assert capsys.readouterr().err == "copy: reading\ncopy: writing, 0 of 5 files\n"
+    monkeypatch.setattr(job_progress, "LINE_EVERY_S", 0.0)
+    with JobProgress("copy") as progress:
+        for done in range(3):
+            progress.tell(Progress("reading", done))
+    assert capsys.readouterr().err == "copy: reading\ncopy: reading, 1 record\ncopy: reading, 2 records\n"
+    assert describe(Progress("reading", 1, 1)) == "reading, 1 of 1 record"
+
+
+def test_session_is_made_when_it_is_needed_and_once() -> None:
+    opened: list[object] = []
+
+    def open_session() -> Any:
+        opened.append(object())
+        return opened[-1]
+
+    told: list[Progress] = []
+    run = Run(open_session, tell=told.append)
+    assert not opened
+    assert run.spark is run.spark is opened[0]
+    assert told == [Progress("starting Spark")]
+
+
+class Query:
+    """A streaming query as `follow` sees it: at a batch for so many looks; ends after so many waits, or when told."""
+
+    def __init__(self, *, life: int = 10**6, busy: int = 0) -> None:
+        self.life, self.busy, self.is_stopped = life, busy, False
+        self.recentProgress = [{"batchId": 0, "numInputRows": 3}, {"batchId": 1, "numInputRows": 4}]
+        self.isActive = True
+
+    def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's name
+        self.life -= 1
+        return self.life < 0
+
+    @property
+    def status(self) -> dict[str, bool]:
+        self.busy -= 1
+        return {"isTriggerActive": self.busy >= 0}
+
+    def stop(self) -> None:
+        assert self.busy < 0, "it was at a batch"
+        self.is_stopped = True
+
+
+def test_query_is_followed_to_its_end_or_stopped_between_batches() -> None:
+    told: list[Progress] = []
+    run = Run(lambda: pytest.fail("no session is needed"), tell=told.append)
+    ended: Any = Query(life=2)
+    run.follow(ended, "copying")
+    assert not ended.is_stopped
+    assert told == [Progress("copying", 7)] * 2
+    run.stop_signal = int(signal.SIGTERM)
+    running: Any = Query(busy=2)
+    run.follow(running, "copying")
+    assert running.is_stopped
+
+
+def test_execute_returns_the_signal_that_stopped_a_job() -> None:
+    job = Count(to=1, signals=(int(signal.SIGTERM),))
+    result, stopped_by = execute("count", job, tell=lambda _: None)
+    assert (result.is_complete, stopped_by) == (False, signal.SIGTERM)
