@@ -14,7 +14,7 @@ from typing import assert_never
 from quiver.broker.admission import Admission, check_consumer, check_is_awaited, check_producer
 from quiver.broker.reporter import ClientsHeard
 from quiver.broker.table import PartitionTable
-from quiver.errors import NotLeaderError
+from quiver.errors import NotLeaderError, TrimmedError
 from quiver.metadata import Registration, StartFrom, View
 from quiver.model import NO_PRODUCER, Buffer, ConsumerId, Offset
 from quiver.partition import Replica
@@ -37,10 +37,12 @@ from quiver.wire.messages import (
     PartitionRequest,
     Produce,
     Produced,
+    ReadReplica,
+    ReplicaRead,
 )
 from quiver.wire.serving import Caller
 
-BrokerRequest = PartitionRequest | GetMembers
+BrokerRequest = PartitionRequest | ReadReplica | GetMembers
 """What a broker answers itself."""
 Answer = tuple[Response, Sequence[Buffer]]
 
@@ -61,6 +63,8 @@ class BrokerRequests:
         if isinstance(request, GetMembers):
             return await self._get_members(request)
         view = await self._admission.wait_known(caller, request.known_index)
+        if isinstance(request, ReadReplica):
+            return await self._read_replica(request)
         replica = self._table.find_leader(request.topic_id, request.partition_id)
         match request:
             case Produce():
@@ -104,6 +108,17 @@ class BrokerRequests:
             found = await replica.fetch(request.offset, bytes_max=request.bytes_max, wait_ms=wait_ms)
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
+
+    async def _read_replica(self, request: ReadReplica) -> Answer:
+        replica = self._table.find_replica(request.topic_id, request.partition_id)
+        # Before the read: what is committed meanwhile is not in it.
+        response = ReplicaRead(first_offset=replica.first_offset, end_offset=replica.high_watermark)
+        if request.offset < response.first_offset:
+            raise TrimmedError(f"offset {request.offset} was removed; the replica begins at {response.first_offset}")
+        if request.offset >= response.end_offset:
+            return response, ()
+        batches = await replica.read(request.offset, bytes_max=request.bytes_max)
+        return response, [batch.data for batch in batches]
 
     async def _consume(self, caller: Caller, view: View, replica: Replica, request: Consume) -> Answer:
         registration = self._hear_consumer(view, request.consumer_id, request)

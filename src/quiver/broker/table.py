@@ -166,6 +166,22 @@ class PartitionTable:
             raise UnavailableError("not done: this node is opening its replica", code="opening")
         raise _not_leader(partition.leader if partition.leader != self._node else None)
 
+    def find_replica(self, topic_id: TopicId, partition_id: PartitionId) -> Replica:
+        """Return this node's own replica of a partition, whether it leads or not.
+
+        Raises:
+            NotFoundError: there is no such topic or partition, or this node has no replica of it (`no_replica`).
+            UnavailableError: the replica is being opened, or its files cannot be used.
+        """
+        held = self._held.get((topic_id, partition_id))
+        if held is not None and held.replica is not None:
+            return held.replica
+        find_partition(self._view(), topic_id, partition_id)
+        if held is None:
+            message = f"node {self._node} has no replica of partition {partition_id} of topic {topic_id}"
+            raise NotFoundError(f"not done: {message}", code="no_replica")
+        raise UnavailableError(f"not done: the replica is {held.state}: {held.problem}", code=f"replica_{held.state}")
+
 
 def find_partition(view: View, topic_id: TopicId, partition_id: PartitionId) -> Partition:
     """Return a partition of a topic in use.

@@ -22,6 +22,7 @@ from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptio
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
 from quiver.client.ranges import At, NamedCursors, RangeReader, TopicOffsets, find_offsets
+from quiver.client.replicas import ReplicaReader
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.client.transport import Transport
@@ -411,6 +412,39 @@ class AsyncCluster:
             self.router,
             topic,
             partition,
+            first_offset=first_offset,
+            end_offset=end_offset,
+            topic_id=topic_id,
+            fetch_bytes=fetch_bytes,
+        )
+        try:
+            while batches := await reader.read_next():
+                for batch in batches:
+                    yield batch
+        finally:
+            reader.close()
+
+    async def read_replica(
+        self,
+        topic: str,
+        partition: int,
+        node: int,
+        first_offset: int,
+        end_offset: int,
+        *,
+        topic_id: int | None = None,
+        fetch_bytes: int = 4 << 20,
+    ) -> AsyncIterator[Batch]:
+        """Yield the batches that one node itself stores of a range of offsets, leader or not, as they are.
+
+        For comparing replicas: unlike `read_range` it leaves a gap a gap. Raises `OutOfRangeError` (`past_end`) if the
+        replica ends before the range does and does not catch up, `NotFoundError` (`no_replica`) if there is none.
+        """
+        reader = ReplicaReader(
+            self.router,
+            topic,
+            partition,
+            node=node,
             first_offset=first_offset,
             end_offset=end_offset,
             topic_id=topic_id,

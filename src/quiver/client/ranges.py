@@ -221,9 +221,12 @@ class RangeReader:
             batches.append(batch)
             self._position = header.end_offset
         if batches:
-            size_bytes = sum(len(batch.data) for batch in batches)
-            self._record_bytes = 1 + size_bytes // sum(len(batch) for batch in batches)
+            self._note_size(batches)
         return batches
+
+    def _note_size(self, batches: list[Batch]) -> None:
+        size_bytes = sum(len(batch.data) for batch in batches)
+        self._record_bytes = 1 + size_bytes // sum(len(batch) for batch in batches)
 
     def _bytes_wanted(self) -> int:
         """Return how much to ask for: what lies behind the range would be fetched for nothing."""

@@ -102,6 +102,14 @@ class Router:
         """Return what one node answers, asked once."""
         return (await self._call(address, request, (), deadline=deadline))[0]
 
+    async def ask_node(self, node: NodeId, request: Request[R], *, deadline: Deadline) -> tuple[R, memoryview]:
+        """Return what the node with an id answers, with its payload, asked once."""
+        if node not in self.directory.nodes:
+            await self.refresh_all(deadline=deadline)
+        if node not in self.directory.nodes:
+            raise NotFoundError(f"there is no node {node}", code="unknown_broker")
+        return await self._call(self.directory.nodes[node].wire_address, request, (), deadline=deadline)
+
     # -- topics ----------------------------------------------------------------------------------
 
     async def find_topic(self, name: str, *, deadline: Deadline, age_ms_max: int | None = None) -> TopicInfo:

@@ -2,8 +2,9 @@
 
 The package owns the batch format (`docs/protocol/batch.md`) and every way in and out of it:
 `build_batch` from Python objects, `Batch` back to them, `quiver.record.arrow` for Arrow both ways.
-It is pure: no clock, no files, no network. It must never import numpy or pyarrow outside
-`quiver.record.arrow`, which needs the `arrow` extra and is therefore not re-exported here.
+`quiver.record.digest` tells whether two places hold the same records. It is pure: no clock, no
+files, no network. It must never import numpy or pyarrow outside these two, which need the `arrow`
+extra and are therefore not re-exported here.
 """
 
 from __future__ import annotations

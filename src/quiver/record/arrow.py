@@ -1,6 +1,6 @@
 """Batches from Arrow arrays and back, with no loop over records.
 
-The only module of the package that imports numpy and pyarrow (the `arrow` extra). Arrow trusts the
+With `digest` the only module of the package that imports numpy and pyarrow (extra `arrow`). Arrow trusts the
 buffers it is given, and wrong offsets crash the process: so `to_arrow` must check every length,
 bitmap and header key before Arrow sees them. Arrow calls what the format calls a record's columns
 by the same names: `offset, timestamp, key, value, headers`.

@@ -372,6 +372,29 @@ class Fetch(Request[Fetched], frozen=True, tag="fetch"):
     known_index: Index = Index(0)
 
 
+class ReplicaRead(Response, frozen=True):
+    """Batches as one replica stores them, in the payload one behind the other, and where it begins and ends."""
+
+    first_offset: Offset
+    end_offset: Offset
+    """The first offset that is not committed as far as this replica knows."""
+
+
+class ReadReplica(Request[ReplicaRead], frozen=True, tag="read_replica"):
+    """Read what the asked node itself stores of a partition, whether it leads or not, as far as it is committed.
+
+    For who compares replicas. Never handed on, and no proof of anything newer than the answer says.
+    """
+
+    response = ReplicaRead
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    offset: Offset
+    bytes_max: Count = 1024 * 1024
+    known_index: Index = Index(0)
+
+
 class OffsetFound(Response, frozen=True):
     """An offset."""
 
@@ -547,6 +570,7 @@ AnyRequest = (
     | ForgetClient
     | Produce
     | Fetch
+    | ReadReplica
     | FindOffset
     | Consume
     | MoveCursor

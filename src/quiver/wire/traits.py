@@ -17,16 +17,17 @@ from quiver.wire.messages import (
     ListClients,
     ListMoves,
     Produce,
+    ReadReplica,
     SubmitCommand,
 )
 
 READS: frozenset[type[Request[Any]]] = frozenset(
-    (GetMetadata, DescribeNode, ListClients, ListMoves, Fetch, FindOffset, GetCursors, GetMembers)
+    (GetMetadata, DescribeNode, ListClients, ListMoves, Fetch, ReadReplica, FindOffset, GetCursors, GetMembers)
 )
 """Requests that change nothing: one that failed in whatever way may be sent again."""
 
 FOR_NODES: frozenset[type[Request[Any]]] = frozenset((SubmitCommand, Heartbeat, GetMembers))
 """Requests that a plain client may not send."""
 
-BATCH_CARRIERS: frozenset[type[Request[Any]]] = frozenset((Produce, Fetch, Consume))
+BATCH_CARRIERS: frozenset[type[Request[Any]]] = frozenset((Produce, Fetch, ReadReplica, Consume))
 """Requests whose payload, or whose response's payload, is batches: each has checksums of its own."""
