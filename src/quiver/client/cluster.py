@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
-from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, to_where
+from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, require_arrow, to_where
 from quiver.client.directory import Directory
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
 from quiver.client.lag import PartitionLag, find_lag, reset_cursors
@@ -50,6 +50,9 @@ from quiver.wire.messages import (
     RetentionInfo,
     TopicInfo,
 )
+
+if TYPE_CHECKING:
+    from quiver.client.receipts import Receipts
 
 CONNECT_MS_MAX: Final = 10_000
 """Longest time for the first contact: whoever mistypes an address should hear of it soon."""
@@ -315,11 +318,13 @@ class AsyncCluster:
         buffer_bytes: int = 64 << 20,
         compression: Literal["lz4", "zstd"] | None = None,
         delivery_timeout: float = 60.0,
+        digests: bool = False,
     ) -> AsyncProducer:
         """Register a producer for a topic and return it.
 
         Under a `name` it goes on where an earlier one of that name ended, and fences that one off. `partitions` are
-        those that records without key and partition go to; none named, all meant.
+        those that records without key and partition go to; none named, all meant. With `digests` it states what was
+        acknowledged, for audits.
         """
         options = ProducerOptions(
             linger_ms=linger_ms,
@@ -337,6 +342,8 @@ class AsyncCluster:
             options=options,
             deadline=self.router.deadline(),
         )
+        if digests:
+            core.receipts = await self._receipts("producer", name or str(core.identity.producer_id), topic)
         self._made.push_async_callback(core.close)
         return AsyncProducer(core, self.router)
 
@@ -353,14 +360,18 @@ class AsyncCluster:
         idle_timeout: float | None = None,
         fetch_bytes: int = 4 << 20,
         prefetch_bytes: int = 16 << 20,
+        digests: bool = False,
     ) -> AsyncConsumer:
         """Return a consumer of a topic's records.
 
         With a `name`, or the `consumer_id` of an earlier one, the cluster keeps its cursors: it begins where that one
         last committed, a new one at `start`. Without, it leaves nothing behind and begins at `start`. With
         `auto_commit` (seconds) it commits by itself what the application has asked to go on from. `idle_timeout`
-        (seconds) ends an iteration when nothing came for so long.
+        (seconds) ends an iteration when nothing came for so long. With `digests` it states under its name what it was
+        given, for audits.
         """
+        if digests and not name:
+            raise RequestError("digests are stated under a consumer's name; give it one", code="no_consumer_name")
         options = ConsumerOptions(
             start=start,
             auto_commit_ms=None if auto_commit is None else to_ms(auto_commit, "auto_commit"),
@@ -377,6 +388,7 @@ class AsyncCluster:
             partitions=tuple(map(PartitionId, partitions)),
             options=options,
             deadline=self.router.deadline(),
+            receipts=await self._receipts("consumer", name, topic) if digests and name else None,
         )
         self._made.push_async_callback(core.close)
         idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
@@ -462,6 +474,16 @@ class AsyncCluster:
         await self._cursors.move(topic, name, offsets)
 
     # -- within ----------------------------------------------------------------------------------
+
+    async def _receipts(self, role: Literal["producer", "consumer"], name: str, topic: str) -> Receipts:
+        """Return who takes note of what a client sends or is given, and states it."""
+        require_arrow()
+        from quiver.client import receipts
+
+        info = await self.router.find_topic(topic, deadline=self.router.deadline())
+        await self.create_topic(receipts.TOPIC, partitions=1, retention=receipts.RETENTION, exist_ok=True)
+        stating = await self.producer(receipts.TOPIC)
+        return receipts.Receipts(stating.core, role=role, name=name, topic=topic, topic_id=info.topic_id)
 
     async def _ask(self, request: Request[R]) -> R:
         return (await self.router.ask(request, deadline=self.router.deadline()))[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -36,6 +36,8 @@ from quiver.wire.messages import CursorsFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from quiver.client.receipts import Receipts
+
 logger = logging.getLogger(__name__)
 
 Where = int | Literal["earliest", "latest"]
@@ -45,12 +47,15 @@ Slice = tuple[PartitionReader, Batch, Offset, Offset]
 class ConsumerCore:
     """One consumer of one topic; `open` it on the loop that reads."""
 
-    def __init__(self, topic: str, cursors: Cursors, *, router: Router, options: ConsumerOptions) -> None:
+    def __init__(
+        self, topic: str, cursors: Cursors, *, router: Router, options: ConsumerOptions, receipts: Receipts | None
+    ) -> None:
         self.topic = topic
         self.cursors = cursors
         self.options = options
         self.readers: dict[PartitionId, PartitionReader] = {}
         self._router = router
+        self._receipts = receipts
         self._tasks = Tasks(self._crashed)
         self._news = asyncio.Event()
         self._turn = 0
@@ -68,6 +73,7 @@ class ConsumerCore:
         partitions: Sequence[PartitionId],
         options: ConsumerOptions,
         deadline: Deadline,
+        receipts: Receipts | None = None,
     ) -> ConsumerCore:
         """Register a consumer, find its place in every partition and begin to read ahead."""
         cursors = Cursors(router, topic)
@@ -81,7 +87,7 @@ class ConsumerCore:
         info = await router.find_topic(topic, deadline=deadline, age_ms_max=0 if partitions else None)
         if unknown := set(partitions) - {partition.partition_id for partition in info.partitions}:
             raise NotFoundError(f"{topic!r} has no partition {min(unknown)}", code="unknown_partition")
-        core = cls(topic, cursors, router=router, options=options)
+        core = cls(topic, cursors, router=router, options=options, receipts=receipts)
         try:
             wanted = partitions or [partition.partition_id for partition in info.partitions]
             await core._add(wanted, options.start, deadline=deadline)
@@ -176,9 +182,10 @@ class ConsumerCore:
             message = "not done: a consumer without a name has no cursor in the cluster; give it one"
             raise RequestError(message, code="no_consumer_name")
         self._committed_ms = self._router.clock.monotonic_ms()
-        moved = [reader for reader in self.readers.values() if reader.position != reader.committed]
+        moved = [(reader, reader.position) for reader in self.readers.values() if reader.position != reader.committed]
+        await self._state_received()  # up to these positions, at least
         results = await asyncio.gather(
-            *(self._commit_one(reader, deadline) for reader in moved), return_exceptions=True
+            *(self._commit_one(reader, position, deadline) for reader, position in moved), return_exceptions=True
         )
         for result in results:
             if result is not None:
@@ -211,6 +218,8 @@ class ConsumerCore:
         try:
             if is_committing and self.options.auto_commit_ms is not None and self._failure is None:
                 await self.commit(self._router.deadline())
+            with nullcontext() if is_committing else suppress(QuiverError):  # whoever fails hears of that alone
+                await self._close_receipts()
         finally:
             self._failure = self._failure or RequestError("the consumer is closed", code="closed")
             await self._tasks.close()
@@ -233,6 +242,7 @@ class ConsumerCore:
                 options=self.options,
                 tasks=self._tasks,
                 on_news=self._news.set,
+                receipts=self._receipts,
             )
             reader.committed = position if is_cursor else None
             self.readers[partition] = reader
@@ -256,8 +266,20 @@ class ConsumerCore:
         finding = (self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
         return dict(zip(readers, await together(finding), strict=True))
 
-    async def _commit_one(self, reader: PartitionReader, deadline: Deadline) -> None:
-        position = reader.position
+    async def _state_received(self) -> None:
+        """Let it be known what was handed out, if that is wished; before a cursor moves past it."""
+        if self._receipts is None or self._failure is not None:
+            return
+        for reader in self.readers.values():
+            reader.note_handed_out()
+        await self._receipts.flush()
+
+    async def _close_receipts(self) -> None:
+        await self._state_received()
+        if self._receipts is not None:
+            await self._receipts.close()
+
+    async def _commit_one(self, reader: PartitionReader, position: Offset, deadline: Deadline) -> None:
         await self.cursors.move(reader.partition_id, position, deadline=deadline)
         reader.committed = position
 

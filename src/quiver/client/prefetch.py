@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quiver.client.options import ConsumerOptions
 from quiver.client.router import Router
@@ -21,6 +21,9 @@ from quiver.errors import DamageError, QuiverError, TrimmedError
 from quiver.model import Offset, PartitionId
 from quiver.record import Batch, decode_batches
 from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
+
+if TYPE_CHECKING:
+    from quiver.client.receipts import Receipts
 
 IDLE_MS_MIN: Final = 20
 """Shortest time between two fetches that bring nothing, whatever the leader does."""
@@ -39,6 +42,7 @@ class PartitionReader:
         options: ConsumerOptions,
         tasks: Tasks,
         on_news: Callable[[], object],
+        receipts: Receipts | None = None,
     ) -> None:
         """Take where to begin; `on_news` is called when there is something to take, or an error to raise."""
         self.topic, self.partition_id = topic, partition_id
@@ -52,6 +56,8 @@ class PartitionReader:
         self.skipped_count = 0
         """Records that retention removed before they were read, and that were passed over as was wished."""
         self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_news
+        self._receipts, self._noted = receipts, position
+        """Who takes note of what is handed out, and the first offset of which that was not done."""
         self._batches: deque[Batch] = deque()
         self._buffered_bytes = 0
         self._fetch_offset = position
@@ -75,9 +81,17 @@ class PartitionReader:
         """Return the batch that holds the record at the position, if it is in memory."""
         batches = self._batches
         while batches and batches[0].header.end_offset <= self.position:
+            self._note(batches[0])
             self._buffered_bytes -= len(batches.popleft().data)
             self._has_room.set()
         return batches[0] if batches else None
+
+    def note_handed_out(self) -> None:
+        """Take note of everything that was handed out until now, if somebody wants that."""
+        for batch in self._batches if self._receipts is not None else ():
+            if batch.header.base_offset >= self.position:
+                break
+            self._note(batch)
 
     def take_error(self) -> QuiverError | None:
         """Return why fetching stopped, if it did; it then goes on."""
@@ -98,8 +112,9 @@ class PartitionReader:
     def seek(self, offset: Offset) -> None:
         """Go on from another offset."""
         self.stop()
+        self.note_handed_out()
         self.generation += 1
-        self.position = self._fetch_offset = offset
+        self.position = self._fetch_offset = self._noted = offset
         self.end_offset = self._error = None
         self._batches.clear()
         self._buffered_bytes = 0
@@ -170,7 +185,17 @@ class PartitionReader:
             self._fail(failure)
             return
         self.skipped_count += max(0, first_offset - self.position)
-        self.position = self._fetch_offset = max(first_offset, self.position)
+        self.position = self._fetch_offset = self._noted = max(first_offset, self.position)
+
+    def _note(self, batch: Batch) -> None:
+        """Take note of what was handed out of one batch."""
+        if self._receipts is None:
+            return
+        first = Offset(max(self._noted, batch.header.base_offset))
+        end = Offset(min(self.position, batch.header.end_offset))
+        if first < end:
+            self._receipts.take(self.partition_id, batch, first, end)
+            self._noted = end
 
     def _fail(self, error: QuiverError) -> None:
         self._error = error

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quiver.client.accumulator import Accumulator
 from quiver.client.chunks import arrow_columns, cut_columns, cut_values, is_arrow, partition_of, split_by_key, to_bytes
@@ -27,6 +27,9 @@ from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, Qui
 from quiver.model import PartitionId, ProducerId
 from quiver.record import Value
 from quiver.wire.messages import TopicInfo
+
+if TYPE_CHECKING:
+    from quiver.client.receipts import Receipts
 
 Put = Callable[[], tuple[Outcome, int] | None]
 """Put a chunk into the accumulator: its outcome and where in its batch it begins, or None without room."""
@@ -47,6 +50,8 @@ class ProducerCore:
         self.topic = topic
         self._partitions = partitions
         self.identity = identity
+        self.receipts: Receipts | None = None
+        """Who takes note of what is acknowledged, if somebody wants that; set before the first record is sent."""
         self.options = options
         self._router = router
         self._loop = asyncio.get_running_loop()
@@ -173,6 +178,8 @@ class ProducerCore:
         """Send everything that was accepted and wait until it is settled, one way or the other."""
         for outcome in self.accumulator.close_open():
             await wait_settled(outcome)
+        if self.receipts is not None:
+            await self.receipts.flush()
 
     async def close(self, *, is_draining: bool = True) -> None:
         """Take nothing more; send what was accepted, or give it up; idempotent."""
@@ -187,6 +194,8 @@ class ProducerCore:
             left = self.accumulator.refuse(closed)
             await self._tasks.close()
             self._abandon(left, closed)
+            if self.receipts is not None:
+                await self.receipts.close()
 
     async def _follow_topic(self) -> None:
         """Look for partitions that were added; from then on keys are spread over all of them."""
@@ -223,6 +232,7 @@ class ProducerCore:
                 options=self.options,
                 tasks=self._tasks,
                 on_fenced=self._fenced,
+                receipts=self.receipts,
             )
             self._senders[partition] = sender
             if not self._is_closed:

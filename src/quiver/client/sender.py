@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quiver.client.accumulator import Accumulator
 from quiver.client.identity import Identity
@@ -26,6 +26,9 @@ from quiver.client.tasks import Tasks
 from quiver.errors import FencedError, OutOfSequenceError, QuiverError, RequestError
 from quiver.model import PartitionId
 from quiver.wire.messages import BeginEpoch, Produce, TopicInfo
+
+if TYPE_CHECKING:
+    from quiver.client.receipts import Receipts
 
 GAPS_MAX: Final = 3
 """How often the first batch of all may be out of sequence before the partition is asked what it expects; requests that
@@ -46,10 +49,12 @@ class PartitionSender:
         options: ProducerOptions,
         tasks: Tasks,
         on_fenced: Callable[[FencedError], object],
+        receipts: Receipts | None = None,
     ) -> None:
         self._topic, self._partition_id = topic, partition_id
         self._router, self._identity, self._accumulator = router, identity, accumulator
         self._options, self._tasks, self._on_fenced = options, tasks, on_fenced
+        self._receipts = receipts
         self._parcels = Parcels(options.compression)
         self._changed = asyncio.Event()
         self._beginning = asyncio.Lock()
@@ -183,6 +188,8 @@ class PartitionSender:
             if parcel.outcome.is_settled:
                 return
             self._retry = None
+            if self._receipts is not None:
+                self._receipts.take_sent(self._partition_id, parcel.data, produced.base_offset)
             self._parcels.acknowledge(parcel)
             parcel.outcome.succeed(produced.base_offset)
             self._accumulator.settle(parcel.outcome, parcel.size_bytes)

@@ -198,11 +198,13 @@ class Cluster:
         buffer_bytes: int = 64 << 20,
         compression: Literal["lz4", "zstd"] | None = None,
         delivery_timeout: float = 60.0,
+        digests: bool = False,
     ) -> Producer:
         """Register a producer for a topic and return it.
 
         Under a `name` it goes on where an earlier one of that name ended, and fences that one off. `partitions` are
-        those that records without key and partition go to; none named, all meant.
+        those that records without key and partition go to; none named, all meant. With `digests` it states what was
+        acknowledged, for audits.
         """
         opening = self._cluster.producer(
             topic,
@@ -213,6 +215,7 @@ class Cluster:
             buffer_bytes=buffer_bytes,
             compression=compression,
             delivery_timeout=delivery_timeout,
+            digests=digests,
         )
         return Producer(self._run(opening), self._thread, timeout_ms=self._cluster.options.timeout_ms)
 
@@ -229,13 +232,15 @@ class Cluster:
         idle_timeout: float | None = None,
         fetch_bytes: int = 4 << 20,
         prefetch_bytes: int = 16 << 20,
+        digests: bool = False,
     ) -> Consumer:
         """Return a consumer of a topic's records.
 
         With a `name`, or the `consumer_id` of an earlier one, the cluster keeps its cursors: it begins where that one
         last committed, a new one at `start`. Without, it leaves nothing behind and begins at `start`. With
         `auto_commit` (seconds) it commits by itself what the application has asked to go on from. `idle_timeout`
-        (seconds) ends an iteration when nothing came for so long.
+        (seconds) ends an iteration when nothing came for so long. With `digests` it states under its name what it was
+        given, for audits.
         """
         opening = self._cluster.consumer(
             topic,
@@ -248,6 +253,7 @@ class Cluster:
             idle_timeout=idle_timeout,
             fetch_bytes=fetch_bytes,
             prefetch_bytes=prefetch_bytes,
+            digests=digests,
         )
         return Consumer(self._run(opening), self._thread)
 
