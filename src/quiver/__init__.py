@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from quiver.record import Record
+    from quiver.wire.holds import HoldInfo
     from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
 __version__ = "0.1.0"
@@ -67,6 +68,7 @@ _HOMES = {
         "UnavailableError",
     ),
     "quiver.record": ("Record",),
+    "quiver.wire.holds": ("HoldInfo",),
     "quiver.wire.messages": ("ClientInfo", "NodeInfo", "RetentionInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -82,6 +84,7 @@ __all__ = [
     "Deliveries",
     "Delivery",
     "FencedError",
+    "HoldInfo",
     "NodeInfo",
     "NotAllowedError",
     "NotFoundError",

@@ -174,6 +174,20 @@ def test_reset_that_cannot_be_done_moves_nothing(cli: Cli, topic: str, tmp_path:
     assert b"error unknown_consumer" in cli.both("consumer", "lag", "nobody", code=2)[1]
 
 
+def test_holds_are_shown_and_released(cli: Cli, local: LocalCluster, topic: str, tmp_path: Path) -> None:
+    cli("produce", topic, write(tmp_path / "lines", numbers(0, 10)))
+    with local.connect() as client:
+        client.hold(topic, f"{topic}-hold", {0: 4}, owner="somebody")
+    heading, row = cli("hold", "list").decode().splitlines()
+    assert heading.split() == ["hold", "topic", "from", "until", "owner"]
+    assert row.split()[:3] == [f"{topic}-hold", topic, "0:4"]
+    assert row in cli("status").decode()
+    (shown,) = cli.json("status")["holds"]
+    assert (shown["name"], shown["topic"], shown["offsets"]) == (f"{topic}-hold", topic, [[0, 4]])
+    cli("hold", "release", f"{topic}-hold")
+    assert cli.json("hold", "list") == cli.json("status")["holds"] == []
+
+
 def test_consumers_are_listed_with_their_lag_and_forgotten(cli: Cli, topic: str, tmp_path: Path) -> None:
     cli("produce", topic, write(tmp_path / "lines", numbers(0, 10)))
     cli("consume", topic, "--consumer", topic, "--max", "3")

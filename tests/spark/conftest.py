@@ -30,7 +30,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def local() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=1) as cluster:
+    with LocalCluster(nodes=1, settings={"partition.retention_interval_ms": "200"}) as cluster:
         yield cluster
 
 

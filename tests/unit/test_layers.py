@@ -56,6 +56,7 @@ PURE_METADATA = (
     "commands",
     "comparison",
     "decision",
+    "holds",
     "journal",
     "moves",
     "refusals",

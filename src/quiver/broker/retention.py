@@ -1,7 +1,8 @@
-"""Tell replicas how long records are kept, by their topics and by who is registered to consume them.
+"""Tell replicas how long records are kept, by their topics, their consumers and who holds them back.
 
 Only leaders act on it, but every replica is told, since any may lead next. Where records are kept until they are
-consumed, consumers that come and go change what may go: a partition that nobody consumes keeps everything.
+consumed, consumers that come and go change what may go: a partition that nobody consumes keeps everything. A hold is
+honoured for as long as it is in the metadata: only the primary says when it is over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class RetentionRules:
         self._store = store
 
     async def run(self) -> None:
-        """Follow topics and consumers until the store closes."""
+        """Follow topics, consumers and holds until the store closes."""
         async for changed in self._store.watch(Index(0)):
             view = self._store.view()
             concerned = _concerned_topics(view, changed)
@@ -44,7 +45,12 @@ def find_retention(view: View, held: Held) -> Retention:
         for consumer_id in (view.consumers_of(topic.topic_id) if bounds.until_consumed else ())
         if any(item.covers(*held.key) for item in view.consumers[consumer_id].registrations)
     )
-    return Retention(age_ms=bounds.ms, size_bytes=bounds.bytes, consumers=consumers or None)
+    return Retention(
+        age_ms=bounds.ms,
+        size_bytes=bounds.bytes,
+        consumers=consumers or None,
+        held_offset=view.held_offset(*held.key),
+    )
 
 
 def _concerned_topics(view: View, changed: Changed) -> set[TopicId]:
@@ -55,6 +61,8 @@ def _concerned_topics(view: View, changed: Changed) -> set[TopicId]:
     for change in changed.changes:
         if change.table is Table.TOPICS:
             concerned.add(change.key)
+        elif change.table is Table.HOLDS:
+            concerned.add(change.key[0])
         elif isinstance(change.row, Consumer):
             concerned.update(item.topic_id for item in change.row.registrations)
         elif change.table is Table.CONSUMERS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from quiver.cli.connection import connect, json_option, url_option
+from quiver.cli.hold import COLUMNS, hold_cells
 from quiver.cli.output import Cell, print_json, print_table
 from quiver.client.overview import ClusterOverview, NodeOverview
 
@@ -15,7 +16,7 @@ from quiver.client.overview import ClusterOverview, NodeOverview
 @json_option
 @url_option
 def status(*, as_json: bool, url: str) -> None:
-    """Print nodes, managers, topics with their partitions, and replicas on their way."""
+    """Print nodes, managers, topics with their partitions, replicas on their way, and who holds records."""
     with connect(url) as cluster:
         overview = cluster.status()
     if as_json:
@@ -24,6 +25,8 @@ def status(*, as_json: bool, url: str) -> None:
     _print_nodes(overview)
     _print_partitions(overview)
     _print_moves(overview)
+    if overview.holds:
+        print_table(COLUMNS, [hold_cells(one) for one in overview.holds])
 
 
 def _print_nodes(overview: ClusterOverview) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, require_arrow, to_where
 from quiver.client.directory import Directory
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
+from quiver.client.holds import find_holds, place_hold, release_hold
 from quiver.client.lag import PartitionLag, find_lag, reset_cursors
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
@@ -31,6 +32,7 @@ from quiver.errors import NotFoundError, RequestError, UnavailableError
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.record import Batch
 from quiver.wire.exchange import Done, R, Request
+from quiver.wire.holds import HoldInfo
 from quiver.wire.messages import (
     AddPartitions,
     ClientInfo,
@@ -472,6 +474,38 @@ class AsyncCluster:
     async def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
         await self._cursors.move(topic, name, offsets)
+
+    # -- holds -----------------------------------------------------------------------------------
+
+    async def hold(
+        self,
+        topic: str,
+        name: str,
+        offsets: Mapping[int, int],
+        *,
+        lasting: float = 60.0,
+        owner: str = "",
+        topic_id: int | None = None,
+    ) -> None:
+        """Keep a topic's records, by partition from an offset on, whatever its retention says, for `lasting` seconds.
+
+        For a program that keeps its own place: hold again, from further on, well before the time is over. The hold of
+        that `name` on the topic gives way to it. `owner` tells people who it is for.
+
+        Raises:
+            ConflictError: there are too many holds (`too_many_holds`), or the topic was made anew (`topic_recreated`).
+            OutOfRangeError: no partition is named, or the time is too short or too long (`bad_hold`).
+        """
+        lasting_ms = to_ms(lasting, "lasting")
+        await place_hold(self.router, topic, name, offsets, lasting_ms=lasting_ms, owner=owner, topic_id=topic_id)
+
+    async def release_hold(self, name: str, topic: str | None = None) -> None:
+        """Let a hold go, on one topic or on all that it is on; one that is gone already is no error."""
+        await release_hold(self.router, name, topic)
+
+    async def holds(self) -> list[HoldInfo]:
+        """Return who holds records, by topic and name."""
+        return await find_holds(self.router)
 
     # -- within ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import msgspec
 from quiver.client.router import Router
 from quiver.errors import QuiverError
 from quiver.model import Index, NodeId, PartitionId, TopicId
+from quiver.wire.holds import HoldInfo, ListHolds
 from quiver.wire.messages import (
     DescribeNode,
     GetMetadata,
@@ -86,6 +87,7 @@ class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeOverview, ...]
     topics: tuple[TopicOverview, ...]
     moves: tuple[MoveInfo, ...]
+    holds: tuple[HoldInfo, ...] = ()
 
 
 async def find_overview(router: Router) -> ClusterOverview:
@@ -97,6 +99,7 @@ async def find_overview(router: Router) -> ClusterOverview:
     deadline = router.deadline()
     found, _ = await router.ask(GetMetadata(known_index=router.directory.known_index), deadline=deadline)
     moves, _ = await router.ask(ListMoves(), deadline=deadline)
+    holds, _ = await router.ask(ListHolds(), deadline=deadline)
     answers = await asyncio.gather(*(_describe(router, node) for node in found.nodes))
     described = {answer.node: answer for answer in answers if answer is not None}
     leaders = _find_leaders(described)
@@ -119,6 +122,7 @@ async def find_overview(router: Router) -> ClusterOverview:
             for topic in found.topics
         ),
         moves=moves.moves,
+        holds=holds.holds,
     )
 
 

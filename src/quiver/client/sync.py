@@ -29,6 +29,7 @@ from quiver.client.thread import LoopThread
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
 from quiver.record import Batch, Record, Value
+from quiver.wire.holds import HoldInfo
 from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
 if TYPE_CHECKING:
@@ -335,6 +336,33 @@ class Cluster:
     def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
         self._run(self._cluster.move_cursors(topic, name, offsets))
+
+    # -- holds -----------------------------------------------------------------------------------
+
+    def hold(
+        self,
+        topic: str,
+        name: str,
+        offsets: Mapping[int, int],
+        *,
+        lasting: float = 60.0,
+        owner: str = "",
+        topic_id: int | None = None,
+    ) -> None:
+        """Keep a topic's records, by partition from an offset on, whatever its retention says, for `lasting` seconds.
+
+        For a program that keeps its own place: hold again, from further on, well before the time is over. The hold of
+        that `name` on the topic gives way to it. `owner` tells people who it is for.
+        """
+        self._run(self._cluster.hold(topic, name, offsets, lasting=lasting, owner=owner, topic_id=topic_id))
+
+    def release_hold(self, name: str, topic: str | None = None) -> None:
+        """Let a hold go, on one topic or on all that it is on; one that is gone already is no error."""
+        self._run(self._cluster.release_hold(name, topic))
+
+    def holds(self) -> list[HoldInfo]:
+        """Return who holds records, by topic and name."""
+        return self._run(self._cluster.holds())
 
     # -- within ----------------------------------------------------------------------------------
 

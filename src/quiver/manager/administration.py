@@ -20,6 +20,7 @@ from quiver.manager.changes import ChangeRequest, Changes, Heartbeats
 from quiver.manager.handing_on import Answer, PrimaryRoute
 from quiver.metadata import MetadataStore
 from quiver.model import Index, NodeId
+from quiver.wire.holds import ListHolds
 from quiver.wire.messages import (
     GetMetadata,
     Heartbeat,
@@ -30,7 +31,7 @@ from quiver.wire.messages import (
 )
 from quiver.wire.serving import Caller
 
-AdministrativeRequest = GetMetadata | ListClients | ListMoves | ChangeRequest
+AdministrativeRequest = GetMetadata | ListClients | ListMoves | ListHolds | ChangeRequest
 """What is answered here."""
 
 WAIT_SHARE = 0.8
@@ -75,6 +76,9 @@ class Administration:
                 return answers.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms), ()
             case ListMoves():
                 return answers.describe_moves(await self._store.read()), ()
+            case ListHolds():
+                await self._wait_known(request.known_index, caller)
+                return answers.describe_holds(await self._store.read()), ()
             case _:
                 return await self._change(caller, request, payload)
 

@@ -16,7 +16,8 @@ from quiver.metadata import (
     View,
 )
 from quiver.metadata.rows import FIRST_PARTITION_GROUP
-from quiver.model import GroupId, NodeId
+from quiver.model import GroupId, NodeId, Offset
+from quiver.wire.holds import HoldInfo, HoldsFound
 from quiver.wire.messages import (
     ClientInfo,
     ClientsFound,
@@ -86,6 +87,24 @@ def describe_moves(view: View) -> MovesFound:
                 begun_ms=move.begun_ms,
             )
             for _, move in sorted(view.moves.items())
+        )
+    )
+
+
+def describe_holds(view: View) -> HoldsFound:
+    """Return the holds, by topic and name."""
+    return HoldsFound(
+        holds=tuple(
+            HoldInfo(
+                name=hold.name,
+                topic=view.topics[hold.topic_id].name,
+                topic_id=hold.topic_id,
+                offsets=tuple((item.partition_id, Offset(item.first_offset)) for item in hold.positions),
+                owner=hold.owner,
+                placed_ms=hold.placed_ms,
+                expires_ms=hold.expires_ms,
+            )
+            for _, hold in sorted(view.holds.items())
         )
     )
 

@@ -32,12 +32,15 @@ from quiver.metadata import (
     CreateTopic,
     DeleteTopic,
     ForgetClient,
+    HeldFrom,
     InitCluster,
     Kind,
     MetadataStore,
     NotPrimaryError,
+    PlaceHold,
     RegisterConsumer,
     RegisterProducer,
+    ReleaseHold,
     RestoreTopic,
     Selection,
     StartFrom,
@@ -46,7 +49,7 @@ from quiver.metadata import (
 from quiver.metadata.commands import decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index
-from quiver.wire import messages
+from quiver.wire import holds, messages
 from quiver.wire.exchange import Done
 
 SingleRequest = (
@@ -57,6 +60,8 @@ SingleRequest = (
     | messages.RemoveBroker
     | messages.RebalanceBrokers
     | messages.ForgetClient
+    | holds.PlaceHold
+    | holds.ReleaseHold
 )
 """What one command does, or none."""
 ChangeRequest = (
@@ -144,6 +149,10 @@ class Changes:
                 return ChangeRebalancing(now_ms=now_ms, is_rebalancing=True)
             case messages.ForgetClient():
                 return ForgetClient(now_ms=now_ms, kind=Kind(request.kind), id=request.id)
+            case holds.PlaceHold():
+                return _hold(request, now_ms)
+            case holds.ReleaseHold():
+                return ReleaseHold(now_ms=now_ms, name=request.name, topic_id=request.topic_id)
             case _:
                 assert_never(request)
 
@@ -279,6 +288,17 @@ class Changes:
 
 def _selections(selections: tuple[messages.Selection, ...]) -> tuple[Selection, ...]:
     return tuple(Selection(selection.topic, selection.partitions) for selection in selections)
+
+
+def _hold(request: holds.PlaceHold, now_ms: int) -> PlaceHold:
+    return PlaceHold(
+        now_ms=now_ms,
+        topic_id=request.topic_id,
+        name=request.name,
+        positions=tuple(HeldFrom(partition_id=part, first_offset=at) for part, at in sorted(request.offsets)),
+        lasting_ms=request.lasting_ms,
+        owner=request.owner,
+    )
 
 
 def _check_bounds(*, partitions: int, replicas: int | None = None) -> None:

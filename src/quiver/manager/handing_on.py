@@ -27,6 +27,7 @@ from quiver.errors import (
 from quiver.metadata import MetadataStore, NotPrimaryError
 from quiver.model import Buffer, NodeId
 from quiver.wire.exchange import Request, Response
+from quiver.wire.holds import PlaceHold, ReleaseHold
 from quiver.wire.messages import (
     ConfigureTopic,
     CreateTopic,
@@ -147,6 +148,8 @@ def _bears_repeating(request: Request[Any]) -> bool:
             return bool(request.request_id) or request.consumer_id is not None
         case RegisterProducer():  # it begins one more epoch, and the caller only ever hears of the last
             return bool(request.name) or request.producer_id is not None
+        case PlaceHold() | ReleaseHold():
+            return True
         case ConfigureTopic() | DrainBroker() | RebalanceBrokers() | Heartbeat() | GetMetadata():
             return True
         case _:

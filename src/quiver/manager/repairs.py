@@ -26,6 +26,7 @@ from quiver.metadata import (
     BrokerState,
     ChangeBrokerState,
     ChangeRebalancing,
+    ExpireHold,
     MoveState,
     PreferLeader,
     PurgeTopic,
@@ -34,7 +35,7 @@ from quiver.metadata import (
 )
 from quiver.raft import Configuration
 
-Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBrokerState | PurgeTopic
+Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBrokerState | PurgeTopic | ExpireHold
 """What the primary does by itself."""
 
 
@@ -49,6 +50,7 @@ def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[
         *(() if moves or not spreads else _rebalance(view, room, now_ms)),
         *_conclude_drains(view, now_ms),
         *_purge(view, now_ms),
+        *_expire_holds(view, now_ms),
     ]
 
 
@@ -138,3 +140,9 @@ def _purge(view: View, now_ms: int) -> Iterator[PurgeTopic]:
     for topic in view.deleted_topics():
         if topic.purge_ms is not None and topic.purge_ms <= now_ms:
             yield PurgeTopic(now_ms=now_ms, topic_id=topic.topic_id)
+
+
+def _expire_holds(view: View, now_ms: int) -> Iterator[ExpireHold]:
+    for topic_id, name in sorted(view.holds):
+        if view.holds[topic_id, name].expires_ms <= now_ms:
+            yield ExpireHold(now_ms=now_ms, topic_id=topic_id, name=name)

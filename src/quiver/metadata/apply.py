@@ -13,7 +13,7 @@ from typing import assert_never
 
 import msgspec
 
-from quiver.metadata import brokers, clients, moves, topics
+from quiver.metadata import brokers, clients, holds, moves, topics
 from quiver.metadata.commands import (
     AbortMove,
     AddPartitions,
@@ -25,10 +25,12 @@ from quiver.metadata.commands import (
     CreateTopic,
     DeleteTopic,
     Done,
+    ExpireHold,
     FinishMove,
     ForgetBroker,
     ForgetClient,
     InitCluster,
+    PlaceHold,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
@@ -36,6 +38,7 @@ from quiver.metadata.commands import (
     RegisterBroker,
     RegisterConsumer,
     RegisterProducer,
+    ReleaseHold,
     ReportLeaders,
     RestoreTopic,
     Result,
@@ -112,6 +115,12 @@ def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
             return clients.forget(state, command)
         case RecordHeartbeats():
             return clients.record_heartbeats(state, command)
+        case PlaceHold():
+            return holds.place(state, command)
+        case ReleaseHold():
+            return holds.release(state, command)
+        case ExpireHold():
+            return holds.expire(state, command)
         case _:
             assert_never(command)
 

@@ -21,6 +21,7 @@ from quiver.metadata.rows import (
     ALL_ROLES,
     NUMBER_MAX,
     BrokerState,
+    HeldFrom,
     Kind,
     MoveId,
     NodeRole,
@@ -284,6 +285,30 @@ class RecordHeartbeats(Command[Done], frozen=True, tag="record_heartbeats"):
     beats: tuple[Beat, ...]
 
 
+class PlaceHold(Command[Done], frozen=True, tag="place_hold"):
+    """Keep a topic's records from these positions on for `lasting_ms`; one of that name gives way to it."""
+
+    topic_id: TopicNumber
+    name: Text
+    positions: tuple[HeldFrom, ...]
+    lasting_ms: Number
+    owner: Text = ""
+
+
+class ReleaseHold(Command[Done], frozen=True, tag="release_hold"):
+    """Let a hold go, of one topic or of all that it is on; one that is gone already is no error."""
+
+    name: Text
+    topic_id: TopicNumber | None = None
+
+
+class ExpireHold(Command[Done], frozen=True, tag="expire_hold"):
+    """Let a hold go because it is over; refused if it was renewed meanwhile."""
+
+    topic_id: TopicNumber
+    name: Text
+
+
 AnyCommand = (
     InitCluster
     | RegisterBroker
@@ -307,6 +332,9 @@ AnyCommand = (
     | RegisterConsumer
     | ForgetClient
     | RecordHeartbeats
+    | PlaceHold
+    | ReleaseHold
+    | ExpireHold
 )
 
 # -- bytes -------------------------------------------------------------------------------------------

@@ -22,10 +22,12 @@ from quiver.metadata.commands import (
     ConfigureTopic,
     CreateTopic,
     DeleteTopic,
+    ExpireHold,
     FinishMove,
     ForgetBroker,
     ForgetClient,
     InitCluster,
+    PlaceHold,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
@@ -33,6 +35,7 @@ from quiver.metadata.commands import (
     RegisterBroker,
     RegisterConsumer,
     RegisterProducer,
+    ReleaseHold,
     ReportLeaders,
     RestoreTopic,
     Selection,
@@ -128,6 +131,10 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"{command.kind.value} {command.id}", None
         case RecordHeartbeats():
             return f"{len(command.beats)} heartbeats", None
+        case PlaceHold() | ExpireHold():
+            return f"hold {command.name} on topic id {command.topic_id}", None
+        case ReleaseHold():
+            return f"hold {command.name}", None
         case _:
             assert_never(command)
 

@@ -118,6 +118,24 @@ VERSION_3 = (
     "ALTER TABLE meta ADD COLUMN is_rebalancing BOOLEAN NOT NULL DEFAULT FALSE",
 )
 
+VERSION_4 = (
+    """CREATE TABLE holds (
+        topic_id BIGINT NOT NULL,
+        name TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        placed_ms BIGINT NOT NULL,
+        expires_ms BIGINT NOT NULL,
+        PRIMARY KEY (topic_id, name)
+    )""",
+    """CREATE TABLE held_positions (
+        topic_id BIGINT NOT NULL,
+        name TEXT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        first_offset BIGINT NOT NULL,
+        PRIMARY KEY (topic_id, name, partition_id)
+    )""",
+)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -127,7 +145,12 @@ def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     return step
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_run(VERSION_1), _run(VERSION_2), _run(VERSION_3))
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _run(VERSION_1),
+    _run(VERSION_2),
+    _run(VERSION_3),
+    _run(VERSION_4),
+)
 """The step to version 1, to version 2, and so on; a step that was ever released stays as it is."""
 SCHEMA_VERSION = len(MIGRATIONS)
 """The schema that this program writes."""

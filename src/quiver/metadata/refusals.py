@@ -47,6 +47,7 @@ _CONFLICTS = (
     "move_in_progress",
     "move_promoted",
     "move_not_promoted",
+    "too_many_holds",
 )
 _OUT_OF_RANGE = (
     "bad_cluster_id",
@@ -58,6 +59,7 @@ _OUT_OF_RANGE = (
     "bad_retention",
     "bad_name",
     "no_topics",
+    "bad_hold",
 )
 
 

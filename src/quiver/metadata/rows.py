@@ -1,4 +1,4 @@
-"""What the metadata consists of: one frozen value per broker, topic, partition, producer, consumer, heartbeat and move.
+"""What the metadata consists of: one frozen value per broker, topic, partition, client, heartbeat, move and hold.
 
 Pure. Rows are replaced, never changed. Every row has a `key` that is unique in its table, and nothing in it but
 numbers, texts, claims and tuples of them, so that it looks the same in memory, in a snapshot and in SQL.
@@ -50,6 +50,7 @@ class Table(StrEnum):
     CONSUMERS = "consumers"
     HEARTBEATS = "heartbeats"
     MOVES = "moves"
+    HOLDS = "holds"
 
 
 class BrokerState(StrEnum):
@@ -276,7 +277,39 @@ class Move(Row, frozen=True):
         return self.move_id
 
 
-AnyRow = Broker | Topic | Partition | Producer | Consumer | Heartbeat | Move
+class HeldFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """From where on a partition's records are kept."""
 
-ROW_TYPES: tuple[type[AnyRow], ...] = (Broker, Topic, Partition, Producer, Consumer, Heartbeat, Move)
+    partition_id: Annotated[PartitionId, Meta(ge=0, le=NUMBER_MAX)]
+    first_offset: Number
+
+
+class Hold(Row, frozen=True):
+    """Records of a topic that retention leaves alone for somebody who has not read them yet.
+
+    Whoever placed it moves it on and makes it last longer; if he does not, the primary lets it go once it is over.
+    """
+
+    table: ClassVar[Table] = Table.HOLDS
+
+    topic_id: TopicId
+    name: str
+    """What its owner calls it; the same name may hold several topics, each by a hold of its own."""
+    owner: str
+    """Who it is for, in words for people."""
+    placed_ms: int
+    expires_ms: int
+    """When it is over; renewing moves it."""
+    positions: tuple[HeldFrom, ...]
+    """One for each partition that is held, in order."""
+
+    @property
+    def key(self) -> tuple[TopicId, str]:
+        """Return what the row is found by."""
+        return (self.topic_id, self.name)
+
+
+AnyRow = Broker | Topic | Partition | Producer | Consumer | Heartbeat | Move | Hold
+
+ROW_TYPES: tuple[type[AnyRow], ...] = (Broker, Topic, Partition, Producer, Consumer, Heartbeat, Move, Hold)
 """Every kind of row, in the order in which tables are written."""

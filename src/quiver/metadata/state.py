@@ -24,6 +24,7 @@ from quiver.metadata.rows import (
     Broker,
     Consumer,
     Heartbeat,
+    Hold,
     Kind,
     Move,
     MoveId,
@@ -33,7 +34,7 @@ from quiver.metadata.rows import (
     Topic,
     TopicState,
 )
-from quiver.model import ConsumerId, GroupId, Index, NodeId, PartitionId, ProducerId, Term, TopicId
+from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
 
 SNAPSHOT_VERSION = 1
 """How snapshots are encoded; a greater one cannot be read by this program."""
@@ -92,6 +93,8 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     consumers: list[Consumer]
     heartbeats: list[Heartbeat]
     moves: list[Move]
+    holds: list[Hold] = []
+    """A snapshot from before there were holds has none."""
 
     def rows(self) -> Iterator[AnyRow]:
         for table in Table:
@@ -106,11 +109,13 @@ class View:
 
     __slots__ = (
         "_consumers_by_topic",
+        "_held_offsets",
         "brokers",
         "consumers",
         "consumers_by_request",
         "counters",
         "heartbeats",
+        "holds",
         "moves",
         "partitions",
         "position",
@@ -131,12 +136,16 @@ class View:
         self.consumers: Mapping[ConsumerId, Consumer] = tables[Table.CONSUMERS]
         self.heartbeats: Mapping[tuple[Kind, int], Heartbeat] = tables[Table.HEARTBEATS]
         self.moves: Mapping[MoveId, Move] = tables[Table.MOVES]
+        self.holds: Mapping[tuple[TopicId, str], Hold] = tables[Table.HOLDS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
         self.producers_by_name: Mapping[str, ProducerId] = state.names[Table.PRODUCERS]
         self.consumers_by_request: Mapping[str, ConsumerId] = state.names[Table.CONSUMERS]
         self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
         if previous is not None and previous.consumers is self.consumers:
             self._consumers_by_topic = previous._consumers_by_topic
+        self._held_offsets: dict[tuple[TopicId, PartitionId], Offset] | None = None
+        if previous is not None and previous.holds is self.holds:
+            self._held_offsets = previous._held_offsets
 
     @property
     def index(self) -> Index:
@@ -179,6 +188,12 @@ class View:
         if self._consumers_by_topic is None:
             self._consumers_by_topic = _group_consumers(self.consumers)
         return self._consumers_by_topic.get(topic_id, ())
+
+    def held_offset(self, topic_id: TopicId, partition_id: PartitionId) -> Offset | None:
+        """Return from where on somebody holds a partition's records; None if nobody does."""
+        if self._held_offsets is None:
+            self._held_offsets = _gather_holds(self.holds)
+        return self._held_offsets.get((topic_id, partition_id))
 
     def last_seen_ms(self, kind: Kind, id_: int) -> int | None:
         """Return when somebody was last heard of."""
@@ -319,3 +334,13 @@ def _group_consumers(consumers: Mapping[ConsumerId, Consumer]) -> dict[TopicId, 
         for topic_id in sorted({item.topic_id for item in consumers[consumer_id].registrations}):
             grouped.setdefault(topic_id, []).append(consumer_id)
     return {topic_id: tuple(found) for topic_id, found in grouped.items()}
+
+
+def _gather_holds(holds: Mapping[Any, Hold]) -> dict[tuple[TopicId, PartitionId], Offset]:
+    """Return the lowest position of all holds on each partition."""
+    lowest: dict[tuple[TopicId, PartitionId], Offset] = {}
+    for hold in holds.values():
+        for position in hold.positions:
+            key = (hold.topic_id, position.partition_id)
+            lowest[key] = Offset(min(position.first_offset, lowest.get(key, position.first_offset)))
+    return lowest

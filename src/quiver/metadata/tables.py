@@ -155,6 +155,25 @@ moves = Table(
     _number("changed_ms"),
 )
 
+holds = Table(
+    "holds",
+    METADATA,
+    _number("topic_id", key=True),
+    _text("name", key=True),
+    _text("owner"),
+    _number("placed_ms"),
+    _number("expires_ms"),
+)
+
+held_positions = Table(
+    "held_positions",
+    METADATA,
+    _number("topic_id", key=True),
+    _text("name", key=True),
+    _number("partition_id", key=True),
+    _number("first_offset"),
+)
+
 
 class Mapped:
     """How one kind of row lies in SQL: one row in `table`, and in `children` one for each thing nested in it."""
@@ -286,6 +305,23 @@ class MappedClient(Mapped):
 
 _REGISTRATION = ("topic_id", "partition_id", "start")
 
+
+class MappedHold(Mapped):
+    """Holds: each position is a child."""
+
+    children = held_positions
+
+    def split(self, values: Values) -> list[Values]:
+        """Return the positions."""
+        found: list[Values] = values.pop("positions")
+        return found
+
+    def join(self, values: Values, children: list[Values]) -> None:
+        """Put the positions in their order."""
+        ordered = sorted(children, key=itemgetter("partition_id"))
+        values["positions"] = [{name: child[name] for name in ("partition_id", "first_offset")} for child in ordered]
+
+
 MAPPED: tuple[Mapped, ...] = (
     MappedBroker(rows.Broker, brokers),
     MappedTopic(rows.Topic, topics),
@@ -294,5 +330,6 @@ MAPPED: tuple[Mapped, ...] = (
     MappedClient(rows.Consumer, consumers, Kind.CONSUMER),
     Mapped(rows.Heartbeat, heartbeats),
     Mapped(rows.Move, moves),
+    MappedHold(rows.Hold, holds),
 )
 """Every kind of row, in the order in which tables are written."""

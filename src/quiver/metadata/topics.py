@@ -25,7 +25,7 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.decision import Decision, check_assignment, find_topic, refuse
 from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import Consumer, Move, Partition, Producer, Retention, Table, Topic, TopicState
+from quiver.metadata.rows import Consumer, Hold, Move, Partition, Producer, Retention, Table, Topic, TopicState
 from quiver.metadata.state import Change, Counters, State, drop, find_made_topic, put
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 
@@ -128,6 +128,8 @@ def purge(state: State, command: PurgeTopic) -> Decision | Refusal:
     ]
     moves: dict[object, Move] = state.tables[Table.MOVES]
     changes += [drop(move) for move in moves.values() if move.topic_id == topic.topic_id]
+    holds: dict[object, Hold] = state.tables[Table.HOLDS]
+    changes += [drop(hold) for hold in holds.values() if hold.topic_id == topic.topic_id]
     changes += _without_registrations(state, topic.topic_id)
     return Decision(changes)
 

@@ -2,7 +2,7 @@
 
 A partition is trimmed to one of its summaries, never to a place in between: who starts there knows the whole state from
 the first entry that matters on. So a bound is kept to within the distance of two summaries: never too early, a little
-late. When several bounds are given, records go as soon as any of them lets them go.
+late. When several bounds are given, records go as soon as any of them lets them go, unless somebody holds them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from quiver.config import PartitionSettings
-from quiver.model import ConsumerId
+from quiver.model import ConsumerId, Offset
 from quiver.partition.entries import Mark
 from quiver.partition.state import PartitionState
 
@@ -29,6 +29,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """The oldest records go while at least this many bytes stay."""
     consumers: frozenset[ConsumerId] | None = None
     """Records go when all of these consumers are past them; one that has no cursor holds everything back."""
+    held_offset: Offset | None = None
+    """Records from here on stay, whatever the bounds say: somebody has yet to read them."""
 
 
 KEEP_EVERYTHING = Retention()
@@ -66,6 +68,8 @@ def _distance_bytes(retention: Retention, settings: PartitionSettings) -> int:
 
 def _may_go(state: PartitionState, mark: Mark, retention: Retention, now_ms: int) -> bool:
     """Tell whether all records before a summary may go."""
+    if retention.held_offset is not None and mark.offset > retention.held_offset:
+        return False
     is_old = retention.age_ms is not None and now_ms - mark.newest_ms > retention.age_ms
     is_over = retention.size_bytes is not None and state.record_bytes - mark.record_bytes >= retention.size_bytes
     return is_old or is_over or _is_consumed(state, mark, retention)

@@ -60,6 +60,14 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
         known = self.topics.get(topic)
         return known.p.get(partition, 0) if known is not None and known.id == incarnation else 0
 
+    def unread(self, end: StreamOffset) -> dict[str, dict[int, int]]:
+        """Return where reading goes on in every partition that `end` knows, by topic, if there is any."""
+        return {
+            topic: {part: self.position(topic, part, incarnation=own.id) for part in sorted(own.p)}
+            for topic, own in sorted(end.topics.items())
+            if own.p
+        }
+
     def up_to(self, target: StreamOffset, start: StreamOffset) -> StreamOffset:
         """Return this place, no further than `target` and not before `start`; without partitions that neither has."""
         topics: dict[str, TopicOffset] = {}

@@ -18,6 +18,9 @@ from quiver.errors import RequestError
 
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 """All columns, in the order in which they are read."""
+HOLD_S: Final = 120.0
+HOLD_S_MIN: Final = 4.0
+HOLD_S_MAX: Final = 24 * 3600.0
 _TIMES_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 T = TypeVar("T")
@@ -72,6 +75,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     trigger_delay_s_max: float = 15 * 60.0
     trigger_bytes_max: int | None = None
     group_id: str = ""
+    hold_s: float = HOLD_S
+    """How long a query that gives no sign of life keeps retention from what it has not read; 0: not at all."""
     batch_records: int = 10_000
 
 
@@ -97,10 +102,12 @@ _NAMES: Final[dict[str, frozenset[Use]]] = {
     **dict.fromkeys(("failOnDataLoss", "minPartitions", "batchRecords"), _READ),
     **dict.fromkeys(("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"), _BATCH),
     **dict.fromkeys(("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"), _STREAM),
-    **dict.fromkeys(("maxBytesPerTrigger", "groupId"), _STREAM),
+    **dict.fromkeys(("maxBytesPerTrigger", "groupId", "holdTimeout"), _STREAM),
     **dict.fromkeys(("topic", "delivery", "compression"), _WRITE),
     "txnId": frozenset({Use.BATCH_WRITE}),
 }
+STREAM_ONLY: Final = frozenset(name.lower() for name, uses in _NAMES.items() if uses == _STREAM)
+"""What can only be meant for a stream, in lower case."""
 _OWN_OF_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
 """What Spark itself puts among a source's options; a path is refused, since it is somebody's mistake."""
 
@@ -129,6 +136,7 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
         trigger_delay_s_max=options.duration("maxTriggerDelay", default=15 * 60.0),
         trigger_bytes_max=options.number("maxBytesPerTrigger", minimum=1),
         group_id=options.text("groupId"),
+        hold_s=_hold_s(options),
         batch_records=options.number("batchRecords", minimum=1) or 10_000,
     )
 
@@ -253,6 +261,13 @@ def _servers(options: _Given) -> Servers:
         certificate_file=options.text("certificateFile"),
         key_file=options.text("keyFile"),
     )
+
+
+def _hold_s(options: _Given) -> float:
+    hold_s = options.duration("holdTimeout", default=HOLD_S)
+    if hold_s and not HOLD_S_MIN <= hold_s <= HOLD_S_MAX:
+        raise _bad("option holdTimeout is 4s to 24h, or 0s for no hold")
+    return hold_s
 
 
 def _check_pattern(pattern: str) -> None:

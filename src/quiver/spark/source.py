@@ -36,8 +36,9 @@ from quiver.logs import facts
 from quiver.record import Batch
 from quiver.spark.columns import arrow_batches, spark_schema
 from quiver.spark.connections import connection
+from quiver.spark.holds import QueryHold, stop_when_terminated
 from quiver.spark.offsets import Range, StreamOffset, limit_records, plan, ranges_between, records_between
-from quiver.spark.options import Bound, ReadOptions, Use, WriteOptions, read_options, write_options
+from quiver.spark.options import STREAM_ONLY, Bound, ReadOptions, Use, WriteOptions, read_options, write_options
 from quiver.spark.progress import Progress
 from quiver.spark.rows import check_rows
 from quiver.spark.sink import BatchWriter, StreamWriter
@@ -107,8 +108,7 @@ class QuiverDataSource(DataSource):
 
 def _is_for_streams(given: Mapping[str, str]) -> bool:
     """Tell whether options can only be meant for a stream: the schema is asked for before the use is known."""
-    stream_only = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "maxbytespertrigger", "groupid")
-    return any(name.lower() in stream_only for name in given)
+    return any(name.lower() in STREAM_ONLY for name in given)
 
 
 class BatchReader(DataSourceReader):
@@ -135,13 +135,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._progress = Progress(options)
+        self._hold: QueryHold | None = None
+        """Made where the query lives: tasks get this reader, too."""
         self._target: StreamOffset | None = None
         """Where a query ends that is to read only what was there when it began."""
         self._latest: StreamOffset | None = None
         self._triggered_s = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a new query begins."""
+        """Return where a new query begins; what was first while it was not held yet may be gone by now."""
+        self._keep(found := self._progress.find(self._options.starting), found)
         return self._progress.find(self._options.starting).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -161,6 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how far the next micro-batch goes; `start` itself if there is to be none."""
         begun, end = self._progress.advance(StreamOffset.from_json(start))
         self._latest = end
+        self._keep(begun, end)
         if self._target is not None:
             end = end.up_to(self._target, begun)
         elif self._is_too_little(begun, end):
@@ -175,7 +179,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share out a micro-batch."""
-        ranges = ranges_between(StreamOffset.from_json(start), StreamOffset.from_json(end))
+        first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if self._hold is None:  # a query that goes on begins with the batch that it did not finish
+            self._keep(first, last)
+        ranges = ranges_between(first, last)
         clipped = self._progress.clip(ranges)
         return [RangePartition(what) for what in plan(clipped, _tasks_min(self._options))]
 
@@ -187,6 +194,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Show how far the query has come, if it has a name to show it under."""
         if self._options.group_id:
             self._progress.publish(StreamOffset.from_json(end))
+
+    def stop(self) -> None:
+        """Let go of what was not read."""
+        if self._hold is not None:
+            self._hold.release()
+
+    def _keep(self, start: StreamOffset, end: StreamOffset) -> None:
+        """Keep retention from what lies behind `start`."""
+        if self._hold is None:
+            stop_when_terminated()
+            self._hold = QueryHold(self._options)
+        self._hold.move(start, end)
 
     def _is_too_little(self, start: StreamOffset, end: StreamOffset) -> bool:
         if not self._options.trigger_records_min:

@@ -45,6 +45,7 @@ from quiver.record import Batch, stamp
 from quiver.testing.latency import Latency
 from quiver.wire import exchange
 from quiver.wire import messages as wire
+from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHold, ReleaseHold
 from quiver.wire.traits import READS
 
 R = TypeVar("R", bound=exchange.Response)
@@ -179,6 +180,7 @@ class MemoryCluster:
         self.topics: dict[str, MemoryTopic] = {}
         self.producers: dict[ProducerId, tuple[str, int, set[str]]] = {}
         self.consumers: dict[ConsumerId, tuple[str, set[str]]] = {}
+        self.holds: dict[tuple[TopicId, str], HoldInfo] = {}
         self.metadata_lag: dict[str, NodeId] = {}
         self.refusals: dict[bytes, QuiverError] = {}
         """What batches are refused with that begin with a value."""
@@ -284,11 +286,32 @@ class MemoryCluster:
                 if request.broker not in self.nodes:
                     raise NotFoundError(f"there is no broker {request.broker}", code="unknown_broker")
                 return self._done()
+            case PlaceHold():
+                return self._place_hold(request)
+            case ReleaseHold():
+                for key in [key for key in self.holds if key[1] == request.name]:
+                    if request.topic_id in (None, key[0]):
+                        del self.holds[key]
+                return self._done()
+            case ListHolds():
+                return HoldsFound(holds=tuple(self.holds[key] for key in sorted(self.holds)))
             case wire.ForgetClient():
                 self.consumers.pop(ConsumerId(request.id), None)
                 return self._done()
             case _:
                 return self._change_topic(request)
+
+    def _place_hold(self, request: PlaceHold) -> exchange.Done:
+        topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
+        self.holds[request.topic_id, request.name] = HoldInfo(
+            name=request.name,
+            topic=topic.name,
+            topic_id=request.topic_id,
+            offsets=request.offsets,
+            owner=request.owner,
+            expires_ms=self._clock.wall_ms() + request.lasting_ms,
+        )
+        return self._done()
 
     def _done(self) -> exchange.Done:
         self._index += 1

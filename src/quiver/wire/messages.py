@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
+from quiver.wire.holds import ListHolds, PlaceHold, ReleaseHold
 
 # -- the cluster -------------------------------------------------------------------------------------
 
@@ -568,6 +569,9 @@ AnyRequest = (
     | RegisterProducer
     | RegisterConsumer
     | ForgetClient
+    | ListHolds
+    | PlaceHold
+    | ReleaseHold
     | Produce
     | Fetch
     | ReadReplica

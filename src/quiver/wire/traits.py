@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quiver.wire.exchange import Request
+from quiver.wire.holds import ListHolds
 from quiver.wire.messages import (
     Consume,
     DescribeNode,
@@ -22,7 +23,18 @@ from quiver.wire.messages import (
 )
 
 READS: frozenset[type[Request[Any]]] = frozenset(
-    (GetMetadata, DescribeNode, ListClients, ListMoves, Fetch, ReadReplica, FindOffset, GetCursors, GetMembers)
+    (
+        GetMetadata,
+        DescribeNode,
+        ListClients,
+        ListMoves,
+        ListHolds,
+        Fetch,
+        ReadReplica,
+        FindOffset,
+        GetCursors,
+        GetMembers,
+    )
 )
 """Requests that change nothing: one that failed in whatever way may be sent again."""
 

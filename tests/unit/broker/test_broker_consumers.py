@@ -12,9 +12,12 @@ from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverErr
 from quiver.metadata import (
     ConfigureTopic,
     ForgetClient,
+    HeldFrom,
     Kind,
+    PlaceHold,
     RegisterConsumer,
     RegisterProducer,
+    ReleaseHold,
     Retention,
     Selection,
     StartFrom,
@@ -249,6 +252,26 @@ def test_consumed_records_go_everywhere_when_the_slowest_consumer_is_past_them()
         await test(cluster)
 
     simulate(prepare)
+
+
+def test_held_records_stay_under_every_leader_until_they_are_released() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic(retention=Retention(bytes=5_000))
+        held = (HeldFrom(partition_id=P0, first_offset=20),)
+        await cluster.submit(
+            PlaceHold(now_ms=1, topic_id=topic_id, name="q", positions=held, lasting_ms=24 * 60 * 60 * 1000)
+        )
+        for _ in range(2):
+            await fill(cluster, topic_id, 40)
+            await asyncio.sleep(3)
+            assert 0 < max(first_offsets(cluster, topic_id)) <= 20
+            (await cluster.wait_leader(topic_id)).kill()
+            cluster.start_all()
+            await asyncio.sleep(3)
+        await cluster.submit(ReleaseHold(now_ms=2, name="q"))
+        await cluster.wait(lambda: min(first_offsets(cluster, topic_id)) > 20 or None)
+
+    simulate(test)
 
 
 def test_retention_follows_the_topic() -> None:

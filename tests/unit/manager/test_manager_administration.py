@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import metadata_cluster
+import msgspec
 import pytest
 from manager_world import World, run
 from metadata_world import change_state, init_cluster, register_broker
@@ -24,8 +25,9 @@ from quiver.errors import (
 )
 from quiver.metadata import BeginMove, BrokerState, TopicState
 from quiver.metadata.commands import decode_result, encode_payload
-from quiver.model import ConsumerId, Index, NodeId, PartitionId, ProducerId, TopicId
+from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.exchange import Request
+from quiver.wire.holds import ListHolds, PlaceHold, ReleaseHold
 from quiver.wire.messages import (
     AddPartitions,
     ConfigureTopic,
@@ -161,6 +163,26 @@ def test_moves_are_listed() -> None:
         await world.wait_equal()
         (move,) = (await world.ask(ListMoves())).moves
         assert (move.topic, move.target, move.source, move.state, move.begun_ms) == ("logs", 3, None, "begun", 5)
+
+    run(test)
+
+
+def test_holds_are_placed_listed_and_released_through_any_node() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        created = await world.ask(CreateTopic(topic="logs", partitions=2))
+        offsets = ((PartitionId(1), Offset(4)), (PartitionId(0), Offset(9)))
+        request = PlaceHold(topic_id=created.topic_id, name="q", offsets=offsets, lasting_ms=60_000, owner="me")
+        done = await world.ask(request)
+        (hold,) = (await world.ask(ListHolds(known_index=done.index))).holds
+        assert (hold.name, hold.topic, hold.topic_id, hold.owner) == ("q", "logs", 1, "me")
+        assert hold.offsets == tuple(sorted(offsets))
+        assert hold.expires_ms - hold.placed_ms == 60_000
+        with pytest.raises(OutOfRangeError) as caught:
+            await world.ask(msgspec.structs.replace(request, lasting_ms=0))
+        assert caught.value.code == "bad_hold"
+        done = await world.ask(ReleaseHold(name="q"))
+        assert (await world.ask(ListHolds(known_index=done.index))).holds == ()
 
     run(test)
 

@@ -18,8 +18,11 @@ from quiver.metadata import (
     ChangeBrokerState,
     ChangeRebalancing,
     DeleteTopic,
+    ExpireHold,
     FinishMove,
+    HeldFrom,
     MoveId,
+    PlaceHold,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
@@ -58,6 +61,18 @@ def carry_out(state: State, planned: list[Repair]) -> None:
     for move_id in list(state.view().moves):
         do(state, PromoteMove(now_ms=NOW_MS, move_id=move_id))
         do(state, FinishMove(now_ms=NOW_MS, move_id=move_id))
+
+
+def test_holds_that_are_over_are_let_go() -> None:
+    state = cluster(3, (1, 2, 3))
+    for name, lasting_ms in (("short", 1_000), ("long", 2_000)):
+        held = (HeldFrom(partition_id=PartitionId(0), first_offset=1),)
+        do(state, PlaceHold(now_ms=NOW_MS, topic_id=TopicId(1), name=name, positions=held, lasting_ms=lasting_ms))
+    assert plan(state, NOW_MS + 999) == []
+    planned = plan(state, NOW_MS + 1_000)
+    assert planned == [ExpireHold(now_ms=NOW_MS + 1_000, topic_id=TopicId(1), name="short")]
+    carry_out(state, planned)
+    assert plan(state, NOW_MS + 1_000) == []
 
 
 def test_healthy_cluster_needs_nothing() -> None:

@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, Selection
-from quiver.metadata.rows import ALL_ROLES, BrokerState, Kind, Retention, StartFrom
+from quiver.metadata.rows import ALL_ROLES, BrokerState, HeldFrom, Kind, Retention, StartFrom
+from quiver.model import PartitionId
 
 SMALL = st.integers(0, 4)
 TIMES = st.integers(0, 50)
@@ -22,6 +23,9 @@ def tuples(items: st.SearchStrategy[Any], **bounds: Any) -> st.SearchStrategy[tu
 
 
 GOOD_ASSIGNMENTS = tuples(tuples(st.integers(1, 3), min_size=1, max_size=2, unique=True), min_size=1, max_size=3)
+HELD = st.dictionaries(SMALL, SMALL, max_size=2).map(
+    lambda held: tuple(HeldFrom(partition_id=PartitionId(part), first_offset=held[part]) for part in sorted(held))
+)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "now_ms": TIMES,
     "purge_ms": TIMES,
@@ -56,6 +60,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "start": st.sampled_from(list(StartFrom)),
     "kind": st.sampled_from(list(Kind)),
     "id": SMALL,
+    "positions": HELD,
+    "lasting_ms": st.sampled_from([0, 1_000, 2_000]),
+    "owner": st.sampled_from(["", "me"]),
     "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(Kind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
 }
 

@@ -26,10 +26,18 @@ from sqlalchemy import create_engine, inspect, text
 from quiver.errors import ConfigError, StorageError
 from quiver.metadata import tables
 from quiver.metadata.apply import apply
-from quiver.metadata.commands import AnyCommand, BeginMove, DeleteTopic, ForgetBroker, ForgetClient, PurgeTopic
+from quiver.metadata.commands import (
+    AnyCommand,
+    BeginMove,
+    DeleteTopic,
+    ForgetBroker,
+    ForgetClient,
+    PlaceHold,
+    PurgeTopic,
+)
 from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
 from quiver.metadata.migrations import MIGRATIONS, SCHEMA_VERSION
-from quiver.metadata.rows import ALL_ROLES, BrokerState, Kind
+from quiver.metadata.rows import ALL_ROLES, BrokerState, HeldFrom, Kind
 from quiver.metadata.state import Change, Position, State
 from quiver.model import Index, NodeId, PartitionId, Term, TopicId
 
@@ -88,7 +96,9 @@ def test_database_holds_what_memory_does_after_every_transaction(parts: list[lis
 
 def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, path: Path) -> None:
     state = formed_state()
-    clients: list[AnyCommand] = [register_consumer(), register_producer(), register_broker(4)]
+    held = (HeldFrom(partition_id=PartitionId(0), first_offset=7),)
+    hold = PlaceHold(now_ms=1, topic_id=TopicId(1), name="q", positions=held, lasting_ms=1_000)
+    clients: list[AnyCommand] = [register_consumer(), register_producer(), register_broker(4), hold]
     for command in clients:
         do(state, command)
     state.stand_at(at(1))
@@ -122,6 +132,8 @@ def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, pat
         "registrations": 0,
         "heartbeats": 4,
         "moves": 0,
+        "holds": 0,
+        "held_positions": 0,
     }
 
 
@@ -241,12 +253,12 @@ def test_newer_schema_is_refused_with_a_sentence(path: Path, database: Database)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE meta SET schema_version = 99")
         connection.commit()
-    with pytest.raises(StorageError, match="schema version 99, and this program knows 3: start the newer program"):
+    with pytest.raises(StorageError, match="schema version 99, and this program knows 4: start the newer program"):
         database.prepare()
 
 
 def test_there_is_a_migration_for_every_version() -> None:
-    assert len(MIGRATIONS) == SCHEMA_VERSION == 3
+    assert len(MIGRATIONS) == SCHEMA_VERSION == 4
 
 
 def test_what_no_program_of_ours_wrote_is_a_storage_error(path: Path, database: Database) -> None:

@@ -138,6 +138,13 @@ def test_snapshot_of_something_else_is_a_decode_error(data: bytes) -> None:
         State.decode(data)
 
 
+def test_snapshot_from_before_there_were_holds_can_be_read() -> None:
+    whole = formed_state().view().encode()
+    saved = msgspec.msgpack.decode(whole[1:])
+    del saved["holds"]
+    assert State.decode(whole[:1] + msgspec.msgpack.encode(saved)).view().encode() == whole
+
+
 def test_every_table_has_rows_of_its_own() -> None:
     assert {row_type.table for row_type in ROW_TYPES} == set(Table)
 

@@ -74,6 +74,20 @@ def test_any_bound_is_enough() -> None:
     assert find_trim(state_with(*MARKS), retention, now_ms=9_000) == MARKS[2]
 
 
+@pytest.mark.parametrize(("held", "index"), [(4, None), (5, 10), (14, 10), (15, 20), (99, 30)])
+@pytest.mark.parametrize("kind", ["age", "size", "consumed"])
+def test_what_somebody_holds_stays_whatever_the_bounds_say(kind: str, held: int, index: int | None) -> None:
+    state = state_with(*MARKS)
+    state.cursors = {ALICE: Offset(40)}
+    retention = {
+        "age": Retention(age_ms=1, held_offset=Offset(held)),
+        "size": Retention(size_bytes=0, held_offset=Offset(held)),
+        "consumed": Retention(consumers=frozenset((ALICE,)), held_offset=Offset(held)),
+    }[kind]
+    found = find_trim(state, retention, now_ms=9_000)
+    assert (found.index if found is not None else None) == index
+
+
 def test_what_was_trimmed_is_not_trimmed_again() -> None:
     state = state_with(*MARKS)
     state.trimmed_index = Index(30)

@@ -95,3 +95,9 @@ def test_large_partition_is_split_over_all_tasks_and_a_small_one_is_not() -> Non
     planned = plan(ranges_between(at(0, 0), at(100 * SPLIT_RECORDS_MIN, 10)), 4)
     assert [part.partition for part in planned] == [0, 0, 0, 0, 1]
     assert plan([], 4) == []
+
+
+def test_unread_is_where_reading_goes_on_in_every_partition_there_is() -> None:
+    assert at(4, 7).unread(at(9, 9, 3)) == {"logs": {0: 4, 1: 7, 2: 0}}
+    assert at(4, 7).unread(at(9, incarnation="quiver/8/2000")) == {"logs": {0: 0}}
+    assert at(4).unread(StreamOffset(topics={"logs": TopicOffset(id=ID, p={})})) == {}

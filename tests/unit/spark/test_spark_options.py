@@ -71,6 +71,8 @@ def test_columns_are_chosen_and_keep_their_order(given: dict[str, str], columns:
         ({**SERVERS, "subscribe": "a", "endingOffsets": "latest"}, Use.STREAM_READ, "means nothing for a stream read"),
         ({**SERVERS, "subscribe": "a", "maxOffsetsPerTrigger": "0"}, Use.STREAM_READ, "at least 1"),
         ({**SERVERS, "subscribe": "a", "maxTriggerDelay": "15"}, Use.STREAM_READ, "a time such as"),
+        ({**SERVERS, "subscribe": "a", "holdTimeout": "1s"}, Use.STREAM_READ, "4s to 24h, or 0s"),
+        ({**SERVERS, "subscribe": "a", "holdTimeout": "25h"}, Use.STREAM_READ, "4s to 24h, or 0s"),
         ({**SERVERS, "subscribe": "a", "failOnDataLoss": "no"}, Use.STREAM_READ, "true or false"),
         ({**SERVERS, "subscribe": "a", "columns": "values"}, Use.STREAM_READ, "names values"),
         (
@@ -85,6 +87,12 @@ def test_what_cannot_be_is_refused_with_a_sentence(given: dict[str, str], use: U
     with pytest.raises(RequestError, match=sentence) as caught:
         read_options(given, use)
     assert caught.value.code == "bad_option"
+
+
+def test_hold_lasts_for_a_while_or_is_not_wanted() -> None:
+    assert read(Use.STREAM_READ).hold_s == 120
+    assert read(Use.STREAM_READ, holdTimeout="10m").hold_s == 600
+    assert read(Use.STREAM_READ, holdTimeout="0s").hold_s == 0
 
 
 def test_durations_have_units() -> None:
