@@ -43,6 +43,11 @@ def pipeline() -> None:
     """
 
 
+def topic_option(meaning: str) -> Callable[[Command], Command]:
+    """Give a command `--topic`."""
+    return click.option("--topic", required=True, help=meaning)
+
+
 def job_options(command: Command) -> Command:
     """Give a command the options that all jobs have."""
     options = (
@@ -62,6 +67,36 @@ def job_options(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+@pipeline.command(
+    short_help="Bring a topic into a lake.",
+    epilog=examples(
+        "quiver pipeline archive --topic logs --to ./lake --once",
+        "quiver pipeline archive --topic logs --to /srv/lake --every 10s --compact --vacuum --keep 30d",
+    ),
+)
+@topic_option("Topic to archive.")
+@click.option("--to", required=True, metavar="DIR", help="Folder of the lake; made if it is not there.")
+@click.option(
+    "--format", type=click.Choice(("delta", "parquet")), default="delta", show_default=True, help="What lake to make."
+)
+@click.option("--once", is_flag=True, help="End when all that there is now is archived. [default, without --every]")
+@click.option("--every", metavar="TIME", help="Go on: archive what came, so often (10s, 5m).")
+@click.option("--consumer", metavar="NAME", help="Show how far it is as the cursors of this consumer.")
+@click.option("--skip-lost", is_flag=True, help="Go on behind what retention removed before it was archived.")
+@click.option("--compact", is_flag=True, help="Put small files together at the end, or each hour.")
+@click.option("--vacuum", is_flag=True, help="Remove files that no version needs, at the end or each hour.")
+@click.option("--keep", metavar="TIME", default="7d", show_default=True, help="How old versions --vacuum spares.")
+@job_options
+@click.pass_context
+def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+    """Bring the records of a topic into a lake, each of them once: a Delta table, or plain Parquet files.
+
+    Files lie by topic, partition and hour of the records' timestamps. How far the topic is archived is part of the
+    lake: run it again, wherever that is, and it goes on there, after kill -9, too.
+    """
+    run_job(context, "archive", options, as_json=as_json)
 
 
 @pipeline.command(epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --dry-run"))

@@ -21,7 +21,7 @@ COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "
 HOLD_S: Final = 120.0
 HOLD_S_MIN: Final = 4.0
 HOLD_S_MAX: Final = 24 * 3600.0
-_TIMES_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TIMES_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 T = TypeVar("T")
 Place = Literal["earliest", "latest"] | int
@@ -158,6 +158,14 @@ def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
     )
 
 
+def parse_duration(text: str, name: str) -> float:
+    """Return the seconds of a time such as 500ms, 30s, 15m, 1h or 7d; raise `RequestError` for any other."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|m|h|d)", text)
+    if not found:
+        raise _bad(f"option {name} is a time such as 500ms, 30s, 15m, 1h or 7d, not {text!r}")
+    return float(found[1]) * _TIMES_S[found[2]]
+
+
 class _Given:
     """The options as they were given, looked up by their proper names."""
 
@@ -192,10 +200,7 @@ class _Given:
 
     def duration(self, name: str, *, default: float) -> float:
         text = self.text(name)
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|m|h)", text)
-        if text and not found:
-            raise _bad(f"option {name} is a time such as 500ms, 30s, 15m or 1h, not {text!r}")
-        return float(found[1]) * _TIMES_S[found[2]] if found else default
+        return parse_duration(text, name) if text else default
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return one of the choices; the first is the default."""

@@ -6,16 +6,20 @@ import builtins
 import json
 import os
 import signal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quiver.cli import job_progress, main
 from quiver.cli.job_progress import JobProgress, describe
+from quiver.cli.pipeline import pipeline
 from quiver.errors import RequestError, TrimmedError, UnavailableError
 from quiver.spark.pipelines import JOBS, Job, Progress, Result, Run, execute, job_from_file, make_job
 from quiver.spark.pipelines.failures import explain
+from quiver.spark.pipelines.job import option_name
 
 Output = pytest.CaptureFixture[str]
 
@@ -232,3 +236,22 @@ def test_execute_returns_the_signal_that_stopped_a_job() -> None:
     job = Count(to=1, signals=(int(signal.SIGTERM),))
     result, stopped_by = execute("count", job, tell=lambda _: None)
     assert (result.is_complete, stopped_by) == (False, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_flags_are_what_the_job_takes(name: str) -> None:
+    """A flag that the job does not know, or an option without a flag or with another default, is a mistake."""
+    module, _, kind = JOBS[name].partition(":")
+    fields = msgspec.structs.fields(getattr(import_module(module), kind))
+    command = pipeline.commands[name]
+    flags = {
+        option_name(parameter.name or ""): parameter
+        for parameter in command.params
+        if parameter.name not in ("as_json", "help")
+    }
+    assert flags.keys() == {field.encode_name for field in fields}
+    for field in fields:
+        parameter = flags[field.encode_name]
+        assert parameter.required == field.required
+        if isinstance(parameter.default, str):
+            assert parameter.default == field.default

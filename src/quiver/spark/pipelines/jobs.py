@@ -20,7 +20,9 @@ import msgspec
 from quiver.errors import RequestError
 from quiver.spark.pipelines.job import Job
 
-JOBS: Final[dict[str, str]] = {}
+JOBS: Final = {
+    "archive": "quiver.spark.pipelines.archive:Archive",
+}
 """Where each job is: the module and the struct in it. Loaded when it is run, with the libraries that it needs."""
 _NAME_KEY: Final = "job"
 

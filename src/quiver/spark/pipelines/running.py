@@ -6,11 +6,15 @@ that. Either way, and after SIGKILL, the next run goes on where this one was: wh
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from quiver.errors import QuiverError, UnavailableError
 from quiver.spark.pipelines.failures import explain
 from quiver.spark.pipelines.job import Job, Progress, Result, Run
 from quiver.spark.session import session
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET = {"spark.log.level": "OFF"}
+_STDERR: Final = 2
+SAID_LINES_MAX: Final = 10
+"""How much of what Spark said is told when it does not start."""
 
 
 def execute(name: str, job: Job, *, tell: Callable[[Progress], None]) -> tuple[Result, int | None]:
@@ -33,7 +40,8 @@ def execute(name: str, job: Job, *, tell: Callable[[Progress], None]) -> tuple[R
     """
 
     def open_session() -> SparkSession:
-        opened = session(f"quiver-{name}", master=job.master, is_short=job.starts_fast, config=_QUIET | job.conf)
+        with _hushed():
+            opened = session(f"quiver-{name}", master=job.master, is_short=job.starts_fast, config=_QUIET | job.conf)
         _listen(run)  # once more: Spark takes SIGINT for itself
         return opened
 
@@ -47,6 +55,30 @@ def execute(name: str, job: Job, *, tell: Callable[[Progress], None]) -> tuple[R
             # Whoever sends a signal to the whole group ends Spark under the job: its batch is given up.
             result = Result(sentence="stopped; the batch that was under way is given up", is_complete=False)
     return result, run.stop_signal
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Let the processes that are started here write their errors into a file; tell its end if they do not start.
+
+    Java and Spark greet with some lines that mean nothing; what matters comes as an exception.
+    """
+    told = sys.stderr
+    own = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as file, os.fdopen(own, "w", buffering=1) as aside:
+        os.dup2(file.fileno(), _STDERR)
+        sys.stderr = aside
+        try:
+            yield
+        except QuiverError:
+            raise
+        except Exception as error:
+            file.seek(0)
+            said = file.read().decode(errors="replace").splitlines()[-SAID_LINES_MAX:]
+            raise UnavailableError("\n  ".join(("Spark did not start", *said)), code="no_spark") from error
+        finally:
+            sys.stderr = told
+            os.dup2(own, _STDERR)
 
 
 @contextmanager

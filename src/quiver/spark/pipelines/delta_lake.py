@@ -1,0 +1,157 @@
+"""A lake that is a Delta table: every engine that reads Delta reads it, at any of its versions.
+
+How far a topic is archived is kept in Delta's own *application transactions*, numbers under names that a commit sets
+along with the files that it adds: `quiver:TOPIC` is a digest of the topic's incarnation, `quiver:TOPIC:PARTITION` the
+offset behind the last archived record. Two commits that set the same name at the same time conflict, and the second
+is refused: that is what keeps two jobs from archiving the same records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from quiver.spark.pipelines.lake import (
+    FOLDER_COLUMNS,
+    LAKE_SCHEMA,
+    Archived,
+    LakeFile,
+    check_incarnation,
+    conflict,
+    in_order,
+)
+
+_PREFIX: Final = "quiver:"
+
+
+class DeltaLake:
+    """A Delta table with the records of topics."""
+
+    is_hiding = False
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        if not self.is_at(root):
+            DeltaTable.create(root, LAKE_SCHEMA, mode="ignore", partition_by=list(FOLDER_COLUMNS), name="quiver")
+        self._table = DeltaTable(root)
+
+    @staticmethod
+    def is_at(root: str) -> bool:
+        """Tell whether there is a Delta table in a folder."""
+        return DeltaTable.is_deltatable(root)
+
+    @property
+    def identity(self) -> str:
+        """Return the id that the table was made with."""
+        return str(self._table.metadata().id)
+
+    @property
+    def version(self) -> int:
+        """Return the number of the commit that is seen."""
+        return self._table.version()
+
+    def refresh(self) -> None:
+        """See what was committed meanwhile."""
+        self._table.update_incremental()
+
+    def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
+        """Return how far partitions are archived, those that are; None if nothing of the topic is."""
+        known = self._table.transaction_version(_PREFIX + topic)
+        if known is None:
+            return None
+        check_incarnation(topic, known, _number(incarnation), self.root)
+        ends = {part: self._table.transaction_version(f"{_PREFIX}{topic}:{part}") for part in partitions}
+        return {part: end for part, end in ends.items() if end is not None}
+
+    def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
+        """Add files and move the place to behind them, in one step."""
+        places = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
+        places += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
+        try:
+            self._write([_to_action(file, is_new=True) for file in files], places)
+        except CommitFailedError as error:
+            if "oncurrent" in str(error):
+                raise conflict(archived.topic, self.root) from None
+            raise
+        # From here on the records are archived: the commit is a file that is there as a whole or not at all.
+
+    def replace(self, old: Sequence[LakeFile], new: Sequence[LakeFile]) -> None:
+        """Put files in the place of others that hold the same records; a reader sees the ones or the others."""
+        now_ms = int(time.time() * 1000)
+        removed = [
+            RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file))  # noqa: FBT003 - its signature
+            for file in old
+        ]
+        self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
+
+    def vacuum(self, keep: timedelta) -> int:
+        """Remove files that no version of so long ago and later needs, and what crashes left; return how many."""
+        hours = -(-int(keep.total_seconds()) // 3600)
+        removed = self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        return len(removed)
+
+    def files(self, topic: str) -> list[LakeFile]:
+        """Return the files of a topic, by partition and offset."""
+        return in_order([_to_file(action) for action in self._actions() if action["partition.topic"] == topic])
+
+    def topics(self) -> list[str]:
+        """Return the topics of which there are records."""
+        return sorted({action["partition.topic"] for action in self._actions()})
+
+    def _actions(self) -> list[dict[str, Any]]:
+        return pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+
+    def _write(self, actions: list[AddAction | RemoveAction], places: list[Transaction]) -> None:
+        properties = CommitProperties(app_transactions=places)
+        self._table.create_write_transaction(
+            actions, "append", LAKE_SCHEMA, list(FOLDER_COLUMNS), commit_properties=properties
+        )
+        self.refresh()
+
+
+def _number(incarnation: str) -> int:
+    """Return an incarnation as a transaction can hold it: 63 bits."""
+    return int.from_bytes(hashlib.blake2b(incarnation.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _folder(file: LakeFile) -> dict[str, str | None]:
+    return {"topic": file.topic, "partition": str(file.partition), "hour": file.hour}
+
+
+def _to_action(file: LakeFile, *, is_new: bool) -> AddAction:
+    stats = {
+        "numRecords": file.count,
+        "minValues": {"offset": file.first_offset},
+        "maxValues": {"offset": file.last_offset},
+        "nullCount": {"offset": 0},
+    }
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values=_folder(file),
+        modification_time=int(time.time() * 1000),
+        data_change=is_new,
+        stats=msgspec.json.encode(stats).decode(),
+    )
+
+
+def _to_file(action: dict[str, Any]) -> LakeFile:
+    return LakeFile(
+        path=action["path"],
+        topic=action["partition.topic"],
+        partition=action["partition.partition"],
+        hour=action["partition.hour"],
+        size_bytes=action["size_bytes"],
+        count=action["num_records"],
+        first_offset=action["min.offset"],
+        last_offset=action["max.offset"],
+    )

@@ -1,0 +1,152 @@
+"""A lake of plain Parquet files, for readers that know nothing else: `spark.read.parquet(DIR)` is all of it.
+
+Which files count is said by commits, `_quiver/N.json`, each made by linking a finished file to its name, which only one
+can do. A commit also says how far every topic is archived by then, so that the last one is all that is needed to go on.
+
+Tasks write files under names that readers pass over (they begin with a dot). After its commit a file gets its proper
+name; whoever opens the lake next finishes that for the last commit, should its author have died before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+
+from quiver.errors import DamageError
+from quiver.spark.pipelines.lake import Archived, LakeFile, check_incarnation, conflict, in_order
+from quiver.spark.pipelines.lake_files import hidden, sync
+
+COMMITS: Final = "_quiver"
+VERSION: Final = 1
+
+
+class TopicPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one incarnation of a topic is archived."""
+
+    incarnation: str
+    ends: Mapping[int, int]
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step added, and how far all topics are archived after it."""
+
+    v: int = VERSION
+    identity: str
+    topics: dict[str, TopicPlace] = {}
+    files: tuple[LakeFile, ...] = ()
+
+
+class ParquetLake:
+    """A folder of Parquet files with the records of topics."""
+
+    is_hiding = True
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._folder = os.path.join(root, COMMITS)
+        self._number = -1
+        self._last = Commit(identity=uuid4().hex)
+        os.makedirs(self._folder, exist_ok=True)
+        if not self.is_at(root):
+            with suppress(FileExistsError):  # another one was quicker
+                self._link(0, self._last)
+        self.refresh()
+
+    @staticmethod
+    def is_at(root: str) -> bool:
+        """Tell whether there is such a lake in a folder."""
+        return os.path.exists(os.path.join(root, COMMITS, _name(0)))
+
+    @property
+    def identity(self) -> str:
+        """Return what the lake was called when it was made."""
+        return self._last.identity
+
+    def refresh(self) -> None:
+        """See what was committed meanwhile, and finish the last commit if its author could not."""
+        self._number = max(self._numbers())
+        self._last = self._read(self._number)
+        self._publish(self._last)
+
+    def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
+        """Return how far partitions are archived, those that are; None if nothing of the topic is."""
+        known = self._last.topics.get(topic)
+        if known is None:
+            return None
+        check_incarnation(topic, known.incarnation, incarnation, self.root)
+        return {part: end for part, end in known.ends.items() if part in partitions}
+
+    def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
+        """Add files and move the place to behind them, in one step."""
+        before = self._last.topics.get(archived.topic)
+        while True:
+            fresh = self._after(files, archived)
+            try:
+                self._link(self._number + 1, fresh)
+                break
+            except FileExistsError:
+                self.refresh()
+            if self._last.topics.get(archived.topic) != before:
+                raise conflict(archived.topic, self.root)
+        # From here on the records are archived, whoever gives the files their names.
+        self._number, self._last = self._number + 1, fresh
+        self._publish(fresh)
+
+    def _after(self, files: Sequence[LakeFile], archived: Archived) -> Commit:
+        before = self._last.topics.get(archived.topic)
+        ends = {**(before.ends if before is not None else {}), **archived.ends}
+        place = TopicPlace(incarnation=archived.incarnation, ends=ends)
+        topics = {**self._last.topics, archived.topic: place}
+        return msgspec.structs.replace(self._last, topics=topics, files=tuple(files))
+
+    def files(self, topic: str) -> list[LakeFile]:
+        """Return the files of a topic, by partition and offset."""
+        commits = (self._read(number) for number in self._numbers() if number <= self._number)
+        return in_order([file for commit in commits for file in commit.files if file.topic == topic])
+
+    def topics(self) -> list[str]:
+        """Return the topics of which there are records."""
+        return sorted(self._last.topics)
+
+    def _numbers(self) -> list[int]:
+        names = (name.partition(".") for name in os.listdir(self._folder) if not name.startswith("."))
+        return sorted(int(number) for number, _, kind in names if kind == "json" and number.isdecimal())
+
+    def _read(self, number: int) -> Commit:
+        path = os.path.join(self._folder, _name(number))
+        with open(path, "rb") as file:
+            try:
+                commit = msgspec.json.decode(file.read(), type=Commit, strict=False)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise DamageError(f"{path} is not a commit of this archive: {error}") from None
+        if commit.v != VERSION:
+            raise DamageError(f"{path} is of version {commit.v}, not {VERSION}")
+        return commit
+
+    def _link(self, number: int, commit: Commit) -> None:
+        """Make a commit, whole and on disk, under its number; raise `FileExistsError` if that is taken."""
+        draft = os.path.join(self._folder, f".{uuid4().hex}")
+        with open(draft, "xb") as file:
+            file.write(msgspec.json.encode(commit))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, os.path.join(self._folder, _name(number)))
+        finally:
+            os.unlink(draft)
+        sync(self._folder)
+
+    def _publish(self, commit: Commit) -> None:
+        for file in commit.files:
+            path = os.path.join(self.root, file.path)
+            with suppress(FileNotFoundError):  # it has its name
+                os.rename(hidden(path), path)
+
+
+def _name(number: int) -> str:
+    return f"{number:020d}.json"
