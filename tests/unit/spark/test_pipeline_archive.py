@@ -200,3 +200,22 @@ def test_archive_that_has_more_than_the_topic_is_not_added_to() -> None:
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
         make_job("archive", {"topic": "logs", "to": "x", **options})
+
+
+def test_what_is_not_archived_yet_is_held_while_the_job_runs(
+    world: World, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "ROUND_RECORDS_MAX", 30)
+    world.fill("logs", 60, 0)
+    held: list[dict[int, int]] = []
+    commit = DeltaLake.commit
+
+    def look(self: Any, *arguments: Any) -> None:
+        held.extend(dict(hold.offsets) for hold in world.cluster.holds())
+        commit(self, *arguments)
+
+    monkeypatch.setattr(DeltaLake, "commit", look)
+    world.run(Archive(topic="logs", to=lake))
+    assert held[0][0] == 0
+    assert len(held) == 2
+    assert world.cluster.holds() == []

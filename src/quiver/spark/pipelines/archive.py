@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -80,7 +81,7 @@ class Archive(Job, frozen=True, kw_only=True):
         work = _Archiving(self, cluster, open_lake(self.to, self.format), run)
         begun_s = due_s = time.monotonic()
         every_s = parse_duration(self.every, "every") if self.every else None
-        with work:
+        with closing(work):
             while True:
                 round_s = time.monotonic()
                 is_complete = work.catch_up()
@@ -93,7 +94,7 @@ class Archive(Job, frozen=True, kw_only=True):
 
 
 class _Archiving:
-    """A job under way, which holds what it has yet to archive; use as ``with``."""
+    """A job under way, which holds what it has yet to archive until it is closed."""
 
     def __init__(self, job: Archive, cluster: Cluster, lake: Lake, run: Run) -> None:
         self._job, self._cluster, self._lake, self._run = job, cluster, lake, run
@@ -107,12 +108,6 @@ class _Archiving:
         self._hold = QueryHold(self._options)
         self._count = self._lost = self._files = 0
         self._upkeep: dict[str, int] = {}
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self._hold.release()
 
     def catch_up(self) -> bool:
         """Archive what the topic holds now, in rounds; tell whether that is done: no, if the job is to stop."""
@@ -156,6 +151,10 @@ class _Archiving:
             self._run.tell(Progress("vacuuming"))
             keep = timedelta(seconds=parse_duration(self._job.keep, "keep"))
             self._upkeep["vacuumed_files"] = lake.vacuum(keep)
+
+    def close(self) -> None:
+        """Hold nothing any more; idempotent."""
+        self._hold.release()
 
     def result(self, seconds: float, *, is_complete: bool) -> Result:
         """Sum up."""
