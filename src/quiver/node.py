@@ -41,8 +41,9 @@ from quiver.storage import Identity, claim_directory, save_identity
 from quiver.storage.layout import metadata_log, replicas
 from quiver.surroundings import NodeNetwork, Surroundings
 from quiver.wire import Caller
+from quiver.wire.description import DescribeNode, NodeDescribed
 from quiver.wire.exchange import Response
-from quiver.wire.messages import AnyRequest, DescribeNode, NodeDescribed
+from quiver.wire.messages import AnyRequest
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +277,8 @@ class Node:
             stored_index=status.stored_index,
             commit_index=status.commit_index,
             digest=view.digest() if request.with_digest else "",
+            lags=self._broker.describe_lags() if request.with_lags else (),
+            holds=len(view.holds),
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
         )
 

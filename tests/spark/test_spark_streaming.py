@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,29 @@ def test_progress_shows_how_far_topics_go(
     spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
 ) -> None:
     fill(client, topic, 10)
-    query = run_to_end(streaming(spark, local, topic, maxOffsetsPerTrigger="4", groupId=f"{topic}-report"), folder)
+    query = run_to_end(streaming(spark, local, topic, maxOffsetsPerTrigger="4"), folder)
     shown = json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])
     assert shown["topics"][topic]["p"] == {"0": 10}
-    consumer = client.consumer(topic, name=f"{topic}-report")
-    assert 4 <= consumer.position(0) <= 10
+
+
+def test_query_with_a_name_is_a_consumer_with_its_lag_to_the_last_batch(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 10)
+    name = f"{topic}-report"
+    run_to_end(streaming(spark, local, topic, maxOffsetsPerTrigger="4", groupId=name), folder)
+    (consumer,) = client.clients("consumer", topic)
+    assert consumer.name == name
+    assert [(lag.cursor, lag.lag) for lag in client.lag(consumer.id)] == [(10, 0)]
+    fill(client, topic, 5)
+    assert [lag.lag for lag in client.lag(consumer.id)] == [5]
+    address = client.brokers()[0].http_address
+    with urllib.request.urlopen(f"http://{address}/metrics") as page:
+        assert f'quiver_consumer_lag_records{{consumer="{name}",topic="{topic}"}} 5\n' in page.read().decode()
+    client.forget("consumer", consumer.id)
+    run_to_end(streaming(spark, local, topic, groupId=name), folder)
+    (consumer,) = client.clients("consumer", topic)
+    assert [lag.lag for lag in client.lag(consumer.id)] == [0]
 
 
 def test_new_partitions_are_read_from_their_beginning(

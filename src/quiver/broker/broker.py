@@ -16,6 +16,7 @@ import msgspec
 from quiver.broker.admission import Admission
 from quiver.broker.balance import LeaderBalancer
 from quiver.broker.keeper import ReplicaKeeper
+from quiver.broker.lags import find_lags
 from quiver.broker.moves import Mover
 from quiver.broker.nodes import Nodes
 from quiver.broker.reporter import ClientKind, Introduction, Reporter
@@ -31,7 +32,8 @@ from quiver.partition import Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
-from quiver.wire.messages import LeaderInfo, ReplicaInfo
+from quiver.wire.description import LagInfo, ReplicaInfo
+from quiver.wire.messages import LeaderInfo
 from quiver.wire.serving import Caller
 
 
@@ -73,6 +75,7 @@ class Broker:
     ) -> None:
         node = introduction.node
         self._node = node
+        self._store = store
         self._clock = clock
         self._closings_max = settings.broker.openings_max
         self._replicator = replicator
@@ -202,6 +205,10 @@ class Broker:
         """Return the replicas on this node, all or one topic's, as `DescribeNode` shows them."""
         held = [held for held in self._table if topic_id in (None, held.key[0])]
         return tuple(self._table.describe(item) for item in sorted(held, key=lambda item: item.key))
+
+    def describe_lags(self) -> tuple[LagInfo, ...]:
+        """Return which consumers lag most behind what this node leads, the greatest lag first."""
+        return find_lags(self._store.view(), self._table)
 
     # -- replicas --------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from quiver.metadata import Partition, TopicState, View
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
 from quiver.replication import find_in_sync
-from quiver.wire.messages import ReplicaInfo
+from quiver.wire.description import ReplicaInfo
 
 Key = tuple[TopicId, PartitionId]
 """How a partition is found."""

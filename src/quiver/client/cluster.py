@@ -31,6 +31,7 @@ from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.record import Batch
+from quiver.wire.description import DescribeNode, ReplicaInfo
 from quiver.wire.exchange import Done, R, Request
 from quiver.wire.holds import HoldInfo
 from quiver.wire.messages import (
@@ -39,7 +40,6 @@ from quiver.wire.messages import (
     ConfigureTopic,
     CreateTopic,
     DeleteTopic,
-    DescribeNode,
     DrainBroker,
     ForgetClient,
     GetMetadata,
@@ -47,7 +47,6 @@ from quiver.wire.messages import (
     NodeInfo,
     RebalanceBrokers,
     RemoveBroker,
-    ReplicaInfo,
     RestoreTopic,
     RetentionInfo,
     TopicInfo,

@@ -13,18 +13,9 @@ import msgspec
 from quiver.client.router import Router
 from quiver.errors import QuiverError
 from quiver.model import Index, NodeId, PartitionId, TopicId
+from quiver.wire.description import DescribeNode, NodeDescribed, ReplicaInfo
 from quiver.wire.holds import HoldInfo, ListHolds
-from quiver.wire.messages import (
-    DescribeNode,
-    GetMetadata,
-    ListMoves,
-    MoveInfo,
-    NodeDescribed,
-    NodeInfo,
-    PartitionInfo,
-    ReplicaInfo,
-    RetentionInfo,
-)
+from quiver.wire.messages import GetMetadata, ListMoves, MoveInfo, NodeInfo, PartitionInfo, RetentionInfo
 
 ANSWER_MS_MAX = 2_000
 """How long a node may take to tell about itself."""

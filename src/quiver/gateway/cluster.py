@@ -20,14 +20,13 @@ from quiver.gateway.openapi import make_document
 from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_page
 from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.model import NodeId
+from quiver.wire.description import DescribeNode, NodeDescribed
 from quiver.wire.messages import (
     ClientInfo,
-    DescribeNode,
     DrainBroker,
     GetMetadata,
     ListClients,
     MetadataFound,
-    NodeDescribed,
     NodeInfo,
     RemoveBroker,
 )
@@ -90,7 +89,7 @@ class ClusterCalls:
 
     async def metrics(self, _: contract.Parameters) -> HttpResponse:
         """Show this node's figures."""
-        node = await self._describe(with_replicas=True)
+        node = await self._describe(with_replicas=True, with_lags=True)
         page = self._metrics.render(self._http_status(), node, now_ms=self._clock.wall_ms())
         return HttpResponse(status=200, body=page.encode(), content_type=PROMETHEUS)
 
@@ -193,8 +192,8 @@ class ClusterCalls:
         request = GetMetadata(topics=topics, known_index=self._router.directory.known_index)
         return (await self._router.ask(request, deadline=deadline))[0]
 
-    async def _describe(self, *, with_replicas: bool) -> NodeDescribed:
-        request = DescribeNode(with_replicas=with_replicas)
+    async def _describe(self, *, with_replicas: bool, with_lags: bool = False) -> NodeDescribed:
+        request = DescribeNode(with_replicas=with_replicas, with_lags=with_lags)
         return await self._router.ask_at(self._own_address(), request, deadline=self._deadline())
 
     def _deadline(self) -> Deadline:

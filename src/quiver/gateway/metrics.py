@@ -1,7 +1,8 @@
 """This node's figures in Prometheus' text format: counters of requests and records, and what status snapshots say.
 
-Labels have bounded sets: a route is one of the table or empty, a status one of HTTP's. No topic, client or path of a
-client's making becomes a label, so that nobody can fill the memory by asking for odd names.
+Labels have bounded sets: a route is one of the table or empty, a status one of HTTP's; of consumers those that lag most
+are shown, a bounded number. No path of a client's making becomes a label, so that nobody can fill the memory by asking
+for odd names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from quiver.gateway.http import HttpStatus
-from quiver.wire.messages import NodeDescribed
+from quiver.wire.description import NodeDescribed
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histogram's classes; a last one takes the rest."""
@@ -138,6 +139,13 @@ def _node(node: NodeDescribed, now_ms: int) -> Iterable[Family]:
         _gauge("quiver_partition_leads", "Partitions that this node leads.", len(led)),
         _gauge("quiver_partition_not_ready", "Replicas that do not serve.", sum(not r.is_ready for r in node.replicas)),
         _gauge("quiver_partition_log_bytes", "Bytes of all replicas' logs.", sum(r.bytes for r in node.replicas)),
+        _gauge("quiver_holds", "Holds that keep retention from records, in the cluster.", node.holds),
+        Family(
+            "quiver_consumer_lag_records",
+            "gauge",
+            "Records that a consumer has yet to consume in partitions that this node leads; the greatest lags only.",
+            {(("consumer", lag.consumer), ("topic", lag.topic)): float(lag.records) for lag in node.lags},
+        ),
         _gauge(
             "quiver_partition_out_of_sync",
             "Replicas that lag behind leaders on this node.",

@@ -10,14 +10,13 @@ from quiver.gateway import contract
 from quiver.gateway.fanout import try_all
 from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
+from quiver.wire.description import DescribeNode, ReplicaInfo
 from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,
-    DescribeNode,
     GetMetadata,
     MetadataFound,
     PartitionInfo,
-    ReplicaInfo,
     RetentionInfo,
     TopicInfo,
 )

@@ -148,8 +148,20 @@ class Progress:
         return max(1, sum(own.bytes or 0 for own in described) // max(1, records))
 
     def publish(self, place: StreamOffset) -> None:
-        """Show how far the stream has come as the cursors of a named consumer."""
+        """Show how far the stream has come as the cursors of a named consumer; whoever forgot it sees it again."""
         for topic, own in place.topics.items():
+            try:
+                self._move_cursors(topic, own)
+            except NotFoundError as error:
+                # Whether a topic may be gone is for who reads it to say.
+                logger.warning("cursors not shown", extra=facts(topic=topic, error=error))
+
+    def _move_cursors(self, topic: str, own: TopicOffset) -> None:
+        try:
+            self._cluster.move_cursors(topic, self._options.group_id, own.p)
+        except RequestError as error:
+            if error.code not in ("unknown_consumer", "not_registered"):
+                raise
             self._cluster.move_cursors(topic, self._options.group_id, own.p)
 
     # -- what is really there --------------------------------------------------------------------

@@ -140,6 +140,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: StreamOffset | None = None
         """Where a query ends that is to read only what was there when it began."""
         self._latest: StreamOffset | None = None
+        self._shown: dict[str, Any] | None = None
+        """How far the cluster was last told that the query has come."""
         self._triggered_s = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -161,7 +163,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._progress.find(Bound(default="latest"))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return how far the next micro-batch goes; `start` itself if there is to be none."""
+        """Return how far the next micro-batch goes; `start` itself if there is to be none.
+
+        What lies before `start` is done with: Spark asks only then, also after the last batch of a query.
+        """
+        self._show(start)
         begun, end = self._progress.advance(StreamOffset.from_json(start))
         self._latest = end
         self._keep(begun, end)
@@ -191,14 +197,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show how far the query has come, if it has a name to show it under."""
-        if self._options.group_id:
-            self._progress.publish(StreamOffset.from_json(end))
+        """Show how far the query has come; before a query's last batch, not after it."""
+        self._show(end)
 
     def stop(self) -> None:
         """Let go of what was not read."""
         if self._hold is not None:
             self._hold.release()
+
+    def _show(self, reached: dict[str, Any]) -> None:
+        """Show how far the query has come, if it has a name to show it under and has moved."""
+        if self._options.group_id and reached != self._shown:
+            self._progress.publish(StreamOffset.from_json(reached))
+            self._shown = reached
 
     def _keep(self, start: StreamOffset, end: StreamOffset) -> None:
         """Keep retention from what lies behind `start`."""

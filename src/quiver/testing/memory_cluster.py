@@ -43,7 +43,7 @@ from quiver.model import (
 )
 from quiver.record import Batch, stamp
 from quiver.testing.latency import Latency
-from quiver.wire import exchange
+from quiver.wire import description, exchange
 from quiver.wire import messages as wire
 from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHold, ReleaseHold
 from quiver.wire.traits import READS
@@ -280,7 +280,7 @@ class MemoryCluster:
                 return self._register_consumer(request)
             case wire.ListClients():
                 return self._list_clients(request)
-            case wire.DescribeNode():
+            case description.DescribeNode():
                 return self._describe(node, request)
             case wire.DrainBroker() | wire.RemoveBroker():
                 if request.broker not in self.nodes:
@@ -427,9 +427,9 @@ class MemoryCluster:
             clients=tuple(info for info in wanted if request.topic is None or request.topic in info.topics)
         )
 
-    def _describe(self, node: NodeId, request: wire.DescribeNode) -> wire.NodeDescribed:
+    def _describe(self, node: NodeId, request: description.DescribeNode) -> description.NodeDescribed:
         replicas = [
-            wire.ReplicaInfo(
+            description.ReplicaInfo(
                 topic_id=topic.topic_id,
                 partition_id=PartitionId(number),
                 group=GroupId(100 * topic.topic_id + number),
@@ -446,7 +446,7 @@ class MemoryCluster:
             for number, partition in enumerate(topic.partitions)
         ]
         roles = ("manager", "broker", "gateway")
-        return wire.NodeDescribed(
+        return description.NodeDescribed(
             node=node, version="0", pid=0, roles=roles, started_ms=0, is_ready=True, replicas=tuple(replicas)
         )
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
 from quiver.wire.holds import ListHolds, PlaceHold, ReleaseHold
 
@@ -86,54 +87,6 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
     """Whether the answer must be no older than the request: the primary is asked."""
     groups: Annotated[tuple[GroupId, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Groups of which a broker has files and wants to know whether their topic has been purged."""
-
-
-class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replica on the node that was asked; the last three are known to the leader alone."""
-
-    topic_id: TopicId
-    partition_id: PartitionId
-    group: GroupId
-    role: str
-    epoch: int
-    leader: NodeId | None = None
-    first_offset: Offset = Offset(0)
-    end_offset: Offset = Offset(0)
-    """The high watermark."""
-    bytes: int = 0
-    is_ready: bool = True
-    in_sync: tuple[NodeId, ...] = ()
-    voters: tuple[NodeId, ...] = ()
-    learners: tuple[NodeId, ...] = ()
-
-
-class NodeDescribed(Response, frozen=True):
-    """A node as it is now."""
-
-    node: NodeId
-    version: str
-    pid: int
-    roles: tuple[str, ...]
-    started_ms: int
-    is_ready: bool
-    primary: NodeId | None = None
-    applied_index: Index = Index(0)
-    stored_index: Index = Index(0)
-    commit_index: Index = Index(0)
-    digest: str = ""
-    """Of the metadata at `applied_index`, if it was asked for."""
-    replicas: tuple[ReplicaInfo, ...] = ()
-
-
-class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
-    """Ask the node that is reached about itself; never handed on."""
-
-    response = NodeDescribed
-
-    with_replicas: bool = False
-    with_digest: bool = False
-    topic: Name | None = None
-    """Only replicas of this topic."""
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

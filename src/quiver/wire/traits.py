@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import Request
 from quiver.wire.holds import ListHolds
 from quiver.wire.messages import (
     Consume,
-    DescribeNode,
     Fetch,
     FindOffset,
     GetCursors,

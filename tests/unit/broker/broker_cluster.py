@@ -58,16 +58,9 @@ from quiver.testing import (
     SimulatedNetwork,
     SimulatedTransport,
 )
+from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import Request, Response
-from quiver.wire.messages import (
-    AnyRequest,
-    DescribeNode,
-    Fetch,
-    Heartbeat,
-    HeartbeatTaken,
-    Produce,
-    Produced,
-)
+from quiver.wire.messages import AnyRequest, Fetch, Heartbeat, HeartbeatTaken, Produce, Produced
 from quiver.wire.serving import Caller
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from broker_cluster import SETTINGS, Cluster, Node, simulate
 
+from quiver.broker.lags import find_lags
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverError
 from quiver.metadata import (
     ConfigureTopic,
@@ -224,6 +225,28 @@ def first_offsets(cluster: Cluster, topic_id: TopicId) -> set[int]:
         return node.broker.describe_replicas(topic_id)[0].first_offset
 
     return {of(node) for node in cluster.up}
+
+
+def test_lag_is_told_by_leaders_of_those_who_have_begun() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        first = await register(cluster, name="first")
+        second = await register(cluster, name="second")
+        gone = await register(cluster, name="gone")
+        await register(cluster, name="not-begun")
+        for number in range(10):
+            await cluster.produce(topic_id, b"%d" % number)
+        cursors = ((first, Offset(7)), (second, Offset(2)), (gone, Offset(1)))
+        await cluster.ask_leader(topic_id, MoveCursor(topic_id=topic_id, partition_id=P0, cursors=cursors))
+        await cluster.submit(ForgetClient(now_ms=2, kind=Kind.CONSUMER, id=gone))
+        leader = await cluster.wait_leader(topic_id)
+        for node in cluster.up:
+            assert node.broker is not None
+            told = [(lag.consumer, lag.topic, lag.records) for lag in node.broker.describe_lags()]
+            assert told == ([("second", "logs", 8), ("first", "logs", 3)] if node is leader else [])
+            assert len(find_lags(node.store.view(), node.broker._table, lags_max=1)) == (node is leader)
+
+    simulate(test)
 
 
 async def fill(cluster: Cluster, topic_id: TopicId, batches: int) -> None:

@@ -16,7 +16,7 @@ from quiver.gateway.openapi import LINKS, make_document
 from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_markdown, render_page
 from quiver.gateway.routes import ROUTES
 from quiver.model import GroupId, Index, NodeId, PartitionId, TopicId
-from quiver.wire.messages import NodeDescribed, ReplicaInfo
+from quiver.wire.description import LagInfo, NodeDescribed, ReplicaInfo
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "http.md"
 
@@ -104,6 +104,8 @@ NODE = NodeDescribed(
     primary=NodeId(1),
     applied_index=Index(7),
     replicas=(replica(0, leader=1), replica(1, leader=2), replica(2, leader=None)),
+    lags=(LagInfo(consumer="report", topic="logs", records=12),),
+    holds=2,
 )
 
 
@@ -120,6 +122,8 @@ def test_figures_of_the_node_are_those_of_its_snapshot() -> None:
     assert found["quiver_metadata_applied_index"] == 7
     assert found["quiver_metadata_primary"] == 1
     assert found["quiver_partition_replicas"] == 3
+    assert found['quiver_consumer_lag_records{consumer="report",topic="logs"}'] == 12
+    assert found["quiver_holds"] == 2
     assert found["quiver_partition_leads"] == 1
     assert found["quiver_partition_log_bytes"] == 300
     assert found["quiver_partition_out_of_sync"] == 1
