@@ -17,7 +17,7 @@ from quiver.broker.table import PartitionTable
 from quiver.errors import NotLeaderError, TrimmedError
 from quiver.metadata import Registration, StartFrom, View
 from quiver.model import NO_PRODUCER, Buffer, ConsumerId, Offset
-from quiver.partition import Replica
+from quiver.partition import Replica, Start
 from quiver.record import decode_header
 from quiver.wire.exchange import Done, Response
 from quiver.wire.messages import (
@@ -41,6 +41,7 @@ from quiver.wire.messages import (
     ReplicaRead,
 )
 from quiver.wire.serving import Caller
+from quiver.wire.taking import TakeEach, Taken, encode_taken
 
 BrokerRequest = PartitionRequest | ReadReplica | GetMembers
 """What a broker answers itself."""
@@ -75,6 +76,8 @@ class BrokerRequests:
                 return OffsetFound(offset=await replica.find_offset(request.at)), ()
             case Consume():
                 return await self._consume(caller, view, replica, request)
+            case TakeEach():
+                return await self._take_each(view, replica, request)
             case MoveCursor():
                 return await self._move_cursor(view, replica, request)
             case GetCursors():
@@ -126,13 +129,19 @@ class BrokerRequests:
             found = await replica.consume(
                 request.consumer_id,
                 offset=request.offset,
-                default_start="latest" if registration.start is StartFrom.LATEST else "earliest",
+                default_start=_start_of(registration),
                 records_max=request.records_max,
                 bytes_max=request.bytes_max,
                 wait_ms=wait_ms,
             )
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
+
+    async def _take_each(self, view: View, replica: Replica, request: TakeEach) -> Answer:
+        ids = request.consumer_ids
+        starts = {id_: _start_of(self._hear_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
+        records = await replica.take_each([(id_, starts[id_]) for id_ in ids])
+        return Taken(), (encode_taken(records),)
 
     async def _move_cursor(self, view: View, replica: Replica, request: MoveCursor) -> Answer:
         for consumer_id, _ in request.cursors:
@@ -151,7 +160,9 @@ class BrokerRequests:
         ]
         return CursorsFound(cursors=tuple(cursors), first_offset=found.first_offset, end_offset=found.end_offset), ()
 
-    def _hear_consumer(self, view: View, consumer_id: ConsumerId, request: Consume | MoveCursor) -> Registration:
+    def _hear_consumer(
+        self, view: View, consumer_id: ConsumerId, request: Consume | TakeEach | MoveCursor
+    ) -> Registration:
         registration = check_consumer(view, consumer_id, key=(request.topic_id, request.partition_id))
         self._clients.hear("consumer", consumer_id)
         return registration
@@ -182,3 +193,7 @@ class BrokerRequests:
         voters = {node for item in known for node in (*item.voters, *item.voters_outgoing)}
         learners = {node for item in known for node in item.learners} - voters
         return MembersFound(voters=tuple(sorted(voters)), learners=tuple(sorted(learners))), ()
+
+
+def _start_of(registration: Registration) -> Start:
+    return "latest" if registration.start is StartFrom.LATEST else "earliest"

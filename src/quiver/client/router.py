@@ -37,10 +37,13 @@ from quiver.wire.messages import (
     RestoreTopic,
     TopicInfo,
 )
+from quiver.wire.taking import TakeEach
 from quiver.wire.traits import READS
 
-ONCE: Final[frozenset[type[Request[Any]]]] = frozenset((DeleteTopic, RestoreTopic, RemoveBroker, ForgetClient))
-"""Requests that mean something else the second time: the topic may have been made anew in between."""
+ONCE: Final[frozenset[type[Request[Any]]]] = frozenset(
+    (DeleteTopic, RestoreTopic, RemoveBroker, ForgetClient, TakeEach)
+)
+"""Requests that mean something else the second time: the topic may have been made anew, the cursor has moved."""
 SPARE_MS: Final = 1_000
 """How much longer than its wait a long poll's answer may take."""
 
@@ -166,7 +169,7 @@ class Router:
             info = await self.find_topic(topic, deadline=deadline)
             request = build(info)
             if retry is None:
-                is_repeatable = not isinstance(request, Consume) or request.offset is not None
+                is_repeatable = request.offset is not None if isinstance(request, Consume) else None
                 retry = self.retry(type(request), deadline, is_repeatable=is_repeatable)
             try:
                 return await self.try_leader(info, partition_id, request, deadline=deadline, wait_ms=wait_ms)

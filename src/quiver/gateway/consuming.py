@@ -1,20 +1,25 @@
 """The calls of consumers.
 
 A consumer's cursor is in the partition's own log and is moved in the step that reads. Without a partition, partitions
-take turns; which one is next is remembered here as long as there is room, and is no promise. A long poll over several
-partitions watches all of them without moving anything, and takes from the first that gets something.
+take turns; which one is next is remembered here as long as there is room, and is no promise. Plain calls for the next
+message are the hot ones: they take no task, and are answered together (`taking`). A long poll over several partitions
+watches all of them without moving anything, and takes from the first that gets something.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
 
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
-from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, RequestError
+from quiver.errors import DecodeError, NotAllowedError, NotFoundError, OutcomeUnknownError, QuiverError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
@@ -23,7 +28,7 @@ from quiver.gateway.metrics import Metrics
 from quiver.gateway.producing import Hear
 from quiver.gateway.recent import RecentBatches
 from quiver.gateway.registrations import Allowed, Registrations
-from quiver.gateway.sharing import Sharing
+from quiver.gateway.taking import Call, Taking
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
 from quiver.wire.messages import (
@@ -37,6 +42,7 @@ from quiver.wire.messages import (
 )
 
 NOTHING = HttpResponse(status=204)
+_encode = msgspec.json.Encoder().encode
 BATCH_DEFAULT = 100
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """About how many bytes of records one call takes; a record that is larger comes whole."""
@@ -69,9 +75,14 @@ class ConsumerCalls:
         self._rng = rng
         self._hear = hear
         self._settings = settings
-        self._turns: dict[tuple[int, TopicId], int] = {}
+        self._turns: dict[tuple[int, TopicId], PartitionId] = {}
+        """Which partition gave something last."""
         self._recent = RecentBatches()
-        self._sharing: Sharing[tuple[PartitionId, Record]] = Sharing()
+        self._taking = Taking(router, self._show, nothing=NOTHING)
+
+    async def close(self) -> None:
+        """End what is under way; idempotent."""
+        await self._taking.close()
 
     # -- register --------------------------------------------------------------------------------
 
@@ -115,13 +126,44 @@ class ConsumerCalls:
 
     # -- consume ---------------------------------------------------------------------------------
 
-    async def consume(self, given: contract.Consume) -> contract.Consumed | HttpResponse:
+    def consume(
+        self, given: contract.Consume
+    ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.Consumed | HttpResponse]:
         """Take a consumer's next message."""
+        if given.offset is not None or given.wait_ms:
+            return self._consume(given)
+        try:
+            allowed = self._registrations.consumer_nowait(given.consumer_id, given.topic)
+        except (NotFoundError, NotAllowedError):
+            return self._consume_next(given)  # it may have registered with another node
+        return self._take_next(given, allowed)
+
+    async def _consume(self, given: contract.Consume) -> contract.Consumed | HttpResponse:
+        """Take a message from an offset on, or wait for one."""
         taken = await self._take(given, count=1)
         if not taken:
             return NOTHING
         partition_id, record = taken[0]
         return contract.Consumed(partition_id=partition_id, **show_record(record))
+
+    async def _consume_next(self, given: contract.Consume) -> HttpResponse:
+        deadline = self._router.deadline(self._settings.request_timeout_ms)
+        return await self._take_next(given, await self._allowed(given, deadline))
+
+    def _take_next(self, given: contract.Consume, allowed: Allowed) -> asyncio.Future[HttpResponse]:
+        partitions = allowed.choose(given.partition_id)
+        self._hear("consumer", given.consumer_id)
+        order = self._order((given.consumer_id, allowed.topic.topic_id), partitions)
+        deadline = self._router.deadline(self._settings.request_timeout_ms)
+        return self._taking.take(allowed.topic, given.consumer_id, order, deadline=deadline)
+
+    def _show(self, call: Call, partition_id: PartitionId, record: Record) -> HttpResponse:
+        """Return the response of a call that got a record."""
+        self._remember((call.consumer_id, call.topic.topic_id), partition_id)
+        self._metrics.count_consumed(records=1, size_bytes=len(record.value or b""))
+        return HttpResponse(
+            status=200, body=_encode(contract.Consumed(partition_id=partition_id, **show_record(record)))
+        )
 
     async def consume_batch(self, given: contract.ConsumeBatch) -> contract.BatchConsumed | HttpResponse:
         """Take a consumer's next messages."""
@@ -142,9 +184,7 @@ class ConsumerCalls:
         partitions = allowed.choose(given.partition_id)
         reading = self._read(allowed, given.consumer_id, deadline)
         self._hear("consumer", given.consumer_id)
-        if count == 1 and not wait_ms and given.partition_id is None:
-            taken = await self._take_shared(reading, partitions)
-        elif len(partitions) == 1:
+        if len(partitions) == 1:
             taken = await reading.take(partitions[0], count, offset=given.offset, wait_ms=wait_ms)
         else:
             taken = await self._take_turns(reading, partitions, count, wait_ms=wait_ms)
@@ -152,34 +192,31 @@ class ConsumerCalls:
         self._metrics.count_consumed(records=len(taken), size_bytes=size_bytes)
         return taken
 
-    async def _take_shared(self, reading: _Reading, partitions: Sequence[PartitionId]) -> Taken:
-        """Take one record, together with the same consumer's other calls."""
-
-        async def take_many(count: int) -> Taken:
-            return await self._take_turns(reading, partitions, count, wait_ms=0)
-
-        return await self._sharing.take((reading.consumer_id, reading.allowed.topic.topic_id), take_many)
-
     async def _take_turns(
         self, reading: _Reading, partitions: Sequence[PartitionId], count: int, *, wait_ms: int
     ) -> Taken:
         until_ms = self._clock.monotonic_ms() + wait_ms
         key = (reading.consumer_id, reading.allowed.topic.topic_id)
         while True:
-            turn = self._turns.get(key, 0) % len(partitions)
-            order = (*partitions[turn:], *partitions[:turn])
-            taken = await reading.take_from_any(order, count)
+            taken = await reading.take_from_any(self._order(key, partitions), count)
             if taken:
-                self._remember(key, partitions.index(taken[-1][0]) + 1)
+                self._remember(key, taken[-1][0])
                 return taken
             left_ms = until_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return []
             await reading.wait_for_any(partitions, left_ms)
 
-    def _remember(self, key: tuple[int, TopicId], turn: int) -> None:
+    def _order(self, key: tuple[int, TopicId], partitions: Sequence[PartitionId]) -> Sequence[PartitionId]:
+        """Return the partitions from the one on whose turn it is."""
+        if len(partitions) == 1:
+            return partitions
+        turn = bisect_right(partitions, self._turns.get(key, -1))
+        return (*partitions[turn:], *partitions[:turn])
+
+    def _remember(self, key: tuple[int, TopicId], partition_id: PartitionId) -> None:
         self._turns.pop(key, None)
-        self._turns[key] = turn
+        self._turns[key] = partition_id
         if len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 

@@ -104,6 +104,7 @@ class Gateway:
         try:
             await self._server.__aexit__(kind, error, trace)
         finally:
+            await self._consumers.close()
             await self._packers.close()
 
     async def close(self) -> None:
@@ -112,6 +113,7 @@ class Gateway:
         For a node that took the address early and must close the door before all else.
         """
         await self._server.close(grace_ms=self._settings.shutdown_grace_ms)
+        await self._consumers.close()
         await self._packers.close()
 
     @property
@@ -145,7 +147,7 @@ class Gateway:
             hear=services.hear,
             timeout_ms=timeout_ms,
         )
-        consumers = ConsumerCalls(
+        consumers = self._consumers = ConsumerCalls(
             router,
             registrations,
             self._metrics,

@@ -4,7 +4,7 @@
 """
 
 from quiver.partition.appending import Appended
-from quiver.partition.consuming import Consumed
+from quiver.partition.consuming import Consumed, Start, Taker
 from quiver.partition.replica import CursorsRead, Fetched, Replica, ReplicaStatus
 from quiver.partition.retaining import Retention
 from quiver.partition.state import PartitionState
@@ -18,4 +18,6 @@ __all__ = [
     "Replica",
     "ReplicaStatus",
     "Retention",
+    "Start",
+    "Taker",
 ]

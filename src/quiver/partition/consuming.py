@@ -3,12 +3,15 @@
 Nothing is returned before the move is committed; if its outcome is unknown, nothing is. Without an offset, the calls
 of one consumer take turns until each has planned its move, so that no record is returned twice. With an offset a
 call may be repeated: it returns what it returned before, and means that everything before the offset is done.
+
+Consumers that take one record at a time are served together (`take_each`): their moves are planned in one turn of the
+loop and go into one entry, from batches that are kept decoded.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -18,13 +21,19 @@ from quiver.errors import OutOfRangeError, OverloadedError, TrimmedError
 from quiver.model import ConsumerId, Offset
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.leading import Leading
+from quiver.partition.recent import RecentBatches
 from quiver.partition.state import PartitionState
-from quiver.record import Batch
+from quiver.record import Batch, Record
 from quiver.storage import Log
 
 Start = Literal["earliest", "latest"]
 TURNS_MAX = 10_000
 """How many calls may wait for their turn in one partition."""
+TAKEN_BYTES_MAX = 4 * 1024 * 1024
+"""About how many bytes of values are taken in one step; a record that is larger comes alone."""
+
+Taker = tuple[ConsumerId, Start]
+"""A consumer, and where it begins if it has no cursor."""
 
 
 class Consumed(msgspec.Struct, frozen=True):
@@ -47,6 +56,19 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int
 
 
+class _Plan:
+    """What each of some takers gets, in their order, and where that leaves their cursors."""
+
+    __slots__ = ("cursors", "missing", "records", "size_bytes")
+
+    def __init__(self) -> None:
+        self.records: list[Record | None] = []
+        self.cursors: dict[ConsumerId, Offset] = {}
+        self.missing: set[Offset] = set()
+        """Offsets of records that must be read first."""
+        self.size_bytes = 0
+
+
 class _Turn:
     """Whose turn it is among the calls of one consumer."""
 
@@ -65,6 +87,7 @@ class Consuming:
         self._state = state
         self._moves = moves
         self._log = log
+        self._recent = RecentBatches()
         self._turns: dict[ConsumerId, _Turn] = {}
         self._waiting = 0
 
@@ -105,10 +128,81 @@ class Consuming:
 
     async def _find_start(self, wish: Wish, planned: Offset | None) -> Offset:
         if wish.offset is None:
-            default = self._state.first_offset if wish.default_start == "earliest" else self._state.end_offset
-            return default if planned is None else planned
+            return self._begin(wish.default_start) if planned is None else planned
         await check_in_range(self._leading, self._state, wish.offset)
         return wish.offset
+
+    def _begin(self, start: Start) -> Offset:
+        return self._state.first_offset if start == "earliest" else self._state.end_offset
+
+    # -- one record for each ---------------------------------------------------------------------
+
+    async def take_each(self, takers: Sequence[Taker]) -> list[Record | None]:
+        """Take a record for each at its cursor, in one step; who is named twice gets two.
+
+        It may end early if the records are large: nothing was done for the takers behind.
+        """
+        held: dict[Offset, Batch] = {}
+        while True:
+            await self._leading.wait_ready()
+            plan = self._plan_each(takers, held)
+            if not plan.missing:
+                break
+            # Who comes next finds them, too; but there may be more than are kept, and this call needs them all.
+            held |= {batch.header.base_offset: batch for batch in await self._read_each(plan.missing)}
+        moves = {taker: cursor for taker, cursor in plan.cursors.items() if cursor != self._moves.planned(taker)}
+        moved = self._moves.move(moves) if moves else self._moves.settled()
+        if moved is None:
+            await self._leading.wait_confirmed()  # that there is nothing more must be true now, too
+        else:
+            await asyncio.shield(moved)
+        return plan.records
+
+    def _plan_each(self, takers: Sequence[Taker], held: dict[Offset, Batch]) -> _Plan:
+        plan, end_offset = _Plan(), self._state.end_offset
+        for taker, start in takers:
+            offset = plan.cursors.get(taker)
+            if offset is None:
+                planned = self._moves.planned(taker)
+                offset = self._begin(start) if planned is None else planned
+            record: Record | None = None
+            if offset < end_offset:
+                batch = self._find_batch(offset, held)
+                if batch is None:
+                    plan.missing.add(offset)
+                    continue
+                record = batch.records(offset, Offset(offset + 1))[0]
+                plan.size_bytes += len(record.value or b"")
+                if plan.records and plan.size_bytes > TAKEN_BYTES_MAX:
+                    break
+                offset = Offset(offset + 1)
+            plan.cursors[taker] = offset
+            plan.records.append(record)
+        return plan
+
+    def _find_batch(self, offset: Offset, held: dict[Offset, Batch]) -> Batch | None:
+        batch = self._recent.find(offset)
+        if batch is not None:
+            return batch
+        batch = self._log.peek_record(offset)
+        if batch is not None:
+            return self._recent.add(batch)
+        return next((own for own in held.values() if own.header.base_offset <= offset < own.header.end_offset), None)
+
+    async def _read_each(self, offsets: Iterable[Offset]) -> list[Batch]:
+        """Read the batches that hold these offsets, each once."""
+        read: list[Batch] = []
+        for offset in sorted(offsets):
+            if read and offset < read[-1].header.end_offset:
+                continue
+            try:
+                found = await self._log.read_records(offset, end_offset=self._state.end_offset, bytes_max=1)
+            except TrimmedError:
+                if self._state.first_offset <= offset:
+                    raise
+                continue  # records were trimmed meanwhile, and the cursor moves up
+            read += map(self._recent.add, found)
+        return read
 
     @asynccontextmanager
     async def _turn(self, consumer_id: ConsumerId) -> AsyncIterator[None]:

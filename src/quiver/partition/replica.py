@@ -19,14 +19,14 @@ from quiver.errors import NotLeaderError, OutOfRangeError, UnavailableError
 from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
 from quiver.partition.appending import Appended, Appender
 from quiver.partition.arrivals import Arrivals
-from quiver.partition.consuming import Consumed, Consuming, Start, Wish, check_in_range
+from quiver.partition.consuming import Consumed, Consuming, Start, Taker, Wish, check_in_range
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.housekeeping import Housekeeping
 from quiver.partition.leading import Leading
 from quiver.partition.retaining import Retention
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
-from quiver.record import Batch
+from quiver.record import Batch, Record
 from quiver.replication import Member, find_in_sync
 from quiver.storage import DiskSpace
 
@@ -295,6 +295,16 @@ class Replica:
         if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
             consumed = await self._consuming.consume(wish)
         return consumed
+
+    async def take_each(self, takers: Sequence[Taker]) -> list[Record | None]:
+        """Return the record at each consumer's cursor, and move all of them in one replicated step.
+
+        A consumer that is named twice gets two. The list ends early if the records are large: nothing was done for
+        those behind.
+
+        Raises as `consume` without an offset; then nothing was done for anybody, or all is unknown.
+        """
+        return await self._consuming.take_each(takers)
 
     async def move_cursors(
         self, cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]], *, only_new: bool = False

@@ -453,6 +453,11 @@ class Log:
             if found is not None:
                 return found
 
+    def peek_record(self, offset: Offset) -> Batch | None:
+        """Return the data batch that holds an offset, if it is in memory; it may not be committed."""
+        index = self._tail.index_of_offset(offset)
+        return None if index is None else self._tail.get(index)
+
     async def find_timestamp(
         self, timestamp: int, *, first_offset: Offset = BEGINNING, end_offset: Offset
     ) -> Offset | None:

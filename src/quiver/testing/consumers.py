@@ -9,14 +9,15 @@ later, so a keeper goes on under a new id after one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from quiver.clock import Rng
 from quiver.errors import OutOfRangeError, QuiverError, TrimmedError, UnavailableError
 from quiver.model import GroupId, NodeId, Offset
 from quiver.partition import Consumed, CursorsRead, Replica
-from quiver.testing.checkers.consumers import check_consumed, check_nothing_skipped
+from quiver.record import Record
+from quiver.testing.checkers.consumers import check_consumed, check_nothing_skipped, check_taken
 from quiver.testing.finding import require
 from quiver.testing.node import SimulatedNode
 from quiver.testing.workload import Client
@@ -108,23 +109,40 @@ class Taker(_ConsumingClient):
         )
 
     async def _take(self, records_max: int) -> None:
-        """Ask once."""
+        """Ask once: for a range of records, or for so many times the next one."""
         may_be_doubled = self.world.courier.p_double > 0
-        wait_ms = _WAIT_MS if self.rng.random() < 0.3 else 0
         try:
-            consumed = await self._consume(offset=None, records_max=records_max, wait_ms=wait_ms)
+            taken = await (self._take_some(records_max) if self.rng.random() < 0.7 else self._take_each(records_max))
         except TimeoutError:
             self._lost_max += 2 * records_max
             return
         if may_be_doubled:
             self._lost_max += records_max
-        if consumed is None:
-            return
-        self._cursor = max(self._cursor, consumed.cursor)
-        for offset in range(consumed.first_offset, consumed.cursor):
+        for offset in taken:
             facts = {"group": self.group, "consumer": self.consumer_id, "offset": offset}
             require(offset not in self._seen, "I17", "a consumer was given a record twice", **facts)
             self._seen.add(Offset(offset))
+            self._cursor = max(self._cursor, Offset(offset + 1))
+
+    async def _take_some(self, records_max: int) -> Iterable[int]:
+        wait_ms = _WAIT_MS if self.rng.random() < 0.3 else 0
+        consumed = await self._consume(offset=None, records_max=records_max, wait_ms=wait_ms)
+        if consumed is None:
+            return ()
+        self._cursor = max(self._cursor, consumed.cursor)
+        return range(consumed.first_offset, consumed.cursor)
+
+    async def _take_each(self, count: int) -> list[int]:
+        def work(replica: Replica) -> Awaitable[list[Record | None]]:
+            return replica.take_each([(self.consumer_id, "earliest")] * count)
+
+        answer = await self._ask(work)
+        if answer is None:
+            return []
+        records = [record for record in answer[1] if record is not None]
+        check_taken(records, self.world.observer.committed[self.group], node=answer[0])
+        self.world.history.consumed += len(records)
+        return [record.offset for record in records]
 
 
 class Keeper(_ConsumingClient):

@@ -46,6 +46,7 @@ from quiver.testing.latency import Latency
 from quiver.wire import description, exchange
 from quiver.wire import messages as wire
 from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHold, ReleaseHold
+from quiver.wire.taking import TakeEach
 from quiver.wire.traits import READS
 
 R = TypeVar("R", bound=exchange.Response)
@@ -263,7 +264,7 @@ class MemoryCluster:
         match request:
             case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.MoveCursor():
                 return await self._answer_leader(node, request, data)
-            case wire.GetCursors() | wire.BeginEpoch():
+            case wire.GetCursors() | wire.BeginEpoch() | TakeEach():
                 return await self._answer_leader(node, request, data)
             case _:
                 return self._answer_any(node, request), []

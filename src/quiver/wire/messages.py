@@ -17,6 +17,7 @@ from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId
 from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
 from quiver.wire.holds import ListHolds, PlaceHold, ReleaseHold
+from quiver.wire.taking import TakeEach
 
 # -- the cluster -------------------------------------------------------------------------------------
 
@@ -530,6 +531,7 @@ AnyRequest = (
     | ReadReplica
     | FindOffset
     | Consume
+    | TakeEach
     | MoveCursor
     | GetCursors
     | BeginEpoch
@@ -538,5 +540,5 @@ AnyRequest = (
     | GetMembers
 )
 
-PartitionRequest = Produce | Fetch | FindOffset | Consume | MoveCursor | GetCursors | BeginEpoch
+PartitionRequest = Produce | Fetch | FindOffset | Consume | TakeEach | MoveCursor | GetCursors | BeginEpoch
 """What only a partition's leader can answer."""

@@ -35,6 +35,7 @@ from quiver.wire.messages import (
     MoveCursor,
     Produce,
 )
+from quiver.wire.taking import TakeEach, decode_taken
 
 P0 = PartitionId(0)
 
@@ -84,6 +85,32 @@ def test_consumer_reads_every_record_once_also_across_a_failover() -> None:
         found, meant = await consume(cluster, topic_id, consumer_id)
         assert (found.first_offset, meant) == (3, [])
         await cluster.wait(lambda: ("consumer", consumer_id) in cluster.clients_heard or None)
+
+    simulate(test)
+
+
+def test_takers_are_served_together_and_only_if_all_are_registered() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic()
+        first = await register(cluster)
+        await cluster.produce(topic_id, b"a", b"b")
+        late = await register(cluster, start=StartFrom.LATEST, name="late")
+
+        async def take(*consumer_ids: ConsumerId) -> list[bytes | None]:
+            request = TakeEach(
+                topic_id=topic_id, partition_id=P0, consumer_ids=consumer_ids, known_index=cluster.known_index
+            )
+            _, payload = await cluster.ask_leader(topic_id, request)
+            return [None if record is None else record.value for record in decode_taken(payload)]
+
+        assert await take(first, late) == [b"a", None]
+        with pytest.raises(NotFoundError):
+            await take(first, ConsumerId(99))
+        (await cluster.wait_leader(topic_id)).kill()
+        cluster.start_all()
+        await cluster.produce(topic_id, b"c")
+        assert await take(first, late, first, first) == [b"b", b"c", b"c", None]
+        await cluster.wait(lambda: {("consumer", first), ("consumer", late)} <= set(cluster.clients_heard) or None)
 
     simulate(test)
 

@@ -9,16 +9,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from quiver.config import GatewaySettings
-from quiver.errors import OutOfRangeError
+from quiver.errors import NotAllowedError, OutOfRangeError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Registration, Retention, State, Topic, TopicState, View
 from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicId
-from quiver.record import Batch
+from quiver.record import Batch, Record
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller, exchange
 from quiver.wire import messages as wire
+from quiver.wire.taking import TakeEach, Taken, encode_taken
 
 T = TypeVar("T")
 
@@ -33,6 +34,10 @@ class GatewayCluster(MemoryCluster):
         self.hidden: set[tuple[str, int]] = set()
         """Clients that this node has not heard of yet."""
         self.linearizable_reads = 0
+        self.taken_max = 1_000
+        """How many takers are served in one answer."""
+        self.unwelcome: set[ConsumerId] = set()
+        """Consumers that leaders do not know, whatever this node thinks."""
 
     def view(self) -> View:
         """Return the metadata as this node knows it."""
@@ -65,12 +70,27 @@ class GatewayCluster(MemoryCluster):
         return super()._answer_any(node, request)
 
     async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[exchange.Response, list[bytes]]:
-        if not isinstance(request, wire.Consume):
+        if not isinstance(request, wire.Consume | TakeEach):
             return await super()._answer_leader(node, request, data)
         probe = wire.FindOffset(topic_id=request.topic_id, partition_id=request.partition_id, at="latest")
         await super()._answer_leader(node, probe, b"")
         topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
-        return await self._consume(topic.partitions[request.partition_id], request)
+        partition = topic.partitions[request.partition_id]
+        if isinstance(request, TakeEach):
+            return self._take_each(partition, request)
+        return await self._consume(partition, request)
+
+    def _take_each(self, partition: MemoryPartition, request: TakeEach) -> tuple[Taken, list[bytes]]:
+        for consumer_id in self.unwelcome.intersection(request.consumer_ids):
+            raise NotAllowedError(f"consumer {consumer_id} is not registered", code="not_registered")
+        taken: list[Record | None] = []
+        for consumer_id in request.consumer_ids[: self.taken_max]:
+            offset = partition.cursors.get(consumer_id, partition.first_offset)
+            parts = partition.read(offset, 1) if offset < partition.end_offset else []
+            taken.append(Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None)
+            if parts:
+                partition.cursors[consumer_id] = Offset(offset + 1)
+        return Taken(), [encode_taken(taken)]
 
     async def _consume(self, partition: MemoryPartition, request: wire.Consume) -> tuple[wire.Consumed, list[bytes]]:
         cursor = partition.cursors.get(request.consumer_id, partition.first_offset)

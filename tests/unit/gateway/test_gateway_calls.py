@@ -535,17 +535,3 @@ async def test_documents_and_figures_are_served(world: World) -> None:
     assert docs.content_type.startswith("text/html")
     assert any(name == "Content-Security-Policy" for name, _ in docs.headers)
     assert (await world.get("/openapi.json"))[1]["openapi"] == "3.1.0"
-
-
-@in_world
-async def test_calls_of_one_consumer_that_come_together_share_steps(world: World) -> None:
-    await produce(world, 60)
-    consumer_id = await world.register_consumer()
-    world.cluster.calls.clear()
-    requests = [world.get("/consumer/consume", topic="t", consumer_id=consumer_id) for _ in range(62)]
-    answers = await asyncio.gather(*requests)
-    assert sorted(answer["message"] for status, answer in answers if status == 200) == sorted(
-        f"m{number}" for number in range(60)
-    )
-    assert [status for status, _ in answers].count(204) == 2
-    assert len([name for _, name in world.cluster.calls if name == "consume"]) < 12

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from partition_world import LARGE, record, run
+from partition_world import LARGE, Partition, record, run, run_lives
 
-from quiver.config import ReplicationSettings
+from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import (
     NotLeaderError,
     OutcomeUnknownError,
@@ -16,8 +16,9 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import ConsumerId, NodeId, Offset
-from quiver.partition import Consumed, PartitionState, Replica
+from quiver.partition import Consumed, PartitionState, Replica, Taker
 from quiver.partition.arrivals import Arrivals
+from quiver.partition.consuming import TAKEN_BYTES_MAX
 from quiver.partition.cursors import CursorMoves
 from quiver.raft import Role
 
@@ -82,6 +83,83 @@ def test_moves_that_arrive_while_one_is_in_flight_share_the_next_entry() -> None
         await asyncio.gather(*calls)
         assert replica.member.applied_index - before <= 3
         assert len(replica.state.cursors) == 101
+
+    run(test)
+
+
+def test_each_taker_gets_the_record_at_its_cursor_in_one_step() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(record(b"0", b"1", b"2"))
+        await fill(replica, 2, start=3)
+        await replica.move_cursors([(BOB, Offset(2))])
+        before = replica.member.applied_index
+        carol, dave = ConsumerId(3), ConsumerId(4)
+        takers: list[Taker] = [(ALICE, "earliest"), (BOB, "earliest"), (carol, "latest"), (ALICE, "earliest")]
+        taken = await replica.take_each([*takers, (dave, "earliest")])
+        assert [found and (found.offset, found.value) for found in taken] == [
+            (0, b"0"),
+            (2, b"2"),
+            None,
+            (1, b"1"),
+            (0, b"0"),
+        ]
+        assert replica.member.applied_index == before + 1
+        assert replica.state.cursors == {ALICE: 2, BOB: 3, carol: 5, dave: 1}
+
+    run(test)
+
+
+def test_takers_and_readers_of_one_consumer_never_share_a_record() -> None:
+    async def test(replica: Replica) -> None:
+        values = await fill(replica, 60)
+
+        async def take() -> list[bytes | None]:
+            return [found.value for found in await replica.take_each([(ALICE, "earliest")] * 2) if found]
+
+        async def read() -> list[bytes | None]:
+            return values_of(await replica.consume(ALICE, records_max=3, bytes_max=LARGE))
+
+        seen = await asyncio.gather(*(call() for _ in range(12) for call in (take, read)))
+        assert sorted(value or b"" for some in seen for value in some) == sorted(values)
+
+    run(test)
+
+
+def test_takers_far_behind_are_served_from_the_disk() -> None:
+    async def test(partition: Partition) -> None:
+        partition.log_settings = LogSettings(tail_cache_bytes_max=512, segment_bytes_max=4096)
+        async with partition.life() as replica:
+            for number in range(40):
+                await replica.append(record(*(b"%d/%d" % (number, place) for place in range(10))))
+            takers = [ConsumerId(number) for number in range(1, 41)]
+            for number, taker in enumerate(takers):
+                await replica.move_cursors([(taker, Offset(number * 10 + number % 10))])
+            for step in range(3):
+                taken = await replica.take_each([(taker, "earliest") for taker in takers])
+                wanted = [number * 10 + number % 10 + step for number in range(40)]
+                assert [found and found.offset for found in taken] == [at if at < 400 else None for at in wanted]
+
+    run_lives(test)
+
+
+def test_answer_to_takers_ends_early_when_records_are_large() -> None:
+    async def test(replica: Replica) -> None:
+        large = bytes(TAKEN_BYTES_MAX // 2 + 1)
+        for _ in range(3):
+            await replica.append(record(large))
+        assert [found and found.offset for found in await replica.take_each([(ALICE, "earliest")] * 3)] == [0]
+        assert replica.state.cursors == {ALICE: 1}
+        assert [found and found.offset for found in await replica.take_each([(ALICE, "earliest")] * 3)] == [1]
+
+    run(test)
+
+
+def test_takers_who_find_nothing_write_nothing_once_they_have_a_cursor() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.take_each([(ALICE, "earliest"), (BOB, "earliest")])
+        before = replica.member.log.end_index
+        assert await replica.take_each([(ALICE, "earliest"), (BOB, "earliest")]) == [None, None]
+        assert replica.member.log.end_index == before
 
     run(test)
 

@@ -73,7 +73,7 @@ def head(*items: object) -> Frame:
     return Frame(Kind.REQUEST, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
 
 
-VALUES: tuple[object, ...] = (1, "earliest", "consumer", (), {})
+VALUES: tuple[object, ...] = (1, "earliest", "consumer", (), (1,), {})
 
 
 def fits(value: object, kind: Any) -> bool:

@@ -95,6 +95,15 @@ class CommittedLog:
         index = self._index_of_offset.get(base_offset)
         return None if index is None else self.batches[index - 1]
 
+    def value_at(self, offset: Offset) -> bytes | None:
+        """Return the value of the record at an offset; None if nobody has applied one."""
+        base_offset = offset
+        while base_offset > 0 and base_offset not in self._index_of_offset:
+            base_offset = Offset(base_offset - 1)
+        batch = self.at_offset(base_offset)
+        values = [] if batch is None else batch.values(offset, Offset(offset + 1))
+        return values[0] if values else None
+
     def check_read(self, node: NodeId, batch: Batch) -> None:
         """Take a batch that a reader was served."""
         at = batch.header.index - 1

@@ -1,12 +1,14 @@
 """Do consumers get every record, and none of them twice? (I17)
 
-`check_consumed` judges an answer when it arrives, `check_nothing_skipped` a consumer that has read to the end.
+`check_consumed` and `check_taken` judge an answer when it arrives, `check_nothing_skipped` a consumer that has read to
+the end.
 """
 
 from __future__ import annotations
 
 from quiver.model import NodeId, Offset
 from quiver.partition import Consumed
+from quiver.record import Record
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.finding import require
 
@@ -23,6 +25,13 @@ def check_consumed(consumed: Consumed, committed: CommittedLog, *, node: NodeId)
     require(consumed.first_offset <= consumed.cursor <= at, "I17", "a cursor is where no record was read", **facts)
     is_cut_too_short = bool(consumed.batches) and consumed.cursor <= consumed.batches[-1].header.base_offset
     require(not is_cut_too_short, "I17", "a batch was returned of which no record is meant", **facts)
+
+
+def check_taken(records: list[Record], committed: CommittedLog, *, node: NodeId) -> None:
+    """Judge records that a consumer was given one by one: they are those that are committed at their offsets."""
+    for record in records:
+        facts = {"group": committed.group, "node": node, "offset": record.offset}
+        require(record.value == committed.value_at(record.offset), "I7", "a record is not what is committed", **facts)
 
 
 def check_nothing_skipped(

@@ -7,10 +7,11 @@ from quiver.client.cursors import Cursors
 from quiver.client.prefetch import find_offset
 from quiver.config import KIB
 from quiver.errors import QuiverError
-from quiver.model import Offset, PartitionId
+from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.testing.clusters.clients import Client
 from quiver.wire.messages import Consume, TopicInfo
+from quiver.wire.taking import TakeEach, decode_taken
 
 FETCH_BYTES = 4 * KIB
 """What is asked for at once: little, as logs are."""
@@ -143,7 +144,21 @@ class Taker(Client):
     async def _take(self, partition_id: PartitionId) -> int:
         """Take some records; return how many came."""
         assert self._cursors.consumer_id is not None
-        consumer_id, router, count = self._cursors.consumer_id, self.cluster.router, 1 + self.rng.randrange(20)
+        count = 1 + self.rng.randrange(20)
+        argument = {"consumer": self.name, "max": count, "offset": None}
+        call = self.invoke("consume", self.key(partition_id), argument)
+        take = self._take_some if self.rng.random() < 0.6 else self._take_each
+        try:
+            records = await take(self._cursors.consumer_id, partition_id, count)
+        except QuiverError as error:
+            self.fail(call, error)
+            return 0
+        self.succeed(call, records)
+        return len(records)
+
+    async def _take_some(self, consumer_id: ConsumerId, partition_id: PartitionId, count: int) -> list[tuple[int, str]]:
+        """Ask for a range of records."""
+        router = self.cluster.router
 
         def build(info: TopicInfo) -> Consume:
             return Consume(
@@ -155,18 +170,23 @@ class Taker(Client):
                 known_index=router.directory.known_index,
             )
 
-        argument = {"consumer": self.name, "max": count, "offset": None}
-        call = self.invoke("consume", self.key(partition_id), argument)
-        try:
-            consumed, payload = await router.ask_leader(
-                self.topic.name, partition_id, build, deadline=router.deadline()
+        consumed, payload = await router.ask_leader(self.topic.name, partition_id, build, deadline=router.deadline())
+        return _decode(payload, consumed.first_offset, consumed.cursor)
+
+    async def _take_each(self, consumer_id: ConsumerId, partition_id: PartitionId, count: int) -> list[tuple[int, str]]:
+        """Ask so many times for the next record, in one request, as a gateway does."""
+        router = self.cluster.router
+
+        def build(info: TopicInfo) -> TakeEach:
+            return TakeEach(
+                topic_id=info.topic_id,
+                partition_id=partition_id,
+                consumer_ids=(consumer_id,) * count,
+                known_index=router.directory.known_index,
             )
-        except QuiverError as error:
-            self.fail(call, error)
-            return 0
-        records = _decode(payload, consumed.first_offset, consumed.cursor)
-        self.succeed(call, records)
-        return len(records)
+
+        _, payload = await router.ask_leader(self.topic.name, partition_id, build, deadline=router.deadline())
+        return [(one.offset, (one.value or b"").decode()) for one in decode_taken(payload) if one is not None]
 
 
 def _by_partition(records: list[Record]) -> dict[int, list[tuple[int, str]]]:
