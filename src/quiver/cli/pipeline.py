@@ -99,6 +99,37 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     run_job(context, "archive", options, as_json=as_json)
 
 
+@pipeline.command(
+    short_help="Bring archived records back into a topic.",
+    epilog=examples(
+        "quiver pipeline replay --from /srv/lake --topic logs",
+        "quiver pipeline replay --from /srv/lake --source logs --topic again --time 2026-11-15T10:00/2026-11-15T12:00",
+    ),
+)
+@click.option("--from", "from_", required=True, metavar="DIR", help="Folder of the lake.")
+@topic_option("Topic to send to; made if it is not there.")
+@click.option("--source", metavar="TOPIC", help="Archived topic. [default: the one of that name, or the only one]")
+@click.option("--offsets", metavar="RANGE", help="Only these: FIRST:END, or by partition 0=FIRST:END,2=FIRST:END.")
+@click.option(
+    "--time", metavar="FROM/TO", help="Only records with a timestamp between: ISO 8601, UTC unless it says else."
+)
+@click.option(
+    "--name",
+    default="replay",
+    show_default=True,
+    help="What this replay is called: under another name it happens anew.",
+)
+@click.option("--same", is_flag=True, help="Allow the very topic that was archived: its records are then there twice.")
+@job_options
+@click.pass_context
+def replay(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+    """Send the records of a lake to a topic, each to the partition that it came from, in the same order, once.
+
+    Run it again, after a crash or when more was archived, and it adds what is missing.
+    """
+    run_job(context, "replay", options, as_json=as_json)
+
+
 @pipeline.command(epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --dry-run"))
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")

@@ -23,7 +23,7 @@ from quiver.spark.ledger import PREFIX, Decision, Part
 
 BATCH_BYTES: Final = 4 << 20
 """Size of staged batches, and so of those that are published: large, since they go one by one."""
-_NO_CUT_BYTES: Final = 32 << 20
+NO_CUT_BYTES: Final = 32 << 20
 """Size at which the producer would cut what it is given: never, for what was staged as one batch."""
 
 
@@ -60,7 +60,7 @@ class Publisher:
         producer = self._producers.get(part.topic)
         if producer is None:
             name = f"{PREFIX}publish.{self._writer}.{part.topic}" if self._writer else None
-            producer = self._cluster.producer(part.topic, name=name, batch_bytes=_NO_CUT_BYTES)
+            producer = self._cluster.producer(part.topic, name=name, batch_bytes=NO_CUT_BYTES)
             self._producers[part.topic] = producer
         self._cluster.offsets(part.topic, {}, topic_id=part.topic_id)  # is it still the topic that was decided on?
         there = producer.next_sequence(part.partition) - part.first_sequence

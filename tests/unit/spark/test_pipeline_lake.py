@@ -236,4 +236,16 @@ def test_overlapping_files_are_read_in_order_whatever_their_hours(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lake_files, "READ_RECORDS", read_records)
         found = pa.Table.from_batches(read_in_order(root, files[::-1]), FILE_SCHEMA)
+        part = pa.Table.from_batches(read_in_order(root, files, (step, 2 * step)), FILE_SCHEMA)
     assert found.equals(pa.Table.from_batches([batch(list(range(len(hours))), hours=hours)]))
+    offsets = part["offset"].to_numpy().tolist()
+    assert offsets == sorted(set(offsets))
+    assert {at for at in range(step, 2 * step) if at < len(hours)} <= set(offsets)
+
+
+def test_row_groups_outside_of_the_wanted_offsets_are_not_read(tmp_path: Path) -> None:
+    writer = LakeWriter(str(tmp_path), topic="t", partition=0, is_hidden=False)
+    files = writer.write(batch(list(range(first, first + 5))) for first in range(0, 20, 5))
+    found = [part["offset"].to_pylist() for part in read_in_order(str(tmp_path), files, (7, 11))]
+    assert found == [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]
+    assert list(read_in_order(str(tmp_path), files, (20, 30))) == []

@@ -22,6 +22,7 @@ HOURS_OPEN_MAX: Final = 16
 """How many hours a task writes at once; where timestamps jump about more than that, there are more files."""
 READ_RECORDS: Final = 65_536
 """Records of one batch that is read back."""
+_OFFSET_COLUMN: Final = FILE_SCHEMA.names.index("offset")
 _HOUR_US: Final = 3_600_000_000
 _OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
@@ -130,14 +131,23 @@ def hour_name(hour: int) -> str:
     return str(np.datetime64(hour, "h"))
 
 
-def read_in_order(root: str, files: Sequence[LakeFile]) -> Iterator[pa.RecordBatch]:
-    """Yield the records of files of one partition in the order of their offsets."""
+def read_in_order(
+    root: str, files: Sequence[LakeFile], offsets: tuple[int, int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of files of one partition in the order of their offsets.
+
+    With `offsets`, from one up to another, what surely lies outside of them is not read; other records may be yielded.
+    """
     waiting = sorted(files, key=lambda file: file.first_offset)
     streams: list[_Stream] = []
     while waiting or streams:
         # Whatever begins before the first of the heads ends may belong before it.
         while waiting and (not streams or waiting[0].first_offset <= min(one.head_end for one in streams)):
-            streams.append(_Stream(os.path.join(root, waiting.pop(0).path)))
+            opened = _Stream(os.path.join(root, waiting.pop(0).path), offsets)
+            if not opened.is_over:
+                streams.append(opened)
+        if not streams:
+            return
         bound = min(one.head_end for one in streams)
         parts = [part for one in streams if len(part := one.take_up_to(bound))]
         streams = [one for one in streams if not one.is_over]
@@ -151,9 +161,10 @@ def read_in_order(root: str, files: Sequence[LakeFile]) -> Iterator[pa.RecordBat
 class _Stream:
     """One file, batch by batch."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, offsets: tuple[int, int] | None) -> None:
         self._file = pq.ParquetFile(path)
-        self._batches = self._file.iter_batches(READ_RECORDS, columns=FILE_SCHEMA.names)
+        groups = _row_groups(self._file.metadata, offsets)
+        self._batches = self._file.iter_batches(READ_RECORDS, row_groups=groups, columns=FILE_SCHEMA.names)
         self._head: pa.RecordBatch | None = None
         self._advance()
 
@@ -182,3 +193,12 @@ class _Stream:
         self._head = next((batch.cast(FILE_SCHEMA) for batch in self._batches if len(batch)), None)
         if self._head is None:
             self._file.close()
+
+
+def _row_groups(metadata: pq.FileMetaData, offsets: tuple[int, int] | None) -> list[int]:
+    """Return the row groups that may hold some offsets."""
+    chosen = list(range(metadata.num_row_groups))
+    if offsets is None:
+        return chosen
+    spans: list[Any] = [metadata.row_group(group).column(_OFFSET_COLUMN).statistics for group in chosen]
+    return [group for group, span in enumerate(spans) if span.max >= offsets[0] and span.min < offsets[1]]

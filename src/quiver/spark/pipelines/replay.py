@@ -1,0 +1,204 @@
+"""Replay an archive into a topic: each partition's records into the partition of that number, in their order, once.
+
+A round is a window of offsets, one task for each partition. What a round has to send follows from the archive and the
+selection alone, and the topic's own partitions say how much of it they have: so whoever runs the same replay again,
+after a crash or when more was archived, adds what is missing and nothing else. Another `name` is another replay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from quiver.client.sync import Cluster
+from quiver.errors import ConflictError, NotFoundError, RequestError
+from quiver.spark.connections import connection
+from quiver.spark.offsets import incarnation_of
+from quiver.spark.options import Servers
+from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.lake import RECORD_COLUMNS, Lake, LakeFile, open_lake
+from quiver.spark.pipelines.lake_files import read_in_order
+from quiver.spark.pipelines.lane import Lane
+from quiver.spark.pipelines.selection import Selection, select
+
+ROUND_OFFSETS: Final = 1_000_000
+"""Offsets of each partition in one round."""
+_SENT_COLUMNS: Final = RECORD_COLUMNS[1:]
+
+
+class Replay(Job, frozen=True, kw_only=True):
+    """Bring archived records back into a topic."""
+
+    from_: str
+    topic: str
+    source: str = ""
+    offsets: str = ""
+    time: str = ""
+    name: str = "replay"
+    is_same: bool = False
+
+    def __post_init__(self) -> None:
+        if self.offsets and self.time:
+            raise RequestError("offsets and time both say which records: give one of them", code="bad_option")
+        select(self.offsets, self.time)
+
+    def run(self, run: Run) -> Result:
+        """Replay what is archived and not in the topic yet."""
+        cluster = connection(self.cluster_servers())
+        lake = open_lake(self.from_)
+        selection = select(self.offsets, self.time)
+        source = find_source(self, lake)
+        files = selection.files(lake.files(source))
+        partitions = 1 + max((file.partition for file in lake.files(source)), default=0)
+        target = find_partitions(self, cluster, lake)
+        if target is not None and target < partitions:
+            message = f"topic {self.topic!r} has {target} partitions, and the archive of {source!r} has {partitions}"
+            raise ConflictError(f"{message}: add partitions, or replay into another topic", code="too_few_partitions")
+        if self.is_dry_run:
+            return self._summary(source, sum(file.count for file in files), None)
+        cluster.create_topic(self.topic, partitions=target or partitions, exist_ok=True)
+        begun_s = time.monotonic()
+        work = _Replaying(self, lake, writer_of(self, lake.identity, source), run)
+        is_complete = work.replay(files, selection)
+        result = self._summary(source, work.count, work.sent_count, is_complete=is_complete)
+        return msgspec.structs.replace(result, facts={**result.facts, "seconds": round(time.monotonic() - begun_s, 3)})
+
+    def _summary(self, source: str, count: int, sent: int | None, *, is_complete: bool = True) -> Result:
+        facts: dict[str, object] = {"from": self.from_, "source": source, "topic": self.topic, "records": count}
+        if sent is None:
+            told = f"would replay {source} from {self.from_} into {self.topic}: records at most {count:,}"
+            return Result(sentence=told, facts=facts)
+        facts |= {"sent": sent, "there_before": count - sent}
+        told = f"replayed {source} from {self.from_} into {self.topic}: records sent {sent:,}"
+        if count > sent:
+            told += f", there before {count - sent:,}"
+        if not is_complete:
+            told += "; stopped before the end: run it again to go on"
+        return Result(sentence=told, facts=facts, is_complete=is_complete)
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task replays: the archived records of one partition within some offsets."""
+
+    partition: int
+    files: list[LakeFile]
+    selection: Selection
+    base: int
+    """How many records of the replay lie before them in the partition."""
+
+
+class _Replaying:
+    """A job under way."""
+
+    def __init__(self, job: Replay, lake: Lake, writer: str, run: Run) -> None:
+        self._job, self._lake, self._writer, self._run = job, lake, writer, run
+        self._bases: Counter[int] = Counter()
+        self.sent_count = 0
+
+    @property
+    def count(self) -> int:
+        """Return how many records are in the topic by now, for certain."""
+        return self._bases.total()
+
+    def replay(self, files: list[LakeFile], selection: Selection) -> bool:
+        """Replay in rounds; tell whether that is done: no, if the job is to stop."""
+        total = sum(file.count for file in files)
+        for windows in plan_rounds(files, selection):
+            if self._run.is_stopping:
+                return False
+            self._run.tell(Progress(f"replaying into {self._job.topic}", self.count, total))
+            self._do_round(windows)
+        return True
+
+    def _do_round(self, windows: list[Window]) -> None:
+        placed = [msgspec.structs.replace(window, base=self._bases[window.partition]) for window in windows]
+        send = partial(send_window, self._lake.root, self._job.cluster_servers(), self._job.topic, self._writer)
+        for partition, count, sent in self._run.spark.sparkContext.parallelize(placed, len(placed)).map(send).collect():
+            self._bases[partition] += count
+            self.sent_count += sent
+
+
+def find_source(job: Replay, lake: Lake) -> str:
+    """Return the archived topic that is meant: the one that is named, or that is called as the target, or the only."""
+    topics = lake.topics()
+    if job.source:
+        found = job.source if job.source in topics else None
+    else:
+        found = job.topic if job.topic in topics else topics[0] if len(topics) == 1 else None
+    if found is None:
+        message = f"which archived topic to replay is not clear: {lake.root} has {', '.join(topics) or 'none'}"
+        raise NotFoundError(f"{message}. Name it with source", code="unknown_source")
+    return found
+
+
+def find_partitions(job: Replay, cluster: Cluster, lake: Lake) -> int | None:
+    """Return how many partitions the target has; None if there is no such topic.
+
+    Raises:
+        ConflictError: it is the very topic that was archived (`same_topic`), and that is not what is wished.
+    """
+    try:
+        found = cluster.offsets(job.topic, "earliest")
+    except NotFoundError:
+        return None
+    try:
+        archived = lake.archived(job.topic, incarnation_of(cluster.cluster_id, found), list(found.offsets))
+    except ConflictError:
+        archived = None  # it is another one of that name
+    if archived is not None and not job.is_same:
+        message = f"topic {job.topic!r} is the very one that was archived: what it still has would be there twice"
+        raise ConflictError(f"{message}. Replay into another topic, or give same", code="same_topic")
+    return len(found.offsets)
+
+
+def writer_of(job: Replay, identity: str, source: str) -> str:
+    """Return what a replay is known by: the same for the same records, whatever was archived behind them."""
+    what = "\0".join((job.name, identity, source, job.offsets, job.time))
+    return f"quiver.replay.{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
+
+
+def plan_rounds(files: list[LakeFile], selection: Selection) -> Iterator[list[Window]]:
+    """Yield rounds: for each partition that has records there, the next window of offsets."""
+    by_partition: dict[int, list[LakeFile]] = defaultdict(list)
+    for file in files:
+        by_partition[file.partition].append(file)
+    begin = {part: min(file.first_offset for file in own) for part, own in by_partition.items()}
+    end = {part: max(file.last_offset for file in own) + 1 for part, own in by_partition.items()}
+    while left := [part for part in by_partition if begin[part] < end[part]]:
+        round_ = []
+        for part in left:
+            bounds = (begin[part], begin[part] + ROUND_OFFSETS)
+            begin[part] = bounds[1]
+            narrowed = _narrow(selection, part, bounds)
+            if narrowed is not None and (own := narrowed.files(by_partition[part])):
+                round_.append(Window(partition=part, files=own, selection=narrowed, base=0))
+        if round_:
+            yield round_
+
+
+def _narrow(selection: Selection, partition: int, window: tuple[int, int]) -> Selection | None:
+    bounds = selection.offsets(partition)
+    if bounds is None or (first := max(bounds[0], window[0])) >= (end := min(bounds[1], window[1])):
+        return None
+    return msgspec.structs.replace(selection, every_partition=None, by_partition={partition: (first, end)})
+
+
+def send_window(root: str, servers: Servers, topic: str, writer: str, window: Window) -> tuple[int, int, int]:
+    """Send what the topic does not have of a window; return its partition, its records, and those sent; in a task."""
+    lane = Lane(connection(servers), topic, f"{writer}.{window.partition}", {window.partition: window.base})
+    try:
+        for batch in read_in_order(root, window.files, window.selection.offsets(window.partition)):
+            chosen = window.selection.records(batch, window.partition)
+            if len(chosen):
+                lane.put(window.partition, {name: chosen[name] for name in _SENT_COLUMNS})
+        lane.finish()
+    except BaseException:
+        lane.abort()
+        raise
+    return window.partition, lane.counts[window.partition], lane.sent_count
