@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import socket
 import statistics
 import subprocess
@@ -244,8 +245,11 @@ def rebuild(gib: float) -> list[Row]:
         newcomer.wait_ready()
         wait_alive(cluster, 4)
         size_bytes = cluster.describe_topic("large").partitions[0].bytes or 0
+        os.sync()  # else the first records would pay for the filling
         with Traffic(nodes) as traffic:
-            traffic.wait(200)
+            traffic.wait(50)
+            traffic.take()
+            traffic.wait(500)
             before_ms, begun = traffic.take(), time.perf_counter()
             cluster.drain(follower_of(cluster, "large"))
             wait_until(lambda: 4 in in_sync(cluster, "large"), what="the new replica", timeout_s=600)

@@ -189,6 +189,9 @@ class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     inflight_messages_max: Annotated[
         int, Meta(ge=1, le=100_000, description="Messages sent to a follower but not acknowledged by it yet.")
     ] = 64
+    catch_up_bytes_per_second: Annotated[
+        int, Meta(ge=KIB, le=2**40, description="Bytes a second that a node sends new replicas, all groups together.")
+    ] = 128 * MIB
     uncommitted_bytes_max: Annotated[
         int, Meta(ge=KIB, le=4096 * MIB, description="Proposed but uncommitted bytes at which proposals are refused.")
     ] = 64 * MIB

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from quiver.errors import StorageError
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.replication.codec import Item
+from quiver.replication.pace import Pace
 
 
 class Scheduled(Protocol):
@@ -23,6 +24,11 @@ class Host(Protocol):
     @property
     def id(self) -> NodeId:
         """Return the node."""
+        ...
+
+    @property
+    def pace(self) -> Pace:
+        """Return how fast it sends old entries to learners."""
         ...
 
     def post(self, to: NodeId, item: Item, payloads: Sequence[Buffer] = ()) -> None:

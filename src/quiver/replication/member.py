@@ -429,7 +429,7 @@ class Member:
             self._waiters.confirm_read(ready.context, ready.index)
         if output.recovered:
             self._persistence.clear_recovery()
-            self._block(self._plan_save(), _do_nothing)
+            self._block(self._plan_save(), lambda: None)
         if output.became is not None and self.on_role is not None:
             self.on_role(output.became.role, output.became.term, output.became.leader)
         if output.committed or output.reads:
@@ -509,6 +509,8 @@ class Member:
             return
         except StorageError:
             found = []  # removed by compaction, or unreadable for now: the core sees that nothing was sent
+        if permission.to in self._raft.configuration.learners:
+            await self._host.pace.wait_turn(sum(len(batch.data) for batch in found))
         self._send_append(permission, found)
 
     def _send_append(self, permission: SendEntries, batches: list[Batch]) -> None:
@@ -594,7 +596,3 @@ class Member:
         leader = self._raft.leader
         hint = "no leader is known yet" if leader is None else f"node {leader} leads"
         return NotLeaderError(f"not done: this member does not lead; {hint}", leader=leader)
-
-
-def _do_nothing() -> None:
-    """Follow a save that nothing waits for."""

@@ -31,6 +31,7 @@ from quiver.replication.machine import StateMachine
 from quiver.replication.member import Member
 from quiver.replication.network import Network
 from quiver.replication.opening import Storage, open_files
+from quiver.replication.pace import Pace
 from quiver.replication.status import MemberStatus
 from quiver.storage import Disk, Executor
 
@@ -108,6 +109,7 @@ class Replicator:
         self._tasks = asyncio.TaskGroup()
         spacing_ms = max(1, settings.heartbeat_interval_ms // TICKS_PER_HEARTBEAT)
         self._alarm = Alarm(clock, spacing_ms=spacing_ms, action=self._handle_tick)
+        self.pace = Pace(clock, bytes_per_second=settings.catch_up_bytes_per_second)
         self._failure: StorageError | None = None
         self._failed = asyncio.Event()
         self._parcels_sent = 0
