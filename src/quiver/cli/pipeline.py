@@ -130,6 +130,29 @@ def replay(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     run_job(context, "replay", options, as_json=as_json)
 
 
+@pipeline.command(
+    short_help="Prove that all have the same records.",
+    epilog=examples(
+        "quiver pipeline audit --topic logs",
+        "quiver pipeline audit --topic logs --archive /srv/lake --consumers report,billing --report audit.md",
+    ),
+)
+@topic_option("Topic to audit.")
+@click.option("--archive", metavar="DIR", help="Compare the lake in this folder, too, as far as it goes.")
+@click.option("--source", metavar="TOPIC", help="What the topic is called in the archive that it was replayed from.")
+@click.option("--consumers", metavar="NAMES", help="Consumers that must have stated digests. [default: all that have]")
+@click.option("--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report here, as Markdown.")
+@job_options
+@click.pass_context
+def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+    """Compare what leaders serve, what every replica stores, what is archived and what clients have seen of a topic.
+
+    By digests, and record by record where they differ. Ends with 0 if all of them are the same; with 1 if a record is
+    lost, doubled, altered or swapped anywhere, which it names, or if somebody could not be asked.
+    """
+    run_job(context, "audit", options, as_json=as_json)
+
+
 @pipeline.command(epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --dry-run"))
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")

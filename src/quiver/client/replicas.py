@@ -2,7 +2,7 @@
 
 For who compares replicas (`quiver pipeline audit`). Unlike everything else that reads records here, it takes what the
 replica has as it is: a gap is left a gap, since it is the finding that is looked for. Committed records only, as far
-as that node knows; one that lags behind is waited for, within the call's time.
+as that node knows; one that lags behind is waited for, for a moment.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from quiver.wire.messages import ReadReplica, ReplicaRead
 
 BEHIND_S: Final = 0.1
 """Time between two looks at a replica that has not heard yet of all that is committed."""
+BEHIND_MS_MAX: Final = 5_000
+"""How long such a replica is waited for: several times as long as it takes to hear of it."""
 
 
 class ReplicaReader(RangeReader):
@@ -49,7 +51,7 @@ class ReplicaReader(RangeReader):
         self._node = NodeId(node)
 
     async def _fetch(self) -> list[Batch]:
-        deadline = self._router.deadline()
+        deadline, patience = self._router.deadline(), self._router.deadline(BEHIND_MS_MAX)
         retry = self._router.retry(ReadReplica, deadline)
         while True:
             try:
@@ -62,7 +64,7 @@ class ReplicaReader(RangeReader):
             place = f"node {self._node}: {self._topic!r} partition {self._partition}"
             if read.end_offset > self._position:
                 raise DamageError(f"{place} has nothing from {self._position} on, of {read.end_offset}", code="gap")
-            if deadline.remaining_ms <= BEHIND_S * 1000:
+            if patience.is_over or deadline.remaining_ms <= 1000 * BEHIND_S:
                 message = f"{place} ends at {read.end_offset}, before {self._end_offset}"
                 raise OutOfRangeError(message, code="past_end")
             await asyncio.sleep(BEHIND_S)

@@ -1,0 +1,332 @@
+"""Audit a topic: prove that everybody who has its records has the same ones, or name those that differ.
+
+The driver finds out what there is, tasks add up digests, the driver compares them, and tasks look at the records of
+the few segments that differ. What most replicas hold is the reference: a leader may be the one that is wrong. What is
+asked first is what can only grow afterwards: statements, then the archive, then where the partitions end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Final, TypeVar
+from uuid import uuid4
+
+from quiver.client.sync import Cluster
+from quiver.errors import RequestError
+from quiver.record.digest import Digest
+from quiver.spark.connections import connection
+from quiver.spark.offsets import incarnation_of
+from quiver.spark.options import Servers
+from quiver.spark.pipelines.audit_plan import LEADER, ArchivedPart, PartitionPlan, plan_edges, plan_pieces
+from quiver.spark.pipelines.audit_report import Finding, PartitionSummary, Report, WitnessSummary
+from quiver.spark.pipelines.comparison import Fault, check_runs, choose_reference, find_differences
+from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.lake import open_lake
+from quiver.spark.pipelines.statements import choose_clients, read_statements
+from quiver.spark.pipelines.witnesses import Piece, Suspicion, Verdict, Witness, digest_piece, examine
+
+SUSPICIONS_MAX: Final = 500
+"""Most segments that are looked at record by record; what is beyond that differs as a whole."""
+HOLD_S: Final = 600.0
+"""For how long the topic is held at a time: longer than any wave of tasks."""
+WAVE_PER_CORE: Final = 4
+"""Tasks for each core between two looks at whether the job is to stop."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Audit(Job, frozen=True, kw_only=True):
+    """Prove that everybody has the same records of a topic, or name those that differ."""
+
+    topic: str
+    archive: str = ""
+    source: str = ""
+    consumers: str = ""
+    report: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source and not self.archive:
+            raise RequestError("source names a topic of an archive: give archive, too", code="bad_option")
+
+    def run(self, run: Run) -> Result:
+        """Audit what the topic holds now."""
+        begun_s = time.monotonic()
+        servers = self.cluster_servers()
+        cluster = connection(servers)
+        with _holding(cluster, self.topic) as hold:
+            plans, unreachable = make_plans(self, cluster)
+            if self.is_dry_run:
+                return _dry_run(self, plans)
+            work = _Auditing(self.topic, servers, plans, run, hold)
+            findings = [*unreachable, *work.examine_all()]
+        report = Report(
+            topic=self.topic,
+            archive=self.archive,
+            partitions=tuple(work.summaries()),
+            witnesses=tuple(_summarise(plans, findings)),
+            findings=tuple(findings),
+            is_complete=not run.is_stopping,
+            seconds=round(time.monotonic() - begun_s, 3),
+        )
+        if self.report:
+            with open(self.report, "w", encoding="utf-8") as file:
+                file.write(report.to_markdown())
+        return Result(
+            sentence=report.to_text(),
+            facts=report.to_facts(),
+            is_clean=not findings,
+            is_complete=report.is_complete,
+        )
+
+
+# -- what there is -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _holding(cluster: Cluster, topic: str) -> Iterator[Callable[[], None]]:
+    """Keep retention from what is audited; give what holds it for longer."""
+    found = cluster.offsets(topic, "earliest")
+    name = f"audit-{uuid4().hex[:8]}"
+
+    def hold() -> None:
+        cluster.hold(topic, name, found.offsets, lasting=HOLD_S, owner="quiver pipeline audit", topic_id=found.topic_id)
+
+    hold()
+    try:
+        yield hold
+    finally:
+        cluster.release_hold(name)
+
+
+def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[Finding]]:
+    """Return what is compared of each partition, and the replicas that cannot be asked."""
+    found = cluster.offsets(job.topic, "earliest")
+    consumers = tuple(part.strip() for part in job.consumers.split(",") if part.strip())
+    stated = choose_clients(read_statements(cluster, found.topic_id), consumers, job.topic)
+    archived = _find_archived(job, incarnation_of(cluster.cluster_id, found), list(found.offsets))
+    ends = cluster.offsets(job.topic, "latest", topic_id=found.topic_id)
+    alive = {node.node for node in cluster.status().nodes if node.is_alive}
+    plans: list[PartitionPlan] = []
+    findings: list[Finding] = []
+    for own in cluster.describe_topic(job.topic).partitions:
+        if own.partition not in found.offsets or own.partition not in ends.offsets:
+            continue  # it was added just now
+        first, end = found.offsets[own.partition], ends.offsets[own.partition]
+        runs = {witness: by_partition.get(own.partition, []) for witness, by_partition in stated.items()}
+        part = archived.get(own.partition)
+        archived_end = None if part is None else part.end_offset
+        plans.append(
+            PartitionPlan(
+                topic=job.topic,
+                topic_id=found.topic_id,
+                partition=own.partition,
+                edges=plan_edges(first, end, archived_end=archived_end, runs=list(runs.values())),
+                nodes=tuple(sorted(alive.intersection(own.replicas), key=lambda node: (node != own.leader, node))),
+                archived=part,
+                runs=runs,
+            )
+        )
+        for node in sorted(set(own.replicas) - alive):
+            fault = Fault(kind="unreachable", offset=first, end_offset=end, detail="the node does not answer")
+            findings.append(Finding(witness=str(Witness("replica", str(node))), partition=own.partition, fault=fault))
+    return plans, findings
+
+
+def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> dict[int, ArchivedPart]:
+    if not job.archive:
+        return {}
+    lake = open_lake(job.archive)
+    files = lake.files(job.source or job.topic)
+    if job.source:  # another topic, or an earlier one of this name: what it holds is all that it says
+        ends = {
+            part: max((file.last_offset for file in files if file.partition == part), default=-1) + 1
+            for part in partitions
+        }
+    else:
+        ends = lake.archived(job.topic, incarnation, partitions) or {}
+    witness = Witness("archive", lake.root)
+    return {
+        partition: ArchivedPart(
+            witness=witness,
+            root=lake.root,
+            end_offset=ends.get(partition, 0),
+            files=tuple(file for file in files if file.partition == partition),
+        )
+        for partition in partitions
+    }
+
+
+# -- comparing ---------------------------------------------------------------------------------------
+
+
+class _Auditing:
+    """An audit under way."""
+
+    def __init__(
+        self, topic: str, servers: Servers, plans: Sequence[PartitionPlan], run: Run, hold: Callable[[], None]
+    ) -> None:
+        self._topic, self._servers, self._plans = topic, servers, plans
+        self._run, self._hold = run, hold
+        self._told: dict[tuple[Witness, int], dict[int, Digest]] = {}
+        self._faults: dict[tuple[Witness, int], list[Fault]] = {}
+        self._references: dict[int, dict[int, tuple[Digest, int]]] = {}
+
+    def examine_all(self) -> list[Finding]:
+        """Digest everything, compare, and look at what differs; stop early if the job is to stop."""
+        self._digest()
+        findings: list[Finding] = []
+        suspicions: list[Suspicion] = []
+        for plan in self._plans if not self._run.is_stopping else ():
+            self._references[plan.partition] = choose_reference(
+                plan.edges, [self._told.get((witness, plan.partition), {}) for witness in self._copies(plan)]
+            )
+            findings += self._check_reference(plan)
+            suspicions += self._suspect(plan)
+            findings += self._check_clients(plan)
+        for (witness, partition), faults in self._faults.items():
+            findings += [Finding(witness=str(witness), partition=partition, fault=fault) for fault in faults]
+        findings += self._examine(suspicions)
+        return sorted(findings, key=lambda finding: (finding.partition, finding.fault.offset, finding.witness))
+
+    def summaries(self) -> Iterator[PartitionSummary]:
+        """Sum up each partition: what most replicas hold."""
+        for plan in self._plans:
+            total = Digest()
+            for digest, _ in self._references.get(plan.partition, {}).values():
+                total += digest
+            first, end = plan.bounds
+            yield PartitionSummary(
+                partition=plan.partition, first_offset=first, end_offset=end, count=total.count, digest=total.text
+            )
+
+    def _digest(self) -> None:
+        pieces = plan_pieces(self._plans, self._run.spark.sparkContext.defaultParallelism if self._plans else 1)
+        total = sum(piece.end_offset - piece.first_offset for piece in pieces)
+        done = 0
+        for told in self._in_waves(pieces, partial(digest_piece, self._servers)):
+            key = (told.piece.witness, told.piece.partition)
+            own = self._told.setdefault(key, {})
+            for first, digest in told.digests.items():
+                own[first] = own.get(first, Digest()) + digest
+            if told.fault is not None:
+                self._faults.setdefault(key, []).append(told.fault)
+            done += told.piece.end_offset - told.piece.first_offset
+            self._run.tell(Progress(f"digesting {self._topic}", done, total))
+
+    def _in_waves(self, work: Sequence[T], do: Callable[[T], U]) -> Iterator[U]:
+        """Let tasks do something to each of many things, so many at a time; end early if the job is to stop."""
+        context = self._run.spark.sparkContext
+        wave = WAVE_PER_CORE * context.defaultParallelism
+        for at in range(0, len(work), wave):
+            if self._run.is_stopping:
+                return
+            self._hold()
+            own = work[at : at + wave]
+            yield from context.parallelize(own, len(own)).map(do).collect()
+
+    def _copies(self, plan: PartitionPlan) -> list[Witness]:
+        """Return those whose word counts when it is found out what a partition holds."""
+        replicas = [Witness("replica", str(node)) for node in plan.nodes]
+        whole = [witness for witness in replicas if (witness, plan.partition) not in self._faults]
+        return whole or [LEADER]
+
+    def _check_reference(self, plan: PartitionPlan) -> Iterator[Finding]:
+        """Offsets are dense: a segment has as many records as offsets."""
+        for first, end in pairwise(plan.edges):
+            digest, _ = self._references[plan.partition][first]
+            if digest.count != end - first:
+                detail = f"most replicas have {digest.count} records there"
+                fault = Fault(kind="lost", offset=first, end_offset=end, detail=detail)
+                yield Finding(witness="most replicas", partition=plan.partition, fault=fault)
+
+    def _suspect(self, plan: PartitionPlan) -> Iterator[Suspicion]:
+        reference = self._references[plan.partition]
+        digests = {first: digest for first, (digest, _) in reference.items()}
+        copies = self._copies(plan)
+        for witness, edges in self._scopes(plan):
+            for difference in find_differences(edges, digests, self._told.get((witness, plan.partition), {})):
+                believed = copies[reference[difference.first_offset][1]]
+                bounds = (difference.first_offset, difference.end_offset)
+                yield Suspicion(reference=plan.piece(believed, *bounds), suspect=plan.piece(witness, *bounds))
+
+    def _scopes(self, plan: PartitionPlan) -> Iterator[tuple[Witness, Sequence[int]]]:
+        """Yield what each witness must have: everything, but what it could not tell, and what is not archived yet."""
+        for witness in (LEADER, *(Witness("replica", str(node)) for node in plan.nodes)):
+            faults = self._faults.get((witness, plan.partition), [])
+            yield from ((witness, own) for own in _without(plan.edges, faults))
+        if plan.archived is not None:
+            edges = [edge for edge in plan.edges if edge <= plan.archived.end_offset]
+            faults = self._faults.get((plan.archived.witness, plan.partition), [])
+            yield from ((plan.archived.witness, own) for own in _without(edges, faults))
+
+    def _check_clients(self, plan: PartitionPlan) -> Iterator[Finding]:
+        digests = {first: digest for first, (digest, _) in self._references[plan.partition].items()}
+        for witness, runs in plan.runs.items():
+            for fault in check_runs(runs, plan.edges, digests, is_gapless=witness.role == "consumer"):
+                yield Finding(witness=str(witness), partition=plan.partition, fault=fault)
+        if plan.archived is not None and plan.archived.end_offset > plan.bounds[1]:
+            end = plan.bounds[1]
+            detail = f"archived, and the partition ends at {end}"
+            fault = Fault(kind="lost", offset=end, end_offset=plan.archived.end_offset, detail=detail)
+            yield Finding(witness=str(LEADER), partition=plan.partition, fault=fault)
+
+    def _examine(self, suspicions: Sequence[Suspicion]) -> Iterator[Finding]:
+        looked_at, rest = suspicions[:SUSPICIONS_MAX], suspicions[SUSPICIONS_MAX:]
+        for done, verdict in enumerate(self._in_waves(looked_at, partial(examine, self._servers)), 1):
+            self._run.tell(Progress("looking at what differs", done, len(looked_at), "segment"))
+            yield from _findings(verdict)
+        for suspicion in rest:
+            yield _as_a_whole(suspicion.suspect, "differs; too much does to look at each record")
+
+
+def _without(edges: Sequence[int], faults: Sequence[Fault]) -> Iterator[Sequence[int]]:
+    """Yield the parts of edges between which a witness could be read."""
+    own: list[int] = []
+    for first, end in pairwise(edges):
+        if any(fault.offset < end and first < fault.end_offset for fault in faults):
+            yield from [own] if own else []
+            own = []
+        else:
+            own = [*(own or [first]), end]
+    yield from [own] if own else []
+
+
+def _findings(verdict: Verdict) -> Iterator[Finding]:
+    suspect = verdict.suspect
+    for fault in verdict.faults:
+        yield Finding(witness=str(suspect.witness), partition=suspect.partition, fault=fault)
+    if verdict.count > len(verdict.faults):
+        yield _as_a_whole(suspect, f"{verdict.count - len(verdict.faults)} more faults")
+
+
+def _as_a_whole(suspect: Piece, detail: str) -> Finding:
+    fault = Fault(kind="altered", offset=suspect.first_offset, end_offset=suspect.end_offset, detail=detail)
+    return Finding(witness=str(suspect.witness), partition=suspect.partition, fault=fault)
+
+
+def _summarise(plans: Sequence[PartitionPlan], findings: Sequence[Finding]) -> Iterator[WitnessSummary]:
+    """Tell of each witness how much it had to show, and whether that was right."""
+    counts: dict[str, int] = {}
+    for plan in plans:
+        shares = {LEADER: plan.count} | {Witness("replica", str(node)): plan.count for node in plan.nodes}
+        if plan.archived is not None:
+            shares[plan.archived.witness] = max(0, min(plan.archived.end_offset, plan.bounds[1]) - plan.bounds[0])
+        for witness, runs in plan.runs.items():
+            shares[witness] = sum(end - first for first, end, _ in runs)
+        for witness, count in shares.items():
+            counts[str(witness)] = counts.get(str(witness), 0) + count
+    blamed = {finding.witness for finding in findings}
+    for name in dict.fromkeys((*counts, *sorted(blamed))):
+        yield WitnessSummary(witness=name, count=counts.get(name, 0), is_identical=name not in blamed)
+
+
+def _dry_run(job: Audit, plans: Sequence[PartitionPlan]) -> Result:
+    count = sum(plan.count for plan in plans)
+    names = [summary.witness for summary in _summarise(plans, ())]
+    told = f"would audit {job.topic}: records {count:,}, told by {', '.join(names)}"
+    return Result(sentence=told, facts={"topic": job.topic, "records": count, "witnesses": names})
