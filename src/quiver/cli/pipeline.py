@@ -70,6 +70,32 @@ def job_options(command: Command) -> Command:
 
 
 @pipeline.command(
+    short_help="Bring files into a topic.",
+    epilog=examples(
+        "quiver pipeline ingest /var/log/app --topic logs",
+        "quiver pipeline ingest events.jsonl.gz more.parquet --topic events --key user --time at",
+    ),
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@topic_option("Topic to send to; made if it is not there.")
+@click.option("--key", metavar="FIELD", help="Field of lines that are JSON objects which is their record's key.")
+@click.option("--time", metavar="FIELD", help="Field which is the timestamp: milliseconds, or ISO 8601.")
+@click.option(
+    "--name", default="ingest", show_default=True, help="What this ingest is called: each one ingests a file once."
+)
+@job_options
+@click.pass_context
+def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+    """Send every line of files, and of all files in folders, to a topic as a record; each file's content once.
+
+    Files are plain, .gz or .zst, one record a line, or .parquet with a column value and perhaps key, timestamp,
+    headers. Lines of one file stay in order in one partition, unless they have keys. Run it again, after a crash or
+    when there are more files, and it sends what is new: other files, and what was added to those that have grown.
+    """
+    run_job(context, "ingest", options, as_json=as_json)
+
+
+@pipeline.command(
     short_help="Bring a topic into a lake.",
     epilog=examples(
         "quiver pipeline archive --topic logs --to ./lake --once",

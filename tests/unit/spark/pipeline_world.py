@@ -12,10 +12,13 @@ from quiver.client.cluster import AsyncCluster
 from quiver.client.options import ClusterOptions
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
+from quiver.errors import RequestError
+from quiver.model import Buffer
 from quiver.spark import connections
 from quiver.spark.pipelines import Job, Progress, Result, Run
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
+from quiver.wire.exchange import Request
 
 
 class World:
@@ -70,6 +73,23 @@ class World:
             for batch in self.cluster.read_range(topic, partition, *bounds)
             for record in batch.records()
         ]
+
+
+class Guillotine:
+    """A way to the cluster that ends at a request: before it is carried out, or before its answer."""
+
+    def __init__(self, world: World, requests: int, *, is_last_done: bool) -> None:
+        self._memory, self._left, self._is_last_done = world.memory, requests, is_last_done
+
+    async def call(
+        self, address: str, request: Request[Any], payload: Sequence[Buffer] = (), *, timeout_ms: int
+    ) -> tuple[Any, memoryview]:
+        self._left -= 1
+        if self._left <= 0:
+            if self._is_last_done and not self._left:
+                await self._memory.call(address, request, payload, timeout_ms=timeout_ms)
+            raise RequestError("the process was killed")
+        return await self._memory.call(address, request, payload, timeout_ms=timeout_ms)
 
 
 class FakeSpark:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pipeline_world import World
+from pipeline_world import Guillotine, World
 
 from quiver.errors import ConflictError, NotFoundError, RequestError
-from quiver.model import Buffer
 from quiver.spark.pipelines import make_job
 from quiver.spark.pipelines import replay as replay_module
 from quiver.spark.pipelines.archive import Archive
@@ -20,7 +19,6 @@ from quiver.spark.pipelines.lake import LakeFile
 from quiver.spark.pipelines.lane import Lane
 from quiver.spark.pipelines.replay import Replay
 from quiver.spark.pipelines.selection import OFFSET_MAX, select
-from quiver.wire.exchange import Request
 
 HOUR_MS = 3_600_000
 
@@ -81,23 +79,6 @@ def test_replay_ends_between_rounds_when_told_and_goes_on(world: World, lake: st
     assert (result.is_complete, result.facts["sent"]) == (False, 70)
     assert world.run(job).facts["sent"] == 30
     check_same(world, "again")
-
-
-class Guillotine:
-    """A way to the cluster that ends at a request: before it is carried out, or before its answer."""
-
-    def __init__(self, world: World, requests: int, *, is_last_done: bool) -> None:
-        self._memory, self._left, self._is_last_done = world.memory, requests, is_last_done
-
-    async def call(
-        self, address: str, request: Request[Any], payload: Sequence[Buffer] = (), *, timeout_ms: int
-    ) -> tuple[Any, memoryview]:
-        self._left -= 1
-        if self._left <= 0:
-            if self._is_last_done and not self._left:
-                await self._memory.call(address, request, payload, timeout_ms=timeout_ms)
-            raise RequestError("the process was killed")
-        return await self._memory.call(address, request, payload, timeout_ms=timeout_ms)
 
 
 @pytest.mark.parametrize("is_last_done", [False, True])

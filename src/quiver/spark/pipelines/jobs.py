@@ -23,6 +23,7 @@ from quiver.spark.pipelines.job import Job
 JOBS: Final = {
     "archive": "quiver.spark.pipelines.archive:Archive",
     "audit": "quiver.spark.pipelines.audit:Audit",
+    "ingest": "quiver.spark.pipelines.ingest:Ingest",
     "replay": "quiver.spark.pipelines.replay:Replay",
 }
 """Where each job is: the module and the struct in it. Loaded when it is run, with the libraries that it needs."""
