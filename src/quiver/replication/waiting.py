@@ -35,8 +35,7 @@ class Proposal:
 
     def refuse(self, error: QuiverError) -> None:
         """Tell the caller that nothing was done."""
-        if not self.done.done():
-            self.done.set_exception(error)
+        _reject(self.done, error)
 
 
 class Waiters:
@@ -71,29 +70,24 @@ class Waiters:
     def fail_read(self, context: int, *, leader: NodeId | None) -> None:
         """Tell a reader to ask elsewhere."""
         done = self._asking.pop(context, None)
-        if done is not None and not done.done():
-            done.set_exception(
-                NotLeaderError("leadership was lost before the read was confirmed; ask the new leader", leader=leader)
-            )
+        if done is not None:
+            message = "leadership was lost before the read was confirmed; ask the new leader"
+            _reject(done, NotLeaderError(message, leader=leader))
 
     def applied(self, index: Index) -> None:
         """Answer those who waited for entries up to and including `index`."""
         proposals = self._proposals
         while proposals and proposals[0].end_index <= index + 1:
             proposal = proposals.popleft()
-            if not proposal.done.done():
-                proposal.done.set_result(proposal.headers)
+            _resolve(proposal.done, proposal.headers)
         while self._applying and self._applying[0][0] <= index:
             _resolve(heapq.heappop(self._applying)[2], index)
 
     def lose(self, first_index: Index) -> None:
         """Tell proposers of entries at or behind `first_index` that another leader decides about them."""
         while self._proposals and self._proposals[-1].end_index > first_index:
-            proposal = self._proposals.pop()
-            if not proposal.done.done():
-                proposal.done.set_exception(
-                    OutcomeUnknownError("leadership was lost before the entries were known to be committed")
-                )
+            error = OutcomeUnknownError("leadership was lost before the entries were known to be committed")
+            _reject(self._proposals.pop().done, error)
 
     def abandon(self) -> None:
         """Answer everybody who still waits: this member is closing."""
@@ -101,11 +95,16 @@ class Waiters:
         for context in list(self._asking):
             self.fail_read(context, leader=None)
         for _, _, done in self._applying:
-            if not done.done():
-                done.set_exception(UnavailableError("this member is closing; ask another"))
+            _reject(done, UnavailableError("this member is closing; ask another"))
         self._applying.clear()
 
 
 def _resolve(done: asyncio.Future[T], result: T) -> None:
     if not done.done():
         done.set_result(result)
+
+
+def _reject(done: asyncio.Future[T], error: QuiverError) -> None:
+    if not done.done():
+        done.set_exception(error)
+        done.exception()  # nobody may be waiting any more, and then it is nobody's mistake
