@@ -84,7 +84,7 @@ chaos: setup ## kill KILLS real nodes under load and judge what clients were tol
 	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)
 	$(BIN)/python tests/chaos/run_system.py
 
-demo: setup ## run three nodes, produce and consume, kill -9 the leader, and show that nothing is lost
+demo: setup ## run three nodes, kill -9 the leader under load, show that nothing is lost; archive and audit it on Spark
 	$(BIN)/python examples/demo.py
 
 up: setup ## run a cluster of three nodes on this machine until Ctrl-C

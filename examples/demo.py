@@ -5,6 +5,8 @@
 2. Produce and consume all the while: two producers and two consumers through the SDK, one of each over plain HTTP.
 3. Kill the node that leads most partitions with SIGKILL in the middle; later start it again and watch it catch up.
 4. Show that every consumer got every message once, in the same order within each partition.
+5. On Spark, archive the topic into a Delta table, and audit that what leaders serve, what every replica stores, the one
+   that was killed among them, and what is archived are the same, record for record. Left out where there is no Java.
 
 Exits with 0 only if all of that held.
 """
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -336,7 +340,37 @@ def judge(traffic: Traffic) -> list[str]:
     return wrong
 
 
-def run(seconds: float, directory: Path, console: Console) -> int:
+def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
+    """Archive the topic and audit everything, as anybody would at a prompt; return the exit code."""
+    lake = str(directory / "lake")
+    shared = ("--servers", ",".join(plan.http for plan in nodes.plans))
+    for command in (
+        ("pipeline", "archive", "--topic", TOPIC, "--to", lake, "--once", *shared),
+        ("pipeline", "audit", "--topic", TOPIC, "--archive", lake, *shared),
+    ):
+        console.print(f"$ {shlex.join(('quiver', *command))}", markup=False, highlight=False, soft_wrap=True)
+        began = time.monotonic()
+        code = subprocess.run((sys.executable, "-m", "quiver", *command), check=False).returncode
+        if code:
+            console.print(f"WRONG: it ended with {code}", style="red")
+            return code
+        console.print(f"({time.monotonic() - began:.0f} s)", style="dim")
+    console.print("What is archived, what leaders serve and what every replica stores is the same. All of it held.")
+    return 0
+
+
+def why_no_spark() -> str:
+    """Return why pipelines cannot be run here; nothing if they can."""
+    try:
+        from quiver.spark.java import cache_directory, find_java_home
+
+        find_java_home(os.environ, cache_directory(os.environ))
+    except (ImportError, QuiverError) as error:
+        return str(error)
+    return ""
+
+
+def run(seconds: float, directory: Path, console: Console, *, with_spark: bool) -> int:
     """Start the nodes, show what they do, and stop them; return the exit code."""
     nodes = Nodes(directory)
     try:
@@ -347,7 +381,13 @@ def run(seconds: float, directory: Path, console: Console) -> int:
         with quiver.connect(*nodes.urls) as cluster:
             cluster.create_topic(TOPIC, partitions=PARTITIONS)
         console.print(f"three nodes are up and topic {TOPIC!r} is made: {time.monotonic() - began:.1f} s")
-        return show(seconds, nodes, console)
+        code = show(seconds, nodes, console)
+        if code or not with_spark:
+            return code
+        if why := why_no_spark():
+            console.print(f"Archive and audit on Spark are left out: {why}", markup=False)
+            return code
+        return run_pipelines(nodes, directory, console)
     finally:
         nodes.stop()
 
@@ -398,10 +438,11 @@ def main() -> int:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20, help="how long to produce and consume")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--no-spark", action="store_true", help="end without archive and audit")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quiver-demo-", ignore_cleanup_errors=True) as directory:
         try:
-            return run(seconds, Path(directory), Console())
+            return run(arguments.seconds, Path(directory), Console(), with_spark=not arguments.no_spark)
         except QuiverError as error:
             print(f"error {error.code}: {error}", file=sys.stderr)
             return 1
