@@ -13,7 +13,9 @@ from pyspark.sql import SparkSession
 from spark_queries import expected, fill, values
 
 import quiver
+from quiver.errors import TrimmedError
 from quiver.spark.pipelines.archive import Archive
+from quiver.spark.pipelines.failures import explain
 from quiver.spark.pipelines.lake import Kind
 from quiver.testing import LocalCluster
 
@@ -84,13 +86,31 @@ def test_killed_archive_loses_nothing_and_doubles_nothing(
         assert in_lake(lake, topic, partition) == in_topic(client, topic, partition)
 
 
+def test_failure_in_a_task_is_told_in_our_own_words(spark: SparkSession) -> None:
+    def fail(number: int) -> int:
+        if number:
+            raise TrimmedError("it begins at 7: by now")
+        return number // 0
+
+    with pytest.raises(Exception, match="begins") as told:
+        spark.sparkContext.parallelize([1], 1).map(fail).collect()
+    found = explain(told.value)
+    assert isinstance(found, TrimmedError)
+    assert str(found) == "it begins at 7: by now"
+    with pytest.raises(Exception, match="division") as told:
+        spark.sparkContext.parallelize([0], 1).map(fail).collect()
+    assert str(explain(told.value)).startswith("Spark could not run the job: ZeroDivisionError: ")
+
+
 @pytest.mark.slow
 def test_archive_that_follows_a_topic_ends_in_good_order_on_sigterm(
     local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
 ) -> None:
     lake = str(folder / "lake")
     fill(client, topic, 100)
-    process = start(local, "archive", "--topic", topic, "--to", lake, "--every", "10m", "--json")
+    job = folder / "job.toml"
+    job.write_text(f'job = "archive"\ntopic = "{topic}"\nto = "{lake}"\nevery = "10m"\n')
+    process = start(local, "run", str(job), "--json")
     deadline_s = time.monotonic() + END_S
     while len(list((folder / "lake" / "_delta_log").glob("*.json"))) < 2:
         assert process.poll() is None, process.communicate()

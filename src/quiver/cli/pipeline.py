@@ -179,17 +179,24 @@ def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     run_job(context, "audit", options, as_json=as_json)
 
 
-@pipeline.command(epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --dry-run"))
+@pipeline.command(
+    epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --servers 10.0.0.7:8002")
+)
 @click.argument("file", type=click.File(encoding="utf-8"))
+@click.option("--servers", help="Another cluster than the one in FILE.")
+@click.option("--master", help="Another Spark than the one in FILE.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @json_option
 @click.pass_context
-def run(context: click.Context, *, file: Any, dry_run: bool, as_json: bool) -> None:
+def run(
+    context: click.Context, *, file: Any, servers: str | None, master: str | None, dry_run: bool, as_json: bool
+) -> None:
     """Run the job that FILE describes: TOML, `job = "NAME"` and the job's options, called as on the command line."""
+    instead = {"servers": servers, "master": master, "dry-run": dry_run or None}
     with _needing_spark():
         from quiver.spark.pipelines import job_from_file
 
-        name, job = job_from_file(file.read(), is_dry_run=dry_run)
+        name, job = job_from_file(file.read(), {key: value for key, value in instead.items() if value is not None})
     context.exit(_execute(name, job, as_json=as_json))
 
 

@@ -63,7 +63,7 @@ def test_job_file_says_the_same_as_flags() -> None:
     name, job = job_from_file('job = "count"\nfrom = 1\nto = 2\nfound = true\nconf = {"spark.x" = "1"}')
     assert (name, job) == ("count", Count(from_=1, to=2, is_found=True, conf={"spark.x": "1"}))
     assert job == make_job("count", {"from": 1, "to": 2, "found": True, "conf": {"spark.x": "1"}})
-    assert job_from_file('job = "count"\nto = 2', is_dry_run=True)[1].is_dry_run
+    assert job_from_file('job = "count"\nto = 2\nmaster = "x"', {"master": "y"})[1].master == "y"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -47,8 +48,11 @@ def make_job(name: str, given: Mapping[str, Any]) -> Job:
         raise _bad(f"an option of {name} cannot be used: {error}") from None
 
 
-def job_from_file(text: str, *, is_dry_run: bool = False) -> tuple[str, Job]:
-    """Return the name and the job that a job file describes, dry on request; raise `RequestError` for what is none."""
+def job_from_file(text: str, instead: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Job]:
+    """Return the name and the job that a job file describes, but for some options; raise `RequestError` if it is none.
+
+    Options in `instead`, by their names, come before those in the file.
+    """
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -58,8 +62,7 @@ def job_from_file(text: str, *, is_dry_run: bool = False) -> tuple[str, Job]:
         raise RequestError(
             f'the job file does not say which job it is: {_NAME_KEY} = "NAME"; {_names()}', code="bad_job_file"
         )
-    job = make_job(name, given)
-    return name, msgspec.structs.replace(job, is_dry_run=True) if is_dry_run else job
+    return name, make_job(name, {**given, **instead})
 
 
 def _find(name: str) -> type[Job]:
