@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from quiver.cli.amounts import show_count
 
@@ -26,7 +28,7 @@ class JobProgress:
         self._name = name
         self._is_terminal = sys.stderr.isatty()
         self._told: tuple[str, float] = ("", 0.0)
-        self._bar = Progress(
+        self._bar = _Board(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -47,12 +49,23 @@ class JobProgress:
     def tell(self, state: JobState) -> None:
         """Show how far the job is."""
         text = f"{self._name}: {describe(state)}"
+        self._bar.lines = state.lines
         self._bar.update(self._task, description=text, completed=state.done, total=state.total)
         phrase, told_s = self._told
         now_s = time.monotonic()
         if not self._is_terminal and (state.phrase != phrase or now_s - told_s >= LINE_EVERY_S):
-            click.echo(text, err=True)
+            click.echo("\n  ".join((text, *state.lines)), err=True)
             self._told = (state.phrase, now_s)
+
+
+class _Board(Progress):
+    """A bar, and lines below it."""
+
+    lines: tuple[str, ...] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text("\n".join(self.lines), overflow="ellipsis", no_wrap=True)
 
 
 def describe(state: JobState) -> str:

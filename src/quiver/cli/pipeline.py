@@ -126,6 +126,40 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
 
 
 @pipeline.command(
+    short_help="Count what log lines say, as they come.",
+    epilog=examples(
+        "quiver pipeline analyze --topic logs",
+        "quiver pipeline analyze --topic logs --start earliest --once --report logs.html",
+        "quiver pipeline analyze --topic logs --to-postgres postgresql://db/stats --checkpoint /srv/analyze",
+    ),
+)
+@topic_option("Topic whose records are log lines: text, or JSON objects.")
+@click.option("--to-topic", metavar="TOPIC", help="Write counts to this topic. [default: show them]")
+@click.option("--to-postgres", metavar="URL", help="Write counts to this database, into quiver_line_counts.")
+@click.option("--window", metavar="TIME", default="10s", show_default=True, help="How long a window of event time is.")
+@click.option("--watermark", metavar="TIME", default="1m", show_default=True, help="How late a line may come.")
+@click.option(
+    "--start",
+    type=click.Choice(("earliest", "latest")),
+    default="latest",
+    show_default=True,
+    help="Where a new job begins; one with a checkpoint goes on where it was.",
+)
+@click.option("--once", is_flag=True, help="End when all that there is now is counted.")
+@click.option("--every", metavar="TIME", default="2s", show_default=True, help="How often to count what came.")
+@click.option("--checkpoint", metavar="DIR", help="Where the job keeps its place; needed if counts are kept.")
+@click.option("--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write a page with charts at the end.")
+@job_options
+@click.pass_context
+def analyze(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+    """Count the log lines of a topic in windows of event time, by level, source and message; find bursts of errors.
+
+    Shows the newest window, or writes all counts to a topic or to PostgreSQL, each batch once.
+    """
+    run_job(context, "analyze", options, as_json=as_json)
+
+
+@pipeline.command(
     short_help="Bring archived records back into a topic.",
     epilog=examples(
         "quiver pipeline replay --from /srv/lake --topic logs",

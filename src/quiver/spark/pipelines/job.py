@@ -34,6 +34,8 @@ class Progress(msgspec.Struct, frozen=True):
     done: int = 0
     total: int | None = None
     noun: str = "record"
+    lines: tuple[str, ...] = ()
+    """What else there is to see, for who watches."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +80,12 @@ class Run:
             time.sleep(min(POLL_S, left_s))
         return not self.is_stopping
 
-    def follow(self, query: StreamingQuery, phrase: str) -> None:
-        """Return when a query has ended; one that is to stop may end its micro-batch first."""
+    def follow(self, query: StreamingQuery, phrase: str, show: Callable[[], tuple[str, ...]] = tuple) -> None:
+        """Return when a query has ended; one that is to stop may end its micro-batch first. `show` is told as well."""
         counts: dict[int, int] = {}
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type] # Spark takes fractions, too
             counts |= {progress["batchId"]: progress["numInputRows"] for progress in query.recentProgress}
-            self.tell(Progress(phrase, sum(counts.values())))
+            self.tell(Progress(phrase, sum(counts.values()), lines=show()))
             if self.is_stopping:
                 _end(query)
                 return

@@ -22,6 +22,7 @@ from quiver.errors import RequestError
 from quiver.spark.pipelines.job import Job
 
 JOBS: Final = {
+    "analyze": "quiver.spark.pipelines.analyze:Analyze",
     "archive": "quiver.spark.pipelines.archive:Archive",
     "audit": "quiver.spark.pipelines.audit:Audit",
     "ingest": "quiver.spark.pipelines.ingest:Ingest",

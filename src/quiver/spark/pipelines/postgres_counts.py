@@ -1,0 +1,94 @@
+"""Counts of log lines in PostgreSQL, each batch of a query once.
+
+The number of the last batch of a query is a row of its own, changed in the very transaction that writes the batch: one
+that is done again, because its outcome was not known or its driver died, finds that it was done and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from quiver.errors import ConfigError, RequestError, UnavailableError
+from quiver.spark.pipelines.line_counts import LineCount
+
+if TYPE_CHECKING:
+    import psycopg
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS quiver_analyses (
+    query_id text PRIMARY KEY,
+    topic text NOT NULL,
+    batch_id bigint NOT NULL
+);
+CREATE TABLE IF NOT EXISTS quiver_line_counts (
+    topic text NOT NULL,
+    window_start timestamptz NOT NULL,
+    window_end timestamptz NOT NULL,
+    level text NOT NULL,
+    source text NOT NULL,
+    message text NOT NULL,
+    count bigint NOT NULL,
+    latency_ms_sum bigint NOT NULL,
+    latency_ms_max bigint NOT NULL,
+    PRIMARY KEY (topic, window_start, level, source, message)
+);
+"""
+_BEGIN: Final = """
+INSERT INTO quiver_analyses AS known VALUES (%s, %s, %s)
+ON CONFLICT (query_id) DO UPDATE SET batch_id = excluded.batch_id WHERE known.batch_id < excluded.batch_id
+"""
+_WRITE: Final = """
+INSERT INTO quiver_line_counts VALUES (
+    %(topic)s, to_timestamp(%(window_start_ms)s / 1000.0), to_timestamp(%(window_end_ms)s / 1000.0),
+    %(level)s, %(source)s, %(message)s, %(count)s, %(latency_ms_sum)s, %(latency_ms_max)s
+)
+ON CONFLICT (topic, window_start, level, source, message) DO UPDATE SET
+    count = excluded.count, latency_ms_sum = excluded.latency_ms_sum, latency_ms_max = excluded.latency_ms_max
+"""
+
+
+class PostgresCounts:
+    """The counts of one topic in a database; on the driver."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        """Make the tables unless they are there.
+
+        Raises:
+            ConfigError: psycopg is not installed.
+            UnavailableError: the database cannot be reached.
+        """
+        self._url, self._topic = url.replace("postgresql+psycopg://", "postgresql://", 1), topic
+        with self._connect() as connection:
+            connection.execute(_TABLES)
+
+    def write(self, query_id: str, batch_id: int, counts: Sequence[LineCount]) -> bool:
+        """Write a batch of a query, all of it or nothing; tell whether it was not there already."""
+        with self._connect() as connection, connection.cursor() as cursor:
+            cursor.execute(_BEGIN, (query_id, self._topic, batch_id))
+            if not cursor.rowcount:
+                return False
+            # PostgreSQL's text has no zero character.
+            rows = [{**msgspec.structs.asdict(own), "topic": self._topic} for own in counts]
+            cursor.executemany(_WRITE, [{key: _clean(value) for key, value in row.items()} for row in rows])
+        return True
+
+    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        """Return a connection that commits when it is left, and rolls back after an error."""
+        try:
+            import psycopg
+        except ImportError:
+            message = "writing to PostgreSQL needs psycopg: pip install 'quivermq[spark,postgres]'"
+            raise ConfigError(message, code="postgres_missing") from None
+        try:
+            return psycopg.connect(self._url)
+        except psycopg.ProgrammingError as error:
+            raise RequestError(f"{self._url.split('@')[-1]} is no PostgreSQL URL: {error}", code="bad_option") from None
+        except psycopg.OperationalError as error:
+            raise UnavailableError(f"PostgreSQL cannot be reached: {error}", code="postgres_unavailable") from None
+
+
+def _clean(value: object) -> object:
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
