@@ -57,6 +57,10 @@ def job_options(command: Command) -> Command:
             show_default=True,
             help="Any node of the cluster, several with commas between: HTTP or wire addresses.",
         ),
+        click.option("--tls", is_flag=True, help="Reach the cluster with TLS; any of the files means so, too."),
+        click.option("--ca-file", metavar="FILE", help="Certificates that the cluster's are checked against."),
+        click.option("--certificate-file", metavar="FILE", help="Certificate to show to the cluster."),
+        click.option("--key-file", metavar="FILE", help="Key of that certificate."),
         click.option(
             "--master", default="local[*]", show_default=True, help="Where Spark runs: local[N], or spark://HOST:PORT."
         ),

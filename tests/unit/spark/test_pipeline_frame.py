@@ -10,14 +10,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
+from pyspark.errors import PySparkException
 
 from quiver.cli import job_progress, main
 from quiver.cli.job_progress import JobProgress, describe
 from quiver.cli.pipeline import pipeline
 from quiver.errors import RequestError, TrimmedError, UnavailableError
-from quiver.spark.pipelines import JOBS, Job, Progress, Result, Run, execute, job_from_file, make_job
+from quiver.spark.options import Servers, Use, read_options
+from quiver.spark.pipelines import JOBS, Job, Progress, Result, Run, execute, job_from_file, make_job, running
 from quiver.spark.pipelines.failures import explain
 from quiver.spark.pipelines.job import option_name
 
@@ -43,7 +46,7 @@ class Count(Job, frozen=True, kw_only=True):
         for number in self.signals:
             os.kill(os.getpid(), number)
         if self.failure:
-            raise RuntimeError(self.failure)
+            raise PySparkException(self.failure)
         run.tell(Progress("counting", self.to, 10))
         is_complete = run.wait(0 if not self.signals else 60)
         return Result(sentence="counted", facts={"to": self.to}, is_clean=not self.is_found, is_complete=is_complete)
@@ -72,7 +75,10 @@ def test_job_file_says_the_same_as_flags() -> None:
         ("to = ", "not TOML"),
         ("to = 1", 'does not say which job it is: job = "NAME"; jobs are '),
         ('job = "dance"', "there is no job 'dance'; jobs are .*count"),
-        ('job = "count"\nto = 1\ntoo = 1\nup = 1', "count has no option 'too', 'up'; there are conf, dry-run, .*to"),
+        (
+            'job = "count"\nto = 1\ntoo = 1\nup = 1',
+            "count has no option 'too', 'up'; there are ca-file, .*, dry-run, .*, to",
+        ),
         ('job = "count"', "count needs to"),
         ('job = "count"\nto = "far"', "cannot be used: Expected `int`, got `str`"),
         ('job = "count"\nto = -1', "nothing lies between 0 and -1"),
@@ -255,3 +261,39 @@ def test_flags_are_what_the_job_takes(name: str) -> None:
         assert parameter.required == field.required
         if isinstance(parameter.default, str):
             assert parameter.default == field.default
+
+
+def test_defect_of_a_job_is_not_told_as_one_of_spark(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Count, "run", lambda *_: int("no number"))
+    job_file.write_text('job = "count"\nto = 3')
+    assert main(["pipeline", "run", str(job_file)]) == 70
+
+
+def test_cluster_is_reached_as_options_say() -> None:
+    job = Count(to=1, servers="a:1, b:2", ca_file="ca.pem", key_file="key.pem")
+    assert job.cluster_servers() == Servers(addresses=("a:1", "b:2"), ca_file="ca.pem", key_file="key.pem")
+    assert read_options({**job.source_options(), "subscribe": "t"}, Use.BATCH_READ).servers == job.cluster_servers()
+
+
+def test_what_spark_says_at_its_start_is_told_only_if_it_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        os.write(2, b"WARN of nothing\nno space left\n")
+        raise RuntimeError("Java gateway process exited")
+
+    monkeypatch.setattr(running, "session", fail)
+    with pytest.raises(UnavailableError, match="Spark did not start\n  WARN of nothing\n  no space left"):
+        execute("needy", Needy(), tell=lambda state: click.echo(state.phrase, err=True))
+    assert capfd.readouterr().err == "starting Spark\n"
+    monkeypatch.setattr(running, "session", lambda *_, **__: os.write(2, b"WARN of nothing\n"))
+    assert execute("needy", Needy(), tell=lambda _: None)[0].sentence == "16"
+    click.echo("told", err=True)
+    assert capfd.readouterr().err == "told\n"
+
+
+class Needy(Job, frozen=True, kw_only=True):
+    """A job that needs a session and nothing of it."""
+
+    def run(self, run: Run) -> Result:
+        return Result(sentence=str(run.spark))

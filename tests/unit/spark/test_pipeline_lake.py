@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.errors import ConflictError, DamageError, NotFoundError
+from quiver.errors import ConflictError, DamageError, NotFoundError, StorageError
 from quiver.spark.pipelines import lake_files
 from quiver.spark.pipelines.compaction import merge_files, plan_bins
 from quiver.spark.pipelines.delta_lake import DeltaLake
@@ -149,6 +149,13 @@ def test_delta_lake_is_a_delta_table_with_its_older_versions(tmp_path: Path) -> 
     lake.commit(write(lake, [2]), archived(3))
     assert set(DeltaTable(str(tmp_path)).to_pyarrow_table()["offset"].to_pylist()) == {0, 1, 2}
     assert DeltaTable(str(tmp_path), version=1).to_pyarrow_table()["offset"].to_pylist() == [0, 1]
+
+
+def test_table_that_is_no_table_any_more_is_told(tmp_path: Path) -> None:
+    lake = DeltaLake(str(tmp_path))
+    next((tmp_path / "_delta_log").glob("*.json")).write_text("{")
+    with pytest.raises(StorageError, match=r"the Delta table in .* cannot be used"):
+        DeltaLake(lake.root)
 
 
 def test_compaction_keeps_records_order_place_and_older_versions(tmp_path: Path) -> None:

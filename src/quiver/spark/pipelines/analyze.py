@@ -81,7 +81,8 @@ class Analyze(Job, frozen=True, kw_only=True):
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         records = (
             spark.readStream.format("quiver")
-            .options(servers=self.servers, subscribe=self.topic, columns=COLUMNS, startingOffsets=self.start)
+            .options(**self.source_options())
+            .options(subscribe=self.topic, columns=COLUMNS, startingOffsets=self.start)
             .load()
         )
         counted = count_lines(read_lines(records), window=_interval(self.window), watermark=_interval(self.watermark))

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from quiver.errors import StorageError
 from quiver.spark.pipelines.lake import (
     FOLDER_COLUMNS,
     LAKE_SCHEMA,
@@ -40,9 +42,10 @@ class DeltaLake:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        if not self.is_at(root):
-            DeltaTable.create(root, LAKE_SCHEMA, mode="ignore", partition_by=list(FOLDER_COLUMNS), name="quiver")
-        self._table = DeltaTable(root)
+        with _in_our_words(root):
+            if not self.is_at(root):
+                DeltaTable.create(root, LAKE_SCHEMA, mode="ignore", partition_by=list(FOLDER_COLUMNS), name="quiver")
+            self._table = DeltaTable(root)
 
     @staticmethod
     def is_at(root: str) -> bool:
@@ -61,7 +64,8 @@ class DeltaLake:
 
     def refresh(self) -> None:
         """See what was committed meanwhile."""
-        self._table.update_incremental()
+        with _in_our_words(self.root):
+            self._table.update_incremental()
 
     def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
         """Return how far partitions are archived, those that are; None if nothing of the topic is."""
@@ -81,7 +85,7 @@ class DeltaLake:
         except CommitFailedError as error:
             if "oncurrent" in str(error):
                 raise conflict(archived.topic, self.root) from None
-            raise
+            raise StorageError(f"{self.root} took no commit: {error}", code="lake_failed") from None
         # From here on the records are archived: the commit is a file that is there as a whole or not at all.
 
     def replace(self, old: Sequence[LakeFile], new: Sequence[LakeFile]) -> None:
@@ -91,13 +95,14 @@ class DeltaLake:
             RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file))  # noqa: FBT003 - its signature
             for file in old
         ]
-        self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
+        with _in_our_words(self.root):
+            self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
 
     def vacuum(self, keep: timedelta) -> int:
         """Remove files that no version of so long ago and later needs, and what crashes left; return how many."""
         hours = -(-int(keep.total_seconds()) // 3600)
-        removed = self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-        return len(removed)
+        with _in_our_words(self.root):
+            return len(self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
 
     def files(self, topic: str) -> list[LakeFile]:
         """Return the files of a topic, by partition and offset."""
@@ -116,6 +121,14 @@ class DeltaLake:
             actions, "append", LAKE_SCHEMA, list(FOLDER_COLUMNS), commit_properties=properties
         )
         self.refresh()
+
+
+@contextmanager
+def _in_our_words(root: str) -> Iterator[None]:
+    try:
+        yield
+    except DeltaError as error:
+        raise StorageError(f"the Delta table in {root} cannot be used: {error}", code="lake_failed") from None
 
 
 def _number(incarnation: str) -> int:

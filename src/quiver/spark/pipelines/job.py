@@ -108,6 +108,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """Whether Spark's own work is so little that it should start quickly rather than compute quickly."""
 
     servers: str = "127.0.0.1:8002"
+    is_tls: bool = False
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
     master: str = "local[*]"
     conf: dict[str, str] = {}
     is_dry_run: bool = False
@@ -121,4 +125,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         addresses = tuple(part.strip() for part in self.servers.split(",") if part.strip())
         if not addresses:
             raise RequestError("servers names no node: give host:port, several with commas between", code="bad_option")
-        return Servers(addresses=addresses)
+        return Servers(
+            addresses=addresses,
+            is_tls=self.is_tls,
+            ca_file=self.ca_file,
+            certificate_file=self.certificate_file,
+            key_file=self.key_file,
+        )
+
+    def source_options(self) -> dict[str, str]:
+        """Return how the cluster is reached, as options of `format("quiver")`."""
+        files = {"caFile": self.ca_file, "certificateFile": self.certificate_file, "keyFile": self.key_file}
+        given = {name: path for name, path in files.items() if path}
+        return {"servers": self.servers, "tls": str(self.is_tls).lower(), **given}

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from quiver.errors import QuiverError, UnavailableError
 from quiver.spark.pipelines.failures import explain
 from quiver.spark.pipelines.job import Job, Progress, Result, Run
@@ -49,7 +52,7 @@ def execute(name: str, job: Job, *, tell: Callable[[Progress], None]) -> tuple[R
     with _listening(run):
         try:
             result = job.run(run)
-        except Exception as error:  # noqa: BLE001 - the edge to Spark: every one of its errors becomes one of ours
+        except (PySparkException, Py4JError) as error:
             if run.stop_signal is None:
                 raise explain(error) from None
             # Whoever sends a signal to the whole group ends Spark under the job: its batch is given up.
