@@ -513,7 +513,7 @@ class AsyncCluster:
         require_arrow()
         from quiver.client import receipts
 
-        info = await self.router.find_topic(topic, deadline=self.router.deadline())
+        info = await self.router.find_topic(topic, deadline=self.router.deadline(), age_ms_max=0)
         await self.create_topic(receipts.TOPIC, partitions=1, retention=receipts.RETENTION, exist_ok=True)
         stating = await self.producer(receipts.TOPIC)
         return receipts.Receipts(stating.core, role=role, name=name, topic=topic, topic_id=info.topic_id)

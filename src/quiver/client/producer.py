@@ -81,7 +81,8 @@ class ProducerCore:
         """Register a producer and return it."""
         identity = Identity(router, topic=topic, partitions=partitions, name=name)
         await identity.register(deadline=deadline)
-        info = await router.find_topic(topic, deadline=deadline)
+        # As it is now: the name may be that of another topic than when it was last heard of.
+        info = await router.find_topic(topic, deadline=deadline, age_ms_max=0)
         core = cls(info, partitions, router=router, identity=identity, options=options)
         core._tasks.start(core._follow_topic(), "follow-topic")
         return core

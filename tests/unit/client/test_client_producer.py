@@ -646,3 +646,21 @@ def test_defect_in_the_sending_task_fails_what_is_under_way_instead_of_hanging(m
                 producer.send("y")
 
     world.run(scenario())
+
+
+def test_producer_of_a_topic_that_was_made_anew_sends_to_the_new_one() -> None:
+    world = World()
+
+    async def scenario() -> list[bytes | None]:
+        async with world.connect() as cluster, world.connect() as other:
+            await cluster.create_topic("logs", partitions=1)
+            async with await cluster.producer("logs") as producer:
+                await producer.send("old")
+            await other.delete_topic("logs")
+            await other.create_topic("logs", partitions=1)
+            async with await cluster.producer("logs") as producer:
+                assert await producer.next_sequence(0) == 0
+                await producer.send("new")
+            return world.values("logs")
+
+    assert world.run(scenario()) == [b"new"]
