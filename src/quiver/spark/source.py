@@ -100,7 +100,7 @@ class QuiverDataSource(DataSource):
     def _check_write(self, schema: StructType, use: Use, *, is_overwriting: bool) -> WriteOptions:
         options = write_options(self._given, use)
         if is_overwriting:
-            message = "a topic cannot be overwritten: use mode append (batches), output mode append or update (streams)"
+            message = "a topic cannot be overwritten: use mode append (batches) or output mode append (streams)"
             raise RequestError(message, code="bad_option")
         check_rows(schema, options.topic)
         return options

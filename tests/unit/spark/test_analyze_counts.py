@@ -60,11 +60,13 @@ def test_burst_is_many_more_errors_than_usual() -> None:
     assert burst == Burst(window_start_ms=50_000, errors=6, usual=2.0, message="down")
 
 
-def test_windows_without_lines_count_as_calm_and_the_first_window_is_no_burst() -> None:
+def test_windows_without_lines_count_as_calm_and_the_first_windows_are_no_bursts() -> None:
     found = counts(count(0, "ERROR", 50), count(9, "ERROR", 18))
     assert [(burst.window_start_ms, burst.usual) for burst in found.bursts()] == [(90_000, 5.56)]
     assert counts(count(0, "ERROR", 50)).bursts() == []
-    assert counts(count(0), count(1, "ERROR", 4)).bursts() == []
+    assert counts(count(0), count(2, "ERROR", 50)).bursts() == []
+    assert counts(count(0), count(3, "ERROR", 4)).bursts() == []
+    assert len(counts(count(0), count(3, "ERROR", 5)).bursts()) == 1
 
 
 def test_latency_is_the_average_over_all_lines_and_the_greatest() -> None:

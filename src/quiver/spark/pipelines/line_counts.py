@@ -21,6 +21,8 @@ BURST_FACTOR: Final = 3.0
 """A burst is so many errors at least, and so many times as many as usual."""
 USUAL_WINDOWS: Final = 10
 """How many windows before it tell what is usual."""
+USUAL_WINDOWS_MIN: Final = 3
+"""With fewer nobody knows yet: the first window may be half of one."""
 ERRORS: Final = frozenset(("FATAL", "ERROR"))
 
 
@@ -114,7 +116,8 @@ class LineCounts:
             count = messages.total()
             before = range(max(self.windows[0], start - USUAL_WINDOWS * window_ms), start, window_ms or 1)
             usual = sum(errors[at].total() if at in errors else 0 for at in before) / len(before) if before else 0.0
-            if count >= BURST_ERRORS_MIN and before and count >= BURST_FACTOR * usual:
+            is_known = len(before) >= USUAL_WINDOWS_MIN
+            if is_known and count >= BURST_ERRORS_MIN and count >= BURST_FACTOR * usual:
                 message = messages.most_common(1)[0][0]
                 found.append(Burst(window_start_ms=start, errors=count, usual=round(usual, 2), message=message))
         return found

@@ -25,9 +25,10 @@ from quiver.spark.connections import connection
 from quiver.spark.options import Servers
 from quiver.spark.pipelines.comparison import Fault, Kind, Seen, find_faults
 
-CHUNK_RECORDS: Final = 50_000
-CHUNK_BYTES: Final = 16 << 20
-"""Records, or bytes of them, that are digested at once: small batches are joined, since each step has a price."""
+CHUNK_RECORDS: Final = 20_000
+CHUNK_BYTES: Final = 4 << 20
+"""Records, or bytes of them, that are digested at once: small batches are joined, since each step has a price, but no
+further than what a processor's own memory holds."""
 FAULTS_MAX: Final = 1000
 """Most faults that a task tells one by one."""
 READ_RECORDS: Final = 65_536
