@@ -84,6 +84,9 @@ chaos: setup ## kill KILLS real nodes under load and judge what clients were tol
 	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)
 	$(BIN)/python tests/chaos/run_system.py
 
+spark-cluster: setup ## run a Spark master and worker on this machine until Ctrl-C
+	$(BIN)/python -m quiver.spark.standalone
+
 demo: setup ## run three nodes, kill -9 the leader under load, show that nothing is lost; archive and audit it on Spark
 	$(BIN)/python examples/demo.py
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiver.spark.session import session
+from quiver.spark.shipping import ship
 from quiver.spark.source import QuiverDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["QuiverDataSource", "register", "session"]
+__all__ = ["QuiverDataSource", "register", "session", "ship"]
 
 
 def register(spark: SparkSession) -> SparkSession:

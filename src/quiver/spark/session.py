@@ -24,9 +24,8 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.ui.showConsoleProgress": "false",
 }
+_LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _LOCAL_SETTINGS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.shuffle.partitions": "8",
 }
@@ -78,14 +77,16 @@ def environment_for(environment: Mapping[str, str], *, master: str) -> dict[str,
     java_home = find_java_home(environment, cache)
     if java_home is not None:
         wanted["JAVA_HOME"] = java_home
+    if is_on_loopback(master):
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     if is_local(master):
-        wanted |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_home(cache))}
+        wanted["SPARK_HOME"] = str(spark_home(cache))
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
 def settings_for(master: str, *, is_short: bool, config: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's settings for a master: ours, then the caller's."""
-    settings = dict(_SETTINGS)
+    settings = _SETTINGS | (_LOOPBACK_SETTINGS if is_on_loopback(master) else {})
     if is_local(master):
         settings |= _LOCAL_SETTINGS
         settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if is_short else _LASTING_JAVA
@@ -95,3 +96,8 @@ def settings_for(master: str, *, is_short: bool, config: Mapping[str, str]) -> d
 def is_local(master: str) -> bool:
     """Tell whether a master runs everything in the driver's own process."""
     return master == "local" or master.startswith("local[")
+
+
+def is_on_loopback(master: str) -> bool:
+    """Tell whether everything runs on this machine, and nobody else needs to reach the driver."""
+    return is_local(master) or master.startswith(("spark://127.0.0.1:", "spark://localhost:"))

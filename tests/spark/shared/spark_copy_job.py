@@ -7,8 +7,12 @@ import sys
 import quiver.spark
 
 
-def main(servers: str, source: str, target: str, checkpoint: str) -> None:
-    spark = quiver.spark.session("copy", master="local[2]", is_short=True)
+def main(servers: str, source: str, target: str, checkpoint: str, master: str = "local[2]", way: str = "") -> None:
+    spark = quiver.spark.session("copy", master=master, is_short=True)
+    if way == "ship":
+        quiver.spark.ship(spark)
+    elif way:
+        spark.sparkContext.addPyFile(way)
     spark.sparkContext.setLogLevel("OFF")
     frame = (
         spark.readStream.format("quiver")

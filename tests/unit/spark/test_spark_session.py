@@ -85,6 +85,8 @@ def test_callers_environment_and_settings_come_first(tmp_path: Path) -> None:
     assert settings["spark.ui.enabled"] == "true"
     assert "SerialGC" in settings["spark.driver.extraJavaOptions"]
     assert "spark.driver.host" not in settings_for("spark://host:7077", is_short=True, config={})
+    assert settings_for("spark://127.0.0.1:7077", is_short=True, config={})["spark.driver.host"] == "127.0.0.1"
+    assert environment_for(given, master="spark://127.0.0.1:7077")["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(("master", "expected"), [("local", True), ("local[*]", True), ("spark://a:1", False)])
