@@ -19,8 +19,9 @@ JOB = Path(__file__).parent / "shared" / "spark_copy_job.py"
 START_TIMEOUT_S = 300
 
 
-def start(local: LocalCluster, source: str, target: str, folder: Path) -> subprocess.Popen[bytes]:
+def start(local: LocalCluster, source: str, target: str, folder: Path, *, fault: str = "") -> subprocess.Popen[bytes]:
     arguments = [sys.executable, str(JOB), ",".join(local.addresses), source, target, str(folder / "checkpoint")]
+    arguments += ["local[2]", fault] if fault else []
     return subprocess.Popen(arguments, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -55,6 +56,23 @@ def test_killed_driver_loses_nothing_and_doubles_nothing(
             time.sleep(pause_s)
         finally:
             kill(process)
+    assert start(local, source, topic, folder).wait(START_TIMEOUT_S) == 0
+    for partition in range(2):
+        assert values(client, topic, partition) == values(client, source, partition)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("when", "published"), [("before", 400), ("after", 800)])
+def test_driver_killed_around_publishing_neither_loses_nor_doubles(
+    local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path, when: str, published: int
+) -> None:
+    source = f"{topic}-in"
+    fill(client, source, 700, 500)
+    client.create_topic(topic, partitions=2)
+    process = start(local, source, topic, folder, fault=f"{when}:kill:{folder / 'killed'}")
+    assert process.wait(START_TIMEOUT_S) == -signal.SIGKILL
+    assert (folder / "killed").exists()
+    assert count(client, topic) == published
     assert start(local, source, topic, folder).wait(START_TIMEOUT_S) == 0
     for partition in range(2):
         assert values(client, topic, partition) == values(client, source, partition)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from spark_queries import expected, fill, reading, values
+from pyspark.sql import Row, SparkSession
+from spark_queries import expected, fill, fill_until_trimmed, reading, values
 
 import quiver
 from quiver.testing import LocalCluster
@@ -117,3 +120,46 @@ def test_offset_past_the_end_is_an_error(
     fill(client, topic, 3)
     with pytest.raises(PySparkException, match="ends at 3; offset 4 was asked for"):
         reading(spark, local, topic, endingOffsets=f'{{"{topic}": {{"0": 4}}}}').collect()
+
+
+def test_range_that_retention_removed_is_an_error_or_is_left_out(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str
+) -> None:
+    client.create_topic(topic, partitions=1, retention=quiver.RetentionInfo(bytes=20_000))
+    first, end = fill_until_trimmed(client, topic)
+    start = f'{{"{topic}": {{"0": 0}}}}'
+    with pytest.raises(PySparkException, match="by now; offsets from 0 on were to be read"):
+        reading(spark, local, topic, startingOffsets=start).collect()
+    rows = values(reading(spark, local, topic, startingOffsets=start, failOnDataLoss="false"))
+    assert [offset for _, offset, _ in rows] == list(range(first, end))
+
+
+@pytest.mark.slow
+def test_task_goes_on_when_its_leader_dies_in_mid_read(spark: SparkSession, topic: str, folder: Path) -> None:
+    count, size_bytes = 60, 1_000_000  # more than what lies between a broker and a task that does not read on
+    begun, killed = folder / "begun", folder / "killed"
+    with LocalCluster(nodes=3) as local, local.connect() as client:
+        client.create_topic(topic, partitions=1)
+        with client.producer(topic) as producer:
+            for number in range(count):
+                producer.send(b"%03d" % number + b"x" * size_bytes)
+
+        def pause(row: Row) -> tuple[int, str]:
+            if row["offset"] == 1:
+                begun.touch()
+                while not killed.exists():
+                    time.sleep(0.05)
+            return row["offset"], bytes(row["value"][:3]).decode()
+
+        def kill_leader() -> None:
+            while not begun.exists():
+                time.sleep(0.05)
+            local.kill(client.describe_topic(topic).partitions[0].leader or 1)
+            killed.touch()
+
+        killer = threading.Thread(target=kill_leader)
+        killer.start()
+        frame = reading(spark, local, topic, minPartitions="1", batchRecords="1")
+        rows = frame.select("offset", "value").rdd.map(pause).collect()  # large rows are passed on one by one
+        killer.join()
+    assert rows == [(number, f"{number:03}") for number in range(count)]

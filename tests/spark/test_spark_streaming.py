@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
-from spark_queries import batch_sizes, expected, fill, run_to_end, streaming, values
+from spark_queries import batch_sizes, expected, fill, fill_until_trimmed, run_to_end, streaming, values
 
 import quiver
 from quiver.testing import LocalCluster
+
+WAIT_S = 60
 
 
 def test_stream_goes_on_where_its_checkpoint_is(
@@ -79,6 +81,63 @@ def test_new_partitions_are_read_from_their_beginning(
     assert values(spark.read.parquet(str(folder / "out"))) == expected(5, 2)
 
 
+def test_new_partitions_are_read_while_the_query_runs(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 5)
+    frame = streaming(spark, local, topic)
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        client.add_partitions(topic, 3)
+        client.producer(topic).send_many(["2-0", "2-1"], partition=2).result()
+        _wait_for_rows(query, 7)
+    finally:
+        query.stop()
+    assert values(spark.read.parquet(str(folder / "out"))) == expected(5, 0, 2)
+
+
+def test_records_that_retention_removed_are_an_error_or_are_counted(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    client.create_topic(topic, partitions=1, retention=quiver.RetentionInfo(bytes=20_000))
+    fill(client, topic, 5)
+    run_to_end(streaming(spark, local, topic), folder)
+    first, end = fill_until_trimmed(client, topic, above=5)
+    with pytest.raises(StreamingQueryException, match=f"begins at {first} by now; offsets from 5 on were to be read"):
+        run_to_end(streaming(spark, local, topic), folder)
+    query = run_to_end(streaming(spark, local, topic, failOnDataLoss="false"), folder)
+    reached = json.loads(query.recentProgress[-1]["sources"][0]["endOffset"])["topics"][topic]
+    assert (reached["p"], reached["lost"]) == ({"0": end}, first - 5)
+    offsets = [offset for _, offset, _ in values(spark.read.parquet(str(folder / "out")))]
+    assert offsets == [*range(5), *range(first, end)]
+
+
+def test_bytes_per_trigger_are_kept_to_about(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    client.create_topic(topic, partitions=1)
+    with client.producer(topic, batch_bytes=5000) as producer:
+        producer.send_many([b"x" * 1000] * 200)
+    query = run_to_end(streaming(spark, local, topic, maxBytesPerTrigger="50000"), folder)
+    sizes = batch_sizes(query)
+    assert sum(sizes) == 200
+    assert 35 <= max(sizes) <= 50
+
+
+def test_options_that_mean_nothing_for_a_stream_are_told_in_a_sentence(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
+) -> None:
+    fill(client, topic, 1)
+    with pytest.raises(PySparkException, match="option endingOffsets means nothing for a stream read"):
+        run_to_end(streaming(spark, local, topic, endingOffsets="latest", groupId="g"), folder)
+
+
 def test_topic_that_was_made_anew_is_an_error_or_is_read_from_its_beginning(
     spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
 ) -> None:
@@ -132,3 +191,11 @@ def _wait_for_batches(query: Any, count: int) -> None:
     while len(query.recentProgress) < count:
         assert query.isActive
         time.sleep(0.2)
+
+
+def _wait_for_rows(query: Any, count: int) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while sum(batch_sizes(query)) < count:
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)

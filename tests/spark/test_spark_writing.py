@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark import TaskContext
-from pyspark.errors import PySparkException
+import spark_faults
+from pyspark import TaskContext, cloudpickle
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere in Spark
 from spark_queries import fill, reading, streaming
@@ -21,9 +22,12 @@ def write(frame: DataFrame, local: LocalCluster, topic: str, **options: str) -> 
     frame.write.format("quiver").mode("append").options(**given).save()
 
 
-def copy_stream(frame: DataFrame, local: LocalCluster, topic: str, folder: Path) -> None:
+def copy_stream(
+    frame: DataFrame, local: LocalCluster, topic: str, folder: Path, *, sink: str = "quiver", **options: str
+) -> None:
     query = (
-        frame.writeStream.format("quiver")
+        frame.writeStream.format(sink)
+        .options(**options)
         .option("servers", ",".join(local.addresses))
         .option("topic", topic)
         .option("checkpointLocation", str(folder / "checkpoint"))
@@ -100,6 +104,29 @@ def test_stream_goes_on_after_a_restart_and_writes_everything_once(
     assert len(texts(client, topic)) == 300
     rows = reading(spark, local, topic).orderBy("offset").collect()
     assert [bytes(row["value"]).decode() for row in rows[:100]] == [f"0-{offset}" for offset in range(100)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_commit_that_fails_is_made_up_for_by_the_next_run(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path, when: str
+) -> None:
+    cloudpickle.register_pickle_by_value(spark_faults)  # type: ignore[no-untyped-call]
+    spark.dataSource.register(spark_faults.FaultySource)
+    fill(client, f"{topic}-in", 90, 60)
+    client.create_topic(topic, partitions=2)
+
+    def run() -> None:
+        frame = streaming(spark, local, f"{topic}-in", maxOffsetsPerTrigger="50").select("value", "partition")
+        fault = f"{when}:raise:{folder / 'failed'}"
+        copy_stream(frame, local, topic, folder, sink="quiver-faulty", fault=fault)
+
+    with pytest.raises(StreamingQueryException, match="the commit fails"):
+        run()
+    run()
+    rows = reading(spark, local, topic).orderBy("partition", "offset").collect()
+    assert [bytes(row["value"]).decode() for row in rows] == [
+        f"{partition}-{offset}" for partition, count in enumerate((90, 60)) for offset in range(count)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ Ranges are half-open. Planning never splits a range so far that a task has less 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -67,6 +67,16 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
             for topic, own in sorted(end.topics.items())
             if own.p
         }
+
+    def with_lost(self, lost: Mapping[str, int]) -> StreamOffset:
+        """Return this place with more records counted as lost, by topic."""
+        if not lost:
+            return self
+        topics = {
+            topic: msgspec.structs.replace(own, lost=own.lost + lost.get(topic, 0))
+            for topic, own in self.topics.items()
+        }
+        return msgspec.structs.replace(self, topics=topics)
 
     def up_to(self, target: StreamOffset, start: StreamOffset) -> StreamOffset:
         """Return this place, no further than `target` and not before `start`; without partitions that neither has."""
@@ -123,6 +133,20 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
         for partition, end_offset in sorted(own.p.items())
         if (first := start.position(topic, partition, incarnation=own.id)) < end_offset
     ]
+
+
+def uncounted_loss(
+    start: StreamOffset, end: StreamOffset, ranges: Sequence[Range], found: Sequence[Range]
+) -> dict[str, int]:
+    """Return how many records between two places are gone and not counted as lost in `end`, by topic."""
+    uncounted: dict[str, int] = {}
+    for topic, own in end.topics.items():
+        planned, there = (sum(len(one) for one in some if one.topic == topic) for some in (ranges, found))
+        gone = planned - there
+        before = start.topics[topic].lost if topic in start.topics else 0
+        if gone > own.lost - before:
+            uncounted[topic] = gone - (own.lost - before)
+    return uncounted
 
 
 def plan(ranges: list[Range], tasks_min: int) -> list[Range]:

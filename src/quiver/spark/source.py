@@ -37,7 +37,15 @@ from quiver.record import Batch
 from quiver.spark.columns import arrow_batches, spark_schema
 from quiver.spark.connections import connection
 from quiver.spark.holds import QueryHold, stop_when_terminated
-from quiver.spark.offsets import Range, StreamOffset, limit_records, plan, ranges_between, records_between
+from quiver.spark.offsets import (
+    Range,
+    StreamOffset,
+    limit_records,
+    plan,
+    ranges_between,
+    records_between,
+    uncounted_loss,
+)
 from quiver.spark.options import STREAM_ONLY, Bound, ReadOptions, Use, WriteOptions, read_options, write_options
 from quiver.spark.progress import Progress
 from quiver.spark.rows import check_rows
@@ -140,6 +148,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: StreamOffset | None = None
         """Where a query ends that is to read only what was there when it began."""
         self._latest: StreamOffset | None = None
+        self._uncounted: dict[str, int] = {}
+        """Records of a planned batch that turned out to be gone: the next place counts them."""
         self._shown: dict[str, Any] | None = None
         """How far the cluster was last told that the query has come."""
         self._triggered_s = time.monotonic()
@@ -168,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         What lies before `start` is done with: Spark asks only then, also after the last batch of a query.
         """
         self._show(start)
-        begun, end = self._progress.advance(StreamOffset.from_json(start))
+        begun, end = self._progress.advance(StreamOffset.from_json(start).with_lost(self._uncounted))
         self._latest = end
         self._keep(begun, end)
         if self._target is not None:
@@ -190,6 +200,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._keep(first, last)
         ranges = ranges_between(first, last)
         clipped = self._progress.clip(ranges)
+        self._uncounted = uncounted_loss(first, last, ranges, clipped)
         return [RangePartition(what) for what in plan(clipped, _tasks_min(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

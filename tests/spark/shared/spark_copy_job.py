@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+import spark_faults
+from pyspark import cloudpickle
 
 import quiver.spark
 
 
 def main(servers: str, source: str, target: str, checkpoint: str, master: str = "local[2]", way: str = "") -> None:
+    os.environ[spark_faults.DRIVER_GROUP] = str(os.getpgid(0))
     spark = quiver.spark.session("copy", master=master, is_short=True)
+    sink, fault = ("quiver-faulty", {"fault": way}) if ":" in way else ("quiver", {})
+    if fault:
+        cloudpickle.register_pickle_by_value(spark_faults)  # type: ignore[no-untyped-call]
+        spark.dataSource.register(spark_faults.FaultySource)
     if way == "ship":
         quiver.spark.ship(spark)
-    elif way:
-        spark.sparkContext.addPyFile(way)
     spark.sparkContext.setLogLevel("OFF")
     frame = (
         spark.readStream.format("quiver")
@@ -21,8 +28,8 @@ def main(servers: str, source: str, target: str, checkpoint: str, master: str = 
     )
     query = (
         frame.select("value", "partition")
-        .writeStream.format("quiver")
-        .options(servers=servers, topic=target, checkpointLocation=checkpoint)
+        .writeStream.format(sink)
+        .options(servers=servers, topic=target, checkpointLocation=checkpoint, **fault)
         .trigger(availableNow=True)
         .start()
     )

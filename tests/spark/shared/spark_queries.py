@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from quiver.testing import LocalCluster
+
+TRIM_TIMEOUT_S = 60
 
 
 def reading(spark: SparkSession, local: LocalCluster, topic: str, **options: str) -> DataFrame:
@@ -62,3 +65,17 @@ def fill(client: Any, topic: str, *counts: int, first: int = 0) -> None:
     with client.producer(topic, batch_bytes=2000) as producer:
         for partition, count in enumerate(counts):
             producer.send_many([f"{partition}-{offset}" for offset in range(first, count)], partition=partition)
+
+
+def fill_until_trimmed(client: Any, topic: str, *, above: int = 0) -> tuple[int, int]:
+    """Send records into partition 0 until retention has removed some beyond an offset; return where they begin, end."""
+    deadline_s = time.monotonic() + TRIM_TIMEOUT_S
+    with client.producer(topic, batch_bytes=2000) as producer:
+        while client.offsets(topic, "earliest").offsets[0] <= above:
+            assert time.monotonic() < deadline_s, "nothing was trimmed"
+            producer.send_many(["x" * 500] * 50, partition=0).result()
+            time.sleep(0.5)
+    first = -1
+    while first != (first := client.offsets(topic, "earliest").offsets[0]):
+        time.sleep(1)
+    return first, client.offsets(topic).offsets[0]

@@ -20,6 +20,7 @@ from quiver.spark.offsets import (
     ranges_between,
     records_between,
     topic_id_of,
+    uncounted_loss,
 )
 
 ID = "quiver/7/1000"
@@ -101,3 +102,14 @@ def test_unread_is_where_reading_goes_on_in_every_partition_there_is() -> None:
     assert at(4, 7).unread(at(9, 9, 3)) == {"logs": {0: 4, 1: 7, 2: 0}}
     assert at(4, 7).unread(at(9, incarnation="quiver/8/2000")) == {"logs": {0: 0}}
     assert at(4).unread(StreamOffset(topics={"logs": TopicOffset(id=ID, p={})})) == {}
+
+
+def test_what_is_gone_of_a_planned_batch_and_not_counted_is_counted_later() -> None:
+    start, end = at(5), at(105)
+    (whole,) = ranges_between(start, end)
+    (left,) = ranges_between(at(55), end)
+    assert uncounted_loss(start, end, [whole], [whole]) == {}
+    assert uncounted_loss(start, end, [whole], [left]) == {"logs": 50}
+    assert uncounted_loss(start, at(105, lost=50), [whole], [left]) == {}
+    assert at(105).with_lost({"logs": 50}) == at(105, lost=50)
+    assert at(105).with_lost({}) == at(105)
