@@ -21,7 +21,7 @@ COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test test-spark coverage bench fuzz sim chaos demo up docs clean
+.PHONY: help setup lock lint types unit check test test-spark coverage bench fuzz sim chaos spark-cluster demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -102,8 +102,8 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_make_targets_that_are_named_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    known = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
-    named = set(re.findall(r"(?:`|^\$ )make ([a-z]+)", page.read_text(), flags=re.MULTILINE))
+    known = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^\$ )make ([a-z-]+)", page.read_text(), flags=re.MULTILINE))
     assert named <= known
 
 
