@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,24 @@ def test_what_is_not_archived_yet_is_held_while_the_job_runs(
     assert held[0][0] == 0
     assert len(held) == 2
     assert world.cluster.holds() == []
+
+
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_two_who_archive_the_same_at_once_double_nothing(
+    world: World, lake: str, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them does all of it at some moment of the other, which must notice whenever it looks next."""
+    monkeypatch.setattr(archive_module, "ROUND_RECORDS_MAX", 30)
+    world.fill("logs", 60, 40)
+    refresh, looks = DeltaLake.refresh, itertools.count(1)
+
+    def let_the_other_go_first(self: DeltaLake) -> None:
+        if next(looks) == moment:
+            world.run(Archive(topic="logs", to=lake))
+        refresh(self)
+
+    monkeypatch.setattr(DeltaLake, "refresh", let_the_other_go_first)
+    is_noticed = moment not in (1, 5)  # it has not looked yet, or is done
+    with pytest.raises(ConflictError, match="another job archives") if is_noticed else nullcontext():
+        world.run(Archive(topic="logs", to=lake))
+    check_same(world, lake)

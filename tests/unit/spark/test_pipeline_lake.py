@@ -42,8 +42,10 @@ def write(lake: Lake, offsets: list[int], *, partition: int = 0, hours: list[int
     return writer.write([batch(offsets, hours=hours)])
 
 
-def archived(*ends: int, incarnation: str = "c/1/2") -> Archived:
-    return Archived(topic="t", incarnation=incarnation, ends=dict(enumerate(ends)))
+def archived(*ends: int, begin: int | None = None) -> Archived:
+    """Return what a commit says that archives up to these offsets, from `begin` on, or from wherever the lake is."""
+    begins = [end if begin is None else begin for end in ends]
+    return Archived(topic="t", incarnation="c/1/2", begins=dict(enumerate(begins)), ends=dict(enumerate(ends)))
 
 
 def offsets_of(lake: Lake, partition: int = 0) -> list[int]:
@@ -79,18 +81,22 @@ def test_second_of_two_who_archive_the_same_is_refused(tmp_path: Path, kind: Kin
     first, second = open_lake(str(tmp_path), kind), open_lake(str(tmp_path), kind)
     first.commit(write(first, [0, 1]), archived(2))
     with pytest.raises(ConflictError, match="another job archives 't'"):
-        second.commit(write(second, [0, 1, 2]), archived(3))
+        second.commit(write(second, [0, 1, 2]), archived(3, begin=0))
     second.refresh()
     assert second.archived("t", "c/1/2", [0]) == {0: 2}
-    second.commit(write(second, [2]), archived(3))
+    second.commit(write(second, [2]), archived(3, begin=2))
     assert offsets_of(second) == [0, 1, 2]
+    first.refresh()  # it has seen the other's commit, but not planned by it
+    with pytest.raises(ConflictError, match="another job archives 't'"):
+        first.commit(write(first, [2]), archived(3, begin=2))
+    assert offsets_of(first) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_topics_do_not_get_in_the_way_of_each_other(tmp_path: Path, kind: Kind) -> None:
     first, second = open_lake(str(tmp_path), kind), open_lake(str(tmp_path), kind)
     first.commit(write(first, [0, 1]), archived(2))
-    second.commit([], Archived(topic="u", incarnation="x", ends={0: 9}))
+    second.commit([], Archived(topic="u", incarnation="x", begins={0: 0}, ends={0: 9}))
     for lake in (second, open_lake(str(tmp_path))):
         assert lake.archived("t", "c/1/2", [0]) == {0: 2}
         assert lake.archived("u", "x", [0]) == {0: 9}

@@ -131,8 +131,9 @@ class _Archiving:
         ranges = plan(ranges_between(place, end), context.defaultParallelism)
         write = partial(write_range, self._lake.root, self._options, is_hidden=self._lake.is_hiding)
         files = [file for own in context.parallelize(ranges, len(ranges)).map(write).collect() for file in own]
-        own = end.topics[self._job.topic]
-        self._lake.commit(files, Archived(topic=self._job.topic, incarnation=own.id, ends=own.p))
+        begun, own = place.topics[self._job.topic], end.topics[self._job.topic]
+        archived = Archived(topic=self._job.topic, incarnation=own.id, begins=begun.p, ends=own.p)
+        self._lake.commit(files, archived)
         self._count += sum(map(len, ranges))
         self._files += len(files)
         if self._job.consumer:

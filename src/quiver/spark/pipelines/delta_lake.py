@@ -28,6 +28,7 @@ from quiver.spark.pipelines.lake import (
     Archived,
     LakeFile,
     check_incarnation,
+    check_place,
     conflict,
     in_order,
 )
@@ -78,6 +79,8 @@ class DeltaLake:
 
     def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
         """Add files and move the place to behind them, in one step."""
+        # What others committed before this version is checked here, what they commit behind it Delta checks.
+        check_place(self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root)
         places = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
         places += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
         try:

@@ -49,10 +49,11 @@ class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one incarnation of a topic is archived: by partition, the offset behind the last record."""
+    """What a commit archives of one incarnation of a topic: by partition, from an offset up to another."""
 
     topic: str
     incarnation: str
+    begins: Mapping[int, int]
     ends: Mapping[int, int]
 
 
@@ -119,6 +120,12 @@ def check_incarnation(topic: str, known: object, found: object, root: str) -> No
             "another cluster. Archive it into another folder"
         )
         raise ConflictError(message, code="topic_recreated")
+
+
+def check_place(known: Mapping[int, int] | None, archived: Archived, root: str) -> None:
+    """Raise if a lake has, by now, some of what is to be archived."""
+    if any(end > archived.begins[part] for part, end in (known or {}).items() if part in archived.begins):
+        raise conflict(archived.topic, root)
 
 
 def conflict(topic: str, root: str) -> ConflictError:

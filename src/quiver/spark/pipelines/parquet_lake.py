@@ -18,7 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from quiver.errors import DamageError
-from quiver.spark.pipelines.lake import Archived, LakeFile, check_incarnation, conflict, in_order
+from quiver.spark.pipelines.lake import Archived, LakeFile, check_incarnation, check_place, in_order
 from quiver.spark.pipelines.lake_files import hidden, sync
 
 COMMITS: Final = "_quiver"
@@ -83,16 +83,14 @@ class ParquetLake:
 
     def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
         """Add files and move the place to behind them, in one step."""
-        before = self._last.topics.get(archived.topic)
         while True:
+            check_place(self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root)
             fresh = self._after(files, archived)
             try:
                 self._link(self._number + 1, fresh)
                 break
             except FileExistsError:
-                self.refresh()
-            if self._last.topics.get(archived.topic) != before:
-                raise conflict(archived.topic, self.root)
+                self.refresh()  # perhaps it was about another topic
         # From here on the records are archived, whoever gives the files their names.
         self._number, self._last = self._number + 1, fresh
         self._publish(fresh)
