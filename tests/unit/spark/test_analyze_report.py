@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from quiver.cli.job_progress import JobProgress
 from quiver.errors import RequestError
-from quiver.spark.pipelines import make_job
+from quiver.spark.pipelines import Progress, make_job
 from quiver.spark.pipelines.line_counts import LineCount, LineCounts
 from quiver.spark.pipelines.line_report import render_lines, render_page
 
@@ -70,6 +71,19 @@ def test_terminal_shows_the_newest_window_and_what_is_frequent() -> None:
 
 def test_what_is_logged_cannot_move_the_cursor() -> None:
     assert not any("\x1b" in line for line in render_lines(counts(message=HOSTILE, source=HOSTILE)))
+
+
+def test_lines_are_shown_below_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with JobProgress("analyze") as progress:
+        progress.tell(Progress("analyzing logs", 7, lines=("INFO 4.0/s", "sources   web 7")))
+    assert capsys.readouterr().err == "analyze: analyzing logs, 7 records\n  INFO 4.0/s\n  sources   web 7\n"
+
+
+def test_lines_of_a_terminal_are_text_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    board = JobProgress("analyze")._bar
+    board.lines = ("[bold]not bold[/bold]",)
+    board.console.print(*board.get_renderables())
+    assert "[bold]not bold[/bold]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("found", [counts(), counts(message=HOSTILE, source=HOSTILE), LineCounts()])

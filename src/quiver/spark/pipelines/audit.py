@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Final, TypeVar
 from uuid import uuid4
 
 from quiver.client.sync import Cluster
-from quiver.errors import RequestError
+from quiver.errors import QuiverError, RequestError
 from quiver.record.digest import Digest
 from quiver.spark.connections import connection
 from quiver.spark.offsets import incarnation_of
@@ -100,7 +100,8 @@ def _holding(cluster: Cluster, topic: str) -> Iterator[Callable[[], None]]:
     try:
         yield hold
     finally:
-        cluster.release_hold(name)
+        with suppress(QuiverError):  # it ends by itself, and what went wrong before matters more
+            cluster.release_hold(name)
 
 
 def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[Finding]]:
