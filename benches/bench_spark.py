@@ -323,7 +323,7 @@ def main() -> int:
     with disk_directory() as directory, running_nodes(1) as nodes:
         bench = Bench(nodes, spark, options.records, directory)
         bench.fill()
-        to_noop(bench.read(100).limit(1000))  # workers run, leaders are found
+        to_noop(bench.read(1024))  # workers run, leaders are found
         rows = [row for name, part in PARTS.items() if name in (options.only or PARTS) for row in part(bench)]
         status = show(rows, title="Quiver on Spark: local[2], one node, four partitions, fsync on")
     spark.stop()

@@ -125,7 +125,7 @@ def test_package_comes_in_a_packed_environment(
     bare_python(folder / "env", *NEEDED)
     (installed,) = (folder / "env").glob("lib/python*/site-packages")
     subprocess.run(["cp", "-r", str(SOURCES / "quiver"), str(installed)], check=True)
-    with tarfile.open(folder / "env.tar", "w") as packed:
+    with tarfile.open(folder / "env.tar.gz", "w:gz", compresslevel=1) as packed:
         for entry in (folder / "env").iterdir():
             packed.add(entry, arcname=entry.name)
     run_copy(
@@ -135,5 +135,5 @@ def test_package_comes_in_a_packed_environment(
         folder,
         python="./env/bin/python",
         cwd=folder,
-        spark_options=f"--archives {folder / 'env.tar'}#env",
+        spark_options=f"--archives {folder / 'env.tar.gz'}#env",
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiver.spark.session import session
-from quiver.spark.shipping import ship
 from quiver.spark.source import QuiverDataSource
 
 if TYPE_CHECKING:
@@ -25,3 +24,16 @@ def register(spark: SparkSession) -> SparkSession:
     """Make `format("quiver")` known to a session, and return it."""
     spark.dataSource.register(QuiverDataSource)
     return spark
+
+
+def ship(spark: SparkSession) -> None:
+    """Give executors this package, as `--py-files` would, where it is not installed; call it before the first query.
+
+    Example:
+        spark = quiver.spark.session(master="spark://host:7077")
+        quiver.spark.ship(spark)
+    """
+    from quiver.spark.shipping import find_package
+
+    spark.sparkContext.addPyFile(str(find_package()))
+    register(spark)  # a source takes along what there was when it became known

@@ -10,39 +10,28 @@ import os
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import quiver
 from quiver.record import crc32c
 from quiver.spark.java import cache_directory
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every file in the zip: equal packages give equal zips."""
 
 
-def ship(spark: SparkSession) -> None:
-    """Give executors this package, as `--py-files` would; call it before the first query.
-
-    Example:
-        spark = quiver.spark.session(master="spark://host:7077")
-        quiver.spark.ship(spark)
-    """
-    from quiver.spark import register
-
-    spark.sparkContext.addPyFile(str(write_package(cache_directory(os.environ) / f"quiver-{_mark():08x}.zip")))
-    register(spark)  # a source takes along what there was when it became known
+def find_package() -> Path:
+    """Return this package as a zip in the cache directory, made if it is not there yet."""
+    path = cache_directory(os.environ) / f"quiver-{_mark():08x}.zip"
+    return path if path.exists() else write_package(path)
 
 
 def write_package(path: Path) -> Path:
     """Write this package as a zip that `--py-files` takes; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(fresh, "w") as archive:
         for name, file in _files():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), file.read_bytes())
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), file.read_bytes(), zipfile.ZIP_DEFLATED)
     fresh.replace(path)
     return path
 
