@@ -157,6 +157,20 @@ def test_leader_that_is_wrong_is_outvoted(spark: SparkSession, three: LocalClust
     assert {own["witness"] for own in found} == {f"replica on node {node}", "the topic as its leaders serve it"}
 
 
+def test_rot_is_told_as_what_cannot_be_read(spark: SparkSession, three: LocalCluster, data: Path, topic: str) -> None:
+    node = fill(three, topic)
+    assert audit(spark, three, topic).facts["verdict"] == "identical"
+    for path in (data / f"node-{node}").rglob("*.log"):
+        at = path.read_bytes().find(f"{topic}-0250".encode())
+        if at >= 0:
+            with path.open("r+b") as file:  # one byte, under a node that runs
+                file.seek(at)
+                file.write(b"T")
+    found: Any = audit(spark, three, topic).facts["findings"]
+    assert [(own["kind"], own["offset"], own["end_offset"]) for own in found] == [("unreadable", 200, 300)]
+    assert found[0]["witness"] == f"replica on node {node}"
+
+
 def test_node_that_is_down_leaves_nothing_proven(spark: SparkSession, three: LocalCluster, topic: str) -> None:
     node = fill(three, topic)
     three.stop(node)
