@@ -63,7 +63,7 @@ class Bench:
                 cluster.create_topic(topic_of(size), partitions=PARTITIONS)
                 with cluster.producer(topic_of(size)) as producer:
                     for partition in range(PARTITIONS):
-                        producer.send_many([os.urandom(size // 2) * 2] * (records // PARTITIONS), partition=partition)
+                        producer.send_many(make_values(size, records // PARTITIONS), partition=partition)
 
     def read(self, size: int) -> DataFrame:
         return self.spark.read.format("quiver").options(servers=self.servers, subscribe=topic_of(size)).load()
@@ -72,6 +72,13 @@ class Bench:
         """Return the best rate of some rounds: millions of short records a second, or MB of long ones."""
         best = min(seconds_of(work) for _ in range(rounds))
         return in_unit(size, self.records[size] / best)
+
+
+def make_values(size: int, records: int) -> list[bytes]:
+    """Return values that are half noise and half the same, each of them another: about as log lines are."""
+    half = size // 2
+    noise, rest = os.urandom(half * records), b"x" * (size - half)
+    return [noise[at : at + half] + rest for at in range(0, half * records, half)]
 
 
 def topic_of(size: int) -> str:
@@ -134,7 +141,7 @@ def memory_batch(size: int, records: int) -> pa.RecordBatch:
         "offset": list(range(records)),
         "timestamp": [1_700_000_000_000_000] * records,
         "key": [None] * records,
-        "value": [os.urandom(size)] * records,
+        "value": make_values(size, records),
     }
     schema = arrow_schema(READ_COLUMNS)
     return pa.RecordBatch.from_arrays(
