@@ -471,7 +471,7 @@ ABLATIONS = [
         (Member, "_finish", lose_when_finished),
     ),
     without("bug_offsets_ignore_what_waits", MEMBERS, (Member, "_planned_end_offset", end_offset_of_log)),
-    without("bug_damage_met_while_reading_stays", DAMAGE, (Member, "_handle_failure", fail_without_a_note)),
+    without("bug_damage_met_while_reading_stays", DAMAGE, (Member, "handle_failure", fail_without_a_note)),
     without("bug_restarted_member_is_not_probed", CALM, (Member, "_send_append", send_no_probe)),
 ]
 

@@ -22,9 +22,10 @@ from quiver.model import ConsumerId, Offset
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.leading import Leading
 from quiver.partition.recent import RecentBatches
+from quiver.partition.repairing import repairing
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
-from quiver.storage import Log
+from quiver.replication import Member
 
 Start = Literal["earliest", "latest"]
 TURNS_MAX = 10_000
@@ -82,11 +83,11 @@ class _Turn:
 class Consuming:
     """The consumers of one partition, on its leader."""
 
-    def __init__(self, leading: Leading, state: PartitionState, moves: CursorMoves, log: Log) -> None:
+    def __init__(self, leading: Leading, state: PartitionState, moves: CursorMoves, member: Member) -> None:
         self._leading = leading
         self._state = state
         self._moves = moves
-        self._log = log
+        self._member = member
         self._recent = RecentBatches()
         self._turns: dict[ConsumerId, _Turn] = {}
         self._waiting = 0
@@ -112,7 +113,7 @@ class Consuming:
             first_offset = await self._find_start(wish, planned)
             end_offset = self._state.end_offset
             try:
-                batches = await self._log.read_records(first_offset, end_offset=end_offset, bytes_max=wish.bytes_max)
+                batches = await self._read(first_offset, end_offset, wish.bytes_max)
             except TrimmedError:
                 if wish.offset is not None or self._state.first_offset <= first_offset:
                     raise
@@ -125,6 +126,10 @@ class Consuming:
             consumed = Consumed(batches, first_offset, cursor, end_offset)
             is_there = cursor == planned and self._moves.settled() is None
             return consumed, None if is_there else self._moves.move({wish.consumer_id: cursor})
+
+    async def _read(self, first_offset: Offset, end_offset: Offset, bytes_max: int) -> list[Batch]:
+        with repairing(self._member):
+            return await self._member.log.read_records(first_offset, end_offset=end_offset, bytes_max=bytes_max)
 
     async def _find_start(self, wish: Wish, planned: Offset | None) -> Offset:
         if wish.offset is None:
@@ -184,7 +189,7 @@ class Consuming:
         batch = self._recent.find(offset)
         if batch is not None:
             return batch
-        batch = self._log.peek_record(offset)
+        batch = self._member.log.peek_record(offset)
         if batch is not None:
             return self._recent.add(batch)
         return next((own for own in held.values() if own.header.base_offset <= offset < own.header.end_offset), None)
@@ -196,7 +201,7 @@ class Consuming:
             if read and offset < read[-1].header.end_offset:
                 continue
             try:
-                found = await self._log.read_records(offset, end_offset=self._state.end_offset, bytes_max=1)
+                found = await self._read(offset, self._state.end_offset, 1)
             except TrimmedError:
                 if self._state.first_offset <= offset:
                     raise

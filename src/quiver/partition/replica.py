@@ -23,6 +23,7 @@ from quiver.partition.consuming import Consumed, Consuming, Start, Taker, Wish, 
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.housekeeping import Housekeeping
 from quiver.partition.leading import Leading
+from quiver.partition.repairing import repairing
 from quiver.partition.retaining import Retention
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
@@ -98,7 +99,7 @@ class Replica:
         self._leading = Leading(member)
         self._appender = Appender(self._leading, state, space)
         self._moves = CursorMoves(self._leading, state)
-        self._consuming = Consuming(self._leading, state, self._moves, member.log)
+        self._consuming = Consuming(self._leading, state, self._moves, member)
         self._arrivals = Arrivals()
         self._housekeeping = Housekeeping(member, state, self._leading, settings)
         member.on_role = self._handle_role
@@ -245,7 +246,8 @@ class Replica:
             return first_offset
         if at == "latest":
             return end_offset
-        found = await self._member.log.find_timestamp(at, first_offset=first_offset, end_offset=end_offset)
+        with repairing(self._member):
+            found = await self._member.log.find_timestamp(at, first_offset=first_offset, end_offset=end_offset)
         return end_offset if found is None else found
 
     async def read_end_offset(self) -> Offset:
@@ -347,7 +349,8 @@ class Replica:
         state = self._state
         await check_in_range(self._leading, state, offset)
         end_offset = state.end_offset
-        batches = await self._member.log.read_records(offset, end_offset=end_offset, bytes_max=bytes_max)
+        with repairing(self._member):
+            batches = await self._member.log.read_records(offset, end_offset=end_offset, bytes_max=bytes_max)
         return Fetched(batches, state.first_offset, end_offset)
 
     async def _wait_past(self, offset: Offset, wait_ms: int) -> bool:

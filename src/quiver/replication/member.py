@@ -82,7 +82,7 @@ class Member:
             host=host,
             applied_index=files.applied_index,
             on_applied=self._handle_applied,
-            on_unreadable=self._handle_failure,
+            on_unreadable=self.handle_failure,
         )
         self._waiters = Waiters()
         self._proposals: list[Proposal] = []
@@ -100,7 +100,7 @@ class Member:
         )
         self.next_deadline_ms = self._raft.next_deadline_ms
         self._log.on_durable = self._handle_durable
-        self._log.on_failure = self._handle_failure
+        self._log.on_failure = self.handle_failure
         self._apply()
 
     # -- questions -------------------------------------------------------------------------------
@@ -373,7 +373,8 @@ class Member:
         if changes:
             # A configuration is saved before its entry can reach the log: see `opening`.
             first_index = changes[0].index if output.truncate_from is None else output.truncate_from
-            self._persistence.add_configurations(changes, first_index=first_index, commit_index=self._raft.commit_index)
+            settled_index = self._raft.applicable_index
+            self._persistence.add_configurations(changes, first_index=first_index, settled_index=settled_index)
             self._block(self._plan_save(), partial(self._write, step))
         elif output.restore is not None:
             assert step.snapshot is not None, "the core restores what was just received"
@@ -388,7 +389,7 @@ class Member:
             try:
                 self._log.truncate_suffix(output.truncate_from)
             except StorageError as error:
-                self._handle_failure(error)
+                self.handle_failure(error)
                 return
             kept = [item for item in self._write_terms if item[0] < output.truncate_from]
             self._write_terms = kept or [NOTHING_WRITTEN]
@@ -461,7 +462,7 @@ class Member:
 
     # -- failing ---------------------------------------------------------------------------------
 
-    def _handle_failure(self, error: StorageError) -> None:
+    def handle_failure(self, error: StorageError) -> None:
         """Stop the node; if it is for damage, on disk by then: a note to look at every byte when it is opened (R18)."""
         if not isinstance(error, DamageError) and not isinstance(error.__cause__, DamageError):
             self._host.fail(error)
@@ -505,7 +506,7 @@ class Member:
                 permission.first_index, end_index=permission.end_index, bytes_max=permission.bytes_max
             )
         except DamageError as error:
-            self._handle_failure(error)  # else the member that needs these entries would wait for ever
+            self.handle_failure(error)  # else the member that needs these entries would wait for ever
             return
         except StorageError:
             found = []  # removed by compaction, or unreadable for now: the core sees that nothing was sent
@@ -585,7 +586,7 @@ class Member:
             raise failure from error
 
     def _plan_save(self) -> Callable[[], None]:
-        return self._persistence.plan_save(self._raft.commit_index)
+        return self._persistence.plan_save(self._raft.applicable_index)
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms()

@@ -2,6 +2,10 @@
 
 Decides *what* is saved; `member` decides when and waits for it. The methods that block say so and run in
 an executor, one at a time; the others belong to the event loop.
+
+What is saved here never runs ahead of the log. An entry is *settled* if it is committed and durable in this member's
+own log, too: before that, power may be lost, and what then lies in its place must not be taken for committed, nor
+may the configuration be forgotten that was in force without it.
 """
 
 from __future__ import annotations
@@ -32,10 +36,10 @@ class Persistence:
         """Let the next save hold this term and vote."""
         self._term, self._vote = term, vote
 
-    def add_configurations(self, entries: Sequence[Entry], *, first_index: Index, commit_index: Index) -> None:
+    def add_configurations(self, entries: Sequence[Entry], *, first_index: Index, settled_index: Index) -> None:
         """Let the next save hold new configurations, and none that is cut off at `first_index` or long replaced."""
         known = [item for item in self._configurations if item.index < first_index]
-        settled = sum(item.index <= commit_index for item in known)
+        settled = sum(item.index <= settled_index for item in known)
         known = known[max(settled - 1, 0) :]
         for entry in entries:
             assert entry.configuration is not None, "only entries that bring one are given"
@@ -66,10 +70,10 @@ class Persistence:
         next_known = next((item for item in self._configurations if index < item.index <= commit_index), None)
         return self.configuration_at(index) or (next_known.configuration if next_known is not None else None)
 
-    def plan_save(self, commit_index: Index) -> Callable[[], None]:
+    def plan_save(self, settled_index: Index) -> Callable[[], None]:
         """Return work that blocks: it makes term, vote and configurations, as they are now, durable."""
         membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_suspect))
-        state = HardState(term=self._term, vote=self._vote, commit_index=commit_index, membership=membership)
+        state = HardState(term=self._term, vote=self._vote, commit_index=settled_index, membership=membership)
         return partial(self._hard_state_file.save, state)
 
     def save_snapshot(self, snapshot: Snapshot) -> Index:

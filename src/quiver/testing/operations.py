@@ -212,13 +212,13 @@ def _swapped(leaver: NodeId, learner: NodeId) -> Target:
 
 
 def _replaced(lost: NodeId, successor: NodeId) -> Target:
-    """Remove a lost node; its successor becomes a learner first if the lost one had a vote."""
+    """Remove a lost node; its successor becomes a learner first, unless somebody has made it a voter already."""
 
     def target(now: Configuration) -> tuple[Nodes, Nodes] | None:
         if not now.includes(lost):
             return None
-        learners = _minus(now.learners, lost)
-        return _minus(now.voters, lost), (*_minus(learners, successor), successor)
+        learners = _minus(_minus(now.learners, lost), successor)
+        return _minus(now.voters, lost), learners if now.is_voter(successor) else (*learners, successor)
 
     return target
 

@@ -18,8 +18,8 @@ from quiver.errors import (
     StorageError,
     UnavailableError,
 )
-from quiver.model import GroupId, NodeId
-from quiver.raft import Configuration
+from quiver.model import GroupId, Index, NodeId, Term
+from quiver.raft import Configuration, Entry, EntryKind
 from quiver.record import build_batch, build_control_batch
 from quiver.replication import CONTROL_STATE
 
@@ -426,3 +426,46 @@ def test_errors_tell_what_was_done() -> None:
     assert UnavailableError("x").outcome == "not_done"
     assert OutcomeUnknownError("x").outcome == "unknown"
     assert issubclass(DamageError, StorageError)
+
+
+@simulate
+async def test_hard_state_saved_while_a_tail_is_replaced_vouches_for_nothing_of_it(cluster: Cluster) -> None:
+    """R4: what is committed, but not in this log yet, is not committed to whoever finds it after a power loss."""
+    await cluster.propose(b"1")
+    await cluster.wait_equal([b"1"])
+    old = await cluster.leader()
+    cluster.network.isolate(old.id)
+    with cluster.loop.node_scope(old.id):
+        old.member.propose_nowait([build_batch([b"old"] * 5, timestamp=1)])
+    await cluster.wait(lambda: not old.member.is_leader)
+    header = (await cluster.propose(b"new"))[0]
+    cluster.network.rejoin(old.id)
+    while old.member.commit_index < header.index - 1:  # noqa: ASYNC110 - the new leader's no-op, in the old one's place
+        await asyncio.sleep(0.00002)  # of simulated time: `wait` looks too seldom
+    old.member._plan_save()()  # as for a vote, just now
+    cluster.network.isolate(old.id)
+    old.kill(loses_power=True)
+    old.start()
+    await cluster.wait(lambda: hasattr(old, "member"))
+    assert b"old" not in old.machine.values
+    cluster.network.rejoin(old.id)
+    await cluster.wait_equal([b"1", b"new"])
+
+
+@simulate
+async def test_configuration_in_force_is_kept_until_the_next_one_is_durable_here(cluster: Cluster) -> None:
+    """A later one that is committed, but whose entry a power loss may take away, does not replace it."""
+    leader = await cluster.leader()
+    await cluster.propose(b"1")
+    persistence = leader.member._persistence
+    members = tuple(cluster.nodes)
+    first, second, third = (Configuration(voters=members, learners=(NodeId(10 + n),)) for n in range(3))
+    entries = [Entry(Index(100 + n), Term(1), EntryKind.CONFIG, b"", item) for n, item in enumerate((first, second))]
+    for entry in entries:
+        persistence.add_configurations([entry], first_index=entry.index, settled_index=Index(100))
+    last = Entry(Index(102), Term(1), EntryKind.CONFIG, b"", third)
+    persistence.add_configurations([last], first_index=last.index, settled_index=Index(100))
+    assert persistence.configuration_at(Index(100)) == first
+    persistence.add_configurations([], first_index=Index(103), settled_index=Index(102))
+    assert persistence.configuration_at(Index(101)) is None, "what is durable and replaced is forgotten"
+    assert persistence.configuration_at(Index(102)) == third
