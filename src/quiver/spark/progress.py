@@ -172,7 +172,13 @@ class Progress:
         for topic in dict.fromkeys(one.topic for one in ranges):
             own = [one for one in ranges if one.topic == topic]
             wanted = dict.fromkeys((one.partition for one in own), "earliest")
-            firsts = self._cluster.offsets(topic, wanted, topic_id=own[0].topic_id).offsets  # type: ignore[arg-type] # words
+            found = self._cluster.offsets(
+                topic,
+                wanted,  # type: ignore[arg-type] # words
+                topic_id=own[0].topic_id,
+                max_age_ms=METADATA_AGE_MS_MAX,
+            )
+            firsts = found.offsets
             clipped += [part for one in own if len(part := self._clip(one, firsts[one.partition]))]
         return clipped
 
