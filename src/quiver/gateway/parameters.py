@@ -8,7 +8,7 @@ one of the right kind outside its bounds is `out_of_range`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +20,10 @@ from quiver.gateway.contract import Parameters
 P = TypeVar("P", bound=Parameters)
 
 QUERY_FIELDS_MAX = 50
+KNOWN_MAX = 4_096
+"""How many queries are remembered as read: a consumer asks with the same one again and again."""
+KNOWN_BYTES_MAX = 256
+"""A query that is longer is not remembered."""
 _BOUNDS = re.compile(r"Expected `\w+` (?:>|<|of length|matching)|out of range|Invalid enum value")
 """What msgspec says of a value that has the right type."""
 _PLACE = re.compile(r" - at `\$\.?(?P<place>.*)`$")
@@ -33,6 +37,7 @@ class ParameterReader(Generic[P]):
     def __init__(self, kind: type[P]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind, strict=False)
+        self._known: dict[bytes, P] = {}
 
     def read(self, path_values: Mapping[str, str], query: bytes, body: bytes) -> P:
         """Return the parameters.
@@ -44,16 +49,30 @@ class ParameterReader(Generic[P]):
         try:
             if not path_values and not query:
                 return self._decoder.decode(body or b"{}")
+            if not path_values and not body:
+                return self._known.get(query) or self._learn(query)
             given = _any_decoder.decode(body) if body else {}
-            for name, value in (*path_values.items(), *_split_query(query)):
-                if name in given:
-                    raise RequestError(f"not done: {name!r} is given twice", code="given_twice")
-                given[name] = value
-            return msgspec.convert(given, self._kind, strict=False)
+            return self._convert(given, (*path_values.items(), *_split_query(query)))
         except msgspec.ValidationError as error:
             raise _explain(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"not done: the body is not JSON: {error}") from None
+
+    def _learn(self, query: bytes) -> P:
+        """Read a query that stands alone, and remember what it says; what was read cannot be changed."""
+        read = self._convert({}, _split_query(query))
+        if len(query) <= KNOWN_BYTES_MAX:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[query] = read
+        return read
+
+    def _convert(self, given: dict[str, Any], fields: Iterable[tuple[str, str]]) -> P:
+        for name, value in fields:
+            if name in given:
+                raise RequestError(f"not done: {name!r} is given twice", code="given_twice")
+            given[name] = value
+        return msgspec.convert(given, self._kind, strict=False)
 
 
 def _split_query(query: bytes) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quiver.errors import OutOfRangeError, RequestError
 from quiver.gateway import contract
-from quiver.gateway.parameters import QUERY_FIELDS_MAX, ParameterReader
+from quiver.gateway.parameters import KNOWN_MAX, QUERY_FIELDS_MAX, ParameterReader
 from quiver.gateway.routes import ROUTES, Route
 
 PRODUCE = ParameterReader(contract.Produce)
@@ -37,6 +37,19 @@ def test_parameters_are_the_same_wherever_they_are(body: bytes, query: bytes) ->
 
 def test_query_is_decoded() -> None:
     assert produce(query=b"topic=t&producer_id=5&message=a+b%26%C3%A9%2B").message == "a b&é+"
+
+
+def test_query_that_comes_again_says_the_same_and_few_are_remembered() -> None:
+    reader = ParameterReader(contract.Produce)
+    for number in (*range(KNOWN_MAX + 10), 3, 3):
+        query = b"topic=t&producer_id=%d&message=x" % number
+        assert reader.read({}, query, b"").producer_id == number
+        with pytest.raises(RequestError, match="twice"):
+            reader.read({}, query, b'{"topic": "t"}')
+    long = b"topic=t&producer_id=1&message=" + b"x" * 300
+    assert reader.read({}, long, b"") == reader.read({}, long, b"")
+    assert len(reader._known) <= KNOWN_MAX
+    assert long not in reader._known
 
 
 def test_text_that_looks_like_something_else_stays_text() -> None:
