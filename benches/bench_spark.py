@@ -1,12 +1,13 @@
 """What Spark gets from topics and puts into them: reads, streams, the sink, pipelines, micro-batches, a cold job.
 
-    python bench_spark.py [--records 2000000] [--only read|stream|sink|archive|audit|latency|cold]
+    python bench_spark.py [--records 2000000] [--only read|stream|sink|archive|audit|latency|cold] [--kafka]
 
 One node, one replica, fsync on, four partitions; Spark is `local[2]`; all of them share this machine's cores. A rate is
 the best of some rounds in a session that is warm. Raw limits, from the same run: for reads and streams, Arrow batches
 out of memory through the same hand-over into Spark; for the sink, `write` and `fdatasync` of the same values; for the
 archive, Parquet files written from memory by one process; for the audit, digests of records in memory by one process;
-for micro-batches, Spark's own `rate` source; for the cold job, a process that starts Spark and counts one row.
+for micro-batches, Spark's own `rate` source; for the cold job, a process that starts Spark and counts one row. With
+`--kafka` the same records are read from a real Kafka by Spark's own source for it, in turns with ours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import quiver
 import quiver.spark
+from kafka_peer import Kafka, fetch_connector
 from processes import Nodes, connect, disk_directory, running_nodes
 from quiver.record.digest import digest_ranges
 from quiver.spark.columns import arrow_schema, spark_schema
@@ -308,6 +311,25 @@ def run_python(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+# -- next to Kafka -------------------------------------------------------------------------------------
+
+
+def bench_kafka(bench: Bench, kafka: Kafka) -> list[Row]:
+    """Read the same number of records from Kafka and from ours, in turns."""
+    rows = []
+    for (name, size), target in zip(SIZES.items(), (3, 2), strict=True):
+        kafka.fill(topic_of(size), partitions=PARTITIONS, records=bench.records[size], size=size)
+        options = {"kafka.bootstrap.servers": kafka.address, "subscribe": topic_of(size)}
+        theirs, ours = 0.0, 0.0
+        for _ in range(ROUNDS):
+            frame = bench.spark.read.format("kafka").options(**options).load()
+            theirs = max(theirs, bench.rate(size, lambda frame=frame: to_noop(frame), rounds=1))  # type: ignore[misc] # bound
+            ours = max(ours, bench.rate(size, lambda size=size: to_noop(bench.read(size)), rounds=1))  # type: ignore[misc] # bound
+        rows.append(rate_row("Spark's own source reading Kafka", size, theirs, limit=None, targets=(None, None)))
+        rows.append(Row(f"ours as a multiple of it, {name}", ours / theirs, "x/s", None, target))
+    return rows
+
+
 PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "read": bench_read,
     "stream": bench_stream,
@@ -323,18 +345,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure Quiver on Spark.")
     parser.add_argument("--records", type=int, default=2_000_000, help="short records; of long ones as many bytes")
     parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--kafka", action="store_true", help="read from Kafka, too, which Maven has to fetch first")
     options = parser.parse_args()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    spark = quiver.spark.session("bench", master="local[2]", config={"spark.log.level": "OFF"})
-    spark.dataSource.register(CeilingSource)
-    with disk_directory() as directory, running_nodes(1) as nodes:
-        bench = Bench(nodes, spark, options.records, directory)
+    with ExitStack() as stack:
+        directory = stack.enter_context(disk_directory())
+        config = {"spark.log.level": "OFF"} | ({"spark.jars": fetch_connector(directory)} if options.kafka else {})
+        spark = quiver.spark.session("bench", master="local[2]", config=config)
+        stack.callback(spark.stop)
+        spark.dataSource.register(CeilingSource)
+        bench = Bench(stack.enter_context(running_nodes(1)), spark, options.records, directory)
         bench.fill()
         to_noop(bench.read(1024))  # workers run, leaders are found
         rows = [row for name, part in PARTS.items() if name in (options.only or PARTS) for row in part(bench)]
-        status = show(rows, title="Quiver on Spark: local[2], one node, four partitions, fsync on")
-    spark.stop()
-    return status
+        if options.kafka:
+            rows += bench_kafka(bench, stack.enter_context(Kafka(directory / "kafka").running()))
+        return show(rows, title="Quiver on Spark: local[2], one node, four partitions, fsync on")
 
 
 if __name__ == "__main__":
