@@ -171,7 +171,7 @@ class Raft:
         state = self._state
         state.begin(now_ms)
         if state.hibernating and hibernation.stirs(state, message):
-            hibernation.wake(state)
+            self._wake(from_)
         if message.term == state.term or self._meet_other_term(from_, message):
             self._dispatch(from_, message)
         return state.finish()
@@ -179,7 +179,8 @@ class Raft:
     def wake(self, now_ms: int) -> Output:
         """Start the timers of a hibernating member: a member's node stopped answering or was restarted."""
         self._state.begin(now_ms)
-        hibernation.wake(self._state)
+        if self._state.hibernating:
+            self._wake(None)
         return self._state.finish()
 
     def peer_unreachable(self, to: NodeId) -> Output:
@@ -340,6 +341,13 @@ class Raft:
         self._state.log.compact(first_index)
 
     # Rules for every message
+
+    def _wake(self, by: NodeId | None) -> None:
+        """Wake, and have a leader that others woke this member from wake, too: its silence would look like its end."""
+        state = self._state
+        hibernation.wake(state)
+        if state.leadership is None and state.leader is not None and state.leader != by:
+            follower.report(state, state.leader)
 
     def _note_durable(self) -> None:
         state = self._state

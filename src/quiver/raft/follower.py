@@ -54,6 +54,11 @@ def handle_heartbeat(state: State, from_: NodeId, message: Heartbeat) -> None:
     if message.hibernate and hibernation.agrees(state, message):
         state.hibernating = True
         return
+    report(state, from_)
+
+
+def report(state: State, to: NodeId) -> None:
+    """Tell a leader how far this member is, and that it is awake."""
     response = HeartbeatResponse(
         state.term,
         state.acknowledgeable(),
@@ -62,7 +67,7 @@ def handle_heartbeat(state: State, from_: NodeId, message: Heartbeat) -> None:
         state.round_heard,
         state.recover_until is not None,
     )
-    state.send(from_, response)
+    state.send(to, response)
 
 
 def note_durable(state: State) -> None:

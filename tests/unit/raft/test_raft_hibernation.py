@@ -5,7 +5,7 @@ from __future__ import annotations
 from raft_harness import Cluster, Member, core, sole
 
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Heartbeat, HeartbeatResponse, VoteRequest
+from quiver.raft import Heartbeat, HeartbeatResponse, VoteRequest, VoteResponse
 
 N2, N3 = NodeId(2), NodeId(3)
 
@@ -89,8 +89,21 @@ def test_sleeping_follower_holds_its_leader_for_fresh_but_wakes() -> None:
     cluster.now_ms += 1_000_000
     follower = cluster[2]
     output = follower.receive(3, VoteRequest(Term(2), Index(9), Term(1), True))
-    assert not sole(output).granted
+    told = {outgoing.to: outgoing.message for outgoing in output.messages}
+    assert told[N3] == VoteResponse(Term(1), False, True)
+    assert isinstance(told[NodeId(1)], HeartbeatResponse)
     assert follower.raft.next_deadline_ms is not None
+
+
+def test_stranger_that_wakes_the_followers_unseats_no_leader() -> None:
+    """A removed member asks those that it knows for votes; the leader is not among them, and sleeps."""
+    cluster, leader = asleep()
+    for _ in range(20):
+        for node in (2, 3):
+            cluster[node].receive(4, VoteRequest(Term(2), Index(1), Term(1), True))
+        cluster.elapse(700)
+    assert leader.raft.is_leader
+    assert leader.raft.term == 1
 
 
 def test_woken_followers_elect_a_new_leader_when_the_old_is_gone() -> None:
