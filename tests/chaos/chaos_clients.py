@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -86,9 +87,9 @@ class Client(threading.Thread):
     def begin(self) -> None:
         """Register, or whatever comes first."""
 
+    @abstractmethod
     def step(self) -> None:
         """Do one thing."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Do what comes last."""

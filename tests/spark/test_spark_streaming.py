@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
-from spark_queries import batch_sizes, expected, fill, fill_until_trimmed, run_to_end, streaming, values
+from spark_queries import batch_sizes, expected, fill, fill_until_trimmed, into_files, run_to_end, streaming, values
 
 import quiver
 from quiver.testing import LocalCluster
@@ -86,12 +86,7 @@ def test_new_partitions_are_read_while_the_query_runs(
 ) -> None:
     fill(client, topic, 5)
     frame = streaming(spark, local, topic)
-    query = (
-        frame.writeStream.format("parquet")
-        .option("path", str(folder / "out"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .start()
-    )
+    query = into_files(frame, folder).start()
     try:
         query.processAllAvailable()
         client.add_partitions(topic, 3)
@@ -172,12 +167,7 @@ def test_stream_survives_the_death_of_leaders(spark: SparkSession, topic: str, f
     with LocalCluster(nodes=3) as local, local.connect() as client:
         fill(client, topic, 4000, 4000)
         frame = streaming(spark, local, topic, maxOffsetsPerTrigger="500")
-        query = (
-            frame.writeStream.format("parquet")
-            .option("path", str(folder / "out"))
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .start()
-        )
+        query = into_files(frame, folder).start()
         try:
             _wait_for_batches(query, 3)
             local.kill(client.describe_topic(topic).partitions[0].leader or 1)

@@ -407,7 +407,7 @@ class AsyncCluster:
         """
         return await find_offsets(self.router, topic, at, topic_id=topic_id, age_ms_max=max_age_ms)
 
-    async def read_range(
+    def read_range(
         self,
         topic: str,
         partition: int,
@@ -430,14 +430,9 @@ class AsyncCluster:
             topic_id=topic_id,
             fetch_bytes=fetch_bytes,
         )
-        try:
-            while batches := await reader.read_next():
-                for batch in batches:
-                    yield batch
-        finally:
-            reader.close()
+        return _read(reader)
 
-    async def read_replica(
+    def read_replica(
         self,
         topic: str,
         partition: int,
@@ -463,12 +458,7 @@ class AsyncCluster:
             topic_id=topic_id,
             fetch_bytes=fetch_bytes,
         )
-        try:
-            while batches := await reader.read_next():
-                for batch in batches:
-                    yield batch
-        finally:
-            reader.close()
+        return _read(reader)
 
     async def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
@@ -542,3 +532,12 @@ class AsyncCluster:
             leads = [replica for replica in described.replicas if replica.leader == node]
             found.update((replica.partition_id, replica) for replica in leads)
         return found
+
+
+async def _read(reader: RangeReader) -> AsyncIterator[Batch]:
+    try:
+        while batches := await reader.read_next():
+            for batch in batches:
+                yield batch
+    finally:
+        reader.close()

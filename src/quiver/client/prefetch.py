@@ -72,11 +72,6 @@ class PartitionReader:
         """Whether everything was handed out that the leader had when it last answered."""
         return self.end_offset is not None and self.position >= self.end_offset
 
-    @property
-    def has_news(self) -> bool:
-        """Whether `take_error` or `peek` has something."""
-        return self._error is not None or self.peek() is not None
-
     def peek(self) -> Batch | None:
         """Return the batch that holds the record at the position, if it is in memory."""
         batches = self._batches

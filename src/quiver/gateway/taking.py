@@ -31,7 +31,7 @@ PATIENCE_MS = 2_000
 
 
 class Place(NamedTuple):
-    """A partition, and who stands in its line."""
+    """A partition, as the key of its line."""
 
     topic_id: TopicId
     partition_id: PartitionId

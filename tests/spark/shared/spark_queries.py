@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from quiver.testing import LocalCluster
 
@@ -26,15 +27,15 @@ def streaming(spark: SparkSession, local: LocalCluster, topic: str, **options: s
     return spark.readStream.format("quiver").options(**given).load()
 
 
+def into_files(frame: DataFrame, folder: Path) -> DataStreamWriter:
+    """Return a stream into Parquet files, which is yet to be started."""
+    writer = frame.writeStream.format("parquet").option("path", str(folder / "out"))
+    return writer.option("checkpointLocation", str(folder / "checkpoint"))
+
+
 def run_to_end(frame: DataFrame, folder: Path) -> StreamingQuery:
     """Write what there is into Parquet files and return when all of it is written."""
-    query = (
-        frame.writeStream.format("parquet")
-        .option("path", str(folder / "out"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
+    query = into_files(frame, folder).trigger(availableNow=True).start()
     query.awaitTermination()
     return query
 

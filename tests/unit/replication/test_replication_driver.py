@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Sequence
 
 import pytest
 from replication_cluster import DIRECTORY, GROUP, Cluster, ValuesMachine, run_in, simulate
@@ -22,6 +23,8 @@ from quiver.model import GroupId, Index, NodeId, Term
 from quiver.raft import Configuration, Entry, EntryKind
 from quiver.record import build_batch, build_control_batch
 from quiver.replication import CONTROL_STATE
+from quiver.replication.persistence import Persistence
+from quiver.testing import Latency, SimulatedExecutor
 
 
 @simulate
@@ -469,3 +472,29 @@ async def test_configuration_in_force_is_kept_until_the_next_one_is_durable_here
     persistence.add_configurations([], first_index=Index(103), settled_index=Index(102))
     assert persistence.configuration_at(Index(101)) is None, "what is durable and replaced is forgotten"
     assert persistence.configuration_at(Index(102)) == third
+
+
+@simulate
+async def test_member_forgets_no_configuration_for_one_that_is_only_committed(cluster: Cluster) -> None:
+    """Its own disk may lag behind the majority that has committed; what it saves must not run ahead of it."""
+    leader = await cluster.leader()
+    slow = next(node for node in cluster.nodes.values() if node is not leader).member
+    assert isinstance(slow._executor, SimulatedExecutor)
+    slow._executor.latency = Latency(minimum_ms=30, spread_ms=30)
+    seen: list[tuple[Index, Index, Index]] = []
+    real = Persistence.add_configurations
+
+    def spy(persistence: Persistence, entries: Sequence[Entry], **about: Index) -> None:
+        if persistence is slow._persistence:
+            seen.append((about["settled_index"], slow.raft.durable_index, slow.raft.commit_index))
+        real(persistence, entries, **about)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Persistence, "add_configurations", spy)
+        for number in range(6):
+            await asyncio.gather(*(cluster.propose(b"%d" % number) for _ in range(5)))
+            await asyncio.sleep(0.01)
+            learners = (NodeId(9),) if number % 2 else ()
+            leader.member.change_membership(voters=tuple(cluster.nodes), learners=learners)
+    assert any(durable < commit for _, durable, commit in seen), "else nothing was tried"
+    assert all(settled <= durable for settled, durable, _ in seen)

@@ -8,6 +8,7 @@ A client whose call has an unknown outcome goes on as a new process, as the judg
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -54,9 +55,9 @@ class Client:
     async def begin(self) -> None:
         """Register, or whatever comes first; repeated until it is done."""
 
+    @abstractmethod
     async def step(self) -> None:
         """Do one thing."""
-        raise NotImplementedError
 
     async def restart(self) -> None:
         """End the program and start it again."""
