@@ -47,9 +47,8 @@ def test_running_query_pins_what_it_has_not_read(
 def test_finished_query_leaves_no_hold(
     spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path
 ) -> None:
-    """It releases its hold at its end; if Spark ends its process before that, the hold ends with its time."""
     fill(client, topic, 20)
-    frame = streaming(spark, local, topic, holdTimeout="20s")
+    frame = streaming(spark, local, topic, holdTimeout="10m")
     query = frame.writeStream.format("noop").option("checkpointLocation", str(folder)).trigger(availableNow=True)
     query.start().awaitTermination()
     wait(lambda: not any(hold.topic == topic for hold in client.holds()))

@@ -8,6 +8,7 @@ it is over. Each life of a query has a hold of its own name, so that two of them
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -33,7 +34,13 @@ def stop_when_terminated() -> None:
     """Let this process end in order when it is told to: Spark ends a reader's process so, and `stop` runs only then."""
     is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, _exit_once)
+
+
+def _exit_once(*_: object) -> None:
+    """Spark may tell more than once: what a process does at its end is not to be cut off by the next."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 class QueryHold:
@@ -48,6 +55,8 @@ class QueryHold:
         self._guard = threading.Lock()
         self._is_over = threading.Event()
         self._renewing: threading.Thread | None = None
+        # Spark hangs up first and terminates then: what hanging up began may be cut off once.
+        atexit.register(self.release)
 
     def move(self, start: StreamOffset, end: StreamOffset) -> None:
         """Hold what lies behind `start`, in every partition that `end` knows.
@@ -74,11 +83,11 @@ class QueryHold:
         with self._guard:
             if not self._unread:
                 return
-            self._unread = {}
             try:
                 connection(self._options.servers).release_hold(self._name)
             except QuiverError as error:
                 logger.warning("hold not released, it ends by itself", extra=facts(hold=self._name, error=error))
+            self._unread = {}
 
     def _renew(self) -> None:
         while not self._is_over.wait(self._options.hold_s / RENEWALS):
