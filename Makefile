@@ -49,12 +49,12 @@ types: setup ## check types, strictly
 	$(BIN)/mypy $(CODE)
 
 unit: setup ## run the unit tests
-	$(BIN)/python -m pytest -n $(WORKERS) tests/unit
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/unit
 
 check: lint types unit ## what to run before every commit: style, types, unit tests
 
 test: lint types ## everything: style, types, all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/spark
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/spark
 	$(BIN)/python -m pytest tests/spark -m 'not slow'
 
 test-spark: setup ## run all tests on Spark, one session for all of them
@@ -62,7 +62,7 @@ test-spark: setup ## run all tests on Spark, one session for all of them
 
 coverage: setup ## measure branch coverage; fails below 100 % of record/, storage/ and raft/
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/spark
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/spark
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
 
