@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from spark_queries import expected, fill, fill_until_trimmed, reading, values
 
 import quiver
@@ -21,6 +21,12 @@ def test_batch_read_returns_every_record_of_every_partition(
 ) -> None:
     fill(client, topic, 500, 0, 300)
     assert values(reading(spark, local, topic)) == expected(500, 0, 300)
+
+
+def test_empty_topic_has_no_rows(spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str) -> None:
+    fill(client, topic, 0, 0)
+    assert reading(spark, local, topic).collect() == []
+    assert reading(spark, local, topic).count() == 0
 
 
 def test_rows_carry_all_that_a_record_is(
@@ -46,6 +52,34 @@ def test_only_the_columns_asked_for_are_read(
     frame = reading(spark, local, topic, columns="offset,value")
     assert frame.columns == ["offset", "value"]
     assert [row["offset"] for row in frame.collect()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_pushed", [True, False])
+def test_filters_on_places_are_answered_by_reading_less(
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, is_pushed: bool
+) -> None:
+    client.create_topic(topic, partitions=3)
+    with client.producer(topic) as producer:
+        for partition in range(3):
+            for offset in range(10):
+                producer.send(f"{partition}-{offset}", partition=partition, timestamp=1000 + offset)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    assert spark.conf.get(setting) == "true"
+    spark.conf.set(setting, str(is_pushed).lower())
+    try:
+        placed = reading(spark, local, topic).where("partition IN (0, 2) AND offset >= 4 AND offset < 6")
+        assert values(placed) == [(0, 4, "0-4"), (0, 5, "0-5"), (2, 4, "2-4"), (2, 5, "2-5")]
+        assert placed.rdd.getNumPartitions() == (2 if is_pushed else 3)
+        assert ("Filter (" in plan_of(placed)) is not is_pushed
+        late = reading(spark, local, topic).where("timestamp >= timestamp_millis(1008) AND partition = 1")
+        assert values(late) == [(1, 8, "1-8"), (1, 9, "1-9")]
+        assert reading(spark, local, topic).where("offset > 9").count() == 0
+    finally:
+        spark.conf.set(setting, "true")
+
+
+def plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
 def test_bounds_are_offsets_words_or_times(

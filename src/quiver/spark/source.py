@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -36,6 +37,7 @@ from quiver.logs import facts
 from quiver.record import Batch
 from quiver.spark.columns import arrow_batches, spark_schema
 from quiver.spark.connections import connection
+from quiver.spark.filters import Narrowing, is_asked_for_filters, take_filters
 from quiver.spark.holds import QueryHold, stop_when_terminated
 from quiver.spark.offsets import (
     Range,
@@ -86,7 +88,8 @@ class QuiverDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         """Return a batch reader."""
-        return BatchReader(read_options(self._given, Use.BATCH_READ))
+        kind = FilteringReader if is_asked_for_filters() else BatchReader
+        return kind(read_options(self._given, Use.BATCH_READ))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
         """Return a stream reader."""
@@ -124,17 +127,29 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Find the bounds and share out what lies between them; on the driver."""
         progress = Progress(self._options)
         start, end = progress.find(self._options.starting), progress.find(self._options.ending)
-        ranges = progress.clip(ranges_between(start, end))
+        oldest_ms = self._narrowing.timestamp
+        not_older = None if oldest_ms is None else progress.find(Bound(default=oldest_ms, is_time=True))
+        ranges = progress.clip(self._narrowing.narrow(ranges_between(start, end), not_older))
         return [RangePartition(what) for what in plan(ranges, _tasks_min(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part; on an executor."""
         return read_range(self._options, partition)
+
+
+class FilteringReader(BatchReader):
+    """Read no more than what a query's filters let through, as far as they speak of places."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        """Note what filters say; return those that Spark has to apply itself."""
+        self._narrowing, rest = take_filters(filters)
+        return rest
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -248,8 +263,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the Arrow batches of one task."""
-    assert isinstance(partition, RangePartition)
+    """Return the Arrow batches of one task."""
+    if not isinstance(partition, RangePartition):
+        return iter(())  # of a batch that has no tasks Spark makes one, with a partition of its own
     batches = fetch_range(options, partition.what)
     return arrow_batches(batches, partition.what, options.columns, records_max=options.batch_records)
 
