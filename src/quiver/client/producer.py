@@ -21,11 +21,11 @@ from quiver.client.options import ProducerOptions
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.client.sender import PartitionSender
-from quiver.client.sources import RECORD_BYTES, Columns, RecordHeaders, Source
+from quiver.client.sources import RECORD_BYTES, Columns, RecordHeaders, Source, Stored
 from quiver.client.tasks import Tasks
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId, ProducerId
-from quiver.record import Value
+from quiver.record import Batch, Value
 from quiver.wire.messages import TopicInfo
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ class ProducerCore:
         if is_arrow(values):
             yield from self._column_chunks(values, stored_key, target)
             return
+        if isinstance(values, Batch):
+            yield self._put_stored(values, stored_key, target), len(values.data), len(values)
+            return
         for chunk, size_bytes in cut_values(values, self.options.batch_bytes):
             # A chunk that finds no room is put again later; nothing else is bound to these names by then.
             yield (
@@ -155,6 +158,18 @@ class ProducerCore:
             now_ms, timestamp = clock.monotonic_ms(), clock.wall_ms()
             return Columns(partition_id, columns, opened_ms=now_ms, timestamp=timestamp, size_bytes=size_bytes)
 
+        return self._put_whole(build, target, size_bytes)
+
+    def _put_stored(self, batch: Batch, key: bytes | None, target: PartitionId | None) -> Put:
+        if key is not None or batch.header.is_control:
+            raise RequestError("a batch is sent on as it is: its records have their keys, and it must hold records")
+        batch.verify()  # it gets a checksum of its own, behind which damage would not show any more
+        clock = self._router.clock
+        return self._put_whole(
+            lambda partition_id: Stored(partition_id, batch, opened_ms=clock.monotonic_ms()), target, len(batch.data)
+        )
+
+    def _put_whole(self, build: Callable[[PartitionId], Source], target: PartitionId | None, size_bytes: int) -> Put:
         def put() -> tuple[Outcome, int] | None:
             outcome = self.accumulator.put(build, target, size_bytes)
             return None if outcome is None else (outcome, 0)
@@ -336,8 +351,9 @@ class AsyncProducer:
     async def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
         """Accept many records, waiting for room where there is none; return one promise for all of them.
 
-        `values` is an iterable of text and bytes, a pyarrow array, or a table with a column `value` and perhaps `key`,
-        `timestamp` and `headers`. Without a partition or key they are spread over the partitions batch by batch.
+        `values` is an iterable of text and bytes, a pyarrow array, a table with a column `value` and perhaps `key`,
+        `timestamp` and `headers`, or a batch that was read, which is sent on as it is. Without a partition or key they
+        are spread over the partitions batch by batch.
         """
         parts: list[tuple[Outcome, int, int]] = []
         for put, size_bytes, count in self.core.chunks(values, key, partition):

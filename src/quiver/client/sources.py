@@ -1,7 +1,8 @@
 """Records on their way into a batch, before it has its place in the producer's sequence.
 
 A source is filled by whoever sends and built by the sender, once, when it is known which epoch and sequence it gets.
-`Rows` grows record by record; `Columns` is a slice of Arrow arrays, never looked at record by record.
+`Rows` grows record by record; `Columns` is a slice of Arrow arrays, never looked at record by record; `Stored` is a
+batch that was read somewhere, never looked into.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quiver.client.delivery import Outcome
 from quiver.model import PartitionId, ProducerId
-from quiver.record import Compression, Value, build_batch
+from quiver.record import Batch, Compression, Value, build_batch, reseal_batch
 
 if TYPE_CHECKING:
     from quiver.record.arrow import ArrowArray
@@ -126,6 +127,25 @@ class Columns:
             producer_epoch=epoch,
             base_sequence=sequence,
         )
+
+
+class Stored:
+    """The records of a batch that was read and verified: sent on as they are, with their times and compression."""
+
+    __slots__ = ("_batch", "opened_ms", "outcome", "size_bytes")
+
+    def __init__(self, partition: PartitionId, batch: Batch, *, opened_ms: int) -> None:
+        self.outcome = Outcome(partition)
+        self.opened_ms = opened_ms
+        self.size_bytes = len(batch.data)
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def build(self, *, compression: Compression, producer_id: ProducerId, epoch: int, sequence: int) -> bytes:  # noqa: ARG002 - it is compressed already, or is not to be
+        """Return the batch."""
+        return reseal_batch(self._batch.data, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
 
 
 def _is_given(value: Any) -> bool:

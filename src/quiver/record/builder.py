@@ -127,19 +127,25 @@ def seal_batch(
     return _join(header, payload)
 
 
-def reseal_batch(batch: Buffer, *, producer_epoch: int, base_sequence: int) -> bytes:
+def reseal_batch(
+    batch: Buffer, *, producer_epoch: int, base_sequence: int, producer_id: ProducerId | None = None
+) -> bytes:
     """Return an unstamped batch with the same records under another epoch and sequence: for its producer alone.
 
+    With a `producer_id` it becomes that producer's, who has verified it: what is damaged would be whole for all after.
     The payload is taken as it is. Raises `DecodeError` if `batch` does not begin with a batch's header.
     """
     header = decode_header(batch)
-    _check_producer(header.producer_id, base_sequence)
+    if producer_id is None:
+        producer_id = header.producer_id
+    _check_producer(producer_id, base_sequence)
     renewed = msgspec.structs.replace(
         header,
         term=Term(0),
         index=Index(0),
         base_offset=Offset(0),
         append_timestamp=0,
+        producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
     )

@@ -18,6 +18,7 @@ from quiver.client.delivery import Deliveries
 from quiver.client.sync import Cluster, Producer
 from quiver.errors import ConflictError, QuiverError
 from quiver.model import Offset
+from quiver.record import Batch
 from quiver.record.arrow import to_arrow
 from quiver.spark.ledger import PREFIX, Decision, Part
 
@@ -93,10 +94,11 @@ class _Lane:
         self._batches.close()  # type: ignore[attr-defined] # a generator
 
 
-def _staged(cluster: Cluster, ledger: str, part: Part, skipped: int) -> Iterator[pa.RecordBatch]:
-    """Yield what was staged for a partition, without the records that are there already."""
+def _staged(cluster: Cluster, ledger: str, part: Part, skipped: int) -> Iterator[Batch | pa.RecordBatch]:
+    """Yield what was staged for a partition, without the records that are there already; whole batches as they are."""
     for place, first, end in part.spans:
         begin = min(end, first + skipped)
         skipped -= begin - first
         for batch in cluster.read_range(ledger, place, begin, end):
-            yield to_arrow(batch, Offset(begin), Offset(end))
+            is_whole = begin <= batch.header.base_offset and batch.header.end_offset <= end
+            yield batch if is_whole else to_arrow(batch, Offset(begin), Offset(end))

@@ -6,7 +6,16 @@ import pytest
 from client_world import World
 
 from quiver.client.cluster import AsyncCluster
-from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, QuiverError, TrimmedError
+from quiver.errors import (
+    ConflictError,
+    DecodeError,
+    NotFoundError,
+    OutOfRangeError,
+    QuiverError,
+    RequestError,
+    TrimmedError,
+)
+from quiver.record import Batch
 from quiver.testing.memory_cluster import CallFaults
 
 
@@ -64,6 +73,46 @@ def test_range_is_read_through_faults() -> None:
             return await read(cluster, 0, 50)
 
     assert world.run(scenario()) == list(range(50))
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_batches_that_were_read_are_sent_on_as_they_are(lost: float) -> None:
+    world = World(seed=3)
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=30)
+            await cluster.create_topic("copy", partitions=1)
+            world.cluster.faults = CallFaults(lost_request=lost, lost_answer=lost)
+            read = [batch async for batch in cluster.read_range("logs", 0, 0, 30)]
+            async with await cluster.producer("copy", name="copier", compression="lz4") as producer:
+                for batch in read:
+                    await producer.send_many(batch, partition=0)
+            copied = [batch async for batch in cluster.read_range("copy", 0, 0, 30)]
+            assert [one.payload() for one in copied] == [one.payload() for one in read]
+            assert [list(one.records()) for one in copied] == [list(one.records()) for one in read]
+            assert [one.header.base_sequence for one in copied] == [one.header.base_offset for one in read]
+
+    world.run(scenario())
+
+
+def test_batch_that_cannot_be_sent_on_is_refused() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster)
+            (batch,) = [batch async for batch in cluster.read_range("logs", 0, 0, 1)]
+            damaged = bytearray(batch.data)
+            damaged[-1] ^= 1
+            async with await cluster.producer("logs") as producer:
+                with pytest.raises(RequestError, match="have their keys"):
+                    await producer.send_many(batch, key="k")
+                with pytest.raises(DecodeError):
+                    await producer.send_many(Batch.decode(damaged, verify=False))
+            assert (await cluster.offsets("logs")).offsets == {0: 10}
+
+    world.run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,12 @@ def test_resealed_batch_is_what_building_it_anew_gives(compression: Compression)
     Batch.decode(resealed).verify()
 
 
+def test_batch_becomes_another_producers() -> None:
+    built = build_batch([b"x"], timestamp=5, producer_id=ProducerId(7), producer_epoch=1, base_sequence=2)
+    expected = build_batch([b"x"], timestamp=5, producer_id=ProducerId(8), producer_epoch=3, base_sequence=4)
+    assert reseal_batch(built, producer_id=ProducerId(8), producer_epoch=3, base_sequence=4) == expected
+
+
 def test_resealing_takes_the_stamp_off() -> None:
     built = build_batch([b"x"], timestamp=5, producer_id=ProducerId(7))
     stamped = stamp(built, term=Term(3), index=Index(4), base_offset=Offset(5), append_timestamp=6)
