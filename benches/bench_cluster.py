@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 import quiver
+from memory import touch_memory
 from processes import (
     VALUE,
     Nodes,
@@ -245,6 +246,7 @@ def rebuild(gib: float) -> list[Row]:
         newcomer.wait_ready()
         wait_alive(cluster, 4)
         size_bytes = cluster.describe_topic("large").partitions[0].bytes or 0
+        touch_memory(2 * size_bytes)
         os.sync()  # else the first records would pay for the filling
         with Traffic(nodes) as traffic:
             traffic.wait(50)
