@@ -76,7 +76,7 @@ def run_copy(
     done = subprocess.run(
         arguments, env=environment, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat "))
 
 
 def values(client: quiver.Cluster, topic: str) -> list[list[bytes | None]]:
