@@ -23,8 +23,8 @@ class TopicCounts:
     """The counts of one query in a topic; on the driver."""
 
     def __init__(self, servers: Servers, topic: str) -> None:
-        """Raise `NotFoundError` if there is no such topic."""
-        connection(servers).offsets(topic, {})
+        """Make the topic unless it is there."""
+        connection(servers).create_topic(topic, exist_ok=True)
         self._options = WriteOptions(servers=servers, topic=topic)
 
     def write(self, query_id: str, batch_id: int, counts: Sequence[LineCount]) -> None:
