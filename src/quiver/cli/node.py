@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -57,6 +58,16 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _spare_collector() -> None:
+    """Let the collector of cycles leave alone what stays until the end, and look less often at what comes and goes.
+
+    With its own settings it takes a fifth of a busy node's time, and finds next to nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 50)
+
+
 def _first(group: BaseExceptionGroup[QuiverError]) -> QuiverError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
@@ -93,6 +104,7 @@ async def _serve(node: Node, stopped: asyncio.Event) -> StorageError | None:
 
 async def _tell_ready(node: Node) -> None:
     await node.wait_ready()
+    _spare_collector()
     click.echo(f"ready node={node.id} wire={node.wire_address} http={node.http_address or '-'} pid={os.getpid()}")
     sys.stdout.flush()
 
