@@ -129,8 +129,11 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         int, Meta(ge=64, le=16 * MIB, description="Distance between two entries of a segment's sparse index.")
     ] = 64 * KIB
     tail_cache_bytes_max: Annotated[
-        int, Meta(ge=0, le=4096 * MIB, description="Bytes of the newest batches kept in memory for readers.")
+        int, Meta(ge=0, le=4096 * MIB, description="Bytes of a partition's newest batches kept in memory for readers.")
     ] = 16 * MIB
+    tail_caches_bytes_max: Annotated[
+        int, Meta(ge=0, description="The same for all partitions of a node; those written longest ago go first.")
+    ] = 256 * MIB
     pending_bytes_max: Annotated[
         int, Meta(ge=KIB, le=4096 * MIB, description="Bytes appended but not yet written at which appends are refused.")
     ] = 64 * MIB

@@ -24,7 +24,7 @@ from quiver.errors import DamageError, DecodeError, StorageError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, InitialState, RaftConfig, Safeguard
 from quiver.replication.entries import KnownConfiguration
-from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapshot, SnapshotStore
+from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapshot, SnapshotStore, TailBudget
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -64,6 +64,7 @@ class Storage(msgspec.Struct, frozen=True):
     executor: Executor
     clock: Clock
     settings: LogSettings
+    tails: TailBudget
 
     def open_log(self, directory: str, *, verify: bool, discard_damage: bool = False) -> Log:
         """Open a log; blocking."""
@@ -73,6 +74,7 @@ class Storage(msgspec.Struct, frozen=True):
             executor=self.executor,
             clock=self.clock,
             settings=self.settings,
+            tails=self.tails,
             discard_damage=discard_damage,
             verify=verify,
         )

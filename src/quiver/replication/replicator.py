@@ -33,7 +33,7 @@ from quiver.replication.network import Network
 from quiver.replication.opening import Storage, open_files
 from quiver.replication.pace import Pace
 from quiver.replication.status import MemberStatus
-from quiver.storage import Disk, Executor
+from quiver.storage import Disk, Executor, TailBudget
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Replicator:
         self._node = node
         self._incarnation = incarnation
         self._network = network
-        self._storage = Storage(disk, executor, clock, log_settings)
+        self._storage = Storage(disk, executor, clock, log_settings, TailBudget(log_settings.tail_caches_bytes_max))
         self._clock = clock
         self._rng = rng
         self._settings = settings

@@ -15,6 +15,7 @@ from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
 from quiver.storage.snapshots import Snapshot, SnapshotStore, decode_snapshot
 from quiver.storage.space import DiskSpace
+from quiver.storage.tail import TailBudget
 
 __all__ = [
     "Damage",
@@ -32,6 +33,7 @@ __all__ = [
     "Snapshot",
     "SnapshotStore",
     "SystemDisk",
+    "TailBudget",
     "ThreadExecutor",
     "claim_directory",
     "decode_snapshot",

@@ -31,7 +31,7 @@ from quiver.storage.frames import SegmentHeader
 from quiver.storage.reader import Place, Wanted, read_batches, take_wanted
 from quiver.storage.recovery import Damage, Recovery, cut_damage, recover
 from quiver.storage.segment import Segment, segment_name
-from quiver.storage.tail import TailCache
+from quiver.storage.tail import TailBudget, TailCache
 from quiver.storage.truncation import remove_prefix, start_over
 from quiver.storage.writer import Writer
 
@@ -58,7 +58,15 @@ class Log:
     """A sequence of batches on disk. Make one with `Log.open`; close it with `close`."""
 
     def __init__(
-        self, directory: str, recovery: Recovery, *, disk: Disk, executor: Executor, clock: Clock, settings: LogSettings
+        self,
+        directory: str,
+        recovery: Recovery,
+        *,
+        disk: Disk,
+        executor: Executor,
+        clock: Clock,
+        settings: LogSettings,
+        tails: TailBudget | None,
     ) -> None:
         self.directory = directory
         self.damage = recovery.damage
@@ -72,6 +80,7 @@ class Log:
         self._executor = executor
         self._clock = clock
         self._settings = settings
+        self._tails = tails
         self._segments = recovery.segments
         self._writer = Writer(
             directory,
@@ -98,6 +107,7 @@ class Log:
         executor: Executor,
         clock: Clock,
         settings: LogSettings,
+        tails: TailBudget | None = None,
         discard_damage: bool = False,
         verify: bool = False,
     ) -> Log:
@@ -109,7 +119,7 @@ class Log:
         trace of the damage: note the range first, from a log opened without `discard_damage`.
 
         Sealed segments are believed by their footer; with `verify` they are read whole, as after a read that
-        has met damage.
+        has met damage. Logs of one node share `tails`, the memory for their newest batches.
 
         Raises:
             DamageError: the directory cannot be understood at all.
@@ -120,7 +130,7 @@ class Log:
             damage = recovery.damage
             if damage and discard_damage:
                 recovery = cut_damage(disk, directory, recovery)
-            log = cls(directory, recovery, disk=disk, executor=executor, clock=clock, settings=settings)
+            log = cls(directory, recovery, disk=disk, executor=executor, clock=clock, settings=settings, tails=tails)
             log.damage = damage
             if damage and not discard_damage:
                 log._stop_at_damage()
@@ -143,11 +153,12 @@ class Log:
         """Let the log end where its segments end."""
         last = self._segments[-1]
         self._end_index, self._end_offset, self._last_term = last.end_index, last.end_offset, last.last_term
-        self._tail = TailCache(last.end_index, bytes_max=self._settings.tail_cache_bytes_max)
+        self._tail = TailCache(last.end_index, bytes_max=self._settings.tail_cache_bytes_max, budget=self._tails)
 
     async def close(self) -> None:
         """Make what was appended durable, and close; idempotent. A failed log closes without an error."""
         await self._writer.close()
+        self._tail.close()
 
     # -- what the log is -------------------------------------------------------------------------
 
@@ -387,6 +398,7 @@ class Log:
             created_ms=self._clock.wall_ms(),
         )
         done = self._writer.start_over(Segment(header, segment_name(first_index)))
+        self._tail.close()
         self._view_segments()
         await done
 

@@ -7,6 +7,8 @@ What a batch costs beside its bytes counts, too: otherwise a bound of 16 MiB wou
 Small batches come and go by the thousand, so that a run of them is added, taken and dropped at once: lengths
 are kept as running sums, and where a run ends is found by bisection.
 
+A node has many logs, and their tails share what it can spare: the one that was written longest ago is dropped first.
+
 Invariant: the batches are consecutive by index; `first_index` is that of the oldest one kept.
 """
 
@@ -24,10 +26,33 @@ _COMPACT_AT = 1024
 """Evicted slots to let pile up at the list's front before it is rebuilt."""
 
 
+class TailBudget:
+    """What the tails of several logs may hold together, beside what is not on disk yet. For one event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.size_bytes = 0
+        self._bytes_max = bytes_max
+        self._sizes: dict[TailCache, int] = {}
+        """The one that was written last comes last."""
+
+    def note(self, tail: TailCache, size_bytes: int) -> None:
+        """Take note of how large a tail is that was written just now, and make room for it."""
+        self.drop(tail)
+        self._sizes[tail] = size_bytes
+        self.size_bytes += size_bytes
+        while self.size_bytes > self._bytes_max and (oldest := next(iter(self._sizes))) is not tail:
+            self.drop(oldest)
+            oldest.give_up()
+
+    def drop(self, tail: TailCache) -> None:
+        """Count a tail no more."""
+        self.size_bytes -= self._sizes.pop(tail, 0)
+
+
 class TailCache:
     """A window of consecutive batches that ends at the log's end."""
 
-    def __init__(self, end_index: Index, *, bytes_max: int) -> None:
+    def __init__(self, end_index: Index, *, bytes_max: int, budget: TailBudget | None = None) -> None:
         self._batches: list[Batch | None] = []
         self._end_offsets: list[int] = []
         self._end_bytes: list[int] = []
@@ -37,6 +62,9 @@ class TailCache:
         """As `_end_bytes`, of the last batch that was dropped."""
         self._base_index = int(end_index)
         self._bytes_max = bytes_max
+        self._budget = budget
+        self._durable_end_index = int(end_index)
+        """As of the last eviction."""
 
     @property
     def first_index(self) -> Index:
@@ -94,11 +122,23 @@ class TailCache:
 
     def evict(self, durable_end_index: Index) -> None:
         """Drop the oldest batches over the byte bound, but none at or behind `durable_end_index`."""
+        self._durable_end_index = durable_end_index
         if self.size_bytes > self._bytes_max:
             droppable = range(self._evicted, min(durable_end_index, self.end_index) - self._base_index)
             # Costs fall from old to new, and bisection wants them to rise.
             dropped = bisect_right(droppable, -self._bytes_max - 1, key=lambda at: -self._cost_from(at))
             self._drop_until(self._evicted + dropped)
+        if self._budget is not None:
+            self._budget.note(self, self.size_bytes)
+
+    def give_up(self) -> None:
+        """Drop every batch that is on disk."""
+        self._drop_until(min(self._durable_end_index, self.end_index) - self._base_index)
+
+    def close(self) -> None:
+        """Count no more among those that share a budget."""
+        if self._budget is not None:
+            self._budget.drop(self)
 
     def forget(self, first_index: Index) -> None:
         """Drop the batches below `first_index`: the log starts there now."""

@@ -70,7 +70,7 @@ C = TypeVar("C")
 DIRECTORY = "/data"
 QUICK_DISK = Latency(minimum_ms=0.1, spread_ms=0.3)
 SETTINGS = Settings(
-    log=LogSettings(segment_bytes_max=4096, tail_cache_bytes_max=2000),
+    log=LogSettings(segment_bytes_max=4096, tail_cache_bytes_max=2000, tail_caches_bytes_max=3000),
     replication=ReplicationSettings(hibernation=False),
     manager=ManagerSettings(
         heartbeat_interval_ms=200, suspect_after_ms=1_000, dead_after_ms=3_000, rebuild_after_ms=2_000

@@ -9,7 +9,7 @@ from typing import TypeVar
 from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch, build_batch, build_control_batch, stamp
-from quiver.storage import Log
+from quiver.storage import Log, TailBudget
 from quiver.testing import PowerLoss, SimulatedDisk
 
 T = TypeVar("T")
@@ -81,6 +81,7 @@ def open_log(
     clock: FixedClock | None = None,
     discard_damage: bool = False,
     verify: bool = False,
+    tails: TailBudget | None = None,
 ) -> Log:
     return Log.open(
         DIRECTORY,
@@ -90,6 +91,7 @@ def open_log(
         settings=settings,
         discard_damage=discard_damage,
         verify=verify,
+        tails=tails,
     )
 
 

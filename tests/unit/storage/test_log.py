@@ -24,6 +24,7 @@ from log_world import (
 from quiver.config import LogSettings
 from quiver.errors import InvariantBroken, LogClosedError, OverloadedError, RequestError, StorageError, TrimmedError
 from quiver.model import Index, Offset, Term
+from quiver.storage import TailBudget
 from quiver.testing import SimulatedDisk
 
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
@@ -198,6 +199,22 @@ async def test_reading_stops_at_the_offset_that_the_caller_may_see() -> None:
         assert [batch.values() for batch in seen] == [[b"a", b"b"]]
         assert await log.read_records(Offset(2), end_offset=Offset(3), bytes_max=10_000) == []
         assert await log.read_records(Offset(3), end_offset=Offset(3), bytes_max=10_000) == []
+
+
+@runs
+async def test_logs_that_share_memory_read_the_same_with_little_of_it() -> None:
+    tails = TailBudget(2_000)
+    logs = [open_log(SimulatedDisk(), LogSettings(segment_bytes_max=1024), tails=tails) for _ in range(3)]
+    for round_ in range(5):
+        for number, log in enumerate(logs):
+            await append(log, f"{number}-{round_}".encode(), b"x" * 300)
+    for number, log in enumerate(logs):
+        found = [batch.values() for batch in await all_entries(log)]
+        assert found == [[value] for round_ in range(5) for value in (f"{number}-{round_}".encode(), b"x" * 300)]
+    await logs[2].reset(first_index=Index(50), first_offset=Offset(40), previous_term=Term(1))
+    assert tails.size_bytes == 0
+    for log in logs:
+        await log.close()
 
 
 @runs

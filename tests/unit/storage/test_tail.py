@@ -8,7 +8,7 @@ from log_world import control_batch, data_batch
 
 from quiver.model import Index
 from quiver.record import Batch
-from quiver.storage.tail import BATCH_OVERHEAD_BYTES, TailCache
+from quiver.storage.tail import BATCH_OVERHEAD_BYTES, TailBudget, TailCache
 
 FIRST_INDEX = 7
 BOUND_BYTES = 6 * (BATCH_OVERHEAD_BYTES + 150)
@@ -122,3 +122,48 @@ def test_evicted_slots_do_not_pile_up() -> None:
     assert tail.get(5000).header.index == 5000
     assert tail.index_of_offset(4999) == 5000
     assert tail.index_of_offset(0) is None
+
+
+def grow(tail: TailCache, count: int, *, durable: int | None = None) -> None:
+    for _ in range(count):
+        tail.extend([data_batch([b"x" * 400], index=tail.end_index, offset=tail.end_index - 1)])
+    tail.evict(Index(tail.end_index if durable is None else durable))
+
+
+def test_tails_of_several_logs_share_a_budget_and_the_oldest_goes_first() -> None:
+    budget = TailBudget(25_000)
+    first, second, third = (TailCache(Index(1), bytes_max=20_000, budget=budget) for _ in range(3))
+    grow(first, 10)
+    grow(second, 10)
+    grow(first, 1)
+    assert (len_of(first), len_of(second)) == (11, 10)
+    grow(third, 5)
+    assert (len_of(first), len_of(second), len_of(third)) == (11, 0, 5)
+    assert second.end_index == second.first_index == 11
+    assert budget.size_bytes == first.size_bytes + third.size_bytes
+    grow(second, 1)
+    assert second.get(11).header.index == 11
+
+
+def test_what_is_not_on_disk_is_kept_whatever_the_budget() -> None:
+    budget = TailBudget(0)
+    first, second = (TailCache(Index(1), bytes_max=20_000, budget=budget) for _ in range(2))
+    grow(first, 5, durable=3)
+    grow(second, 3)
+    assert (first.first_index, first.end_index) == (3, 6)
+    grow(first, 1)
+    assert len_of(second) == 0
+
+
+def test_closed_tail_is_counted_no_more() -> None:
+    budget = TailBudget(1_000_000)
+    tail = TailCache(Index(1), bytes_max=20_000, budget=budget)
+    grow(tail, 5)
+    assert budget.size_bytes == tail.size_bytes > 0
+    tail.close()
+    tail.close()
+    assert budget.size_bytes == 0
+
+
+def len_of(tail: TailCache) -> int:
+    return tail.end_index - tail.first_index
