@@ -43,7 +43,10 @@ def without_us(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]
 
 
 def bare_python(folder: Path, *names: str) -> Path:
-    """Make a Python that has what is installed here but this package; with `names`, copies of those alone."""
+    """Make a Python that has what is installed here but this package; with `names`, copies of those alone.
+
+    Copies are as old as what they are copies of: else all of it would be compiled again by a worker that Spark awaits.
+    """
     venv.create(folder, symlinks=not names, with_pip=False)  # Spark unpacks no link that leads elsewhere
     here = Path(sysconfig.get_path("purelib"))
     (there,) = folder.glob("lib/python*/site-packages")
@@ -51,7 +54,7 @@ def bare_python(folder: Path, *names: str) -> Path:
         if "quiver" in entry.name or (there / entry.name).exists():
             continue
         if names:
-            subprocess.run(["cp", "-r", str(entry), str(there)], check=True)
+            subprocess.run(["cp", "-rp", str(entry), str(there)], check=True)
         else:
             (there / entry.name).symlink_to(entry)
     return folder / "bin" / "python"
@@ -124,7 +127,7 @@ def test_package_comes_in_a_packed_environment(
 ) -> None:
     bare_python(folder / "env", *NEEDED)
     (installed,) = (folder / "env").glob("lib/python*/site-packages")
-    subprocess.run(["cp", "-r", str(SOURCES / "quiver"), str(installed)], check=True)
+    subprocess.run(["cp", "-rp", str(SOURCES / "quiver"), str(installed)], check=True)
     with tarfile.open(folder / "env.tar.gz", "w:gz", compresslevel=1) as packed:
         for entry in (folder / "env").iterdir():
             packed.add(entry, arcname=entry.name)
