@@ -39,7 +39,8 @@ def standalone() -> Iterator[StandaloneCluster]:
 
 
 def without_us(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    """Leave out what leads to this package, and what the session of other tests has set for itself."""
+    return {name: value for name, value in environment.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
 
 
 def bare_python(folder: Path, *names: str) -> Path:
