@@ -119,8 +119,9 @@ def _bounds(one: Filter, value: Any) -> tuple[int, int]:
             return 0, value
         case LessThanOrEqual():
             return 0, value + 1
-        case _:  # one of several
-            return min(value), max(value) + 1
+        case _:  # one of several, of which a null lets nothing through
+            offsets = [offset for offset in value if offset is not None]
+            return (min(offsets), max(offsets) + 1) if offsets else (0, 0)
 
 
 def _to_ms(time: datetime) -> int:

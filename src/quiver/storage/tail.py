@@ -64,7 +64,7 @@ class TailCache:
         self._bytes_max = bytes_max
         self._budget = budget
         self._durable_end_index = int(end_index)
-        """As of the last eviction."""
+        """As of the last eviction, or of a cut before it: what comes behind a cut is not on disk yet."""
 
     @property
     def first_index(self) -> Index:
@@ -166,6 +166,7 @@ class TailCache:
 
     def truncate(self, end_index: int) -> None:
         """Drop the batches at or behind `end_index`; the window then ends there."""
+        self._durable_end_index = min(self._durable_end_index, end_index)
         keep = max(end_index - self._base_index, 0)
         if keep <= self._evicted:
             self._base_index, self._evicted, self._evicted_bytes, keep = end_index, 0, 0, 0

@@ -77,6 +77,12 @@ def test_what_says_nothing_about_places_is_left_to_spark() -> None:
     assert narrowing.narrow(RANGES) == RANGES
 
 
+@pytest.mark.parametrize(("wanted", "offsets"), [((None, 4, 3), {3, 4}), ((None,), set())])
+def test_null_among_offsets_lets_nothing_through(wanted: tuple[int | None, ...], offsets: set[int]) -> None:
+    narrowing, _ = take_filters([In(("offset",), wanted)])
+    assert {offset for _, _, offset in records(narrowing.narrow(RANGES))} == offsets
+
+
 @pytest.mark.parametrize("kind", [EqualTo, GreaterThan, GreaterThanOrEqual])
 def test_least_timestamp_is_where_reading_begins(kind: type[Any]) -> None:
     wanted = kind(("timestamp",), datetime.fromtimestamp(7.5009, tz=UTC))

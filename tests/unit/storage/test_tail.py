@@ -155,6 +155,16 @@ def test_what_is_not_on_disk_is_kept_whatever_the_budget() -> None:
     assert len_of(second) == 0
 
 
+def test_what_replaces_a_cut_tail_is_kept_until_it_is_on_disk() -> None:
+    budget = TailBudget(0)
+    first, second = (TailCache(Index(1), bytes_max=20_000, budget=budget) for _ in range(2))
+    grow(first, 5)
+    first.truncate(3)
+    first.extend([data_batch([b"y"], index=3, offset=2)])  # not on disk, although what it replaces was
+    grow(second, 1)
+    assert first.get(3).values() == [b"y"]
+
+
 def test_closed_tail_is_counted_no_more() -> None:
     budget = TailBudget(1_000_000)
     tail = TailCache(Index(1), bytes_max=20_000, budget=budget)
