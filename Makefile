@@ -21,7 +21,14 @@ COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-.PHONY: help setup lock lint types unit check test test-spark coverage bench fuzz sim chaos spark-cluster demo up docs clean
+# Every interpreter that is new enough, each version once: on the PATH, the system's own, and pyenv's.
+PYTHONS ?= $(shell for python in $$(which -a python3 python3.11 python3.12 python3.13 python3.14 2>/dev/null) $(HOME)/.pyenv/versions/*/bin/python3; do \
+	$$python -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
+	echo "$$($$python -c 'import platform; print(platform.python_version())') $$python"; done | sort -u -k1,1 | cut -d' ' -f2)
+# Seeded simulations give the same result on every Python, and Spark has its own; all else runs on each.
+DIFFERS := tests/unit tests/scenarios tests/integration tests/e2e
+
+.PHONY: help setup lock lint types unit check test test-pythons test-spark coverage bench fuzz sim chaos spark-cluster demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +47,13 @@ lock: ## pin in constraints.txt the newest versions that pyproject.toml allows
 	rm -rf build/lock && $(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install --quiet '.[$(EXTRAS)]'
 	{ sed -n '/^#/p' constraints.txt; build/lock/bin/python -m pip freeze | grep -iv '^quivermq'; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt && rm -rf build/lock
+
+test-pythons: ## run what depends on the interpreter on every Python from 3.11 that is found; PYTHONS="a b" chooses
+	@for python in $(PYTHONS); do \
+		name=$$($$python -c 'import platform; print(platform.python_version())') || exit 1; echo "== Python $$name ($$python)"; \
+		[ -x build/python-$$name/bin/python ] || $$python -m venv build/python-$$name || exit 1; \
+		build/python-$$name/bin/python -m pip install --quiet -e '.[$(EXTRAS)]' -c constraints.txt || exit 1; \
+		build/python-$$name/bin/python -m pytest -n $(WORKERS) --dist worksteal $(DIFFERS) || exit 1; done
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check $(CODE)

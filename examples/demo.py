@@ -6,7 +6,7 @@
 3. Kill the node that leads most partitions with SIGKILL in the middle; later start it again and watch it catch up.
 4. Show that every consumer got every message once, in the same order within each partition.
 5. On Spark, archive the topic into a Delta table, and audit that what leaders serve, what every replica stores, the one
-   that was killed among them, and what is archived are the same, record for record. Left out where there is no Java.
+   that was killed among them, and what is archived are the same, record for record. `make setup` brings the Java.
 
 Exits with 0 only if all of that held.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import socket
@@ -359,17 +358,6 @@ def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
     return 0
 
 
-def why_no_spark() -> str:
-    """Return why pipelines cannot be run here; nothing if they can."""
-    try:
-        from quiver.spark.java import cache_directory, find_java_home
-
-        find_java_home(os.environ, cache_directory(os.environ))
-    except (ImportError, QuiverError) as error:
-        return str(error)
-    return ""
-
-
 def run(seconds: float, directory: Path, console: Console, *, with_spark: bool) -> int:
     """Start the nodes, show what they do, and stop them; return the exit code."""
     nodes = Nodes(directory)
@@ -383,9 +371,6 @@ def run(seconds: float, directory: Path, console: Console, *, with_spark: bool) 
         console.print(f"three nodes are up and topic {TOPIC!r} is made: {time.monotonic() - began:.1f} s")
         code = show(seconds, nodes, console)
         if code or not with_spark:
-            return code
-        if why := why_no_spark():
-            console.print(f"Archive and audit on Spark are left out: {why}", markup=False)
             return code
         return run_pipelines(nodes, directory, console)
     finally:

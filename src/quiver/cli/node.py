@@ -42,11 +42,12 @@ def node(*, with_parent: bool, **options: str | None) -> None:
     configure_logging(settings.logging, sys.stderr)
     _raise_file_limit()
     with DirectoryLock(settings.node.data):
+        # Not `except*`: before Python 3.11.4, it wraps what is raised inside it into a group.
         try:
             asyncio.run(_run(settings, with_parent=with_parent))
-        except* QuiverError as group:
-            raise _first(group) from None  # of the tasks that an error has ended together
-        except* Exception:
+        except Exception as error:
+            if (known := _find_quiver_error(error)) is not None:
+                raise known from None  # of the tasks that one error has ended together
             logger.exception("node crashed")
             raise
 
@@ -68,12 +69,12 @@ def _spare_collector() -> None:
     gc.set_threshold(10_000, 10, 50)
 
 
-def _first(group: BaseExceptionGroup[QuiverError]) -> QuiverError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, QuiverError)
-    return error
+def _find_quiver_error(error: BaseException) -> QuiverError | None:
+    """Return the first error of ours inside nested groups; None if another exception is among them."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, QuiverError) else None
+    found = [_find_quiver_error(inner) for inner in error.exceptions]
+    return None if None in found else found[0]
 
 
 async def _run(settings: Settings, *, with_parent: bool) -> None:

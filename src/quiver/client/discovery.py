@@ -19,6 +19,7 @@ from quiver.addresses import format_address, parse_address
 from quiver.client.tasks import Tasks
 from quiver.client.transport import Transport
 from quiver.errors import QuiverError, RequestError, UnavailableError
+from quiver.tasks import timeout
 from quiver.wire.messages import GetMetadata
 
 WIRE_PORT: Final = 9002
@@ -93,7 +94,7 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
     try:
         waiting = [tasks.start(ask(seed), f"locate-{seed.host}") for seed in seeds]
         errors: list[str] = []
-        async with asyncio.timeout(timeout_ms / 1000):
+        async with timeout(timeout_ms / 1000):
             for _ in waiting:
                 answer = await answers.get()
                 if isinstance(answer, list):

@@ -29,6 +29,7 @@ from quiver.client.thread import LoopThread
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
 from quiver.record import Batch, Record, Value
+from quiver.tasks import timeout
 from quiver.wire.holds import HoldInfo
 from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
@@ -393,7 +394,7 @@ class Cluster:
     async def _close(self, patience_s: float | None) -> None:
         self._ending.set()
         if self._keeper is not None:
-            async with asyncio.timeout(patience_s):
+            async with timeout(patience_s):
                 await self._keeper
 
 

@@ -6,7 +6,6 @@ the truth about what became of it is told in the same words.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -14,6 +13,7 @@ from quiver.client.transport import Transport
 from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer
+from quiver.tasks import timeout
 from quiver.wire import Caller, Handler
 from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.messages import AnyRequest
@@ -43,7 +43,7 @@ class ShortTransport:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         caller = Caller(name=CALLER_NAME, address=address, deadline_ms=deadline_ms)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 response, parts = await self._handler(caller, cast("AnyRequest", request), _join(payload))
         except TimeoutError:
             raise _late(request, timeout_ms) from None

@@ -7,7 +7,6 @@ the index that the asker knows already; linearizable ones by the primary. What c
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 
@@ -20,6 +19,7 @@ from quiver.manager.changes import ChangeRequest, Changes, Heartbeats
 from quiver.manager.handing_on import Answer, PrimaryRoute
 from quiver.metadata import MetadataStore
 from quiver.model import Index, NodeId
+from quiver.tasks import timeout
 from quiver.wire.holds import ListHolds
 from quiver.wire.messages import (
     GetMetadata,
@@ -91,7 +91,7 @@ class Administration:
         if self._store.applied_index >= index:
             return
         try:
-            async with asyncio.timeout(caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE / 1000):
+            async with timeout(caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE / 1000):
                 await self._store.wait_applied(index)
         except TimeoutError:
             message = f"this node knows the metadata up to {self._store.applied_index}, not yet up to {index}"

@@ -20,6 +20,7 @@ from quiver.manager.repairs import plan_members, plan_repairs
 from quiver.metadata import Command, MetadataStore, Table
 from quiver.metadata.commands import command_name
 from quiver.metadata.journal import describe
+from quiver.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Reconciler:
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.reconcile_interval_ms / 1000):
+            async with timeout(self._settings.reconcile_interval_ms / 1000):
                 await self._changed.wait()
                 await asyncio.sleep(GATHER_MS / 1000)
         except TimeoutError:

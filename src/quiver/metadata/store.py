@@ -10,7 +10,6 @@ Life: `open` loads the database; the driver's member is opened with `machine`; `
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TypeVar, cast
@@ -40,6 +39,7 @@ from quiver.raft import Configuration, Role
 from quiver.record import Batch
 from quiver.replication import Member
 from quiver.storage import Executor
+from quiver.tasks import timeout
 
 R = TypeVar("R")
 
@@ -145,7 +145,7 @@ class MetadataStore:
         best = max(voters, key=lambda peer: (peer.match_index, -peer.node))
         with suppress(QuiverError, TimeoutError):
             member.transfer_leadership(best.node)
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 await self.wait_primary(is_primary=False)
 
     async def close(self) -> None:

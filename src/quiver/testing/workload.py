@@ -16,6 +16,7 @@ from quiver.errors import OutcomeUnknownError, OutOfSequenceError, QuiverError, 
 from quiver.model import GroupId, NodeId, Offset, ProducerId
 from quiver.partition import Appended
 from quiver.record import Batch, build_batch
+from quiver.tasks import timeout
 from quiver.testing.checkers.sends import check_ack, check_end_read
 from quiver.testing.finding import require
 from quiver.testing.history import EndRead, Send
@@ -135,7 +136,7 @@ class Producer(Client):
             return await node.serve(self.group).append(bytearray(data))
 
         try:
-            async with asyncio.timeout(self.world.knobs.attempt_timeout_ms / 1000):
+            async with timeout(self.world.knobs.attempt_timeout_ms / 1000):
                 appended = await self.world.courier.call(asked, append)
         except OutOfSequenceError as error:
             require(not in_order, "I11", f"a producer in order was refused: {error}", group=self.group)
@@ -175,7 +176,7 @@ class Producer(Client):
             return await node.serve(self.group).begin_epoch(self.producer_id, epoch)
 
         try:
-            async with asyncio.timeout(self.world.knobs.attempt_timeout_ms / 1000):
+            async with timeout(self.world.knobs.attempt_timeout_ms / 1000):
                 next_sequence = await self.world.courier.call(asked, begin_epoch)
         except UnavailableError:
             self.learn(asked)
@@ -211,7 +212,7 @@ class Reader(Client):
             await self.pause(self.world.knobs.send_gap_ms)
             asked = self.target()
             try:
-                async with asyncio.timeout(self.world.knobs.attempt_timeout_ms / 1000):
+                async with timeout(self.world.knobs.attempt_timeout_ms / 1000):
                     await (self._read_end(asked) if self.rng.random() < 0.7 else self._read_records(asked))
             except UnavailableError:
                 self.learn(asked)

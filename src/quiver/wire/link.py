@@ -18,6 +18,7 @@ from quiver.addresses import Address, format_address
 from quiver.errors import RequestError
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
+from quiver.tasks import timeout
 from quiver.wire.connection import Connection
 from quiver.wire.context import Context
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
@@ -124,7 +125,7 @@ class Link:
         self._dialled = connection = OutgoingConnection(self)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(settings.connect_timeout_ms / 1000):
+            async with timeout(settings.connect_timeout_ms / 1000):
                 # A peer's certificate vouches for the node, wherever it is reached.
                 name = node_name(self.peer) if self.context.client_context else None
                 await loop.create_connection(
@@ -146,7 +147,7 @@ class Link:
         self._hurry.clear()
         with suppress(TimeoutError):
             # Jitter keeps the nodes that lost a peer together from dialling it together for ever.
-            async with asyncio.timeout(delay_ms * (0.5 + self.context.rng.random() / 2) / 1000):
+            async with timeout(delay_ms * (0.5 + self.context.rng.random() / 2) / 1000):
                 await self._hurry.wait()
 
     def _start_waiting(self) -> None:

@@ -17,6 +17,7 @@ from quiver.addresses import parse_address
 from quiver.config import TlsSettings, WireSettings
 from quiver.errors import OverloadedError, UnavailableError
 from quiver.model import Buffer, NodeId
+from quiver.tasks import timeout, timeout_at
 from quiver.wire.connection import Connection
 from quiver.wire.exchange import Request, Response
 from quiver.wire.handshake import make_requester_hello
@@ -125,7 +126,7 @@ class RequestPool:
         if dial is None:
             dial = self._start_dial(address)
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with timeout_at(deadline_s):
                 # Unlike awaiting the task, this neither ends it when the caller is cancelled nor the reverse.
                 await asyncio.wait((dial,))
         except TimeoutError:
@@ -149,7 +150,7 @@ class RequestPool:
         loop = asyncio.get_running_loop()
         is_done = False
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
+            async with timeout(self._settings.connect_timeout_ms / 1000):
                 await loop.create_connection(lambda: connection, host, port, ssl=self._client_context)
             is_done = await connection.greeted is not None
         except (OSError, UnicodeError) as error:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from quiver.config import WireSettings
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, TooLargeError, UnavailableError
 from quiver.model import Buffer
+from quiver.tasks import timeout_at
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import Answered, decode_body, decode_response, encode_cancel, encode_request
 from quiver.wire.exchange import Request, Response, request_name
@@ -201,7 +202,7 @@ class RequestConnection(Connection):
 
     async def _wait_room(self, deadline_s: float) -> None:
         try:
-            async with asyncio.timeout_at(deadline_s):
+            async with timeout_at(deadline_s):
                 await self._wait_turn()
                 while self._is_full and self._is_open:
                     await self._wait_turn()

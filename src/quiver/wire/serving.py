@@ -34,6 +34,7 @@ from quiver.errors import (
 )
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
+from quiver.tasks import timeout
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import Asked, encode_failure, encode_response
 from quiver.wire.exchange import Response, request_name
@@ -152,7 +153,7 @@ class RequestServer:
         """Take no more requests, answer those under way for up to `grace_ms`, end the others, end all connections."""
         self._is_closed = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace_ms / 1000):
+            async with timeout(grace_ms / 1000):
                 await self._idle.wait()
         for call in tuple(self._calls):
             call.end("stopping")

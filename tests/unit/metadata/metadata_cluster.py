@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,7 +80,8 @@ class Manager:
             path.unlink()
 
     def load_database(self) -> State:
-        return self.database.load()
+        with closing(open_database(sqlite_url(str(self.path)))) as database:  # the manager may be dead
+            return database.load()
 
     async def _live(self, bootstrap: Configuration | None) -> None:
         cluster = self.cluster

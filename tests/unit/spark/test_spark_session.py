@@ -27,13 +27,21 @@ def test_version_of_a_java_is_what_it_says(tmp_path: Path, text: str, version: i
     assert java_version(tmp_path / "missing") is None
 
 
-def test_java_home_comes_first_and_must_be_new_enough(tmp_path: Path) -> None:
+def test_java_home_comes_first_and_must_be_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_java(tmp_path / "new", "21.0.1")
     make_java(tmp_path / "old", "11.0.1")
     environment = {"JAVA_HOME": str(tmp_path / "new"), "PATH": ""}
     assert find_java_home(environment, tmp_path) == str(tmp_path / "new")
-    with pytest.raises(ConfigError, match="is Java 11"):
-        find_java_home({"JAVA_HOME": str(tmp_path / "old")}, tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=f"found: JAVA_HOME={tmp_path / 'old'}"):
+        find_java_home({"JAVA_HOME": str(tmp_path / "old"), "PATH": ""}, tmp_path)
+
+
+def test_java_home_that_is_too_old_gives_way_to_a_newer_java_on_the_path(tmp_path: Path) -> None:
+    make_java(tmp_path / "old", "11.0.1")
+    java = make_java(tmp_path / "new", "21.0.1")
+    environment = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(java.parent)}
+    assert find_java_home(environment, tmp_path) == str(tmp_path / "new")
 
 
 def test_java_on_the_path_will_do_if_it_is_new_enough(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from quiver.gateway.http.deadlines import Deadlines
 from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse
 from quiver.gateway.http.reader import Refusal
 from quiver.logs import facts
+from quiver.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class HttpServer:
         for connection in tuple(self._connections):
             connection.close_when_idle()
         try:
-            async with asyncio.timeout(grace_ms / 1000):
+            async with timeout(grace_ms / 1000):
                 while self._connections:
                     self._emptied.clear()
                     await self._emptied.wait()

@@ -52,6 +52,10 @@ class SimulatedDatabase(Database):
     def close(self) -> None:
         """Do nothing: the file outlives the process."""
 
+    def dispose(self) -> None:
+        """Free the memory, at the end of the simulation."""
+        super().close()
+
     # -- what happens to it ----------------------------------------------------------------------
 
     def fail_next(self) -> None:

@@ -65,6 +65,7 @@ def simulate_cluster_with(seed: int, knobs: ClusterKnobs, *, schedule: list[Faul
         logging.disable(level)
         _fill(report, world, nemesis)
         loop.close()
+        world.close()
     return report
 
 

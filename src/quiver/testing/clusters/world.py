@@ -261,6 +261,11 @@ class ClusterWorld:
             digest = self.digests.setdefault(view.index, view.digest())
             require(digest == view.digest(), "F2", "two nodes' metadata differ", node=host.id, index=view.index)
 
+    def close(self) -> None:
+        """Free what the machines hold, at the end of the run."""
+        for host in self.hosts.values():
+            host.database.dispose()
+
     def fault_counts(self) -> Counter[str]:
         """Return what disks, databases, network and transport did, by kind, beside what the nemesis planned."""
         counts: Counter[str] = Counter()
