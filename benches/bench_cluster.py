@@ -40,7 +40,7 @@ from processes import (
     wait_until,
 )
 from quiver.errors import QuiverError
-from quiver.wire.messages import RegisterConsumer, RegisterProducer, Selection
+from quiver.wire.messages import RegisterConsumerRequest, RegisterProducerRequest, Selection
 from replicas import free_ports
 from table import Row, show
 
@@ -158,10 +158,12 @@ def registrations_with(database: str, settings: tuple[str, ...], *, target: floa
             wanted = (Selection(topic="logs", partitions=()),)
 
             async def producer(_: int) -> object:
-                return await cluster.router.ask(RegisterProducer(topics=wanted), deadline=cluster.router.deadline())
+                return await cluster.router.ask(
+                    RegisterProducerRequest(topics=wanted), deadline=cluster.router.deadline()
+                )
 
             async def consumer(number: int) -> object:
-                request = RegisterConsumer(topics=wanted, request_id=f"bench-{number}")
+                request = RegisterConsumerRequest(topics=wanted, request_id=f"bench-{number}")
                 return await cluster.router.ask(request, deadline=cluster.router.deadline())
 
             return [await rate(call, pids) for call in (producer, consumer)]

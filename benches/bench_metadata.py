@@ -29,13 +29,13 @@ from quiver.config import ManagerSettings
 from quiver.manager.changes import Changes
 from quiver.metadata import (
     Beat,
-    CreateTopic,
+    CreateTopicCommand,
     InitCluster,
     Kind,
     RecordHeartbeats,
     RegisterBroker,
-    RegisterConsumer,
-    RegisterProducer,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
     Selection,
     sqlite_url,
 )
@@ -55,7 +55,7 @@ async def formed(directory: Path, url: str, schema: str | None) -> AsyncIterator
         submit = manager.store.submit
         await submit(InitCluster(now_ms=1, cluster_id="bench"))
         await submit(RegisterBroker(now_ms=1, broker_id=NodeId(1), identity="i", wire_address="host:1"))
-        await submit(CreateTopic(now_ms=1, topic="logs", replicas=1, assignments=((NodeId(1),),) * 3))
+        await submit(CreateTopicCommand(now_ms=1, topic="logs", replicas=1, assignments=((NodeId(1),),) * 3))
         yield manager
 
 
@@ -80,14 +80,16 @@ async def measure(url: str, schema: str | None, *, name: str, target: float, raw
     with tempfile.TemporaryDirectory(dir=".") as directory:
         async with formed(Path(directory), url, schema) as manager:
             submit = manager.store.submit
-            producers = await rate(lambda _: submit(RegisterProducer(now_ms=2, topics=TOPICS)))
-            named = await rate(lambda n: submit(RegisterProducer(now_ms=2, topics=TOPICS, name=f"p{n % 1000}")))
-            consumers = await rate(lambda n: submit(RegisterConsumer(now_ms=2, topics=TOPICS, request_id=f"r{n}")))
+            producers = await rate(lambda _: submit(RegisterProducerCommand(now_ms=2, topics=TOPICS)))
+            named = await rate(lambda n: submit(RegisterProducerCommand(now_ms=2, topics=TOPICS, name=f"p{n % 1000}")))
+            consumers = await rate(
+                lambda n: submit(RegisterConsumerCommand(now_ms=2, topics=TOPICS, request_id=f"r{n}"))
+            )
             beats = await rate(
                 lambda n: submit(RecordHeartbeats(now_ms=n, beats=tuple(Beat(Kind.PRODUCER, k, n) for k in range(100))))
             )
             changes = Changes(manager.store, clock=SystemClock(), settings=ManagerSettings(), heartbeats=None)
-            topics = await rate(lambda n: changes.carry_out(messages.CreateTopic(topic=f"t{n}"), NO_PAYLOAD))
+            topics = await rate(lambda n: changes.carry_out(messages.CreateTopicRequest(topic=f"t{n}"), NO_PAYLOAD))
             status = manager.store.status()
             start = perf_counter()
             await asyncio.to_thread(manager.database.load)

@@ -2,10 +2,10 @@
 
 A node opens its copy of the metadata (as a voter if it is a manager, else as a learner), follows it to know its peers,
 and runs its roles on top: `Manager` decides, `Broker` holds replicas, `Gateway` speaks HTTP. Requests come in through
-`handle`, which only sends each to its owner. What lies outside of the process is in `Surroundings`, so that the
+`handle`, which only sends each to its owner. What lies outside of the process is in `Environment`, so that the
 same node runs on real sockets and disks and under simulation.
 
-Life: ``async with Node(settings, surroundings)``; `wait_ready`; `wait_failed` returns when it must end. Leaving the
+Life: ``async with Node(settings, environment)``; `wait_ready`; `wait_failed` returns when it must end. Leaving the
 block hands leadership over and closes everything; a node whose disk failed is closed without that.
 """
 
@@ -27,11 +27,12 @@ from quiver.addresses import format_address, parse_address
 from quiver.broker import Broker, Introduction
 from quiver.broker.requests import BrokerRequest
 from quiver.config import Settings
+from quiver.environment import Environment, NodeNetwork
 from quiver.errors import StorageError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.encryption import make_http_context
 from quiver.logs import facts
-from quiver.manager import Administration, Manager
+from quiver.manager import AdminService, Manager
 from quiver.metadata import METADATA_GROUP, MetadataStore, Table
 from quiver.metadata.rows import ALL_ROLES
 from quiver.model import Buffer, Index, NodeId
@@ -39,7 +40,6 @@ from quiver.raft import Configuration
 from quiver.replication import Member, Replicator
 from quiver.storage import Identity, claim_directory, save_identity
 from quiver.storage.layout import metadata_log, replicas
-from quiver.surroundings import NodeNetwork, Surroundings
 from quiver.wire import Caller
 from quiver.wire.description import DescribeNode, NodeDescribed
 from quiver.wire.exchange import Response
@@ -56,11 +56,11 @@ HAND_OVER_MS = 1_000
 class Node:
     """One node of a cluster. Use as ``async with``."""
 
-    def __init__(self, settings: Settings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: Settings, environment: Environment) -> None:
         self.id = NodeId(settings.node.id)
         self._settings = settings
-        self._world = surroundings
-        self._started_ms = surroundings.clock.wall_ms()
+        self._world = environment
+        self._started_ms = environment.clock.wall_ms()
         self._managers = {NodeId(node): address for node, address in settings.node.managers.items()}
         self._stack = AsyncExitStack()
         self._failure: asyncio.Future[StorageError] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Node:
         self._member: Member
         self._broker: Broker
         self._gateway: Gateway | None = None
-        self._administration: Administration
+        self._administration: AdminService
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Node:
                 self._store, clock=world.clock, settings=settings.manager, cluster_id=settings.node.cluster
             )
             await stack.enter_async_context(manager)
-        self._administration = Administration(
+        self._administration = AdminService(
             self.id,
             self._store,
             self._network.transport,

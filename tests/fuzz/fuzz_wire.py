@@ -30,8 +30,8 @@ with atheris.instrument_imports(include=["quiver"]):
     from quiver.wire.failures import describe, restore
     from quiver.wire.frames import Frame, FrameReader, Kind
     from quiver.wire.handshake import (
+        HandshakeRefusal,
         Hello,
-        Refusal,
         RefusalCode,
         RequesterHello,
         decode_refusal,
@@ -44,7 +44,7 @@ with atheris.instrument_imports(include=["quiver"]):
         make_requester_hello,
         refuse,
     )
-    from quiver.wire.messages import CreateTopic, Fetch, Fetched, Produce, Produced
+    from quiver.wire.messages import CreateTopicRequest, Fetch, Fetched, Produce, Produced
 
 FRAME_BYTES_MAX = 20_000
 OWN = make_hello(cluster_id="test", node=NodeId(1), incarnation=1)
@@ -57,7 +57,7 @@ SEEDS = [
     encode_hello(CLIENT),
     b"".join(encode_request(1, 1000, PRODUCE)),
     b"".join(encode_request(2, 1000, Fetch(topic_id=TopicId(1), partition_id=PartitionId(1), offset=Offset(3)))),
-    b"".join(encode_request(3, 1000, CreateTopic(topic="t", request_id="once"))),
+    b"".join(encode_request(3, 1000, CreateTopicRequest(topic="t", request_id="once"))),
     b"".join(encode_response(1, PRODUCE, Produced(base_offset=Offset(9), is_duplicate=True))),
     b"".join(encode_failure(1, describe(NotLeaderError("no", leader=NodeId(3), retry_after_ms=5)))),
     b"".join(encode_cancel(1)),
@@ -87,9 +87,9 @@ def check(stream: bytes, piece_bytes: int) -> None:
     assert [(int(kind), bytes(head), bytes(payload)) for kind, head, payload in frames] == expected
     assert is_refused == is_refused_naively
     for frame in frames:
-        assert isinstance(judge_hello(frame, OWN, identity_of), Hello | RequesterHello | Refusal)
-        assert isinstance(judge_answer(frame, OWN, NodeId(2), identity_of), Hello | Refusal)
-        assert isinstance(judge_host(frame, CLIENT), Hello | Refusal)
+        assert isinstance(judge_hello(frame, OWN, identity_of), Hello | RequesterHello | HandshakeRefusal)
+        assert isinstance(judge_answer(frame, OWN, NodeId(2), identity_of), Hello | HandshakeRefusal)
+        assert isinstance(judge_host(frame, CLIENT), Hello | HandshakeRefusal)
         for read_frame in (decode_refusal, decode_cancel, check_request, check_response):
             try:
                 read_frame(frame)

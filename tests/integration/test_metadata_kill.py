@@ -13,10 +13,10 @@ from metadata_manager import running_manager
 
 from quiver.errors import RequestError
 from quiver.metadata import (
-    CreateTopic,
+    CreateTopicCommand,
     InitCluster,
     RegisterBroker,
-    RegisterConsumer,
+    RegisterConsumerCommand,
     Selection,
     sqlite_url,
 )
@@ -31,7 +31,7 @@ async def form(directory: Path) -> None:
         submit = manager.store.submit
         await submit(InitCluster(now_ms=1, cluster_id="c1"))
         await submit(RegisterBroker(now_ms=1, broker_id=NodeId(1), identity="i", wire_address="host:1"))
-        await submit(CreateTopic(now_ms=1, topic="logs", replicas=1, assignments=((NodeId(1),),)))
+        await submit(CreateTopicCommand(now_ms=1, topic="logs", replicas=1, assignments=((NodeId(1),),)))
 
 
 async def live(directory: Path) -> None:
@@ -40,7 +40,7 @@ async def live(directory: Path) -> None:
 
         async def register() -> None:
             while True:
-                found = await manager.store.submit(RegisterConsumer(now_ms=2, topics=(Selection("logs"),)))
+                found = await manager.store.submit(RegisterConsumerCommand(now_ms=2, topics=(Selection("logs"),)))
                 sys.stdout.write(f"{found.consumer_id}\n")
                 sys.stdout.flush()
                 if manager.store.applied_index % 97 == 0:

@@ -17,14 +17,14 @@ from sqlalchemy import create_engine, inspect, text
 from quiver.errors import StorageError
 from quiver.metadata import (
     Command,
-    CreateTopic,
-    DeleteTopic,
-    ForgetClient,
+    CreateTopicCommand,
+    DeleteTopicCommand,
+    ForgetClientCommand,
     InitCluster,
     Kind,
     PurgeTopic,
     RegisterBroker,
-    RegisterConsumer,
+    RegisterConsumerCommand,
     Selection,
     State,
     open_database,
@@ -61,12 +61,12 @@ def beginning() -> list[AnyCommand]:
     brokers = [
         RegisterBroker(now_ms=1, broker_id=NodeId(n), identity=f"i{n}", wire_address=f"host{n}:1") for n in (1, 2, 3)
     ]
-    topic = CreateTopic(now_ms=1, topic="logs", replicas=2, assignments=((NodeId(1), NodeId(2)), (NodeId(3),)))
+    topic = CreateTopicCommand(now_ms=1, topic="logs", replicas=2, assignments=((NodeId(1), NodeId(2)), (NodeId(3),)))
     return [InitCluster(now_ms=1, cluster_id="c1"), *brokers, topic]
 
 
-def register(request: str = "") -> RegisterConsumer:
-    return RegisterConsumer(now_ms=2, topics=(Selection("logs"),), request_id=request)
+def register(request: str = "") -> RegisterConsumerCommand:
+    return RegisterConsumerCommand(now_ms=2, topics=(Selection("logs"),), request_id=request)
 
 
 def advance(database: Database, state: State, commands: list[AnyCommand], **fields: Any) -> None:
@@ -85,8 +85,8 @@ def test_postgresql_holds_what_memory_does(database: Database) -> None:
         beginning(),
         [register(), register()],
         [register()],
-        [ForgetClient(now_ms=3, kind=Kind.CONSUMER, id=2)],
-        [DeleteTopic(now_ms=3, topic="logs", purge_ms=3), PurgeTopic(now_ms=3, topic_id=TopicId(1))],
+        [ForgetClientCommand(now_ms=3, kind=Kind.CONSUMER, id=2)],
+        [DeleteTopicCommand(now_ms=3, topic="logs", purge_ms=3), PurgeTopic(now_ms=3, topic_id=TopicId(1))],
     ]
     for commands in parts:
         advance(database, state, commands)

@@ -15,7 +15,7 @@ import pytest
 from quiver.clock import SystemClock
 from quiver.model import NodeId
 from quiver.record.checksum import crc32c
-from quiver.wire import FrameReader, Kind, PeerNetwork, Refusal, WireSettings, encode_frame
+from quiver.wire import FrameReader, HandshakeRefusal, Kind, PeerNetwork, WireSettings, encode_frame
 from quiver.wire.handshake import Hello, decode_refusal, encode_hello, encode_refusal, make_hello, refuse
 from quiver.wire.handshake import RefusalCode as Code
 
@@ -95,7 +95,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def read_refusal(reader: asyncio.StreamReader) -> Refusal:
+async def read_refusal(reader: asyncio.StreamReader) -> HandshakeRefusal:
     """Read to the end of a connection, which must be a refusal."""
     received = await reader.read()
     frames = FrameReader(4096)
@@ -222,7 +222,7 @@ def test_strangers_who_say_nothing_are_bounded_and_sent_away_in_time(caplog: pyt
             await wait_until(lambda: node.network.status().handshakes == SETTINGS.handshakes_max)
             reader, writer = await node.dial()
             refusal = await read_refusal(reader)
-            assert refusal == Refusal("too_many_connections", "3 other connections have not said hello yet")
+            assert refusal == HandshakeRefusal("too_many_connections", "3 other connections have not said hello yet")
             writer.close()
             for reader, writer in silent:
                 assert (await read_refusal(reader)).code == "hello_late"
@@ -248,7 +248,7 @@ def test_nodes_beyond_the_bound_are_refused_but_known_ones_may_come_back() -> No
                 writers.append(writer)
             reader, writer = await node.dial()
             writer.write(hello(node=4))
-            assert await read_refusal(reader) == Refusal("too_many_connections", "2 other nodes are connected")
+            assert await read_refusal(reader) == HandshakeRefusal("too_many_connections", "2 other nodes are connected")
             for each in (*writers, writer):
                 each.close()
             await wait_until(lambda: node.network.status().peers == ())
@@ -326,7 +326,7 @@ async def answering(answer: bytes, *, then_wait: bool) -> AsyncIterator[tuple[tu
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "refused by this side: bad_frame", "bad_frame"),
         (b"", "refused by this side: hello_late: no hello within 150 ms", "hello_late"),
         (b"".join(encode_frame(Kind.REFUSAL, b"\xc1")), "refused by this side: bad_frame", "bad_frame"),
-        (encode_refusal(Refusal("later_code", "why")), "refused by the other side: later_code: why", None),
+        (encode_refusal(HandshakeRefusal("later_code", "why")), "refused by the other side: later_code: why", None),
     ],
     ids=[
         "other cluster",
@@ -378,7 +378,7 @@ def test_peer_that_hangs_up_on_a_hello_is_tried_again() -> None:
     ("answer", "error"),
     [
         (hello() + MESSAGE, "refused by this side: unexpected_frame: a message to the side that dialled"),
-        (hello() + encode_refusal(Refusal("bad_frame", "why")), "refused by the other side: bad_frame: why"),
+        (hello() + encode_refusal(HandshakeRefusal("bad_frame", "why")), "refused by the other side: bad_frame: why"),
         (hello() + b"garbage, quite some of it", "refused by this side: bad_frame"),
     ],
     ids=["message", "refusal", "garbage"],

@@ -26,20 +26,20 @@ from quiver.wire import Caller, PoolStatus, RequestPool, WireSettings
 from quiver.wire.exchange import Done, Request, Response
 from quiver.wire.messages import (
     AnyRequest,
+    BrokerHeartbeatRequest,
     CommandSubmitted,
     Fetch,
     Fetched,
     FindOffset,
     GetMembers,
     GetMetadata,
-    Heartbeat,
     HeartbeatTaken,
     MetadataFound,
     NodeInfo,
     OffsetFound,
     Produce,
     Produced,
-    RestoreTopic,
+    RestoreTopicRequest,
     SubmitCommand,
 )
 
@@ -68,7 +68,7 @@ async def echo(caller: Caller, request: AnyRequest, payload: memoryview) -> Answ
             return Produced(base_offset=Offset(len(payload))), (payload,)
         case Fetch():
             return Fetched(first_offset=Offset(0), end_offset=request.offset), (bytes(request.bytes_max),)
-        case Heartbeat():
+        case BrokerHeartbeatRequest():
             return HeartbeatTaken(is_known=True), ()
         case SubmitCommand():
             return CommandSubmitted(index=Index(7)), (payload,)
@@ -178,8 +178,8 @@ def test_handler_knows_who_asks_and_how_long() -> None:
 
     async def test() -> None:
         async with serve(handle) as host, client() as pool, node(5) as peer:
-            await pool.call(host.address, RestoreTopic(topic="t"), timeout_ms=5000)
-            await peer.call(host.address, RestoreTopic(topic="t"), timeout_ms=5000)
+            await pool.call(host.address, RestoreTopicRequest(topic="t"), timeout_ms=5000)
+            await peer.call(host.address, RestoreTopicRequest(topic="t"), timeout_ms=5000)
 
     run(test())
     assert [(caller.name, caller.node, caller.is_node) for caller in callers] == [
@@ -195,7 +195,7 @@ def test_handler_knows_who_asks_and_how_long() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [SubmitCommand(), Heartbeat(node=NodeId(5), identity="disk-5"), GetMembers(group=GroupId(1))],
+    [SubmitCommand(), BrokerHeartbeatRequest(node=NodeId(5), identity="disk-5"), GetMembers(group=GroupId(1))],
     ids=lambda request: type(request).__name__,
 )
 def test_what_is_for_nodes_is_refused_to_clients(request_: Request[Any]) -> None:
@@ -516,9 +516,9 @@ def test_node_known_by_another_identity_is_refused() -> None:
             node(5, identity="disk-5") as known,
             node(5, identity="disk-6") as wiped,
         ):
-            await known.call(host.address, Heartbeat(node=NodeId(5), identity=""), timeout_ms=5000)
+            await known.call(host.address, BrokerHeartbeatRequest(node=NodeId(5), identity=""), timeout_ms=5000)
             with pytest.raises(UnavailableError, match="other_identity"):
-                await wiped.call(host.address, Heartbeat(node=NodeId(5), identity=""), timeout_ms=5000)
+                await wiped.call(host.address, BrokerHeartbeatRequest(node=NodeId(5), identity=""), timeout_ms=5000)
 
     run(test())
 

@@ -19,17 +19,17 @@ from quiver.errors import ConfigError, UnavailableError
 from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, PeerNetwork, RequestPool, TlsSettings, WireSettings
 from quiver.wire.exchange import Response
-from quiver.wire.messages import AnyRequest, Heartbeat, HeartbeatTaken, Produce, Produced
+from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, HeartbeatTaken, Produce, Produced
 from quiver.wire.tls import judge_certificate, make_client_context, make_server_context
 
 MIB = 1 << 20
 PRODUCE = Produce(topic_id=TopicId(1), partition_id=PartitionId(0))
-BEAT = Heartbeat(node=NodeId(2), identity="")
+BEAT = BrokerHeartbeatRequest(node=NodeId(2), identity="")
 QUICK = WireSettings(reconnect_delay_ms_min=5, reconnect_delay_ms_max=20)
 
 
 async def echo(caller: Caller, request: AnyRequest, payload: memoryview) -> tuple[Response, Sequence[Buffer]]:
-    if isinstance(request, Heartbeat):
+    if isinstance(request, BrokerHeartbeatRequest):
         return HeartbeatTaken(is_known=True), ()
     return Produced(base_offset=Offset(len(payload))), (payload,)
 

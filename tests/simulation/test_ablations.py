@@ -21,17 +21,17 @@ from quiver.model import ConsumerId, Index, NodeId, Offset, ProducerId
 from quiver.partition.appending import Appender
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.entries import Trim, build_entry
-from quiver.partition.housekeeping import Housekeeping
-from quiver.partition.leading import Leading
+from quiver.partition.maintenance import Housekeeping
 from quiver.partition.producers import ProducerTable
+from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.replica import Replica
 from quiver.partition.state import PartitionState
 from quiver.raft import Configuration, Entry, Safeguard, SendEntries
 from quiver.record import Batch
 from quiver.replication.applier import Applier
+from quiver.replication.log_compactor import LogCompactor, MakeState
 from quiver.replication.member import Member
 from quiver.replication.persistence import Persistence
-from quiver.replication.shortening import MakeState, Shortener
 from quiver.storage import recovery
 from quiver.storage.disk import File
 from quiver.storage.flush import Flush, SegmentWrite, write_all
@@ -277,7 +277,7 @@ def open_without_writing_again(writer: Writer) -> None:
         writer._planner.replaced(active.size_bytes)
 
 
-async def be_ready_at_once(leading: Leading) -> None:
+async def be_ready_at_once(leading: ProposalGate) -> None:
     if not leading._member.raft.is_leader:
         await leading._member.read_barrier()
     if leading.term != leading._member.raft.term:
@@ -367,7 +367,7 @@ def plan_from_what_is_committed(moves: CursorMoves, consumer_id: ConsumerId) -> 
 
 
 @asynccontextmanager
-async def settle_without_waiting(leading: Leading) -> AsyncIterator[None]:
+async def settle_without_waiting(leading: ProposalGate) -> AsyncIterator[None]:
     await leading.wait_ready()
     yield
 
@@ -391,7 +391,7 @@ async def fence_here_alone(appender: Appender, producer_id: ProducerId, epoch: i
     return appender._expected(producer_id, epoch)
 
 
-async def trim_before_it_is_saved(shortener: Shortener, first_index: Index, make_state: MakeState) -> None:
+async def trim_before_it_is_saved(shortener: LogCompactor, first_index: Index, make_state: MakeState) -> None:
     del make_state
     await shortener._log.truncate_prefix(first_index)
     shortener._raft.compacted(shortener._log.first_index)
@@ -452,17 +452,17 @@ ABLATIONS = [
     without("recovery_is_not_saved", DAMAGE_AND_OUTAGES, (Persistence, "plan_save", forget_recovery)),
     without("snapshot_is_restored_without_its_state", SNAPSHOTS, (Applier, "restore", restore_index_alone)),
     without("lost_disk_comes_back_under_its_id", LOST, (World, "replace", come_back_under_the_old_id)),
-    without("dedup_does_not_wait_for_the_new_term", RETRIES, (Leading, "_catch_up", be_ready_at_once)),
+    without("dedup_does_not_wait_for_the_new_term", RETRIES, (ProposalGate, "_catch_up", be_ready_at_once)),
     without("dedup_is_not_in_snapshots", SNAPSHOTS, (PartitionState, "restore", forget_producers)),
     without("dedup_ignores_what_is_in_flight", RETRIES, (Appender, "_unsettled", nothing_in_flight)),
     without("reads_do_not_ask_the_quorum", READS, (Replica, "read_end_offset", read_local_end)),
     without("readers_see_what_is_not_committed", READS, (Replica, "read", read_everything)),
     without("cursor_moves_before_it_is_committed", CONSUMERS, (CursorMoves, "move", move_before_it_is_committed)),
     without("cursors_on_their_way_are_ignored", CONSUMERS, (CursorMoves, "planned", plan_from_what_is_committed)),
-    without("summary_does_not_wait_for_what_is_in_flight", TRIMS, (Leading, "settle", settle_without_waiting)),
+    without("summary_does_not_wait_for_what_is_in_flight", TRIMS, (ProposalGate, "settle", settle_without_waiting)),
     without("trim_without_a_summary", TRIMS, (Housekeeping, "_trim", trim_to_the_end)),
     without("state_at_the_log_s_start_is_taken_for_whole", TRIMS, (PartitionState, "blank", blank_that_seems_whole)),
-    without("log_is_trimmed_before_its_start_is_saved", TRIMS, (Shortener, "trim", trim_before_it_is_saved)),
+    without("log_is_trimmed_before_its_start_is_saved", TRIMS, (LogCompactor, "trim", trim_before_it_is_saved)),
     without("checkpoint_is_sent_as_a_snapshot", TRIMS, (Persistence, "load_snapshot", send_the_newest_state)),
     without("fence_is_not_replicated", EPOCHS, (Appender, "begin_epoch", fence_here_alone)),
     without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),

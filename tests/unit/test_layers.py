@@ -34,7 +34,7 @@ LAYERS = (
     ("manager",),
     ("broker",),
     ("gateway",),
-    ("surroundings",),
+    ("environment",),
     ("node",),
     ("testing",),
     ("cli",),
@@ -64,7 +64,7 @@ PURE_METADATA = (
     "state",
     "topics",
 )
-PURE_MANAGER = ("answers", "load", "placement", "repairs")
+PURE_MANAGER = ("describe", "load", "placement", "repairs")
 PURE = (
     "record/",
     "raft/",

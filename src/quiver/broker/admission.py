@@ -9,7 +9,7 @@ from __future__ import annotations
 from quiver.broker.table import Key
 from quiver.clock import Clock
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
-from quiver.metadata import Consumer, MetadataStore, Producer, Registration, View
+from quiver.metadata import ConsumerRow, MetadataStore, ProducerRow, Registration, View
 from quiver.model import ConsumerId, Index, ProducerId, TopicId
 from quiver.tasks import timeout
 from quiver.wire.serving import Caller
@@ -88,7 +88,7 @@ def check_consumer(view: View, consumer_id: ConsumerId, *, key: Key) -> Registra
     return _find_registration(consumer, consumer_id, key)
 
 
-def _find_registration(client: Producer | Consumer, id_: int, key: Key) -> Registration:
+def _find_registration(client: ProducerRow | ConsumerRow, id_: int, key: Key) -> Registration:
     for registration in client.registrations:
         if registration.covers(*key):
             return registration

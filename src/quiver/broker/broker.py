@@ -15,10 +15,10 @@ import msgspec
 
 from quiver.broker.admission import Admission
 from quiver.broker.balance import LeaderBalancer
-from quiver.broker.keeper import ReplicaKeeper
 from quiver.broker.lags import find_lags
 from quiver.broker.moves import Mover
 from quiver.broker.nodes import Nodes
+from quiver.broker.replica_manager import ReplicaManager
 from quiver.broker.reporter import ClientKind, Introduction, Reporter
 from quiver.broker.requests import Answer, BrokerRequest, BrokerRequests
 from quiver.broker.retention import RetentionRules
@@ -85,7 +85,7 @@ class Broker:
         )
         self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
         self._retention = RetentionRules(self._table, store)
-        self._keeper = ReplicaKeeper(
+        self._keeper = ReplicaManager(
             node,
             identity=introduction.identity,
             table=self._table,

@@ -25,7 +25,7 @@ from quiver.metadata import NodeRole, RegisterBroker
 from quiver.model import NodeId, PartitionId, TopicId
 from quiver.tasks import timeout
 from quiver.wire.exchange import RESULTS_MAX
-from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo
+from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, LeaderInfo
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Reporter:
         leads = tuple(lead for lead in self._leads() if self._told.get(_key_of(lead), 0) < lead.epoch)[:RESULTS_MAX]
         beats = self.clients.take()
         me = self._introduction
-        request = Heartbeat(node=me.node, identity=me.identity, leads=leads, clients=beats)
+        request = BrokerHeartbeatRequest(node=me.node, identity=me.identity, leads=leads, clients=beats)
         try:
             if not self._is_introduced:
                 self._is_introduced = await self._register()  # its addresses may be others than in its last life

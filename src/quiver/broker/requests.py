@@ -19,6 +19,7 @@ from quiver.metadata import Registration, StartFrom, View
 from quiver.model import NO_PRODUCER, Buffer, ConsumerId, Offset
 from quiver.partition import Replica, Start
 from quiver.record import decode_header
+from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
 from quiver.wire.exchange import Done, Response
 from quiver.wire.messages import (
     BeginEpoch,
@@ -41,7 +42,6 @@ from quiver.wire.messages import (
     ReplicaRead,
 )
 from quiver.wire.serving import Caller
-from quiver.wire.taking import TakeEach, Taken, encode_taken
 
 BrokerRequest = PartitionRequest | ReadReplica | GetMembers
 """What a broker answers itself."""
@@ -76,7 +76,7 @@ class BrokerRequests:
                 return OffsetFound(offset=await replica.find_offset(request.at)), ()
             case Consume():
                 return await self._consume(caller, view, replica, request)
-            case TakeEach():
+            case ConsumeMany():
                 return await self._take_each(view, replica, request)
             case MoveCursor():
                 return await self._move_cursor(view, replica, request)
@@ -137,7 +137,7 @@ class BrokerRequests:
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 
-    async def _take_each(self, view: View, replica: Replica, request: TakeEach) -> Answer:
+    async def _take_each(self, view: View, replica: Replica, request: ConsumeMany) -> Answer:
         ids = request.consumer_ids
         starts = {id_: _start_of(self._hear_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         records = await replica.take_each([(id_, starts[id_]) for id_ in ids])
@@ -161,7 +161,7 @@ class BrokerRequests:
         return CursorsFound(cursors=tuple(cursors), first_offset=found.first_offset, end_offset=found.end_offset), ()
 
     def _hear_consumer(
-        self, view: View, consumer_id: ConsumerId, request: Consume | TakeEach | MoveCursor
+        self, view: View, consumer_id: ConsumerId, request: Consume | ConsumeMany | MoveCursor
     ) -> Registration:
         registration = check_consumer(view, consumer_id, key=(request.topic_id, request.partition_id))
         self._clients.hear("consumer", consumer_id)

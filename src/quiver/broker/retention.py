@@ -8,7 +8,7 @@ honoured for as long as it is in the metadata: only the primary says when it is 
 from __future__ import annotations
 
 from quiver.broker.table import Held, PartitionTable
-from quiver.metadata import Changed, Consumer, MetadataStore, Table, View
+from quiver.metadata import Changed, ConsumerRow, MetadataStore, Table, View
 from quiver.model import Index, TopicId
 from quiver.partition import Replica, Retention
 
@@ -63,7 +63,7 @@ def _concerned_topics(view: View, changed: Changed) -> set[TopicId]:
             concerned.add(change.key)
         elif change.table is Table.HOLDS:
             concerned.add(change.key[0])
-        elif isinstance(change.row, Consumer):
+        elif isinstance(change.row, ConsumerRow):
             concerned.update(item.topic_id for item in change.row.registrations)
         elif change.table is Table.CONSUMERS:
             concerned.update(topic_id for topic_id, topic in view.topics.items() if topic.retention.until_consumed)

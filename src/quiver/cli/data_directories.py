@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
+from quiver.environment import schema_name
 from quiver.errors import ConfigError
 from quiver.metadata import Database, open_database, sqlite_url
 from quiver.storage import Identity, SystemDisk
 from quiver.storage.identity import IDENTITY_NAME, load_identity
 from quiver.storage.layout import metadata_database
-from quiver.surroundings import schema_name
 
 
 def find_nodes(data: str) -> dict[str, Identity]:

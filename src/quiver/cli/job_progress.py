@@ -15,13 +15,13 @@ from rich.text import Text
 from quiver.cli.amounts import show_count
 
 if TYPE_CHECKING:
-    from quiver.spark.pipelines import Progress as JobState
+    from quiver.spark.pipelines import JobProgress
 
 LINE_EVERY_S = 5.0
 """How often a job that does one thing all the while says so where nothing can be written over."""
 
 
-class JobProgress:
+class ProgressDisplay:
     """Show what a job tells; use as ``with``."""
 
     def __init__(self, name: str) -> None:
@@ -39,14 +39,14 @@ class JobProgress:
         )
         self._task = self._bar.add_task(name, total=None)
 
-    def __enter__(self) -> JobProgress:
+    def __enter__(self) -> ProgressDisplay:
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def tell(self, state: JobState) -> None:
+    def tell(self, state: JobProgress) -> None:
         """Show how far the job is."""
         text = f"{self._name}: {describe(state)}"
         self._bar.lines = state.lines
@@ -68,7 +68,7 @@ class _Board(Progress):
         yield Text("\n".join(self.lines), overflow="ellipsis", no_wrap=True)
 
 
-def describe(state: JobState) -> str:
+def describe(state: JobProgress) -> str:
     """Return what a job does, and how much of it is done."""
     if state.total is not None:
         return f"{state.phrase}, {state.done:,} of {show_count(state.total, state.noun)}"

@@ -15,11 +15,11 @@ import click
 
 from quiver.cli.settings_options import settings_from, settings_options
 from quiver.config import Settings
+from quiver.environment import SystemEnvironment
 from quiver.errors import ConfigError, QuiverError, StorageError
 from quiver.logs import configure_logging
 from quiver.node import Node
 from quiver.storage import DirectoryLock
-from quiver.surroundings import SystemSurroundings
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ async def _run(settings: Settings, *, with_parent: bool) -> None:
         loop.add_signal_handler(number, stopped.set)
     if with_parent:
         loop.add_reader(sys.stdin.fileno(), _watch_parent, stopped)
-    async with SystemSurroundings(settings) as surroundings, Node(settings, surroundings) as node:
+    async with SystemEnvironment(settings) as environment, Node(settings, environment) as node:
         failure = await _serve(node, stopped)
     if failure is not None:
         raise failure

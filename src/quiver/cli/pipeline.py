@@ -15,7 +15,7 @@ import click
 from quiver.cli.connection import json_option
 from quiver.cli.examples import examples
 from quiver.cli.exits import DONE, FOUND
-from quiver.cli.job_progress import JobProgress
+from quiver.cli.job_progress import ProgressDisplay
 from quiver.cli.output import print_json
 from quiver.errors import ConfigError
 
@@ -252,7 +252,7 @@ def run_job(context: click.Context, name: str, options: dict[str, Any], *, as_js
 def _execute(name: str, job: Job, *, as_json: bool) -> int:
     from quiver.spark.pipelines import execute
 
-    with JobProgress(name) as progress:
+    with ProgressDisplay(name) as progress:
         result, stopped_by = execute(name, job, tell=progress.tell)
     if as_json:
         print_json({"job": name, "clean": result.is_clean, "complete": result.is_complete, **result.facts})

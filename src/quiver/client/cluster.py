@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 import msgspec
 
 from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, require_arrow, to_where
-from quiver.client.directory import Directory
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
 from quiver.client.holds import find_holds, place_hold, release_hold
 from quiver.client.lag import PartitionLag, find_lag, reset_cursors
+from quiver.client.metadata_cache import MetadataCache
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
@@ -35,25 +35,25 @@ from quiver.wire.description import DescribeNode, ReplicaInfo
 from quiver.wire.exchange import Done, R, Request
 from quiver.wire.holds import HoldInfo
 from quiver.wire.messages import (
-    AddPartitions,
+    AddPartitionsRequest,
     ClientInfo,
-    ConfigureTopic,
-    CreateTopic,
-    DeleteTopic,
+    ConfigureTopicRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     DrainBroker,
-    ForgetClient,
+    ForgetClientRequest,
     GetMetadata,
     ListClients,
     NodeInfo,
     RebalanceBrokers,
     RemoveBroker,
-    RestoreTopic,
+    RestoreTopicRequest,
     RetentionInfo,
     TopicInfo,
 )
 
 if TYPE_CHECKING:
-    from quiver.client.receipts import Receipts
+    from quiver.client.digest_reporter import DigestReporter
 
 CONNECT_MS_MAX: Final = 10_000
 """Longest time for the first contact: whoever mistypes an address should hear of it soon."""
@@ -108,7 +108,7 @@ class AsyncCluster:
         self._seeds = parse_seeds(addresses)
         self._transport, self._owned, self._http_get = transport, owned, http_get
         self._rng = rng
-        self._directory = Directory(clock)
+        self._directory = MetadataCache(clock)
         self.router = Router(transport, self._directory, clock=clock, rng=rng, options=self.options)
         self._cursors = NamedCursors(self.router)
         self._made = AsyncExitStack()
@@ -175,7 +175,7 @@ class AsyncCluster:
         Raises:
             ConflictError: it exists (`topic_exists`), unless `exist_ok`.
         """
-        request = CreateTopic(
+        request = CreateTopicRequest(
             topic=topic,
             partitions=partitions,
             replicas=replicas,
@@ -193,19 +193,19 @@ class AsyncCluster:
 
     async def delete_topic(self, topic: str) -> None:
         """Take a topic out of use; `restore_topic` brings it back for a while."""
-        await self._change(DeleteTopic(topic=topic), topic)
+        await self._change(DeleteTopicRequest(topic=topic), topic)
 
     async def restore_topic(self, topic: str) -> None:
         """Take the newest deleted topic of a name back into use."""
-        await self._change(RestoreTopic(topic=topic), topic)
+        await self._change(RestoreTopicRequest(topic=topic), topic)
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
         """Bring a topic to so many partitions; keys are spread anew over all of them."""
-        await self._change(AddPartitions(topic=topic, partitions=partitions), topic)
+        await self._change(AddPartitionsRequest(topic=topic, partitions=partitions), topic)
 
     async def configure_topic(self, topic: str, *, retention: RetentionInfo) -> None:
         """Change when records of a topic may go."""
-        await self._change(ConfigureTopic(topic=topic, retention=retention), topic)
+        await self._change(ConfigureTopicRequest(topic=topic, retention=retention), topic)
 
     async def list_topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -269,7 +269,7 @@ class AsyncCluster:
 
     async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
         """Drop a producer or consumer: its cursors no longer hold records back."""
-        self._see(await self._ask(ForgetClient(kind=kind, id=id)))
+        self._see(await self._ask(ForgetClientRequest(kind=kind, id=id)))
 
     async def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
         """Return how far a consumer is in every partition that it is registered for, or in those of one topic.
@@ -344,7 +344,9 @@ class AsyncCluster:
             deadline=self.router.deadline(),
         )
         if digests:
-            core.receipts = await self._receipts("producer", name or str(core.identity.producer_id), topic)
+            core.digest_reporter = await self._make_digest_reporter(
+                "producer", name or str(core.identity.producer_id), topic
+            )
         self._made.push_async_callback(core.close)
         return AsyncProducer(core, self.router)
 
@@ -389,7 +391,7 @@ class AsyncCluster:
             partitions=tuple(map(PartitionId, partitions)),
             options=options,
             deadline=self.router.deadline(),
-            receipts=await self._receipts("consumer", name, topic) if digests and name else None,
+            digest_reporter=await self._make_digest_reporter("consumer", name, topic) if digests and name else None,
         )
         self._made.push_async_callback(core.close)
         idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
@@ -498,15 +500,17 @@ class AsyncCluster:
 
     # -- within ----------------------------------------------------------------------------------
 
-    async def _receipts(self, role: Literal["producer", "consumer"], name: str, topic: str) -> Receipts:
+    async def _make_digest_reporter(
+        self, role: Literal["producer", "consumer"], name: str, topic: str
+    ) -> DigestReporter:
         """Return who takes note of what a client sends or is given, and states it."""
         require_arrow()
-        from quiver.client import receipts
+        from quiver.client import digest_reporter
 
         info = await self.router.find_topic(topic, deadline=self.router.deadline(), age_ms_max=0)
-        await self.create_topic(receipts.TOPIC, partitions=1, retention=receipts.RETENTION, exist_ok=True)
-        stating = await self.producer(receipts.TOPIC)
-        return receipts.Receipts(stating.core, role=role, name=name, topic=topic, topic_id=info.topic_id)
+        await self.create_topic(digest_reporter.TOPIC, partitions=1, retention=digest_reporter.RETENTION, exist_ok=True)
+        stating = await self.producer(digest_reporter.TOPIC)
+        return digest_reporter.DigestReporter(stating.core, role=role, name=name, topic=topic, topic_id=info.topic_id)
 
     async def _ask(self, request: Request[R]) -> R:
         return (await self.router.ask(request, deadline=self.router.deadline()))[0]

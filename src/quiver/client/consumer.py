@@ -36,7 +36,7 @@ from quiver.wire.messages import CursorsFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from quiver.client.receipts import Receipts
+    from quiver.client.digest_reporter import DigestReporter
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,20 @@ class ConsumerCore:
     """One consumer of one topic; `open` it on the loop that reads."""
 
     def __init__(
-        self, topic: str, cursors: Cursors, *, router: Router, options: ConsumerOptions, receipts: Receipts | None
+        self,
+        topic: str,
+        cursors: Cursors,
+        *,
+        router: Router,
+        options: ConsumerOptions,
+        digest_reporter: DigestReporter | None,
     ) -> None:
         self.topic = topic
         self.cursors = cursors
         self.options = options
         self.readers: dict[PartitionId, PartitionReader] = {}
         self._router = router
-        self._receipts = receipts
+        self._digest_reporter = digest_reporter
         self._tasks = Tasks(self._crashed)
         self._news = asyncio.Event()
         self._turn = 0
@@ -73,7 +79,7 @@ class ConsumerCore:
         partitions: Sequence[PartitionId],
         options: ConsumerOptions,
         deadline: Deadline,
-        receipts: Receipts | None = None,
+        digest_reporter: DigestReporter | None = None,
     ) -> ConsumerCore:
         """Register a consumer, find its place in every partition and begin to read ahead."""
         cursors = Cursors(router, topic)
@@ -87,7 +93,7 @@ class ConsumerCore:
         info = await router.find_topic(topic, deadline=deadline, age_ms_max=0 if partitions else None)
         if unknown := set(partitions) - {partition.partition_id for partition in info.partitions}:
             raise NotFoundError(f"{topic!r} has no partition {min(unknown)}", code="unknown_partition")
-        core = cls(topic, cursors, router=router, options=options, receipts=receipts)
+        core = cls(topic, cursors, router=router, options=options, digest_reporter=digest_reporter)
         try:
             wanted = partitions or [partition.partition_id for partition in info.partitions]
             await core._add(wanted, options.start, deadline=deadline)
@@ -242,7 +248,7 @@ class ConsumerCore:
                 options=self.options,
                 tasks=self._tasks,
                 on_news=self._news.set,
-                receipts=self._receipts,
+                digest_reporter=self._digest_reporter,
             )
             reader.committed = position if is_cursor else None
             self.readers[partition] = reader
@@ -268,16 +274,16 @@ class ConsumerCore:
 
     async def _state_received(self) -> None:
         """Let it be known what was handed out, if that is wished; before a cursor moves past it."""
-        if self._receipts is None or self._failure is not None:
+        if self._digest_reporter is None or self._failure is not None:
             return
         for reader in self.readers.values():
             reader.note_handed_out()
-        await self._receipts.flush()
+        await self._digest_reporter.flush()
 
     async def _close_receipts(self) -> None:
         await self._state_received()
-        if self._receipts is not None:
-            await self._receipts.close()
+        if self._digest_reporter is not None:
+            await self._digest_reporter.close()
 
     async def _commit_one(self, reader: PartitionReader, position: Offset, deadline: Deadline) -> None:
         await self.cursors.move(reader.partition_id, position, deadline=deadline)

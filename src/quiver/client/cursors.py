@@ -17,7 +17,7 @@ from quiver.wire.messages import (
     CursorsFound,
     GetCursors,
     MoveCursor,
-    RegisterConsumer,
+    RegisterConsumerRequest,
     Selection,
     TopicInfo,
 )
@@ -42,7 +42,7 @@ class Cursors:
         deadline: Deadline,
     ) -> None:
         """Make the consumer known to the cluster, or find it."""
-        request = RegisterConsumer(
+        request = RegisterConsumerRequest(
             topics=(Selection(topic=self._topic, partitions=tuple(partitions)),),
             consumer_id=None if consumer_id is None else ConsumerId(consumer_id),
             start=start,

@@ -13,7 +13,7 @@ from quiver.client.ranges import check_incarnation, check_partition
 from quiver.client.router import Router
 from quiver.errors import OutOfRangeError
 from quiver.model import Offset, PartitionId, TopicId
-from quiver.wire.holds import HoldInfo, ListHolds, PlaceHold, ReleaseHold
+from quiver.wire.holds import HoldInfo, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 
 
 async def place_hold(
@@ -40,7 +40,7 @@ async def place_hold(
         check_partition(info, partition)
         if offset < 0:
             raise OutOfRangeError(f"not done: {offset} is no offset", code="bad_hold")
-    request = PlaceHold(
+    request = PlaceHoldRequest(
         topic_id=info.topic_id,
         name=name,
         offsets=tuple((PartitionId(part), Offset(at)) for part, at in offsets.items()),
@@ -55,7 +55,7 @@ async def release_hold(router: Router, name: str, topic: str | None = None) -> N
     """Let a hold go, on one topic or on all; one that is gone already is no error."""
     deadline = router.deadline()
     topic_id = None if topic is None else (await router.find_topic(topic, deadline=deadline)).topic_id
-    done, _ = await router.ask(ReleaseHold(name=name, topic_id=topic_id), deadline=deadline)
+    done, _ = await router.ask(ReleaseHoldRequest(name=name, topic_id=topic_id), deadline=deadline)
     router.directory.see(done.index)
 
 

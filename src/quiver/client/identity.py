@@ -11,7 +11,7 @@ import asyncio
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.model import PartitionId, ProducerId
-from quiver.wire.messages import RegisterProducer, Selection
+from quiver.wire.messages import RegisterProducerRequest, Selection
 
 
 class Identity:
@@ -33,7 +33,7 @@ class Identity:
     async def register(self, *, deadline: Deadline) -> None:
         """Get an id, or the old one of this name with a new epoch."""
         known_id = self.producer_id if self.producer_id >= 0 else None
-        request = RegisterProducer(topics=self._topics, name=self.name, producer_id=known_id)
+        request = RegisterProducerRequest(topics=self._topics, name=self.name, producer_id=known_id)
         registered, _ = await self._router.ask(request, deadline=deadline)
         self._router.directory.see(registered.index)
         self.producer_id, self.epoch = registered.producer_id, registered.epoch

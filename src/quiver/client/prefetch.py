@@ -23,7 +23,7 @@ from quiver.record import Batch, decode_batches
 from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
 
 if TYPE_CHECKING:
-    from quiver.client.receipts import Receipts
+    from quiver.client.digest_reporter import DigestReporter
 
 IDLE_MS_MIN: Final = 20
 """Shortest time between two fetches that bring nothing, whatever the leader does."""
@@ -42,7 +42,7 @@ class PartitionReader:
         options: ConsumerOptions,
         tasks: Tasks,
         on_news: Callable[[], object],
-        receipts: Receipts | None = None,
+        digest_reporter: DigestReporter | None = None,
     ) -> None:
         """Take where to begin; `on_news` is called when there is something to take, or an error to raise."""
         self.topic, self.partition_id = topic, partition_id
@@ -56,7 +56,7 @@ class PartitionReader:
         self.skipped_count = 0
         """Records that retention removed before they were read, and that were passed over as was wished."""
         self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_news
-        self._receipts, self._noted = receipts, position
+        self._digest_reporter, self._noted = digest_reporter, position
         """Who takes note of what is handed out, and the first offset of which that was not done."""
         self._batches: deque[Batch] = deque()
         self._buffered_bytes = 0
@@ -83,7 +83,7 @@ class PartitionReader:
 
     def note_handed_out(self) -> None:
         """Take note of everything that was handed out until now, if somebody wants that."""
-        for batch in self._batches if self._receipts is not None else ():
+        for batch in self._batches if self._digest_reporter is not None else ():
             if batch.header.base_offset >= self.position:
                 break
             self._note(batch)
@@ -184,12 +184,12 @@ class PartitionReader:
 
     def _note(self, batch: Batch) -> None:
         """Take note of what was handed out of one batch."""
-        if self._receipts is None:
+        if self._digest_reporter is None:
             return
         first = Offset(max(self._noted, batch.header.base_offset))
         end = Offset(min(self.position, batch.header.end_offset))
         if first < end:
-            self._receipts.take(self.partition_id, batch, first, end)
+            self._digest_reporter.take(self.partition_id, batch, first, end)
             self._noted = end
 
     def _fail(self, error: QuiverError) -> None:

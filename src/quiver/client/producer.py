@@ -29,7 +29,7 @@ from quiver.record import Batch, Value
 from quiver.wire.messages import TopicInfo
 
 if TYPE_CHECKING:
-    from quiver.client.receipts import Receipts
+    from quiver.client.digest_reporter import DigestReporter
 
 Put = Callable[[], tuple[Outcome, int] | None]
 """Put a chunk into the accumulator: its outcome and where in its batch it begins, or None without room."""
@@ -50,7 +50,7 @@ class ProducerCore:
         self.topic = topic
         self._partitions = partitions
         self.identity = identity
-        self.receipts: Receipts | None = None
+        self.digest_reporter: DigestReporter | None = None
         """Who takes note of what is acknowledged, if somebody wants that; set before the first record is sent."""
         self.options = options
         self._router = router
@@ -194,8 +194,8 @@ class ProducerCore:
         """Send everything that was accepted and wait until it is settled, one way or the other."""
         for outcome in self.accumulator.close_open():
             await wait_settled(outcome)
-        if self.receipts is not None:
-            await self.receipts.flush()
+        if self.digest_reporter is not None:
+            await self.digest_reporter.flush()
 
     async def close(self, *, is_draining: bool = True) -> None:
         """Take nothing more; send what was accepted, or give it up; idempotent."""
@@ -210,8 +210,8 @@ class ProducerCore:
             left = self.accumulator.refuse(closed)
             await self._tasks.close()
             self._abandon(left, closed)
-            if self.receipts is not None:
-                await self.receipts.close()
+            if self.digest_reporter is not None:
+                await self.digest_reporter.close()
 
     async def _follow_topic(self) -> None:
         """Look for partitions that were added; from then on keys are spread over all of them."""
@@ -248,7 +248,7 @@ class ProducerCore:
                 options=self.options,
                 tasks=self._tasks,
                 on_fenced=self._fenced,
-                receipts=self.receipts,
+                digest_reporter=self.digest_reporter,
             )
             self._senders[partition] = sender
             if not self._is_closed:

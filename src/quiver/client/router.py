@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from quiver.client.directory import Directory
+from quiver.client.metadata_cache import MetadataCache
 from quiver.client.options import ClusterOptions
 from quiver.client.retry import Deadline, Retry, RetryBudget
 from quiver.client.transport import Transport
@@ -27,21 +27,21 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import Buffer, NodeId, PartitionId
+from quiver.wire.consume_many import ConsumeMany
 from quiver.wire.exchange import R, Request
 from quiver.wire.messages import (
     Consume,
-    DeleteTopic,
-    ForgetClient,
+    DeleteTopicRequest,
+    ForgetClientRequest,
     GetMetadata,
     RemoveBroker,
-    RestoreTopic,
+    RestoreTopicRequest,
     TopicInfo,
 )
-from quiver.wire.taking import TakeEach
 from quiver.wire.traits import READS
 
 ONCE: Final[frozenset[type[Request[Any]]]] = frozenset(
-    (DeleteTopic, RestoreTopic, RemoveBroker, ForgetClient, TakeEach)
+    (DeleteTopicRequest, RestoreTopicRequest, RemoveBroker, ForgetClientRequest, ConsumeMany)
 )
 """Requests that mean something else the second time: the topic may have been made anew, the cursor has moved."""
 SPARE_MS: Final = 1_000
@@ -52,7 +52,7 @@ class Router:
     """Send requests to where they belong, and again while that may help."""
 
     def __init__(
-        self, transport: Transport, directory: Directory, *, clock: Clock, rng: Rng, options: ClusterOptions
+        self, transport: Transport, directory: MetadataCache, *, clock: Clock, rng: Rng, options: ClusterOptions
     ) -> None:
         self.directory = directory
         self.options = options

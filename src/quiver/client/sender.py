@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from quiver.client.accumulator import Accumulator
 from quiver.client.identity import Identity
+from quiver.client.inflight import InflightBatch, Parcels
 from quiver.client.options import ProducerOptions
-from quiver.client.parcels import Parcel, Parcels
 from quiver.client.retry import Deadline, Retry
 from quiver.client.router import Router
 from quiver.client.tasks import Tasks
@@ -28,7 +28,7 @@ from quiver.model import PartitionId
 from quiver.wire.messages import BeginEpoch, Produce, TopicInfo
 
 if TYPE_CHECKING:
-    from quiver.client.receipts import Receipts
+    from quiver.client.digest_reporter import DigestReporter
 
 GAPS_MAX: Final = 3
 """How often the first batch of all may be out of sequence before the partition is asked what it expects; requests that
@@ -49,12 +49,12 @@ class PartitionSender:
         options: ProducerOptions,
         tasks: Tasks,
         on_fenced: Callable[[FencedError], object],
-        receipts: Receipts | None = None,
+        digest_reporter: DigestReporter | None = None,
     ) -> None:
         self._topic, self._partition_id = topic, partition_id
         self._router, self._identity, self._accumulator = router, identity, accumulator
         self._options, self._tasks, self._on_fenced = options, tasks, on_fenced
-        self._receipts = receipts
+        self._digest_reporter = digest_reporter
         self._parcels = Parcels(options.compression)
         self._changed = asyncio.Event()
         self._beginning = asyncio.Lock()
@@ -139,7 +139,7 @@ class PartitionSender:
                 break
             waited_ms = self._router.clock.monotonic_ms() - source.opened_ms
             deadline = self._router.deadline(max(0, self._options.delivery_timeout_ms - waited_ms))
-            parcels.waiting.append(Parcel(source, deadline))
+            parcels.waiting.append(InflightBatch(source, deadline))
         if not parcels.waiting:
             self._set_linger()
         return bool(parcels.waiting)
@@ -167,7 +167,7 @@ class PartitionSender:
             self._flying += 1
             self._tasks.start(self._fly(parcel), f"produce-{self._partition_id}")
 
-    async def _fly(self, parcel: Parcel) -> None:
+    async def _fly(self, parcel: InflightBatch) -> None:
         """Send one parcel, once."""
         request = Produce(
             topic_id=self._topic.topic_id,
@@ -188,8 +188,8 @@ class PartitionSender:
             if parcel.outcome.is_settled:
                 return
             self._retry = None
-            if self._receipts is not None:
-                self._receipts.take_sent(self._partition_id, parcel.data, produced.base_offset)
+            if self._digest_reporter is not None:
+                self._digest_reporter.take_sent(self._partition_id, parcel.data, produced.base_offset)
             self._parcels.acknowledge(parcel)
             parcel.outcome.succeed(produced.base_offset)
             self._accumulator.settle(parcel.outcome, parcel.size_bytes)
@@ -226,12 +226,12 @@ class PartitionSender:
         # Those behind it failed because it did, or will be judged when they are first.
         await self._judge_first(failed[0], errors[0])
 
-    def _judge_fence(self, error: FencedError, failed: list[Parcel]) -> None:
+    def _judge_fence(self, error: FencedError, failed: list[InflightBatch]) -> None:
         if all(parcel.epoch < self._identity.epoch for parcel in failed):
             return  # by our own next epoch, which another partition's sender has begun
         self._fence(error)
 
-    async def _judge_first(self, parcel: Parcel, error: QuiverError) -> None:
+    async def _judge_first(self, parcel: InflightBatch, error: QuiverError) -> None:
         try:
             error = await self._router.explain(error, self._topic, self._partition_id, deadline=parcel.deadline)
             if isinstance(error, OutOfSequenceError):
@@ -246,13 +246,13 @@ class PartitionSender:
         except QuiverError as late:
             self._expire(late)
 
-    def _doubt_sequence(self, parcel: Parcel) -> None:
+    def _doubt_sequence(self, parcel: InflightBatch) -> None:
         parcel.gaps += 1
         if parcel.gaps >= GAPS_MAX:
             parcel.gaps = 0
             self._needs_new_epoch = True
 
-    async def _wait_turn(self, parcel: Parcel, error: QuiverError) -> None:
+    async def _wait_turn(self, parcel: InflightBatch, error: QuiverError) -> None:
         if self._retry is None:
             self._retry = self._router.retry(Produce, parcel.deadline)
         if not isinstance(error, RequestError):
@@ -270,7 +270,7 @@ class PartitionSender:
             self._drop(parcel, error)
         self._on_fenced(error)
 
-    def _drop(self, parcel: Parcel, error: QuiverError) -> None:
+    def _drop(self, parcel: InflightBatch, error: QuiverError) -> None:
         """Give a parcel up and put right what that does to the sequence."""
         self._retry = None
         may_turn_up = self._parcels.is_any_perhaps_done
@@ -283,7 +283,7 @@ class PartitionSender:
         self._settle(parcel, error)
         self._changed.set()  # there may be room for what waits
 
-    def _settle(self, parcel: Parcel, error: QuiverError) -> None:
+    def _settle(self, parcel: InflightBatch, error: QuiverError) -> None:
         parcel.outcome.fail(parcel.verdict(error))
         self._accumulator.settle(parcel.outcome, parcel.size_bytes)
 

@@ -21,14 +21,14 @@ from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
 from quiver.errors import DecodeError, NotAllowedError, NotFoundError, OutcomeUnknownError, QuiverError, RequestError
 from quiver.gateway import contract
+from quiver.gateway.consume_coalescer import Call, ConsumeCoalescer
 from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.messages import show_record
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.producing import Hear
-from quiver.gateway.recent import RecentBatches
+from quiver.gateway.recent import DecodedBatchCache
 from quiver.gateway.registrations import Allowed, Registrations
-from quiver.gateway.taking import Call, Taking
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
 from quiver.wire.messages import (
@@ -37,7 +37,7 @@ from quiver.wire.messages import (
     Fetch,
     GetCursors,
     MoveCursor,
-    RegisterConsumer,
+    RegisterConsumerRequest,
     Selection,
 )
 
@@ -77,8 +77,8 @@ class ConsumerCalls:
         self._settings = settings
         self._turns: dict[tuple[int, TopicId], PartitionId] = {}
         """Which partition gave something last."""
-        self._recent = RecentBatches()
-        self._taking = Taking(router, self._show, nothing=NOTHING)
+        self._recent = DecodedBatchCache()
+        self._taking = ConsumeCoalescer(router, self._show, nothing=NOTHING)
 
     async def close(self) -> None:
         """End what is under way; idempotent."""
@@ -86,11 +86,11 @@ class ConsumerCalls:
 
     # -- register --------------------------------------------------------------------------------
 
-    async def register(self, given: contract.RegisterConsumer) -> contract.ConsumerRegistered:
+    async def register(self, given: contract.RegisterConsumerBody) -> contract.ConsumerRegisteredAnswer:
         """Register a consumer; one that begins at the end has its cursors set there before it is told its id."""
         deadline = self._router.deadline(self._settings.request_timeout_ms)
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
-        request = RegisterConsumer(
+        request = RegisterConsumerRequest(
             topics=(Selection(topic=given.topic, partitions=partitions),),
             consumer_id=None if given.consumer_id is None else ConsumerId(given.consumer_id),
             start=given.from_ or "earliest",
@@ -100,10 +100,10 @@ class ConsumerCalls:
         self._router.directory.see(registered.index)
         if given.from_ == "latest":
             await self._begin_at_end(given, registered.consumer_id, deadline)
-        return contract.ConsumerRegistered(consumer_id=registered.consumer_id)
+        return contract.ConsumerRegisteredAnswer(consumer_id=registered.consumer_id)
 
     async def _begin_at_end(
-        self, given: contract.RegisterConsumer, consumer_id: ConsumerId, deadline: Deadline
+        self, given: contract.RegisterConsumerBody, consumer_id: ConsumerId, deadline: Deadline
     ) -> None:
         topic = await self._router.find_topic(given.topic, deadline=deadline)
         numbers = range(len(topic.partitions)) if given.partition_id is None else (given.partition_id,)
@@ -127,8 +127,8 @@ class ConsumerCalls:
     # -- consume ---------------------------------------------------------------------------------
 
     def consume(
-        self, given: contract.Consume
-    ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.Consumed | HttpResponse]:
+        self, given: contract.ConsumeBody
+    ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.ConsumedAnswer | HttpResponse]:
         """Take a consumer's next message."""
         if given.offset is not None or given.wait_ms:
             return self._consume(given)
@@ -138,19 +138,19 @@ class ConsumerCalls:
             return self._consume_next(given)  # it may have registered with another node
         return self._take_next(given, allowed)
 
-    async def _consume(self, given: contract.Consume) -> contract.Consumed | HttpResponse:
+    async def _consume(self, given: contract.ConsumeBody) -> contract.ConsumedAnswer | HttpResponse:
         """Take a message from an offset on, or wait for one."""
         taken = await self._take(given, count=1)
         if not taken:
             return NOTHING
         partition_id, record = taken[0]
-        return contract.Consumed(partition_id=partition_id, **show_record(record))
+        return contract.ConsumedAnswer(partition_id=partition_id, **show_record(record))
 
-    async def _consume_next(self, given: contract.Consume) -> HttpResponse:
+    async def _consume_next(self, given: contract.ConsumeBody) -> HttpResponse:
         deadline = self._router.deadline(self._settings.request_timeout_ms)
         return await self._take_next(given, await self._allowed(given, deadline))
 
-    def _take_next(self, given: contract.Consume, allowed: Allowed) -> asyncio.Future[HttpResponse]:
+    def _take_next(self, given: contract.ConsumeBody, allowed: Allowed) -> asyncio.Future[HttpResponse]:
         partitions = allowed.choose(given.partition_id)
         self._hear("consumer", given.consumer_id)
         order = self._order((given.consumer_id, allowed.topic.topic_id), partitions)
@@ -162,7 +162,7 @@ class ConsumerCalls:
         self._remember((call.consumer_id, call.topic.topic_id), partition_id)
         self._metrics.count_consumed(records=1, size_bytes=len(record.value or b""))
         return HttpResponse(
-            status=200, body=_encode(contract.Consumed(partition_id=partition_id, **show_record(record)))
+            status=200, body=_encode(contract.ConsumedAnswer(partition_id=partition_id, **show_record(record)))
         )
 
     async def consume_batch(self, given: contract.ConsumeBatch) -> contract.BatchConsumed | HttpResponse:
@@ -175,7 +175,7 @@ class ConsumerCalls:
         ]
         return contract.BatchConsumed(messages=messages)
 
-    async def _take(self, given: contract.Consume, *, count: int) -> Taken:
+    async def _take(self, given: contract.ConsumeBody, *, count: int) -> Taken:
         if given.offset is not None and given.partition_id is None:
             raise RequestError("not done: an offset is per partition: give partition_id, too")
         wait_ms = min(given.wait_ms or 0, self._settings.wait_ms_max)
@@ -223,7 +223,7 @@ class ConsumerCalls:
     def _read(self, allowed: Allowed, consumer_id: int, deadline: Deadline) -> _Reading:
         return _Reading(self._router, self._recent, allowed, ConsumerId(consumer_id), deadline)
 
-    async def _allowed(self, given: contract.Consume | contract.GetSize, deadline: Deadline) -> Allowed:
+    async def _allowed(self, given: contract.ConsumeBody | contract.GetSize, deadline: Deadline) -> Allowed:
         return await self._registrations.consumer(given.consumer_id, given.topic, deadline=deadline)
 
     # -- size ------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class _Reading:
     def __init__(
         self,
         router: Router,
-        recent: RecentBatches,
+        recent: DecodedBatchCache,
         allowed: Allowed,
         consumer_id: ConsumerId,
         deadline: Deadline,

@@ -62,7 +62,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
 
 
-class CreateTopic(Parameters, frozen=True):
+class CreateTopicBody(Parameters, frozen=True):
     """A topic to be made; its name may be given as either."""
 
     topic_name: TopicName | None = None
@@ -87,7 +87,7 @@ class Topics(Answer, frozen=True):
     topics: list[str]
 
 
-class TopicCreated(Answer, frozen=True):
+class TopicCreatedAnswer(Answer, frozen=True):
     """A topic that was made."""
 
     topic: str
@@ -140,7 +140,7 @@ class TopicDetail(Answer, frozen=True):
 # -- producers ---------------------------------------------------------------------------------------
 
 
-class RegisterProducer(Parameters, frozen=True):
+class RegisterProducerBody(Parameters, frozen=True):
     """Who will produce what. The topic is made if it does not exist."""
 
     topic: TopicName
@@ -151,7 +151,7 @@ class RegisterProducer(Parameters, frozen=True):
     ] = None
 
 
-class ProducerRegistered(Answer, frozen=True):
+class ProducerRegisteredAnswer(Answer, frozen=True):
     """A producer's id, and where it is in each partition."""
 
     producer_id: int
@@ -161,7 +161,7 @@ class ProducerRegistered(Answer, frozen=True):
     ]
 
 
-class Produce(Parameters, frozen=True):
+class ProduceBody(Parameters, frozen=True):
     """One message."""
 
     topic: TopicName
@@ -181,7 +181,7 @@ class Produce(Parameters, frozen=True):
     )
 
 
-class Produced(Answer, frozen=True):
+class ProducedAnswer(Answer, frozen=True):
     """Where a message is."""
 
     partition_id: int
@@ -219,7 +219,7 @@ class BatchProduced(Answer, frozen=True):
 # -- consumers ---------------------------------------------------------------------------------------
 
 
-class RegisterConsumer(Parameters, frozen=True):
+class RegisterConsumerBody(Parameters, frozen=True):
     """Who will consume what."""
 
     topic: TopicName
@@ -230,13 +230,13 @@ class RegisterConsumer(Parameters, frozen=True):
     consumer_id: Annotated[Id | None, Meta(description="A registered consumer that is to read this topic, too.")] = None
 
 
-class ConsumerRegistered(Answer, frozen=True):
+class ConsumerRegisteredAnswer(Answer, frozen=True):
     """A consumer's id."""
 
     consumer_id: int
 
 
-class Consume(Parameters, frozen=True):
+class ConsumeBody(Parameters, frozen=True):
     """The next message of a consumer."""
 
     topic: TopicName
@@ -251,7 +251,7 @@ class Consume(Parameters, frozen=True):
     ] = None
 
 
-class ConsumeBatch(Consume, frozen=True):
+class ConsumeBatch(ConsumeBody, frozen=True):
     """The next messages of a consumer."""
 
     max: Annotated[
@@ -271,7 +271,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key_b64: str | UnsetType = UNSET
 
 
-class Consumed(Answer, frozen=True):
+class ConsumedAnswer(Answer, frozen=True):
     """A record; its value is `message` if it is text, else `message_b64`."""
 
     partition_id: int

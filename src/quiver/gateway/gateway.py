@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from quiver.addresses import format_address, parse_address
-from quiver.client.directory import Directory
+from quiver.client.metadata_cache import MetadataCache
 from quiver.client.options import ClusterOptions
 from quiver.client.router import Router
 from quiver.client.transport import Transport
@@ -25,11 +25,11 @@ from quiver.gateway.application import RoutedApplication
 from quiver.gateway.cluster import ClusterCalls, welcome_page
 from quiver.gateway.consuming import ConsumerCalls
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
-from quiver.gateway.local import ShortTransport
+from quiver.gateway.loopback import LoopbackTransport
 from quiver.gateway.metrics import Metrics
-from quiver.gateway.packing import Packers
 from quiver.gateway.producing import Hear, ProducerCalls
 from quiver.gateway.registrations import Registrations
+from quiver.gateway.topic_producers import TopicProducers
 from quiver.gateway.topics import TopicCalls
 from quiver.metadata import View
 from quiver.model import NodeId
@@ -69,13 +69,13 @@ class Gateway:
         self._settings = settings
         self._metrics = Metrics()
         self._clock = clock
-        transport = ShortTransport(
+        transport = LoopbackTransport(
             services.transport, address=services.wire_address, handler=services.handler, clock=clock
         )
         options = ClusterOptions(timeout_ms=settings.request_timeout_ms, client_name="gateway")
-        directory = Directory(clock, (services.wire_address(),))
+        directory = MetadataCache(clock, (services.wire_address(),))
         self._router = Router(transport, directory, clock=clock, rng=rng, options=options)
-        self._packers = Packers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
+        self._packers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
         self.application = RoutedApplication(self._handlers(rng), browser_page=welcome_page())
         host, port = parse_address(listen)
         self._server = HttpServer(

@@ -25,12 +25,12 @@ from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.messages import read_value, read_values
 from quiver.gateway.metrics import Metrics
-from quiver.gateway.packing import Packers
 from quiver.gateway.registrations import Allowed, Registrations
+from quiver.gateway.topic_producers import TopicProducers
 from quiver.metadata import Topic
 from quiver.model import PartitionId, ProducerId
 from quiver.record import build_batch
-from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducer, Selection
+from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducerRequest, Selection
 
 Hear = Callable[[Literal["producer", "consumer"], int], None]
 """Take note that a client lives."""
@@ -43,7 +43,7 @@ class ProducerCalls:
         self,
         router: Router,
         registrations: Registrations,
-        packers: Packers,
+        packers: TopicProducers,
         metrics: Metrics,
         *,
         clock: Clock,
@@ -62,25 +62,25 @@ class ProducerCalls:
 
     # -- register --------------------------------------------------------------------------------
 
-    async def register(self, given: contract.RegisterProducer) -> contract.ProducerRegistered:
+    async def register(self, given: contract.RegisterProducerBody) -> contract.ProducerRegisteredAnswer:
         """Register a producer; one that was known is told how far it had come, and its earlier self is fenced off."""
         if given.prod_name is not None and given.prod_name.startswith(INTERNAL_PREFIX):
             raise NotAllowedError(f"not done: names that begin with {INTERNAL_PREFIX} are gateways' own")
         deadline = self._deadline()
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
         selection = Selection(topic=given.topic, partitions=partitions)
-        request = RegisterProducer(topics=(selection,), name=given.prod_name or "")
+        request = RegisterProducerRequest(topics=(selection,), name=given.prod_name or "")
         registered, _ = await self._router.ask(request, deadline=deadline)
         self._router.directory.see(registered.index)
         sequences: dict[str, int] = {}
         if registered.epoch > 0:
             sequences = await self._begin_epoch(given, registered.producer_id, registered.epoch, deadline)
-        return contract.ProducerRegistered(
+        return contract.ProducerRegisteredAnswer(
             producer_id=registered.producer_id, epoch=registered.epoch, sequences=sequences
         )
 
     async def _begin_epoch(
-        self, given: contract.RegisterProducer, producer_id: ProducerId, epoch: int, deadline: Deadline
+        self, given: contract.RegisterProducerBody, producer_id: ProducerId, epoch: int, deadline: Deadline
     ) -> dict[str, int]:
         """Begin a producer's new epoch in every partition; return the next sequence of each."""
         topic = await self._router.find_topic(given.topic, deadline=deadline)
@@ -108,8 +108,8 @@ class ProducerCalls:
     # -- produce ---------------------------------------------------------------------------------
 
     def produce(
-        self, given: contract.Produce
-    ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.Produced | HttpResponse]:
+        self, given: contract.ProduceBody
+    ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.ProducedAnswer | HttpResponse]:
         """Append a message."""
         if given.sequence is not None:
             return self._produce_in_sequence(given)
@@ -123,7 +123,7 @@ class ProducerCalls:
             return self._produce_later(given, value)
         return self._send(allowed, core, given, value)
 
-    async def _produce_later(self, given: contract.Produce, value: bytes) -> HttpResponse:
+    async def _produce_later(self, given: contract.ProduceBody, value: bytes) -> HttpResponse:
         """Append a message of a client that is not known here yet, or to a topic that nobody has produced to yet."""
         deadline = self._deadline()
         allowed = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
@@ -131,7 +131,7 @@ class ProducerCalls:
         return await self._send(allowed, core, given, value)
 
     def _send(
-        self, allowed: Allowed, core: ProducerCore, given: contract.Produce, value: bytes
+        self, allowed: Allowed, core: ProducerCore, given: contract.ProduceBody, value: bytes
     ) -> asyncio.Future[HttpResponse]:
         partition = self._target(allowed, given.partition_id, given.key)
         _check_epoch(allowed, given.epoch)
@@ -153,10 +153,10 @@ class ProducerCalls:
         body = b'{"status":"success","partition_id":%d,"offset":%d}' % (done.partition, done.offset or 0)
         return HttpResponse(status=200, body=body)
 
-    async def _produce_in_sequence(self, given: contract.Produce) -> contract.Produced:
+    async def _produce_in_sequence(self, given: contract.ProduceBody) -> contract.ProducedAnswer:
         values = [read_value(given.message, given.message_b64)]
         partition_id, offset = await self._append(given, values)
-        return contract.Produced(partition_id=partition_id, offset=offset)
+        return contract.ProducedAnswer(partition_id=partition_id, offset=offset)
 
     async def produce_batch(self, given: contract.ProduceBatch) -> contract.BatchProduced:
         """Append messages to one partition."""
@@ -181,7 +181,7 @@ class ProducerCalls:
         return place
 
     async def _append(
-        self, given: contract.Produce | contract.ProduceBatch, values: list[bytes]
+        self, given: contract.ProduceBody | contract.ProduceBatch, values: list[bytes]
     ) -> tuple[PartitionId, int]:
         """Append a batch under the client's own id and sequence: once, however often it is sent."""
         if given.partition_id is None:

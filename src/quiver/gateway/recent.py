@@ -17,7 +17,7 @@ SINGLES_MAX = 1
 """Batches of no more records are not kept: they are hardly ever read twice."""
 
 
-class RecentBatches:
+class DecodedBatchCache:
     """Decode batches, each of them once as long as it is kept."""
 
     def __init__(self, *, bytes_max: int = BYTES_MAX) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from quiver.client.retry import Deadline
 from quiver.client.router import Router
 from quiver.errors import NotAllowedError, NotFoundError
-from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Topic, View
+from quiver.metadata import ALL_PARTITIONS, ConsumerRow, ProducerRow, Topic, View
 from quiver.model import ConsumerId, PartitionId, ProducerId
 from quiver.wire.messages import GetMetadata
 
@@ -105,7 +105,7 @@ async def catch_up(router: Router, *, deadline: Deadline) -> None:
     await router.ask(GetMetadata(topics=(), known_index=found.index), deadline=deadline)
 
 
-def _check(view: View, name: str, client: Producer | Consumer | None, kind: str, id_: int) -> Allowed:
+def _check(view: View, name: str, client: ProducerRow | ConsumerRow | None, kind: str, id_: int) -> Allowed:
     topic = view.topic(name)
     if topic is None:
         raise NotFoundError(f"not done: there is no topic {name!r}", code="unknown_topic")
@@ -114,7 +114,7 @@ def _check(view: View, name: str, client: Producer | Consumer | None, kind: str,
     registered = [item.partition_id for item in client.registrations if item.topic_id == topic.topic_id]
     if not registered:
         raise NotAllowedError(f"not done: {kind} {id_} is not registered for topic {name!r}", code="not_registered")
-    epoch = client.epoch if isinstance(client, Producer) else 0
+    epoch = client.epoch if isinstance(client, ProducerRow) else 0
     if ALL_PARTITIONS in registered:
         return Allowed(topic, tuple(map(PartitionId, range(topic.partitions))), is_whole=True, epoch=epoch)
     return Allowed(topic, tuple(sorted(registered)), is_whole=False, epoch=epoch)

@@ -12,8 +12,8 @@ from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
 from quiver.wire.description import DescribeNode, ReplicaInfo
 from quiver.wire.messages import (
-    CreateTopic,
-    DeleteTopic,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     GetMetadata,
     MetadataFound,
     PartitionInfo,
@@ -37,12 +37,12 @@ class TopicCalls:
         found = await self._metadata(None, self._deadline())
         return contract.Topics(topics=sorted(info.topic for info in found.topics))
 
-    async def create_topic(self, given: contract.CreateTopic) -> contract.TopicCreated:
+    async def create_topic(self, given: contract.CreateTopicBody) -> contract.TopicCreatedAnswer:
         """Make a topic; what a lost connection leaves in doubt is asked for again, and found if it was done."""
         name = given.topic if given.topic_name is None else given.topic_name
         if name is None or given.topic not in (None, name):
             raise RequestError("not done: give topic_name, or topic, or both the same")
-        request = CreateTopic(
+        request = CreateTopicRequest(
             topic=name,
             partitions=given.partitions or PARTITIONS_DEFAULT,
             replicas=given.replicas,
@@ -51,11 +51,11 @@ class TopicCalls:
         )
         created, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.directory.see(created.index)
-        return contract.TopicCreated(topic=name, partitions=created.partitions)
+        return contract.TopicCreatedAnswer(topic=name, partitions=created.partitions)
 
     async def delete_topic(self, given: contract.TopicPath) -> contract.Answer:
         """Delete a topic."""
-        done, _ = await self._router.ask(DeleteTopic(topic=given.topic), deadline=self._deadline())
+        done, _ = await self._router.ask(DeleteTopicRequest(topic=given.topic), deadline=self._deadline())
         self._router.directory.see(done.index)
         self._router.directory.forget_topic(given.topic)
         return contract.Answer()

@@ -1,12 +1,12 @@
 """What managers do for the cluster: place replicas, watch who lives, and bring what is to what is meant to be.
 
-`Administration` answers, on every node, what is asked about the cluster, and hands on to the primary what only that one
+`AdminService` answers, on every node, what is asked about the cluster, and hands on to the primary what only that one
 does. `Manager` runs on managers, and works on the primary: `liveness` hears heartbeats, `reconciler` does what
 `repairs` finds. `placement` and `repairs` only compute.
 """
 
-from quiver.manager.administration import Administration, AdministrativeRequest
+from quiver.manager.admin_service import AdministrativeRequest, AdminService
 from quiver.manager.changes import Heartbeats
 from quiver.manager.manager import Manager, ManagerStatus
 
-__all__ = ["Administration", "AdministrativeRequest", "Heartbeats", "Manager", "ManagerStatus"]
+__all__ = ["AdminService", "AdministrativeRequest", "Heartbeats", "Manager", "ManagerStatus"]

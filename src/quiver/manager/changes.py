@@ -19,29 +19,29 @@ from typing import Any, Protocol, assert_never
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, UnavailableError
-from quiver.manager.answers import read_retention
-from quiver.manager.handing_on import Answer
+from quiver.manager.describe import read_retention
+from quiver.manager.forwarding import Answer
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
 from quiver.metadata import (
-    AddPartitions,
+    AddPartitionsCommand,
     BrokerState,
     ChangeBrokerState,
     ChangeRebalancing,
     Command,
-    ConfigureTopic,
-    CreateTopic,
-    DeleteTopic,
-    ForgetClient,
+    ConfigureTopicCommand,
+    CreateTopicCommand,
+    DeleteTopicCommand,
+    ForgetClientCommand,
     HeldFrom,
     InitCluster,
     Kind,
     MetadataStore,
     NotPrimaryError,
-    PlaceHold,
-    RegisterConsumer,
-    RegisterProducer,
-    ReleaseHold,
-    RestoreTopic,
+    PlaceHoldCommand,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
+    ReleaseHoldCommand,
+    RestoreTopicCommand,
     Selection,
     StartFrom,
     UndrainBroker,
@@ -53,25 +53,25 @@ from quiver.wire import holds, messages
 from quiver.wire.exchange import Done
 
 SingleRequest = (
-    messages.ConfigureTopic
-    | messages.DeleteTopic
-    | messages.RestoreTopic
+    messages.ConfigureTopicRequest
+    | messages.DeleteTopicRequest
+    | messages.RestoreTopicRequest
     | messages.DrainBroker
     | messages.RemoveBroker
     | messages.RebalanceBrokers
-    | messages.ForgetClient
-    | holds.PlaceHold
-    | holds.ReleaseHold
+    | messages.ForgetClientRequest
+    | holds.PlaceHoldRequest
+    | holds.ReleaseHoldRequest
 )
 """What one command does, or none."""
 ChangeRequest = (
     SingleRequest
-    | messages.CreateTopic
-    | messages.AddPartitions
-    | messages.RegisterProducer
-    | messages.RegisterConsumer
+    | messages.CreateTopicRequest
+    | messages.AddPartitionsRequest
+    | messages.RegisterProducerRequest
+    | messages.RegisterConsumerRequest
     | messages.SubmitCommand
-    | messages.Heartbeat
+    | messages.BrokerHeartbeatRequest
 )
 """What only the primary does."""
 
@@ -79,7 +79,7 @@ ChangeRequest = (
 class Heartbeats(Protocol):
     """Who takes heartbeats on a manager."""
 
-    async def hear(self, heartbeat: messages.Heartbeat) -> bool:
+    async def hear(self, heartbeat: messages.BrokerHeartbeatRequest) -> bool:
         """Take note that a node lives and of what it tells; return whether it is registered as what it says it is.
 
         Raises:
@@ -114,15 +114,15 @@ class Changes:
                 assert command is not None
                 result = await self._store.submit(command)
                 return messages.CommandSubmitted(index=self._index), (encode_result(result),)
-            case messages.Heartbeat():
+            case messages.BrokerHeartbeatRequest():
                 return await self._hear(request), ()
-            case messages.CreateTopic():
+            case messages.CreateTopicRequest():
                 return await self._create_topic(request), ()
-            case messages.AddPartitions():
+            case messages.AddPartitionsRequest():
                 return await self._add_partitions(request), ()
-            case messages.RegisterProducer():
+            case messages.RegisterProducerRequest():
                 return await self._register_producer(request), ()
-            case messages.RegisterConsumer():
+            case messages.RegisterConsumerRequest():
                 return await self._register_consumer(request), ()
             case _:
                 single = self._command(request)
@@ -134,12 +134,14 @@ class Changes:
         """Return the command that a request stands for; None if what it asks for is so already."""
         now_ms = self._clock.wall_ms()
         match request:
-            case messages.ConfigureTopic():
-                return ConfigureTopic(now_ms=now_ms, topic=request.topic, retention=read_retention(request.retention))
-            case messages.DeleteTopic():
+            case messages.ConfigureTopicRequest():
+                return ConfigureTopicCommand(
+                    now_ms=now_ms, topic=request.topic, retention=read_retention(request.retention)
+                )
+            case messages.DeleteTopicRequest():
                 purge_ms = now_ms + self._settings.purge_delay_ms
-                return DeleteTopic(now_ms=now_ms, topic=request.topic, purge_ms=purge_ms)
-            case messages.RestoreTopic():
+                return DeleteTopicCommand(now_ms=now_ms, topic=request.topic, purge_ms=purge_ms)
+            case messages.RestoreTopicRequest():
                 return self._restore(request.topic, now_ms)
             case messages.DrainBroker():
                 return self._drain(request, now_ms)
@@ -147,18 +149,18 @@ class Changes:
                 return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.REMOVED)
             case messages.RebalanceBrokers():
                 return ChangeRebalancing(now_ms=now_ms, is_rebalancing=True)
-            case messages.ForgetClient():
-                return ForgetClient(now_ms=now_ms, kind=Kind(request.kind), id=request.id)
-            case holds.PlaceHold():
+            case messages.ForgetClientRequest():
+                return ForgetClientCommand(now_ms=now_ms, kind=Kind(request.kind), id=request.id)
+            case holds.PlaceHoldRequest():
                 return _hold(request, now_ms)
-            case holds.ReleaseHold():
-                return ReleaseHold(now_ms=now_ms, name=request.name, topic_id=request.topic_id)
+            case holds.ReleaseHoldRequest():
+                return ReleaseHoldCommand(now_ms=now_ms, name=request.name, topic_id=request.topic_id)
             case _:
                 assert_never(request)
 
     # -- topics ----------------------------------------------------------------------------------
 
-    async def _create_topic(self, request: messages.CreateTopic) -> messages.TopicCreated:
+    async def _create_topic(self, request: messages.CreateTopicRequest) -> messages.TopicCreated:
         _check_bounds(partitions=request.partitions, replicas=request.replicas)
         view = await self._store.read(linearizable=True)
         made = view.topic_made_by(request.request_id, request.topic)
@@ -174,10 +176,10 @@ class Changes:
             topic_id, partitions = created.topic_id, created.partitions
         return messages.TopicCreated(topic_id=topic_id, partitions=partitions, index=self._index)
 
-    def _place(self, request: messages.CreateTopic) -> CreateTopic:
+    def _place(self, request: messages.CreateTopicRequest) -> CreateTopicCommand:
         view = self._store.view()
         replicas = default_replicas(view) if request.replicas is None else request.replicas
-        return CreateTopic(
+        return CreateTopicCommand(
             now_ms=self._clock.wall_ms(),
             topic=request.topic,
             replicas=replicas,
@@ -188,7 +190,7 @@ class Changes:
             request_id=request.request_id,
         )
 
-    async def _add_partitions(self, request: messages.AddPartitions) -> Done:
+    async def _add_partitions(self, request: messages.AddPartitionsRequest) -> Done:
         _check_bounds(partitions=request.partitions)
         async with self._growing:
             view = self._store.view()
@@ -199,7 +201,7 @@ class Changes:
                 replicas = min(topic.replicas, max(1, count_brokers(view)))
                 underway = chain.from_iterable(self._underway)
                 assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
-            command = AddPartitions(
+            command = AddPartitionsCommand(
                 now_ms=self._clock.wall_ms(),
                 topic=request.topic,
                 partitions=request.partitions,
@@ -218,12 +220,12 @@ class Changes:
         finally:
             self._underway.remove(assignments)
 
-    def _restore(self, name: str, now_ms: int) -> RestoreTopic:
+    def _restore(self, name: str, now_ms: int) -> RestoreTopicCommand:
         """Restore the topic of a name that was made last."""
         found = [topic.topic_id for topic in self._store.view().deleted_topics() if topic.name == name]
         if not found:
             raise NotFoundError(f"not done: there is no deleted topic {name!r}", code="unknown_topic")
-        return RestoreTopic(now_ms=now_ms, topic_id=found[-1])
+        return RestoreTopicCommand(now_ms=now_ms, topic_id=found[-1])
 
     # -- brokers ---------------------------------------------------------------------------------
 
@@ -235,21 +237,21 @@ class Changes:
             return None
         return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.DRAINING)
 
-    async def _hear(self, request: messages.Heartbeat) -> messages.HeartbeatTaken:
+    async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatTaken:
         if self._heartbeats is None:
             raise NotPrimaryError("not done: this node is no manager")
         return messages.HeartbeatTaken(is_known=await self._heartbeats.hear(request))
 
     # -- clients ---------------------------------------------------------------------------------
 
-    async def _register_producer(self, request: messages.RegisterProducer) -> messages.ProducerRegistered:
+    async def _register_producer(self, request: messages.RegisterProducerRequest) -> messages.ProducerRegistered:
         view = self._store.view()
         if request.producer_id is None or request.producer_id in view.producers:
             for selection in request.topics:
                 if view.topic(selection.topic) is None:
                     await self._create_missing(selection.topic)
         registered = await self._store.submit(
-            RegisterProducer(
+            RegisterProducerCommand(
                 now_ms=self._clock.wall_ms(),
                 topics=_selections(request.topics),
                 name=request.name,
@@ -263,14 +265,14 @@ class Changes:
     async def _create_missing(self, topic: str) -> None:
         """Create a topic as if nothing were said about it; it is as good if somebody else has done so meanwhile."""
         try:
-            await self._create_topic(messages.CreateTopic(topic=topic))
+            await self._create_topic(messages.CreateTopicRequest(topic=topic))
         except ConflictError as error:
             if error.code != "topic_exists":
                 raise
 
-    async def _register_consumer(self, request: messages.RegisterConsumer) -> messages.ConsumerRegistered:
+    async def _register_consumer(self, request: messages.RegisterConsumerRequest) -> messages.ConsumerRegistered:
         registered = await self._store.submit(
-            RegisterConsumer(
+            RegisterConsumerCommand(
                 now_ms=self._clock.wall_ms(),
                 topics=_selections(request.topics),
                 consumer_id=request.consumer_id,
@@ -290,8 +292,8 @@ def _selections(selections: tuple[messages.Selection, ...]) -> tuple[Selection, 
     return tuple(Selection(selection.topic, selection.partitions) for selection in selections)
 
 
-def _hold(request: holds.PlaceHold, now_ms: int) -> PlaceHold:
-    return PlaceHold(
+def _hold(request: holds.PlaceHoldRequest, now_ms: int) -> PlaceHoldCommand:
+    return PlaceHoldCommand(
         now_ms=now_ms,
         topic_id=request.topic_id,
         name=request.name,

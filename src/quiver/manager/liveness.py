@@ -21,7 +21,7 @@ from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.logs import facts
 from quiver.metadata import (
     Beat,
-    Broker,
+    BrokerRow,
     BrokerState,
     ChangeBrokerState,
     Command,
@@ -36,7 +36,7 @@ from quiver.metadata import (
 )
 from quiver.metadata.commands import command_name
 from quiver.model import NodeId
-from quiver.wire.messages import Heartbeat, LeaderInfo
+from quiver.wire.messages import BrokerHeartbeatRequest, LeaderInfo
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Liveness:
 
     # -- what is heard ---------------------------------------------------------------------------
 
-    async def hear(self, heartbeat: Heartbeat) -> bool:
+    async def hear(self, heartbeat: BrokerHeartbeatRequest) -> bool:
         """Take a heartbeat; return whether its sender is registered as what it says it is, and not counted dead.
 
         Raises:
@@ -98,7 +98,7 @@ class Liveness:
     def _note(self, kind: Kind, id_: int, seen_ms: int) -> None:
         self._beats[kind, id_] = max(seen_ms, self._beats.get((kind, id_), 0))
 
-    async def _report(self, view: View, heartbeat: Heartbeat) -> None:
+    async def _report(self, view: View, heartbeat: BrokerHeartbeatRequest) -> None:
         news = tuple(
             LeaderReport(lead.topic_id, lead.partition_id, heartbeat.node, lead.epoch)
             for lead in heartbeat.leads
@@ -129,7 +129,7 @@ class Liveness:
             now_ms = self._clock.monotonic_ms()
             self._heard_ms = {node: min(now_ms, heard + stalled_ms) for node, heard in self._heard_ms.items()}
 
-    def _judge(self, broker: Broker, now_ms: int) -> BrokerState:
+    def _judge(self, broker: BrokerRow, now_ms: int) -> BrokerState:
         """Return the state that a broker's silence brings it to."""
         if broker.state in _GONE:
             return broker.state

@@ -21,7 +21,7 @@ from quiver.manager.liveness import Liveness
 from quiver.manager.reconciler import Reconciler
 from quiver.metadata import BrokerState, InitCluster, MetadataStore, NotPrimaryError
 from quiver.model import NodeId
-from quiver.wire.messages import Heartbeat
+from quiver.wire.messages import BrokerHeartbeatRequest
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Manager:
         self._work.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def hear(self, heartbeat: Heartbeat) -> bool:
+    async def hear(self, heartbeat: BrokerHeartbeatRequest) -> bool:
         """Take a heartbeat; return whether its sender is registered as what it says it is.
 
         Raises:

@@ -19,7 +19,7 @@ import msgspec
 
 from quiver.errors import ConflictError, UnavailableError
 from quiver.manager.load import Key, Load, Room, count_racks
-from quiver.metadata import Broker, BrokerState, Partition, View
+from quiver.metadata import BrokerRow, BrokerState, Partition, View
 from quiver.model import NodeId, PartitionId, TopicId
 
 Assignments = tuple[tuple[NodeId, ...], ...]
@@ -133,7 +133,7 @@ def plan_rebalance(view: View, room: Room | None = None) -> Rebalance:
     return Rebalance(moves, () if moves or view.moves else tuple(_even_out_leaders(load)))
 
 
-def is_lost(broker: Broker, *, now_ms: int, rebuild_after_ms: int) -> bool:
+def is_lost(broker: BrokerRow, *, now_ms: int, rebuild_after_ms: int) -> bool:
     """Tell whether a broker was removed, or has been dead for so long that its replicas are to be built anew."""
     is_long_dead = broker.state is BrokerState.DEAD and now_ms - broker.changed_ms >= rebuild_after_ms
     return is_long_dead or broker.state is BrokerState.REMOVED

@@ -16,36 +16,36 @@ import msgspec
 from quiver.metadata import brokers, clients, holds, moves, topics
 from quiver.metadata.commands import (
     AbortMove,
-    AddPartitions,
+    AddPartitionsCommand,
     AnyCommand,
     BeginMove,
     ChangeBrokerState,
     ChangeRebalancing,
-    ConfigureTopic,
-    CreateTopic,
-    DeleteTopic,
+    ConfigureTopicCommand,
+    CreateTopicCommand,
+    DeleteTopicCommand,
     Done,
     ExpireHold,
     FinishMove,
     ForgetBroker,
-    ForgetClient,
+    ForgetClientCommand,
     InitCluster,
-    PlaceHold,
+    PlaceHoldCommand,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
     RecordHeartbeats,
     RegisterBroker,
-    RegisterConsumer,
-    RegisterProducer,
-    ReleaseHold,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
+    ReleaseHoldCommand,
     ReportLeaders,
-    RestoreTopic,
+    RestoreTopicCommand,
     Result,
     UndrainBroker,
 )
 from quiver.metadata.decision import Decision, refuse
-from quiver.metadata.refusals import Refusal
+from quiver.metadata.refusals import CommandRefusal
 from quiver.metadata.state import Change, State
 
 
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What came of a command: a result and the rows it changed, or a refusal and none."""
 
     result: Result | None = None
-    refusal: Refusal | None = None
+    refusal: CommandRefusal | None = None
     changes: tuple[Change, ...] = ()
 
 
@@ -62,14 +62,14 @@ def apply(state: State, command: AnyCommand) -> Outcome:
     if not state.counters.cluster_id and not isinstance(command, InitCluster):
         return Outcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet"))
     decision = _decide(state, command)
-    if isinstance(decision, Refusal):
+    if isinstance(decision, CommandRefusal):
         return Outcome(refusal=decision)
     changes = tuple(decision.changes)
     state.absorb(changes, decision.counters or state.counters)
     return Outcome(result=decision.result or Done(len(changes)), changes=changes)
 
 
-def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
+def _decide(state: State, command: AnyCommand) -> Decision | CommandRefusal:
     match command:
         case InitCluster():
             return _init_cluster(state, command)
@@ -83,15 +83,15 @@ def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
             return brokers.change_rebalancing(state, command)
         case ForgetBroker():
             return brokers.forget(state, command)
-        case CreateTopic():
+        case CreateTopicCommand():
             return topics.create(state, command)
-        case ConfigureTopic():
+        case ConfigureTopicCommand():
             return topics.configure(state, command)
-        case AddPartitions():
+        case AddPartitionsCommand():
             return topics.add_partitions(state, command)
-        case DeleteTopic():
+        case DeleteTopicCommand():
             return topics.delete(state, command)
-        case RestoreTopic():
+        case RestoreTopicCommand():
             return topics.restore(state, command)
         case PurgeTopic():
             return topics.purge(state, command)
@@ -107,17 +107,17 @@ def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
             return moves.finish(state, command)
         case AbortMove():
             return moves.abort(state, command)
-        case RegisterProducer():
+        case RegisterProducerCommand():
             return clients.register_producer(state, command)
-        case RegisterConsumer():
+        case RegisterConsumerCommand():
             return clients.register_consumer(state, command)
-        case ForgetClient():
+        case ForgetClientCommand():
             return clients.forget(state, command)
         case RecordHeartbeats():
             return clients.record_heartbeats(state, command)
-        case PlaceHold():
+        case PlaceHoldCommand():
             return holds.place(state, command)
-        case ReleaseHold():
+        case ReleaseHoldCommand():
             return holds.release(state, command)
         case ExpireHold():
             return holds.expire(state, command)
@@ -125,7 +125,7 @@ def _decide(state: State, command: AnyCommand) -> Decision | Refusal:
             assert_never(command)
 
 
-def _init_cluster(state: State, command: InitCluster) -> Decision | Refusal:
+def _init_cluster(state: State, command: InitCluster) -> Decision | CommandRefusal:
     known = state.counters.cluster_id
     if not command.cluster_id:
         return refuse("bad_cluster_id", "not done: a cluster's id is not empty")

@@ -21,8 +21,8 @@ from quiver.metadata.commands import (
     UndrainBroker,
 )
 from quiver.metadata.decision import Decision, beat, drop_beat, find_broker, refuse, sorted_partitions
-from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import ALL_ROLES, Broker, BrokerState, Kind, Move, Table
+from quiver.metadata.refusals import CommandRefusal
+from quiver.metadata.rows import ALL_ROLES, BrokerRow, BrokerState, Kind, Move, Table
 from quiver.metadata.state import State, drop, put
 from quiver.model import NodeId
 
@@ -40,11 +40,11 @@ TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
 """What each state may be followed by; staying as it is always changes nothing."""
 
 
-def register(state: State, command: RegisterBroker) -> Decision | Refusal:
+def register(state: State, command: RegisterBroker) -> Decision | CommandRefusal:
     """Make a broker known, or known again."""
     if not command.identity or not command.wire_address or not command.broker_id or not command.roles:
         return refuse("bad_broker", "not done: a broker has an id above 0, an identity, an address and a role")
-    known: Broker | None = state.tables[Table.BROKERS].get(command.broker_id)
+    known: BrokerRow | None = state.tables[Table.BROKERS].get(command.broker_id)
     if known is not None:
         refusal = _check_same(known, command)
         if refusal is not None:
@@ -53,7 +53,7 @@ def register(state: State, command: RegisterBroker) -> Decision | Refusal:
     state_now = _DRAINING if is_draining else _A
     if known is not None and known.state is _DRAINED:
         state_now = _DRAINED
-    broker = Broker(
+    broker = BrokerRow(
         broker_id=command.broker_id,
         identity=command.identity,
         wire_address=command.wire_address,
@@ -69,10 +69,10 @@ def register(state: State, command: RegisterBroker) -> Decision | Refusal:
     return Decision([*changes, *beat(state, Kind.BROKER, broker.broker_id, command.now_ms)])
 
 
-def change_state(state: State, command: ChangeBrokerState) -> Decision | Refusal:
+def change_state(state: State, command: ChangeBrokerState) -> Decision | CommandRefusal:
     """Bring a broker to a state, if it may follow the one it is in."""
     broker = find_broker(state, command.broker_id)
-    if isinstance(broker, Refusal):
+    if isinstance(broker, CommandRefusal):
         return broker
     wanted = command.state
     if wanted is broker.state:
@@ -87,10 +87,10 @@ def change_state(state: State, command: ChangeBrokerState) -> Decision | Refusal
     return Decision([put(_changed(broker, wanted, command.now_ms))])
 
 
-def undrain(state: State, command: UndrainBroker) -> Decision | Refusal:
+def undrain(state: State, command: UndrainBroker) -> Decision | CommandRefusal:
     """Let a broker hold replicas again; one that is suspect or dead stays so."""
     broker = find_broker(state, command.broker_id)
-    if isinstance(broker, Refusal):
+    if isinstance(broker, CommandRefusal):
         return broker
     if not broker.is_draining:
         return Decision()
@@ -104,9 +104,9 @@ def change_rebalancing(state: State, command: ChangeRebalancing) -> Decision:
     return Decision(counters=msgspec.structs.replace(state.counters, is_rebalancing=command.is_rebalancing))
 
 
-def forget(state: State, command: ForgetBroker) -> Decision | Refusal:
+def forget(state: State, command: ForgetBroker) -> Decision | CommandRefusal:
     """Drop a removed broker's row."""
-    broker: Broker | None = state.tables[Table.BROKERS].get(command.broker_id)
+    broker: BrokerRow | None = state.tables[Table.BROKERS].get(command.broker_id)
     if broker is None:
         return refuse("unknown_broker", f"not done: there is no broker {command.broker_id}")
     if broker.state is not _REMOVED or holds_anything(state, broker.broker_id):
@@ -122,7 +122,7 @@ def holds_anything(state: State, broker_id: NodeId) -> bool:
     )
 
 
-def _check_same(known: Broker, command: RegisterBroker) -> Refusal | None:
+def _check_same(known: BrokerRow, command: RegisterBroker) -> CommandRefusal | None:
     if known.identity != command.identity:
         return refuse(
             "broker_exists",
@@ -133,7 +133,7 @@ def _check_same(known: Broker, command: RegisterBroker) -> Refusal | None:
     return None
 
 
-def _changed(broker: Broker, wanted: BrokerState, now_ms: int) -> Broker:
+def _changed(broker: BrokerRow, wanted: BrokerState, now_ms: int) -> BrokerRow:
     is_draining = broker.is_draining
     if wanted is _A and broker.state in (_DRAINING, _DRAINED):
         is_draining = False

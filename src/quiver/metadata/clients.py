@@ -12,29 +12,29 @@ import msgspec
 
 from quiver.metadata.commands import (
     ConsumerRegistered,
-    ForgetClient,
+    ForgetClientCommand,
     ProducerRegistered,
     RecordHeartbeats,
-    RegisterConsumer,
-    RegisterProducer,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
     Selection,
 )
 from quiver.metadata.decision import Decision, beat, drop_beat, find_topic, refuse
-from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import ALL_PARTITIONS, Consumer, Kind, Producer, Registration, StartFrom, Table
+from quiver.metadata.refusals import CommandRefusal
+from quiver.metadata.rows import ALL_PARTITIONS, ConsumerRow, Kind, ProducerRow, Registration, StartFrom, Table
 from quiver.metadata.state import Change, State, drop, put
 from quiver.model import ConsumerId, ProducerId
 
 _TABLES = {Kind.BROKER: Table.BROKERS, Kind.PRODUCER: Table.PRODUCERS, Kind.CONSUMER: Table.CONSUMERS}
 
 
-def register_producer(state: State, command: RegisterProducer) -> Decision | Refusal:
+def register_producer(state: State, command: RegisterProducerCommand) -> Decision | CommandRefusal:
     """Give a producer an id, or its old one with a new epoch."""
     known = _find_producer(state, command)
-    if isinstance(known, Refusal):
+    if isinstance(known, CommandRefusal):
         return known
     wanted = _resolve(state, command.topics, start=None)
-    if isinstance(wanted, Refusal):
+    if isinstance(wanted, CommandRefusal):
         return wanted
     if known is not None:
         producer = msgspec.structs.replace(
@@ -42,7 +42,7 @@ def register_producer(state: State, command: RegisterProducer) -> Decision | Ref
         )
         counters = None
     else:
-        producer = Producer(
+        producer = ProducerRow(
             producer_id=state.counters.next_producer_id,
             name=command.name,
             epoch=0,
@@ -54,19 +54,19 @@ def register_producer(state: State, command: RegisterProducer) -> Decision | Ref
     return Decision(changes, counters, ProducerRegistered(producer.producer_id, producer.epoch))
 
 
-def register_consumer(state: State, command: RegisterConsumer) -> Decision | Refusal:
+def register_consumer(state: State, command: RegisterConsumerCommand) -> Decision | CommandRefusal:
     """Give a consumer an id, or let the one it has cover more."""
     known = _find_consumer(state, command)
-    if isinstance(known, Refusal):
+    if isinstance(known, CommandRefusal):
         return known
     wanted = _resolve(state, command.topics, start=command.start)
-    if isinstance(wanted, Refusal):
+    if isinstance(wanted, CommandRefusal):
         return wanted
     counters = None
     if known is not None:
         consumer = msgspec.structs.replace(known, registrations=_join(known.registrations, wanted))
     else:
-        consumer = Consumer(
+        consumer = ConsumerRow(
             consumer_id=state.counters.next_consumer_id,
             registered_ms=command.now_ms,
             registrations=_join((), wanted),
@@ -78,7 +78,7 @@ def register_consumer(state: State, command: RegisterConsumer) -> Decision | Ref
     return Decision(changes, counters, ConsumerRegistered(consumer.consumer_id))
 
 
-def forget(state: State, command: ForgetClient) -> Decision | Refusal:
+def forget(state: State, command: ForgetClientCommand) -> Decision | CommandRefusal:
     """Drop a producer or consumer."""
     found = None
     if command.kind is not Kind.BROKER:
@@ -102,9 +102,9 @@ def record_heartbeats(state: State, command: RecordHeartbeats) -> Decision:
     return Decision(changes)
 
 
-def _find_producer(state: State, command: RegisterProducer) -> Producer | Refusal | None:
+def _find_producer(state: State, command: RegisterProducerCommand) -> ProducerRow | CommandRefusal | None:
     """Return who registers again; None for somebody new."""
-    producers: dict[ProducerId, Producer] = state.tables[Table.PRODUCERS]
+    producers: dict[ProducerId, ProducerRow] = state.tables[Table.PRODUCERS]
     named = state.names[Table.PRODUCERS].get(command.name)
     if command.producer_id is None:
         return None if named is None else producers[named]
@@ -116,9 +116,9 @@ def _find_producer(state: State, command: RegisterProducer) -> Producer | Refusa
     return known
 
 
-def _find_consumer(state: State, command: RegisterConsumer) -> Consumer | Refusal | None:
+def _find_consumer(state: State, command: RegisterConsumerCommand) -> ConsumerRow | CommandRefusal | None:
     """Return who registers again, or whose request is repeated; None for somebody new."""
-    consumers: dict[ConsumerId, Consumer] = state.tables[Table.CONSUMERS]
+    consumers: dict[ConsumerId, ConsumerRow] = state.tables[Table.CONSUMERS]
     if command.consumer_id is None:
         repeated = state.names[Table.CONSUMERS].get(command.request_id)
         return None if repeated is None else consumers[repeated]
@@ -128,14 +128,16 @@ def _find_consumer(state: State, command: RegisterConsumer) -> Consumer | Refusa
     return known
 
 
-def _resolve(state: State, selections: Sequence[Selection], *, start: StartFrom | None) -> list[Registration] | Refusal:
+def _resolve(
+    state: State, selections: Sequence[Selection], *, start: StartFrom | None
+) -> list[Registration] | CommandRefusal:
     """Return the registrations that are meant by topics' names."""
     if not selections:
         return refuse("no_topics", "not done: name at least one topic")
     found: list[Registration] = []
     for selection in selections:
         topic = find_topic(state, selection.topic)
-        if isinstance(topic, Refusal):
+        if isinstance(topic, CommandRefusal):
             return topic
         for partition_id in selection.partitions or (ALL_PARTITIONS,):
             if partition_id >= topic.partitions:

@@ -146,7 +146,7 @@ class ForgetBroker(Command[Done], frozen=True, tag="forget_broker"):
     broker_id: Node
 
 
-class CreateTopic(Command[TopicCreated], frozen=True, tag="create_topic"):
+class CreateTopicCommand(Command[TopicCreated], frozen=True, tag="create_topic"):
     """Create a topic with a partition per assignment: the brokers of its replicas, the preferred leader first."""
 
     topic: Text
@@ -156,14 +156,14 @@ class CreateTopic(Command[TopicCreated], frozen=True, tag="create_topic"):
     request_id: Text = ""
 
 
-class ConfigureTopic(Command[Done], frozen=True, tag="configure_topic"):
+class ConfigureTopicCommand(Command[Done], frozen=True, tag="configure_topic"):
     """Change when records of a topic may go."""
 
     topic: Text
     retention: Retention
 
 
-class AddPartitions(Command[Done], frozen=True, tag="add_partitions"):
+class AddPartitionsCommand(Command[Done], frozen=True, tag="add_partitions"):
     """Bring a topic to `partitions` partitions, with an assignment for each new one."""
 
     topic: Text
@@ -171,14 +171,14 @@ class AddPartitions(Command[Done], frozen=True, tag="add_partitions"):
     assignments: tuple[tuple[Node, ...], ...]
 
 
-class DeleteTopic(Command[Done], frozen=True, tag="delete_topic"):
+class DeleteTopicCommand(Command[Done], frozen=True, tag="delete_topic"):
     """Take a topic out of use; it can be restored until `purge_ms`."""
 
     topic: Text
     purge_ms: Number
 
 
-class RestoreTopic(Command[Done], frozen=True, tag="restore_topic"):
+class RestoreTopicCommand(Command[Done], frozen=True, tag="restore_topic"):
     """Take a deleted topic back into use."""
 
     topic_id: TopicNumber
@@ -247,7 +247,7 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partitions: tuple[PartitionNumber, ...] = ()
 
 
-class RegisterProducer(Command[ProducerRegistered], frozen=True, tag="register_producer"):
+class RegisterProducerCommand(Command[ProducerRegistered], frozen=True, tag="register_producer"):
     """Make a producer known for topics; a known name or id keeps its id and gets a new epoch."""
 
     topics: tuple[Selection, ...]
@@ -255,7 +255,7 @@ class RegisterProducer(Command[ProducerRegistered], frozen=True, tag="register_p
     producer_id: ProducerNumber | None = None
 
 
-class RegisterConsumer(Command[ConsumerRegistered], frozen=True, tag="register_consumer"):
+class RegisterConsumerCommand(Command[ConsumerRegistered], frozen=True, tag="register_consumer"):
     """Make a consumer known for topics; with an id, for more topics than before."""
 
     topics: tuple[Selection, ...]
@@ -264,7 +264,7 @@ class RegisterConsumer(Command[ConsumerRegistered], frozen=True, tag="register_c
     request_id: Text = ""
 
 
-class ForgetClient(Command[Done], frozen=True, tag="forget_client"):
+class ForgetClientCommand(Command[Done], frozen=True, tag="forget_client"):
     """Drop a producer or consumer: retention no longer waits for it."""
 
     kind: Kind
@@ -285,7 +285,7 @@ class RecordHeartbeats(Command[Done], frozen=True, tag="record_heartbeats"):
     beats: tuple[Beat, ...]
 
 
-class PlaceHold(Command[Done], frozen=True, tag="place_hold"):
+class PlaceHoldCommand(Command[Done], frozen=True, tag="place_hold"):
     """Keep a topic's records from these positions on for `lasting_ms`; one of that name gives way to it."""
 
     topic_id: TopicNumber
@@ -295,7 +295,7 @@ class PlaceHold(Command[Done], frozen=True, tag="place_hold"):
     owner: Text = ""
 
 
-class ReleaseHold(Command[Done], frozen=True, tag="release_hold"):
+class ReleaseHoldCommand(Command[Done], frozen=True, tag="release_hold"):
     """Let a hold go, of one topic or of all that it is on; one that is gone already is no error."""
 
     name: Text
@@ -316,11 +316,11 @@ AnyCommand = (
     | UndrainBroker
     | ChangeRebalancing
     | ForgetBroker
-    | CreateTopic
-    | ConfigureTopic
-    | AddPartitions
-    | DeleteTopic
-    | RestoreTopic
+    | CreateTopicCommand
+    | ConfigureTopicCommand
+    | AddPartitionsCommand
+    | DeleteTopicCommand
+    | RestoreTopicCommand
     | PurgeTopic
     | ReportLeaders
     | PreferLeader
@@ -328,12 +328,12 @@ AnyCommand = (
     | PromoteMove
     | FinishMove
     | AbortMove
-    | RegisterProducer
-    | RegisterConsumer
-    | ForgetClient
+    | RegisterProducerCommand
+    | RegisterConsumerCommand
+    | ForgetClientCommand
     | RecordHeartbeats
-    | PlaceHold
-    | ReleaseHold
+    | PlaceHoldCommand
+    | ReleaseHoldCommand
     | ExpireHold
 )
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from quiver.metadata.commands import Result
-from quiver.metadata.refusals import REFUSAL_CODES, Refusal
-from quiver.metadata.rows import Broker, BrokerState, Heartbeat, Kind, Partition, Table, Topic
+from quiver.metadata.refusals import REFUSAL_CODES, CommandRefusal
+from quiver.metadata.rows import BrokerHeartbeatRow, BrokerRow, BrokerState, Kind, Partition, Table, Topic
 from quiver.metadata.state import Change, Counters, State, put
 from quiver.model import NodeId
 
@@ -24,15 +24,15 @@ class Decision(msgspec.Struct):
     result: Result | None = None
 
 
-def refuse(code: str, message: str) -> Refusal:
+def refuse(code: str, message: str) -> CommandRefusal:
     """Return a refusal; its code must be one of those listed."""
     assert code in REFUSAL_CODES, code
-    return Refusal(code, message)
+    return CommandRefusal(code, message)
 
 
-def find_broker(state: State, broker_id: NodeId) -> Broker | Refusal:
+def find_broker(state: State, broker_id: NodeId) -> BrokerRow | CommandRefusal:
     """Return a broker that is known and not removed."""
-    broker: Broker | None = state.tables[Table.BROKERS].get(broker_id)
+    broker: BrokerRow | None = state.tables[Table.BROKERS].get(broker_id)
     if broker is None:
         return refuse("unknown_broker", f"not done: there is no broker {broker_id}")
     if broker.state is BrokerState.REMOVED:
@@ -40,7 +40,7 @@ def find_broker(state: State, broker_id: NodeId) -> Broker | Refusal:
     return broker
 
 
-def find_topic(state: State, name: str) -> Topic | Refusal:
+def find_topic(state: State, name: str) -> Topic | CommandRefusal:
     """Return the topic in use that has a name."""
     topic_id = state.names[Table.TOPICS].get(name)
     if topic_id is None:
@@ -49,13 +49,13 @@ def find_topic(state: State, name: str) -> Topic | Refusal:
     return topic
 
 
-def check_assignment(state: State, brokers: Sequence[NodeId], *, replicas_max: int) -> Refusal | None:
+def check_assignment(state: State, brokers: Sequence[NodeId], *, replicas_max: int) -> CommandRefusal | None:
     """Return why a partition cannot be placed on these brokers; None if it can."""
     if not brokers or len(set(brokers)) != len(brokers) or len(brokers) > replicas_max:
         return refuse("bad_assignment", f"not done: a partition needs 1 to {replicas_max} different brokers")
     for broker_id in brokers:
         broker = find_broker(state, broker_id)
-        if isinstance(broker, Refusal):
+        if isinstance(broker, CommandRefusal):
             return broker
         if not broker.is_eligible:
             return refuse("broker_not_eligible", f"not done: broker {broker_id} is {broker.state.value}")
@@ -64,9 +64,9 @@ def check_assignment(state: State, brokers: Sequence[NodeId], *, replicas_max: i
 
 def beat(state: State, kind: Kind, id_: int, seen_ms: int) -> Iterator[Change]:
     """Yield the change that notes when somebody was last heard of, unless something newer is known."""
-    known: Heartbeat | None = state.tables[Table.HEARTBEATS].get((kind, id_))
+    known: BrokerHeartbeatRow | None = state.tables[Table.HEARTBEATS].get((kind, id_))
     if known is None or known.last_seen_ms < seen_ms:
-        yield put(Heartbeat(kind=kind, id=id_, last_seen_ms=seen_ms))
+        yield put(BrokerHeartbeatRow(kind=kind, id=id_, last_seen_ms=seen_ms))
 
 
 def drop_beat(kind: Kind, id_: int) -> Change:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from quiver.metadata.commands import ExpireHold, PlaceHold, ReleaseHold
+from quiver.metadata.commands import ExpireHold, PlaceHoldCommand, ReleaseHoldCommand
 from quiver.metadata.decision import Decision, refuse
-from quiver.metadata.refusals import Refusal
+from quiver.metadata.refusals import CommandRefusal
 from quiver.metadata.rows import Hold, Table, Topic
 from quiver.metadata.state import State, drop, put
 from quiver.model import TopicId
@@ -22,7 +22,7 @@ LASTING_MS_MAX = 24 * 60 * 60 * 1000
 """Longest time for which a hold lasts without being renewed: a forgotten one must not fill disks for good."""
 
 
-def place(state: State, command: PlaceHold) -> Decision | Refusal:
+def place(state: State, command: PlaceHoldCommand) -> Decision | CommandRefusal:
     """Keep records, or keep them for longer, or from further on."""
     holds: dict[tuple[TopicId, str], Hold] = state.tables[Table.HOLDS]
     known = holds.get((command.topic_id, command.name))
@@ -45,14 +45,14 @@ def place(state: State, command: PlaceHold) -> Decision | Refusal:
     return Decision([] if hold == known else [put(hold)])
 
 
-def release(state: State, command: ReleaseHold) -> Decision:
+def release(state: State, command: ReleaseHoldCommand) -> Decision:
     """Let holds of a name go."""
     holds: dict[tuple[TopicId, str], Hold] = state.tables[Table.HOLDS]
     named = [key for key in sorted(holds) if key[1] == command.name]
     return Decision([drop(holds[key]) for key in named if command.topic_id in (None, key[0])])
 
 
-def expire(state: State, command: ExpireHold) -> Decision | Refusal:
+def expire(state: State, command: ExpireHold) -> Decision | CommandRefusal:
     """Let a hold go that is over."""
     hold: Hold | None = state.tables[Table.HOLDS].get((command.topic_id, command.name))
     if hold is None:
@@ -62,7 +62,7 @@ def expire(state: State, command: ExpireHold) -> Decision | Refusal:
     return Decision([drop(hold)])
 
 
-def _check(command: PlaceHold, topic: Topic) -> Refusal | None:
+def _check(command: PlaceHoldCommand, topic: Topic) -> CommandRefusal | None:
     if not command.name:
         return refuse("bad_hold", "not done: a hold needs a name")
     if not LASTING_MS_MIN <= command.lasting_ms <= LASTING_MS_MAX:

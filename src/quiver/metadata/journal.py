@@ -14,30 +14,30 @@ import msgspec
 from quiver.errors import DecodeError
 from quiver.metadata.commands import (
     AbortMove,
-    AddPartitions,
+    AddPartitionsCommand,
     AnyCommand,
     BeginMove,
     ChangeBrokerState,
     ChangeRebalancing,
-    ConfigureTopic,
-    CreateTopic,
-    DeleteTopic,
+    ConfigureTopicCommand,
+    CreateTopicCommand,
+    DeleteTopicCommand,
     ExpireHold,
     FinishMove,
     ForgetBroker,
-    ForgetClient,
+    ForgetClientCommand,
     InitCluster,
-    PlaceHold,
+    PlaceHoldCommand,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
     RecordHeartbeats,
     RegisterBroker,
-    RegisterConsumer,
-    RegisterProducer,
-    ReleaseHold,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
+    ReleaseHoldCommand,
     ReportLeaders,
-    RestoreTopic,
+    RestoreTopicCommand,
     Selection,
     UndrainBroker,
     command_name,
@@ -106,13 +106,13 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return "", command.broker_id
         case ChangeRebalancing():
             return "wanted" if command.is_rebalancing else "done", None
-        case CreateTopic():
+        case CreateTopicCommand():
             return f"topic {command.topic}, {len(command.assignments)} partitions", None
-        case AddPartitions():
+        case AddPartitionsCommand():
             return f"topic {command.topic}, {command.partitions} partitions", None
-        case ConfigureTopic() | DeleteTopic():
+        case ConfigureTopicCommand() | DeleteTopicCommand():
             return f"topic {command.topic}", None
-        case RestoreTopic() | PurgeTopic():
+        case RestoreTopicCommand() | PurgeTopic():
             return f"topic id {command.topic_id}", None
         case ReportLeaders():
             return f"{len(command.reports)} partitions", None
@@ -123,17 +123,17 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"partition {command.partition_id} of topic id {command.topic_id} from {source}", command.target
         case PromoteMove() | FinishMove() | AbortMove():
             return f"move {command.move_id}", None
-        case RegisterProducer():
+        case RegisterProducerCommand():
             return _client("producer", command.producer_id, command.name, command.topics), None
-        case RegisterConsumer():
+        case RegisterConsumerCommand():
             return _client("consumer", command.consumer_id, "", command.topics), None
-        case ForgetClient():
+        case ForgetClientCommand():
             return f"{command.kind.value} {command.id}", None
         case RecordHeartbeats():
             return f"{len(command.beats)} heartbeats", None
-        case PlaceHold() | ExpireHold():
+        case PlaceHoldCommand() | ExpireHold():
             return f"hold {command.name} on topic id {command.topic_id}", None
-        case ReleaseHold():
+        case ReleaseHoldCommand():
             return f"hold {command.name}", None
         case _:
             assert_never(command)

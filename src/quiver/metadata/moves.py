@@ -16,12 +16,12 @@ import msgspec
 
 from quiver.metadata.commands import AbortMove, BeginMove, FinishMove, MoveBegun, PromoteMove
 from quiver.metadata.decision import Decision, find_broker, refuse
-from quiver.metadata.refusals import Refusal
+from quiver.metadata.refusals import CommandRefusal
 from quiver.metadata.rows import Move, MoveId, MoveState, Partition, Table
 from quiver.metadata.state import State, drop, put
 
 
-def begin(state: State, command: BeginMove) -> Decision | Refusal:
+def begin(state: State, command: BeginMove) -> Decision | CommandRefusal:
     """Add the target as a learner."""
     key = (command.topic_id, command.partition_id)
     partition: Partition | None = state.tables[Table.PARTITIONS].get(key)
@@ -45,10 +45,10 @@ def begin(state: State, command: BeginMove) -> Decision | Refusal:
     return Decision([put(learning), put(move)], counters, MoveBegun(move.move_id))
 
 
-def promote(state: State, command: PromoteMove) -> Decision | Refusal:
+def promote(state: State, command: PromoteMove) -> Decision | CommandRefusal:
     """Put the target in the source's place."""
     move = _find(state, command.move_id)
-    if isinstance(move, Refusal):
+    if isinstance(move, CommandRefusal):
         return move
     if move.state is MoveState.PROMOTED:
         return Decision()
@@ -62,20 +62,20 @@ def promote(state: State, command: PromoteMove) -> Decision | Refusal:
     return Decision([put(msgspec.structs.replace(partition, replicas=replicas, learners=learners)), put(promoted)])
 
 
-def finish(state: State, command: FinishMove) -> Decision | Refusal:
+def finish(state: State, command: FinishMove) -> Decision | CommandRefusal:
     """Drop a move that has been promoted."""
     move = _find(state, command.move_id)
-    if isinstance(move, Refusal):
+    if isinstance(move, CommandRefusal):
         return move
     if move.state is not MoveState.PROMOTED:
         return refuse("move_not_promoted", f"not done: the target of move {move.move_id} still learns")
     return Decision([drop(move)])
 
 
-def abort(state: State, command: AbortMove) -> Decision | Refusal:
+def abort(state: State, command: AbortMove) -> Decision | CommandRefusal:
     """Drop a move that has not been promoted, and its learner."""
     move = _find(state, command.move_id)
-    if isinstance(move, Refusal):
+    if isinstance(move, CommandRefusal):
         return move
     if move.state is MoveState.PROMOTED:
         return refuse("move_promoted", f"not done: the target of move {move.move_id} is a voter; finish it")
@@ -84,7 +84,7 @@ def abort(state: State, command: AbortMove) -> Decision | Refusal:
     return Decision([put(msgspec.structs.replace(partition, learners=learners)), drop(move)])
 
 
-def _check_begin(state: State, command: BeginMove, partition: Partition) -> Refusal | None:
+def _check_begin(state: State, command: BeginMove, partition: Partition) -> CommandRefusal | None:
     moves: dict[object, Move] = state.tables[Table.MOVES]
     if any((move.topic_id, move.partition_id) == partition.key for move in moves.values()):
         return refuse("move_in_progress", f"not done: a replica of partition {partition.partition_id} moves already")
@@ -93,14 +93,14 @@ def _check_begin(state: State, command: BeginMove, partition: Partition) -> Refu
     if partition.is_on(command.target):
         return refuse("already_replica", f"not done: broker {command.target} has a replica already")
     target = find_broker(state, command.target)
-    if isinstance(target, Refusal):
+    if isinstance(target, CommandRefusal):
         return target
     if not target.is_eligible:
         return refuse("broker_not_eligible", f"not done: broker {command.target} is {target.state.value}")
     return None
 
 
-def _find(state: State, move_id: MoveId) -> Move | Refusal:
+def _find(state: State, move_id: MoveId) -> Move | CommandRefusal:
     move: Move | None = state.tables[Table.MOVES].get(move_id)
     if move is None:
         return refuse("unknown_move", f"not done: there is no move {move_id}; perhaps it is finished")

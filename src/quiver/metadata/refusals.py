@@ -11,7 +11,7 @@ import msgspec
 from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, RequestError
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class CommandRefusal(msgspec.Struct, frozen=True):
     """A refusal as a value, as `apply` returns it."""
 
     code: str

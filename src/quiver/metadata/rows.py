@@ -99,7 +99,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     table: ClassVar[Table]
 
 
-class Broker(Row, frozen=True):
+class BrokerRow(Row, frozen=True):
     """A node, whatever its roles; only one with the role of a broker may be given replicas."""
 
     table: ClassVar[Table] = Table.BROKERS
@@ -205,7 +205,7 @@ class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.topic_id == topic_id and self.partition_id in (ALL_PARTITIONS, partition_id)
 
 
-class Producer(Row, frozen=True):
+class ProducerRow(Row, frozen=True):
     """A registered producer."""
 
     table: ClassVar[Table] = Table.PRODUCERS
@@ -224,7 +224,7 @@ class Producer(Row, frozen=True):
         return self.producer_id
 
 
-class Consumer(Row, frozen=True):
+class ConsumerRow(Row, frozen=True):
     """A registered consumer; its cursors live in the partitions' own logs."""
 
     table: ClassVar[Table] = Table.CONSUMERS
@@ -241,7 +241,7 @@ class Consumer(Row, frozen=True):
         return self.consumer_id
 
 
-class Heartbeat(Row, frozen=True):
+class BrokerHeartbeatRow(Row, frozen=True):
     """When a broker, producer or consumer was last heard of."""
 
     table: ClassVar[Table] = Table.HEARTBEATS
@@ -309,7 +309,16 @@ class Hold(Row, frozen=True):
         return (self.topic_id, self.name)
 
 
-AnyRow = Broker | Topic | Partition | Producer | Consumer | Heartbeat | Move | Hold
+AnyRow = BrokerRow | Topic | Partition | ProducerRow | ConsumerRow | BrokerHeartbeatRow | Move | Hold
 
-ROW_TYPES: tuple[type[AnyRow], ...] = (Broker, Topic, Partition, Producer, Consumer, Heartbeat, Move, Hold)
+ROW_TYPES: tuple[type[AnyRow], ...] = (
+    BrokerRow,
+    Topic,
+    Partition,
+    ProducerRow,
+    ConsumerRow,
+    BrokerHeartbeatRow,
+    Move,
+    Hold,
+)
 """Every kind of row, in the order in which tables are written."""

@@ -21,15 +21,15 @@ from quiver.metadata.rows import (
     FIRST_PARTITION_GROUP,
     ROW_TYPES,
     AnyRow,
-    Broker,
-    Consumer,
-    Heartbeat,
+    BrokerHeartbeatRow,
+    BrokerRow,
+    ConsumerRow,
     Hold,
     Kind,
     Move,
     MoveId,
     Partition,
-    Producer,
+    ProducerRow,
     Table,
     Topic,
     TopicState,
@@ -86,12 +86,12 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     position: Position
     counters: Counters
-    brokers: list[Broker]
+    brokers: list[BrokerRow]
     topics: list[Topic]
     partitions: list[Partition]
-    producers: list[Producer]
-    consumers: list[Consumer]
-    heartbeats: list[Heartbeat]
+    producers: list[ProducerRow]
+    consumers: list[ConsumerRow]
+    heartbeats: list[BrokerHeartbeatRow]
     moves: list[Move]
     holds: list[Hold] = []
     """A snapshot from before there were holds has none."""
@@ -129,12 +129,12 @@ class View:
         tables = state.tables
         self.position = state.position
         self.counters = state.counters
-        self.brokers: Mapping[NodeId, Broker] = tables[Table.BROKERS]
+        self.brokers: Mapping[NodeId, BrokerRow] = tables[Table.BROKERS]
         self.topics: Mapping[TopicId, Topic] = tables[Table.TOPICS]
         self.partitions: Mapping[tuple[TopicId, PartitionId], Partition] = tables[Table.PARTITIONS]
-        self.producers: Mapping[ProducerId, Producer] = tables[Table.PRODUCERS]
-        self.consumers: Mapping[ConsumerId, Consumer] = tables[Table.CONSUMERS]
-        self.heartbeats: Mapping[tuple[Kind, int], Heartbeat] = tables[Table.HEARTBEATS]
+        self.producers: Mapping[ProducerId, ProducerRow] = tables[Table.PRODUCERS]
+        self.consumers: Mapping[ConsumerId, ConsumerRow] = tables[Table.CONSUMERS]
+        self.heartbeats: Mapping[tuple[Kind, int], BrokerHeartbeatRow] = tables[Table.HEARTBEATS]
         self.moves: Mapping[MoveId, Move] = tables[Table.MOVES]
         self.holds: Mapping[tuple[TopicId, str], Hold] = tables[Table.HOLDS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
@@ -305,9 +305,9 @@ def _name(row: AnyRow) -> str:
     match row:
         case Topic(state=TopicState.ACTIVE):
             return row.name
-        case Producer():
+        case ProducerRow():
             return row.name
-        case Consumer():
+        case ConsumerRow():
             return row.request_id
         case _:
             return ""
@@ -328,7 +328,7 @@ def _sorted_rows(table: Mapping[Any, T]) -> list[T]:
     return [table[key] for key in sorted(table)]
 
 
-def _group_consumers(consumers: Mapping[ConsumerId, Consumer]) -> dict[TopicId, tuple[ConsumerId, ...]]:
+def _group_consumers(consumers: Mapping[ConsumerId, ConsumerRow]) -> dict[TopicId, tuple[ConsumerId, ...]]:
     grouped: dict[TopicId, list[ConsumerId]] = {}
     for consumer_id in sorted(consumers):
         for topic_id in sorted({item.topic_id for item in consumers[consumer_id].registrations}):

@@ -28,12 +28,12 @@ from quiver.errors import (
     StorageError,
     UnavailableError,
 )
+from quiver.metadata.change_log import Changed, ChangeLog
 from quiver.metadata.commands import Command, decode_payload, encode_command
 from quiver.metadata.database import Database
 from quiver.metadata.machine import MetadataMachine
 from quiver.metadata.projector import Projector
 from quiver.metadata.state import View
-from quiver.metadata.watching import Changed, History
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Role
 from quiver.record import Batch
@@ -76,7 +76,7 @@ class MetadataStore:
         self,
         machine: MetadataMachine,
         projector: Projector,
-        history: History,
+        history: ChangeLog,
         *,
         database: Database,
         executor: Executor,
@@ -116,7 +116,7 @@ class MetadataStore:
         state = await executor.submit(database.load)
         machine = MetadataMachine(state, on_failure=on_failure)
         projector = Projector(database, executor, stored=state.position, on_failure=on_failure)
-        history = History(machine)
+        history = ChangeLog(machine)
         machine.follow(projector)
         machine.follow(history)
         return cls(

@@ -323,12 +323,12 @@ class MappedHold(Mapped):
 
 
 MAPPED: tuple[Mapped, ...] = (
-    MappedBroker(rows.Broker, brokers),
+    MappedBroker(rows.BrokerRow, brokers),
     MappedTopic(rows.Topic, topics),
     MappedPartition(rows.Partition, partitions),
-    MappedClient(rows.Producer, producers, Kind.PRODUCER),
-    MappedClient(rows.Consumer, consumers, Kind.CONSUMER),
-    Mapped(rows.Heartbeat, heartbeats),
+    MappedClient(rows.ProducerRow, producers, Kind.PRODUCER),
+    MappedClient(rows.ConsumerRow, consumers, Kind.CONSUMER),
+    Mapped(rows.BrokerHeartbeatRow, heartbeats),
     Mapped(rows.Move, moves),
     MappedHold(rows.Hold, holds),
 )

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 import msgspec
 
 from quiver.metadata.commands import (
-    AddPartitions,
-    ConfigureTopic,
-    CreateTopic,
-    DeleteTopic,
+    AddPartitionsCommand,
+    ConfigureTopicCommand,
+    CreateTopicCommand,
+    DeleteTopicCommand,
     PreferLeader,
     PurgeTopic,
     ReportLeaders,
-    RestoreTopic,
+    RestoreTopicCommand,
     TopicCreated,
 )
 from quiver.metadata.decision import Decision, check_assignment, find_topic, refuse
-from quiver.metadata.refusals import Refusal
-from quiver.metadata.rows import Consumer, Hold, Move, Partition, Producer, Retention, Table, Topic, TopicState
+from quiver.metadata.refusals import CommandRefusal
+from quiver.metadata.rows import ConsumerRow, Hold, Move, Partition, ProducerRow, Retention, Table, Topic, TopicState
 from quiver.metadata.state import Change, Counters, State, drop, find_made_topic, put
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 
@@ -37,7 +37,7 @@ REPLICAS_MAX = 15
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-def create(state: State, command: CreateTopic) -> Decision | Refusal:
+def create(state: State, command: CreateTopicCommand) -> Decision | CommandRefusal:
     """Create a topic with its partitions."""
     made = find_made_topic(state.tables[Table.TOPICS], request_id=command.request_id, name=command.topic)
     if made is not None:
@@ -64,10 +64,10 @@ def create(state: State, command: CreateTopic) -> Decision | Refusal:
     return Decision([put(topic), *map(put, partitions)], counters, result)
 
 
-def configure(state: State, command: ConfigureTopic) -> Decision | Refusal:
+def configure(state: State, command: ConfigureTopicCommand) -> Decision | CommandRefusal:
     """Change a topic's retention."""
     topic = find_topic(state, command.topic)
-    if isinstance(topic, Refusal):
+    if isinstance(topic, CommandRefusal):
         return topic
     refusal = _check_retention(command.retention)
     if refusal is not None:
@@ -77,10 +77,10 @@ def configure(state: State, command: ConfigureTopic) -> Decision | Refusal:
     return Decision([put(msgspec.structs.replace(topic, retention=command.retention))])
 
 
-def add_partitions(state: State, command: AddPartitions) -> Decision | Refusal:
+def add_partitions(state: State, command: AddPartitionsCommand) -> Decision | CommandRefusal:
     """Give a topic more partitions."""
     topic = find_topic(state, command.topic)
-    if isinstance(topic, Refusal):
+    if isinstance(topic, CommandRefusal):
         return topic
     added = command.partitions - topic.partitions
     if added < 1 or command.partitions > PARTITIONS_MAX or added != len(command.assignments):
@@ -97,28 +97,28 @@ def add_partitions(state: State, command: AddPartitions) -> Decision | Refusal:
     return Decision([put(grown), *map(put, partitions)], _after(state, partitions))
 
 
-def delete(state: State, command: DeleteTopic) -> Decision | Refusal:
+def delete(state: State, command: DeleteTopicCommand) -> Decision | CommandRefusal:
     """Take a topic out of use."""
     topic = find_topic(state, command.topic)
-    if isinstance(topic, Refusal):
+    if isinstance(topic, CommandRefusal):
         return topic
     return Decision([put(msgspec.structs.replace(topic, state=TopicState.DELETED, purge_ms=command.purge_ms))])
 
 
-def restore(state: State, command: RestoreTopic) -> Decision | Refusal:
+def restore(state: State, command: RestoreTopicCommand) -> Decision | CommandRefusal:
     """Take a deleted topic back into use, unless its name has been given away meanwhile."""
     topic = _find_deleted(state, command.topic_id)
-    if isinstance(topic, Refusal):
+    if isinstance(topic, CommandRefusal):
         return topic
     if topic.name in state.names[Table.TOPICS]:
         return refuse("topic_exists", f"not done: there is another topic {topic.name!r} by now")
     return Decision([put(msgspec.structs.replace(topic, state=TopicState.ACTIVE, purge_ms=None))])
 
 
-def purge(state: State, command: PurgeTopic) -> Decision | Refusal:
+def purge(state: State, command: PurgeTopic) -> Decision | CommandRefusal:
     """Forget a deleted topic and all that hangs on it."""
     topic = _find_deleted(state, command.topic_id)
-    if isinstance(topic, Refusal):
+    if isinstance(topic, CommandRefusal):
         return topic
     if topic.purge_ms is None or command.now_ms < topic.purge_ms:
         return refuse("too_early", f"not done: topic {topic.topic_id} can be restored until {topic.purge_ms}")
@@ -145,7 +145,7 @@ def report_leaders(state: State, command: ReportLeaders) -> Decision:
     return Decision([put(newest[key]) for key in sorted(newest)])
 
 
-def prefer_leader(state: State, command: PreferLeader) -> Decision | Refusal:
+def prefer_leader(state: State, command: PreferLeader) -> Decision | CommandRefusal:
     """Put one of a partition's replicas first."""
     partition: Partition | None = state.tables[Table.PARTITIONS].get((command.topic_id, command.partition_id))
     if partition is None:
@@ -157,7 +157,7 @@ def prefer_leader(state: State, command: PreferLeader) -> Decision | Refusal:
     return Decision([] if preferred == partition else [put(preferred)])
 
 
-def _check_new(command: CreateTopic) -> Refusal | None:
+def _check_new(command: CreateTopicCommand) -> CommandRefusal | None:
     if not _NAME.fullmatch(command.topic) or command.topic in (".", ".."):
         return refuse("bad_topic_name", "not done: a topic's name is 1 to 200 letters, digits, dots, _ or -")
     if not 1 <= len(command.assignments) <= PARTITIONS_MAX:
@@ -167,13 +167,15 @@ def _check_new(command: CreateTopic) -> Refusal | None:
     return _check_retention(command.retention)
 
 
-def _check_retention(retention: Retention) -> Refusal | None:
+def _check_retention(retention: Retention) -> CommandRefusal | None:
     if retention.ms == 0 or retention.bytes == 0:
         return refuse("bad_retention", "not done: a bound of retention is above 0; leave it out for none")
     return None
 
 
-def _check_assignments(state: State, assignments: Sequence[Sequence[NodeId]], *, replicas: int) -> Refusal | None:
+def _check_assignments(
+    state: State, assignments: Sequence[Sequence[NodeId]], *, replicas: int
+) -> CommandRefusal | None:
     checks = (check_assignment(state, assignment, replicas_max=replicas) for assignment in assignments)
     return next((refusal for refusal in checks if refusal is not None), None)
 
@@ -205,7 +207,7 @@ def _after(state: State, partitions: Sequence[Partition], *, next_topic_id: Topi
     )
 
 
-def _find_deleted(state: State, topic_id: TopicId) -> Topic | Refusal:
+def _find_deleted(state: State, topic_id: TopicId) -> Topic | CommandRefusal:
     topic: Topic | None = state.tables[Table.TOPICS].get(topic_id)
     if topic is None:
         return refuse("unknown_topic", f"not done: there is no topic with id {topic_id}")
@@ -216,7 +218,7 @@ def _find_deleted(state: State, topic_id: TopicId) -> Topic | Refusal:
 
 def _without_registrations(state: State, topic_id: TopicId) -> list[Change]:
     """Return the changes that end every client's registrations for a topic; the clients stay."""
-    clients: list[Producer | Consumer] = [
+    clients: list[ProducerRow | ConsumerRow] = [
         *state.tables[Table.PRODUCERS].values(),
         *state.tables[Table.CONSUMERS].values(),
     ]

@@ -4,9 +4,9 @@
 """
 
 from quiver.partition.appending import Appended
-from quiver.partition.consuming import Consumed, Start, Taker
+from quiver.partition.consume_handler import Consumed, Start, Taker
 from quiver.partition.replica import CursorsRead, Fetched, Replica, ReplicaStatus
-from quiver.partition.retaining import Retention
+from quiver.partition.retention import Retention
 from quiver.partition.state import PartitionState
 
 __all__ = [

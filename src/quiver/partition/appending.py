@@ -13,8 +13,8 @@ import msgspec
 from quiver.errors import DecodeError, FencedError, OutOfSequenceError
 from quiver.model import NO_PRODUCER, Buffer, Offset, ProducerId
 from quiver.partition.entries import Fence, build_entry
-from quiver.partition.leading import Leading, Proposed
 from quiver.partition.producers import Kind
+from quiver.partition.proposal_gate import ProposalGate, Proposed
 from quiver.partition.state import PartitionState
 from quiver.record import BatchHeader, decode_header, verify_payload
 from quiver.storage import DiskSpace
@@ -39,7 +39,7 @@ class _InFlight(msgspec.Struct, frozen=True):
 class Appender:
     """The appends to one partition, on its leader."""
 
-    def __init__(self, leading: Leading, state: PartitionState, space: DiskSpace | None = None) -> None:
+    def __init__(self, leading: ProposalGate, state: PartitionState, space: DiskSpace | None = None) -> None:
         self._leading = leading
         self._space = space
         self._state = state

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
 from quiver.model import ConsumerId, Offset
 from quiver.partition.entries import Cursors, build_entry
-from quiver.partition.leading import Leading, Proposed
+from quiver.partition.proposal_gate import ProposalGate, Proposed
 from quiver.partition.state import PartitionState
 
 CURSORS_MAX = 100_000
@@ -23,7 +23,7 @@ CURSORS_MAX = 100_000
 class CursorMoves:
     """The moves of one partition's cursors that are not committed yet, on its leader."""
 
-    def __init__(self, leading: Leading, state: PartitionState, *, cursors_max: int = CURSORS_MAX) -> None:
+    def __init__(self, leading: ProposalGate, state: PartitionState, *, cursors_max: int = CURSORS_MAX) -> None:
         self._leading = leading
         self._state = state
         self._cursors_max = cursors_max
@@ -42,7 +42,7 @@ class CursorMoves:
         return max(planned, self._state.first_offset)
 
     def move(self, moves: Mapping[ConsumerId, Offset]) -> asyncio.Future[None]:
-        """Begin to move cursors; to be called in the turn of the loop in which `Leading.wait_ready` returned.
+        """Begin to move cursors; to be called in the turn of the loop in which `ProposalGate.wait_ready` returned.
 
         The future is done when the moves are committed and applied. It fails with `UnavailableError` if they were
         not done, and with `OutcomeUnknownError` if another leader decides.

@@ -37,19 +37,19 @@ class Kind(StrEnum):
     FENCED = "fenced"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class SequenceDecision(msgspec.Struct, frozen=True):
     """What is to be done with a batch; `base_offset` is set for a duplicate: what the batch got before."""
 
     kind: Kind
     base_offset: Offset | None = None
 
 
-NEW = Verdict(Kind.NEW)
-GAP = Verdict(Kind.GAP)
-FENCED = Verdict(Kind.FENCED)
+NEW = SequenceDecision(Kind.NEW)
+GAP = SequenceDecision(Kind.GAP)
+FENCED = SequenceDecision(Kind.FENCED)
 
 
-class Producer:
+class ProducerState:
     """What is known of one producer."""
 
     __slots__ = ("epoch", "next_sequence", "sent")
@@ -64,13 +64,13 @@ class ProducerTable:
     """The producers of one partition, the one that was silent longest first."""
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
-        self._producers: dict[ProducerId, Producer] = {}
+        self._producers: dict[ProducerId, ProducerState] = {}
         self._producers_max = producers_max
 
     def __len__(self) -> int:
         return len(self._producers)
 
-    def judge(self, header: BatchHeader) -> Verdict:
+    def judge(self, header: BatchHeader) -> SequenceDecision:
         """Tell what a batch is, by what is committed; changes nothing."""
         if header.producer_id == NO_PRODUCER:
             return NEW
@@ -84,7 +84,7 @@ class ProducerTable:
         end_sequence = header.base_sequence + header.record_count
         for sent in known.sent:
             if (sent.first_sequence, sent.end_sequence) == (header.base_sequence, end_sequence):
-                return Verdict(Kind.DUPLICATE, sent.base_offset)
+                return SequenceDecision(Kind.DUPLICATE, sent.base_offset)
         return GAP
 
     def next_sequence(self, producer_id: ProducerId, epoch: int) -> int | None:
@@ -118,11 +118,11 @@ class ProducerTable:
 
     def replace(self, rows: Iterable[ProducerRow]) -> None:
         """Become the table that these rows came from."""
-        self._producers = {row.producer_id: Producer(row.epoch, row.next_sequence, row.sent) for row in rows}
+        self._producers = {row.producer_id: ProducerState(row.epoch, row.next_sequence, row.sent) for row in rows}
 
-    def _hear(self, producer_id: ProducerId, epoch: int) -> Producer:
+    def _hear(self, producer_id: ProducerId, epoch: int) -> ProducerState:
         """Return a producer that has just been heard of in an epoch; others may have to be forgotten for it."""
-        known = self._producers.pop(producer_id, None) or Producer(epoch)
+        known = self._producers.pop(producer_id, None) or ProducerState(epoch)
         known.epoch = epoch
         self._producers[producer_id] = known  # last: it was silent shortest
         if len(self._producers) > self._producers_max:

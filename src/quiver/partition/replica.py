@@ -18,13 +18,13 @@ from quiver.config import PartitionSettings
 from quiver.errors import NotLeaderError, OutOfRangeError, UnavailableError
 from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
 from quiver.partition.appending import Appended, Appender
-from quiver.partition.arrivals import Arrivals
-from quiver.partition.consuming import Consumed, Consuming, Start, Taker, Wish, check_in_range
+from quiver.partition.consume_handler import Consumed, ConsumeHandler, ConsumeRequest, Start, Taker, check_in_range
 from quiver.partition.cursors import CursorMoves
-from quiver.partition.housekeeping import Housekeeping
-from quiver.partition.leading import Leading
-from quiver.partition.repairing import repairing
-from quiver.partition.retaining import Retention
+from quiver.partition.fetch_waiters import FetchWaiters
+from quiver.partition.maintenance import Housekeeping
+from quiver.partition.proposal_gate import ProposalGate
+from quiver.partition.repair import repairing
+from quiver.partition.retention import Retention
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch, Record
@@ -97,11 +97,11 @@ class Replica:
         """Called when the replica's role or leader changes."""
         self._member = member
         self._state = state
-        self._leading = Leading(member)
+        self._leading = ProposalGate(member)
         self._appender = Appender(self._leading, state, space)
         self._moves = CursorMoves(self._leading, state)
-        self._consuming = Consuming(self._leading, state, self._moves, member)
-        self._arrivals = Arrivals()
+        self._consuming = ConsumeHandler(self._leading, state, self._moves, member)
+        self._arrivals = FetchWaiters()
         self._housekeeping = Housekeeping(member, state, self._leading, settings)
         member.on_role = self._handle_role
         state.on_applied = self._handle_applied
@@ -287,7 +287,7 @@ class Replica:
             UnavailableError: not done; this replica is overloaded, or a move before this one failed.
             OutcomeUnknownError: the cursor may have moved, and nothing is returned.
         """
-        wish = Wish(
+        wish = ConsumeRequest(
             consumer_id=consumer_id,
             offset=offset,
             default_start=default_start,

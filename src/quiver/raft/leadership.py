@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from quiver.model import Index, NodeId
 from quiver.raft.configuration import Configuration, majority_value
-from quiver.raft.progress import Progress
+from quiver.raft.progress import PeerProgress
 from quiver.raft.reads import ReadQueue
 
 
@@ -46,11 +46,11 @@ class Leadership:
     )
 
     def __init__(self, node: NodeId, *, first_own_index: Index, now_ms: int) -> None:
-        self.own = Progress(node, next_index=first_own_index, now_ms=now_ms)
+        self.own = PeerProgress(node, next_index=first_own_index, now_ms=now_ms)
         self.first_own_index = first_own_index
-        self.progress: dict[NodeId, Progress] = {node: self.own}
-        self.peers: list[Progress] = []
-        self.electorates: list[list[Progress]] = []
+        self.progress: dict[NodeId, PeerProgress] = {node: self.own}
+        self.peers: list[PeerProgress] = []
+        self.electorates: list[list[PeerProgress]] = []
         self.heartbeat_deadline_ms = now_ms
         self.reads = ReadQueue()
         self.transfer: Transfer | None = None
@@ -72,7 +72,7 @@ class Leadership:
         previous = self.progress
         self.progress = {self.own.node: self.own}
         for node in configuration.members:
-            known = previous.get(node) or Progress(node, next_index=next_index, now_ms=now_ms)
+            known = previous.get(node) or PeerProgress(node, next_index=next_index, now_ms=now_ms)
             self.progress[node] = known
         self.peers = [progress for node, progress in self.progress.items() if node != self.own.node]
         electorates = configuration.electorates if joint else (configuration.voters,)

@@ -42,7 +42,7 @@ class PeerStatus(Struct, frozen=True):
     heard_ms: int
 
 
-class Progress:
+class PeerProgress:
     """One member's progress."""
 
     __slots__ = (

@@ -15,7 +15,7 @@ from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import Entry, EntryKind, Heartbeat
 from quiver.raft.output import SendEntries, SendSnapshot
-from quiver.raft.progress import LOST, PROBE, REPLICATE, Progress
+from quiver.raft.progress import LOST, PROBE, REPLICATE, PeerProgress
 from quiver.raft.state import State
 
 
@@ -42,7 +42,7 @@ def send_to_all(state: State, leadership: Leadership) -> None:
         maybe_send(state, progress)
 
 
-def maybe_send(state: State, progress: Progress) -> None:
+def maybe_send(state: State, progress: PeerProgress) -> None:
     """Permit one append to a member, if there is something to send and its window has room."""
     terms = state.log.terms
     if progress.ticket or not _has_room(state, progress):
@@ -72,7 +72,7 @@ def maybe_send(state: State, progress: Progress) -> None:
     )
 
 
-def record_sent(state: State, progress: Progress, *, end_index: Index, size_bytes: int) -> None:
+def record_sent(state: State, progress: PeerProgress, *, end_index: Index, size_bytes: int) -> None:
     """Take note of what the driver sent under a permission, and permit the next append."""
     invariant(end_index <= state.log.terms.last_index + 1, "no member is sent what is not in the log")
     if progress.record_sent(end_index, size_bytes, now_ms=state.now_ms):
@@ -89,7 +89,7 @@ def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool
             state.send(progress.node, heartbeat)
 
 
-def _has_room(state: State, progress: Progress) -> bool:
+def _has_room(state: State, progress: PeerProgress) -> bool:
     if progress.state is REPLICATE:
         config = state.config
         is_full = len(progress.inflight) >= config.inflight_messages_max
@@ -97,7 +97,7 @@ def _has_room(state: State, progress: Progress) -> bool:
     return progress.state is PROBE and not progress.probe_sent
 
 
-def _send_snapshot(state: State, progress: Progress) -> None:
+def _send_snapshot(state: State, progress: PeerProgress) -> None:
     """Permit a snapshot to a member whose next entry is no longer in the log (§7)."""
     progress.begin_snapshot(state.next_ticket())
     needed_index = state.log.terms.base_index

@@ -11,7 +11,7 @@ from quiver.model import Index, NodeId
 from quiver.raft import follower
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import InstallSnapshot
-from quiver.raft.progress import SNAPSHOT, Progress
+from quiver.raft.progress import SNAPSHOT, PeerProgress
 from quiver.raft.state import State
 
 
@@ -63,7 +63,7 @@ def note_failed(leadership: Leadership, to: NodeId, ticket: int) -> None:
         progress.begin_probe(Index(progress.received + 1), wait=True)
 
 
-def _holder(leadership: Leadership, to: NodeId, ticket: int) -> Progress | None:
+def _holder(leadership: Leadership, to: NodeId, ticket: int) -> PeerProgress | None:
     progress = leadership.progress.get(to)
     if progress is None or progress.ticket != ticket or progress.state is not SNAPSHOT:
         return None

@@ -11,7 +11,7 @@ from quiver.model import NodeId
 from quiver.raft import sending
 from quiver.raft.leadership import Leadership, Transfer
 from quiver.raft.messages import TimeoutNow
-from quiver.raft.progress import LOST, Progress
+from quiver.raft.progress import LOST, PeerProgress
 from quiver.raft.state import State
 
 
@@ -36,7 +36,7 @@ def begin(state: State, leadership: Leadership, to: NodeId) -> None:
     advance(state, leadership.transfer, progress)
 
 
-def advance(state: State, transfer: Transfer, progress: Progress) -> None:
+def advance(state: State, transfer: Transfer, progress: PeerProgress) -> None:
     """Tell the target to campaign once it has the whole log."""
     if transfer.told or progress.node != transfer.to or progress.match < state.log.terms.last_index:
         return

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from quiver.errors import StorageError
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.replication.codec import Item
-from quiver.replication.pace import Pace
+from quiver.replication.rate_limiter import RateLimiter
 
 
 class Scheduled(Protocol):
@@ -27,7 +27,7 @@ class Host(Protocol):
         ...
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RateLimiter:
         """Return how fast it sends old entries to learners."""
         ...
 

@@ -37,12 +37,12 @@ from quiver.replication.backlog import Backlog, Step
 from quiver.replication.codec import AppendHead, Item, Received
 from quiver.replication.entries import decode_entry, encode_own_entry
 from quiver.replication.host import Host
+from quiver.replication.log_compactor import LogCompactor, MakeState
 from quiver.replication.machine import StateMachine
 from quiver.replication.opening import MemberFiles, decode_snapshot_state, make_raft_config
+from quiver.replication.pending_proposals import PendingProposals, Proposal
 from quiver.replication.persistence import Persistence, as_storage_error
-from quiver.replication.shortening import MakeState, Shortener
 from quiver.replication.status import MemberStatus
-from quiver.replication.waiting import Proposal, Waiters
 from quiver.storage import Executor, Log, Snapshot
 
 NOTHING_WRITTEN = (Index(0), Term(0))
@@ -84,7 +84,7 @@ class Member:
             on_applied=self._handle_applied,
             on_unreadable=self.handle_failure,
         )
-        self._waiters = Waiters()
+        self._waiters = PendingProposals()
         self._proposals: list[Proposal] = []
         self._contexts = 0
         self._backlog = Backlog()
@@ -95,7 +95,7 @@ class Member:
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
         self._applier.restore(files.machine_state, files.applied_index)
         self._raft = Raft(make_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
-        self._shortener = Shortener(
+        self._shortener = LogCompactor(
             raft=self._raft, log=self._log, applier=self._applier, persistence=self._persistence, run=self._run
         )
         self.next_deadline_ms = self._raft.next_deadline_ms

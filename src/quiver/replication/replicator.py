@@ -24,14 +24,14 @@ from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration, Safeguard
-from quiver.replication.alarm import Alarm
 from quiver.replication.codec import Item, decode_parcel, encode_parcel
+from quiver.replication.deadline_timer import DeadlineTimer
 from quiver.replication.host import Scheduled
 from quiver.replication.machine import StateMachine
 from quiver.replication.member import Member
 from quiver.replication.network import Network
 from quiver.replication.opening import Storage, open_files
-from quiver.replication.pace import Pace
+from quiver.replication.rate_limiter import RateLimiter
 from quiver.replication.status import MemberStatus
 from quiver.storage import Disk, Executor, TailBudget
 
@@ -108,8 +108,8 @@ class Replicator:
         self._dirty: list[NodeId] = []
         self._tasks = asyncio.TaskGroup()
         spacing_ms = max(1, settings.heartbeat_interval_ms // TICKS_PER_HEARTBEAT)
-        self._alarm = Alarm(clock, spacing_ms=spacing_ms, action=self._handle_tick)
-        self.pace = Pace(clock, bytes_per_second=settings.catch_up_bytes_per_second)
+        self._alarm = DeadlineTimer(clock, spacing_ms=spacing_ms, action=self._handle_tick)
+        self.pace = RateLimiter(clock, bytes_per_second=settings.catch_up_bytes_per_second)
         self._failure: StorageError | None = None
         self._failed = asyncio.Event()
         self._parcels_sent = 0

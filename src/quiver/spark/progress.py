@@ -25,7 +25,7 @@ METADATA_AGE_MS_MAX = 1_000
 """How old the knowledge of a topic's partitions may be: a stream asks several times a second."""
 
 
-class Progress:
+class StreamProgress:
     """Ask the cluster where topics begin and end."""
 
     def __init__(self, options: ReadOptions) -> None:

@@ -49,7 +49,7 @@ from quiver.spark.offsets import (
     uncounted_loss,
 )
 from quiver.spark.options import STREAM_ONLY, Bound, ReadOptions, Use, WriteOptions, read_options, write_options
-from quiver.spark.progress import Progress
+from quiver.spark.progress import StreamProgress
 from quiver.spark.rows import check_rows
 from quiver.spark.sink import BatchWriter, StreamWriter
 
@@ -131,7 +131,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Find the bounds and share out what lies between them; on the driver."""
-        progress = Progress(self._options)
+        progress = StreamProgress(self._options)
         start, end = progress.find(self._options.starting), progress.find(self._options.ending)
         oldest_ms = self._narrowing.timestamp
         not_older = None if oldest_ms is None else progress.find(Bound(default=oldest_ms, is_time=True))
@@ -157,7 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._progress = Progress(options)
+        self._progress = StreamProgress(options)
         self._hold: QueryHold | None = None
         """Made where the query lives: tasks get this reader, too."""
         self._target: StreamOffset | None = None

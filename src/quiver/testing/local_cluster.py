@@ -23,12 +23,12 @@ from typing import Any, Self
 import quiver
 from quiver.client.transport import Transport
 from quiver.config import Settings, load_settings
+from quiver.environment import NodeNetwork, SystemEnvironment
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.network import LostHandler, MessageHandler
 from quiver.storage import Identity
-from quiver.surroundings import NodeNetwork, SystemSurroundings
 from quiver.wire import Handler
 from quiver.wire.exchange import Request
 from quiver.wire.handshake import IdentityOf
@@ -248,8 +248,8 @@ class _NodeThread:
     async def _run(self) -> None:
         self._end = self._loop.create_future()
         async with AsyncExitStack() as stack:
-            surroundings = await stack.enter_async_context(_LocalSurroundings(self._settings, self._cuts))
-            node = await stack.enter_async_context(Node(self._settings, surroundings))
+            environment = await stack.enter_async_context(_LocalEnvironment(self._settings, self._cuts))
+            node = await stack.enter_async_context(Node(self._settings, environment))
             waiting = asyncio.ensure_future(node.wait_ready())
             await asyncio.wait((waiting, self._end), return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -257,7 +257,7 @@ class _NodeThread:
             await self._end
 
 
-class _LocalSurroundings(SystemSurroundings):
+class _LocalEnvironment(SystemEnvironment):
     """This machine, with a network that can be cut."""
 
     def __init__(self, settings: Settings, cuts: _Cuts) -> None:

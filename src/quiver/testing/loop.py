@@ -25,7 +25,7 @@ from contextvars import Context
 from typing import Any, TypeVar, cast
 
 from quiver.clock import Rng
-from quiver.testing.burial import close_quietly
+from quiver.testing.cleanup import close_quietly
 from quiver.testing.ready import FifoQueue, Policy, ReadyQueue, ShuffledQueue
 from quiver.testing.refusal import HostlessLoop
 from quiver.testing.scope import CURRENT_SCOPE, DEAD, PAUSED, RUNNING, Event, Scope, Timer

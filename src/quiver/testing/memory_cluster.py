@@ -46,8 +46,8 @@ from quiver.tasks import timeout
 from quiver.testing.latency import Latency
 from quiver.wire import description, exchange
 from quiver.wire import messages as wire
-from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHold, ReleaseHold
-from quiver.wire.taking import TakeEach
+from quiver.wire.consume_many import ConsumeMany
+from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.traits import READS
 
 R = TypeVar("R", bound=exchange.Response)
@@ -265,7 +265,7 @@ class MemoryCluster:
         match request:
             case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.MoveCursor():
                 return await self._answer_leader(node, request, data)
-            case wire.GetCursors() | wire.BeginEpoch() | TakeEach():
+            case wire.GetCursors() | wire.BeginEpoch() | ConsumeMany():
                 return await self._answer_leader(node, request, data)
             case _:
                 return self._answer_any(node, request), []
@@ -274,11 +274,11 @@ class MemoryCluster:
         match request:
             case wire.GetMetadata():
                 return self._metadata(request)
-            case wire.CreateTopic():
+            case wire.CreateTopicRequest():
                 return self._create_topic(request)
-            case wire.RegisterProducer():
+            case wire.RegisterProducerRequest():
                 return self._register_producer(request)
-            case wire.RegisterConsumer():
+            case wire.RegisterConsumerRequest():
                 return self._register_consumer(request)
             case wire.ListClients():
                 return self._list_clients(request)
@@ -288,22 +288,22 @@ class MemoryCluster:
                 if request.broker not in self.nodes:
                     raise NotFoundError(f"there is no broker {request.broker}", code="unknown_broker")
                 return self._done()
-            case PlaceHold():
+            case PlaceHoldRequest():
                 return self._place_hold(request)
-            case ReleaseHold():
+            case ReleaseHoldRequest():
                 for key in [key for key in self.holds if key[1] == request.name]:
                     if request.topic_id in (None, key[0]):
                         del self.holds[key]
                 return self._done()
             case ListHolds():
                 return HoldsFound(holds=tuple(self.holds[key] for key in sorted(self.holds)))
-            case wire.ForgetClient():
+            case wire.ForgetClientRequest():
                 self.consumers.pop(ConsumerId(request.id), None)
                 return self._done()
             case _:
                 return self._change_topic(request)
 
-    def _place_hold(self, request: PlaceHold) -> exchange.Done:
+    def _place_hold(self, request: PlaceHoldRequest) -> exchange.Done:
         topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
         self.holds[request.topic_id, request.name] = HoldInfo(
             name=request.name,
@@ -355,14 +355,14 @@ class MemoryCluster:
             retention=topic.retention,
         )
 
-    def _create_topic(self, request: wire.CreateTopic) -> wire.TopicCreated:
+    def _create_topic(self, request: wire.CreateTopicRequest) -> wire.TopicCreated:
         found = self.topics.get(request.topic)
         known = self._make_topic(request) if found is None or found.is_deleted else found
         if self._requests.get(request.request_id) is not known:
             raise ConflictError(f"topic {request.topic!r} exists", code="topic_exists")
         return wire.TopicCreated(topic_id=known.topic_id, partitions=len(known.partitions), index=Index(self._index))
 
-    def _make_topic(self, request: wire.CreateTopic) -> MemoryTopic:
+    def _make_topic(self, request: wire.CreateTopicRequest) -> MemoryTopic:
         nodes = list(self.nodes)
         partitions = [MemoryPartition(nodes[number % len(nodes)]) for number in range(request.partitions)]
         topic = MemoryTopic(request.topic, TopicId(self._index), partitions, request.retention)
@@ -373,23 +373,23 @@ class MemoryCluster:
 
     def _change_topic(self, request: Any) -> exchange.Done:
         match request:
-            case wire.DeleteTopic():
+            case wire.DeleteTopicRequest():
                 self._find(request.topic).is_deleted = True
-            case wire.RestoreTopic():
+            case wire.RestoreTopicRequest():
                 if request.topic not in self.topics:
                     raise NotFoundError(f"there is no topic {request.topic!r}", code="unknown_topic")
                 self.topics[request.topic].is_deleted = False
-            case wire.AddPartitions():
+            case wire.AddPartitionsRequest():
                 topic, nodes = self._find(request.topic), list(self.nodes)
                 numbers = range(len(topic.partitions), request.partitions)
                 topic.partitions += [MemoryPartition(nodes[number % len(nodes)]) for number in numbers]
-            case wire.ConfigureTopic():
+            case wire.ConfigureTopicRequest():
                 self._find(request.topic).retention = request.retention
             case _:
                 raise ConflictError(f"{exchange.request_name(request)} is not for this cluster", code="unknown_request")
         return self._done()
 
-    def _register_producer(self, request: wire.RegisterProducer) -> wire.ProducerRegistered:
+    def _register_producer(self, request: wire.RegisterProducerRequest) -> wire.ProducerRegistered:
         topics = {self._find(selection.topic).name for selection in request.topics}
         known_id = request.producer_id
         if known_id is None and request.name:
@@ -401,7 +401,7 @@ class MemoryCluster:
         self.producers[known_id] = (name, epoch + 1, before | topics)
         return wire.ProducerRegistered(producer_id=known_id, epoch=epoch + 1, index=self._done().index)
 
-    def _register_consumer(self, request: wire.RegisterConsumer) -> wire.ConsumerRegistered:
+    def _register_consumer(self, request: wire.RegisterConsumerRequest) -> wire.ConsumerRegistered:
         topics = {self._find(selection.topic).name for selection in request.topics}
         known_id = request.consumer_id
         if known_id is None and request.request_id:

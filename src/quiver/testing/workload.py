@@ -54,7 +54,7 @@ class Client:
         await asyncio.sleep(about_ms * (0.5 + self.rng.random()) / 1000)
 
 
-class Producer(Client):
+class ProducingClient(Client):
     """One idempotent producer of one group."""
 
     def __init__(self, world: World, group: GroupId, producer_id: ProducerId, rng: Rng) -> None:

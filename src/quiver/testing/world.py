@@ -19,7 +19,6 @@ from quiver.raft import Configuration, Safeguard
 from quiver.storage.inspect import verify_directory
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.consumers import Keeper, Taker, make_consumer
-from quiver.testing.courier import Courier
 from quiver.testing.history import History
 from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
@@ -27,9 +26,10 @@ from quiver.testing.network import NetworkFaults, SimulatedNetwork
 from quiver.testing.node import SimulatedNode
 from quiver.testing.operations import find_leader, repair
 from quiver.testing.randomness import RandomStreams
+from quiver.testing.rpc import Courier
 from quiver.testing.swarm import Knobs
 from quiver.testing.trace import Trace
-from quiver.testing.workload import Producer, Reader
+from quiver.testing.workload import ProducingClient, Reader
 
 _RESTART_MS = (50, 1_500)
 _GIVE_UP_WHEN_HEALED_MS = 120_000
@@ -53,7 +53,7 @@ class World:
         self.network = SimulatedNetwork(loop, streams.network, rates, keep_order=knobs.keep_order)
         self.courier = Courier(self, streams.stream("courier"))
         self.nodes: dict[NodeId, SimulatedNode] = {}
-        self.producers: list[Producer] = []
+        self.producers: list[ProducingClient] = []
         self.readers: list[Reader] = []
         self.consumers: list[Taker | Keeper] = []
         self.wants_load = True
@@ -104,7 +104,7 @@ class World:
         """Start the clients."""
         for number in range(self.knobs.producers):
             group = self.groups[number % len(self.groups)]
-            producer = Producer(self, group, ProducerId(number + 1), self.streams.stream(f"producer-{number}"))
+            producer = ProducingClient(self, group, ProducerId(number + 1), self.streams.stream(f"producer-{number}"))
             self.producers.append(producer)
             self.spawn(producer.run())
         for number in range(self.knobs.readers):
@@ -115,10 +115,10 @@ class World:
             self.consumers.append(make_consumer(self, self.groups[number % len(self.groups)], number))
             self.spawn(self.consumers[-1].run())
 
-    def probe(self, group: GroupId) -> Producer:
+    def probe(self, group: GroupId) -> ProducingClient:
         """Return a new producer that sends only when asked to."""
         number = len(self.producers)
-        producer = Producer(self, group, ProducerId(number + 1), self.streams.stream(f"producer-{number}"))
+        producer = ProducingClient(self, group, ProducerId(number + 1), self.streams.stream(f"producer-{number}"))
         self.producers.append(producer)
         return producer
 

@@ -9,7 +9,7 @@ message or a request means.
 from quiver.addresses import Address, format_address, parse_address
 from quiver.config import TlsSettings, WireSettings
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
-from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello
+from quiver.wire.handshake import HandshakeRefusal, Hello, RefusalCode, RequesterHello
 from quiver.wire.peers import PeerNetwork
 from quiver.wire.pool import RequestPool
 from quiver.wire.serving import Caller, Handler, RequestServer
@@ -21,13 +21,13 @@ __all__ = [
     "Frame",
     "FrameReader",
     "Handler",
+    "HandshakeRefusal",
     "Hello",
     "Kind",
     "NetworkStatus",
     "PeerNetwork",
     "PeerStatus",
     "PoolStatus",
-    "Refusal",
     "RefusalCode",
     "RequestPool",
     "RequestServer",

@@ -19,7 +19,7 @@ from typing import Any, cast
 from quiver.config import WireSettings
 from quiver.errors import DecodeError
 from quiver.wire.frames import Frame, FrameReader
-from quiver.wire.handshake import HANDSHAKE_BYTES_MAX, Refusal, RefusalCode, encode_refusal, refuse
+from quiver.wire.handshake import HANDSHAKE_BYTES_MAX, HandshakeRefusal, RefusalCode, encode_refusal, refuse
 
 CLOSE_TIMEOUT_S = 1.0
 """How long a closing connection may take to send what it still holds."""
@@ -37,7 +37,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.peer_host, self.peer_port = "", 0
         self.is_paused = False
         self.end_reason = ""
-        self.refusal: Refusal | None = None
+        self.refusal: HandshakeRefusal | None = None
         self._connections = connections
         self._is_open = False
         self._is_held = False
@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self._is_held = False
             self._loop.call_soon(self._go_on)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HandshakeRefusal) -> None:
         """Tell the other side why, then close."""
         if not self._is_open:
             return

@@ -2,8 +2,8 @@
 
 The side that dialled sends a `Hello`, if it is a node that will send Raft's messages, or a `RequesterHello`, if it is
 a client or a node that will send requests. The side that was dialled answers with its own `Hello`, which means that
-it agrees, or with a `Refusal`, which says why not and is followed by the end of the connection. So whoever has read a
-`Hello` in answer knows that it may begin.
+it agrees, or with a `HandshakeRefusal`, which says why not and is followed by the end of the connection. So whoever
+has read a `Hello` in answer knows that it may begin.
 
 Rules: the first frame is a hello or the connection ends; `magic`, `version_min` and `version_max` keep their names
 and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people. A node
@@ -91,7 +91,7 @@ class RefusalCode(StrEnum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class HandshakeRefusal(msgspec.Struct, frozen=True):
     """The last frame of a connection: a code for programs, a sentence for people."""
 
     # A plain string: a later version may know codes that this one does not.
@@ -99,9 +99,9 @@ class Refusal(msgspec.Struct, frozen=True):
     sentence: Annotated[str, Meta(max_length=SENTENCE_LENGTH_MAX)]
 
 
-def refuse(code: RefusalCode, sentence: str) -> Refusal:
+def refuse(code: RefusalCode, sentence: str) -> HandshakeRefusal:
     """Return a refusal; a sentence that repeats too much of what a stranger sent is cut."""
-    return Refusal(code, sentence[:SENTENCE_LENGTH_MAX])
+    return HandshakeRefusal(code, sentence[:SENTENCE_LENGTH_MAX])
 
 
 def make_hello(*, cluster_id: str, node: NodeId, incarnation: int, identity: str = "") -> Hello:
@@ -134,7 +134,7 @@ def _introduce(of_type: type[_T], fields: Mapping[str, object]) -> _T:
         raise ConfigError(f"this program cannot introduce itself: {error}") from None
 
 
-def judge_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | Refusal:
+def judge_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
     """Decide on the first frame of whoever has dialled: return its hello, or why it is refused."""
     hello = _read_hello(frame, own)
     match hello:
@@ -142,16 +142,16 @@ def judge_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | Re
             return _judge_node(hello, own, identity_of)
         case RequesterHello():
             return _judge_requester(hello, own, identity_of)
-        case Refusal():
+        case HandshakeRefusal():
             return hello
 
 
-def judge_answer(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | Refusal:
+def judge_answer(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
     """Decide on the answer of a node that was dialled: return its hello, or why it is refused."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
         return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
-    if isinstance(hello, Refusal):
+    if isinstance(hello, HandshakeRefusal):
         return hello
     judgement = _judge_node(hello, own, identity_of)
     if isinstance(judgement, Hello) and hello.node != dialled:
@@ -159,7 +159,7 @@ def judge_answer(frame: Frame, own: Hello, dialled: NodeId, identity_of: Identit
     return judgement
 
 
-def judge_host(frame: Frame, own: RequesterHello) -> Hello | Refusal:
+def judge_host(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
     """Decide on the answer that a requester got: return the node's hello, or why it is refused."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
@@ -169,7 +169,7 @@ def judge_host(frame: Frame, own: RequesterHello) -> Hello | Refusal:
     return hello
 
 
-def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | Refusal:
+def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | HandshakeRefusal:
     if frame.kind is not Kind.HELLO:
         return refuse(RefusalCode.HELLO_EXPECTED, f"the first frame must be a hello, not a {frame.kind.name.lower()}")
     try:
@@ -183,7 +183,7 @@ def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | Refusa
         return refuse(RefusalCode.BAD_FRAME, error.message)
 
 
-def _judge_node(hello: Hello, own: Hello, identity_of: IdentityOf) -> Hello | Refusal:
+def _judge_node(hello: Hello, own: Hello, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
     if hello.cluster_id != own.cluster_id:
         return _refuse_cluster()
     if hello.node == own.node:
@@ -193,7 +193,7 @@ def _judge_node(hello: Hello, own: Hello, identity_of: IdentityOf) -> Hello | Re
     return hello
 
 
-def _judge_requester(hello: RequesterHello, own: Hello, identity_of: IdentityOf) -> RequesterHello | Refusal:
+def _judge_requester(hello: RequesterHello, own: Hello, identity_of: IdentityOf) -> RequesterHello | HandshakeRefusal:
     if hello.node is None:
         return hello if hello.cluster_id in ("", own.cluster_id) else _refuse_cluster()
     if hello.cluster_id != own.cluster_id:
@@ -207,12 +207,12 @@ def _is_known_as(known: str | None, identity: str) -> bool:
     return known is None or known == identity
 
 
-def _refuse_cluster() -> Refusal:
+def _refuse_cluster() -> HandshakeRefusal:
     # What this side's cluster id is, is not said: who names another one need not learn it.
     return refuse(RefusalCode.OTHER_CLUSTER, "the cluster id is not this cluster's")
 
 
-def _refuse_identity(node: int) -> Refusal:
+def _refuse_identity(node: int) -> HandshakeRefusal:
     return refuse(RefusalCode.OTHER_IDENTITY, f"node {node} is known here by another identity")
 
 
@@ -221,18 +221,18 @@ def encode_hello(hello: Hello | RequesterHello) -> bytes:
     return _encode(Kind.HELLO, hello)
 
 
-def encode_refusal(refusal: Refusal) -> bytes:
+def encode_refusal(refusal: HandshakeRefusal) -> bytes:
     """Return a refusal as a frame."""
     return _encode(Kind.REFUSAL, refusal)
 
 
-def decode_refusal(frame: Frame) -> Refusal:
+def decode_refusal(frame: Frame) -> HandshakeRefusal:
     """Return the refusal that a frame of that kind carries.
 
     Raises:
         DecodeError: it does not carry one.
     """
-    return _decode(frame, Refusal)
+    return _decode(frame, HandshakeRefusal)
 
 
 def _encode(kind: Kind, body: msgspec.Struct) -> bytes:

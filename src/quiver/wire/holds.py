@@ -40,7 +40,7 @@ class ListHolds(Request[HoldsFound], frozen=True, tag="list_holds"):
     known_index: Index = Index(0)
 
 
-class PlaceHold(Request[Done], frozen=True, tag="place_hold"):
+class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
     """Keep a topic's records from these offsets on for `lasting_ms`; asked again, it is renewed and moved."""
 
     response = Done
@@ -52,7 +52,7 @@ class PlaceHold(Request[Done], frozen=True, tag="place_hold"):
     owner: Name = ""
 
 
-class ReleaseHold(Request[Done], frozen=True, tag="release_hold"):
+class ReleaseHoldRequest(Request[Done], frozen=True, tag="release_hold"):
     """Let a hold go, on one topic or on all; one that is gone already is no error."""
 
     response = Done

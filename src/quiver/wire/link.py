@@ -22,9 +22,17 @@ from quiver.tasks import timeout
 from quiver.wire.connection import Connection
 from quiver.wire.context import Context
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
-from quiver.wire.handshake import Hello, Refusal, RefusalCode, decode_refusal, encode_hello, judge_answer, refuse
+from quiver.wire.handshake import (
+    HandshakeRefusal,
+    Hello,
+    RefusalCode,
+    decode_refusal,
+    encode_hello,
+    judge_answer,
+    refuse,
+)
 from quiver.wire.outbox import Outbox
-from quiver.wire.quietlog import QuietLog
+from quiver.wire.rate_limited_logger import RateLimitedLogger
 from quiver.wire.tls import node_name
 
 logger = logging.getLogger(__name__)
@@ -42,7 +50,7 @@ class Link:
         self.messages_dropped = 0
         self.connects = 0
         self.last_error = ""
-        self._quiet_log = QuietLog(logger, context.clock)
+        self._quiet_log = RateLimitedLogger(logger, context.clock)
         self._outbox = Outbox()
         # The last connection that was dialled, and the same once its handshake is done, until it is lost.
         self._dialled: OutgoingConnection | None = None
@@ -215,8 +223,8 @@ class OutgoingConnection(Connection):
         """Send on."""
         self._link.flush()
 
-    def _take_answer(self, answer: Hello | Refusal) -> None:
-        if isinstance(answer, Refusal):
+    def _take_answer(self, answer: Hello | HandshakeRefusal) -> None:
+        if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
         self.prove()

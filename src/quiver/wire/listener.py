@@ -18,8 +18,16 @@ from quiver.model import NodeId
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
 from quiver.wire.context import Context, Heard
 from quiver.wire.frames import HEADER_BYTES, Frame, Kind
-from quiver.wire.handshake import Hello, Refusal, RefusalCode, RequesterHello, encode_hello, judge_hello, refuse
-from quiver.wire.quietlog import QuietLog
+from quiver.wire.handshake import (
+    HandshakeRefusal,
+    Hello,
+    RefusalCode,
+    RequesterHello,
+    encode_hello,
+    judge_hello,
+    refuse,
+)
+from quiver.wire.rate_limited_logger import RateLimitedLogger
 from quiver.wire.tls import judge_certificate
 
 logger = logging.getLogger(__name__)
@@ -31,7 +39,7 @@ class Listener:
     def __init__(self, context: Context, server_context: ssl.SSLContext | None) -> None:
         self.context = context
         self._server_context = server_context
-        self.quiet_log = QuietLog(logger, context.clock)
+        self.quiet_log = RateLimitedLogger(logger, context.clock)
         self.refused = 0
         self.strangers: set[IncomingConnection] = set()
         self.proven: dict[NodeId, IncomingConnection] = {}
@@ -87,10 +95,10 @@ class Listener:
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Decide on a connection's first frame."""
         answer = judge_hello(frame, self.context.hello, self.context.identity_of)
-        if not isinstance(answer, Refusal):
+        if not isinstance(answer, HandshakeRefusal):
             answer = judge_certificate(connection.certificate, self.context.tls, answer.node) or answer
         match answer:
-            case Refusal():
+            case HandshakeRefusal():
                 connection.refuse(answer)
             case Hello():
                 self._admit_peer(connection, answer)
@@ -117,7 +125,7 @@ class Listener:
             connection.refuse(refuse(RefusalCode.NOT_SERVING, "no requests are taken here"))
             return
         session = server.admit(connection, hello)
-        if isinstance(session, Refusal):
+        if isinstance(session, HandshakeRefusal):
             connection.refuse(session)
             return
         self.strangers.discard(connection)
@@ -136,7 +144,7 @@ class Listener:
             del self.proven[peer]
         self.context.on_lost(peer)
 
-    def _note_refusal(self, connection: IncomingConnection, refusal: Refusal) -> None:
+    def _note_refusal(self, connection: IncomingConnection, refusal: HandshakeRefusal) -> None:
         self.refused += 1
         self.quiet_log.tell(
             connection.peer_host,

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+from quiver.wire.consume_many import ConsumeMany
 from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
-from quiver.wire.holds import ListHolds, PlaceHold, ReleaseHold
-from quiver.wire.taking import TakeEach
+from quiver.wire.holds import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 
 # -- the cluster -------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class TopicCreated(Response, frozen=True):
     index: Index
 
 
-class CreateTopic(Request[TopicCreated], frozen=True, tag="create_topic"):
+class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic"):
     """Create a topic; a repeated request with the same `request_id` finds what it made."""
 
     response = TopicCreated
@@ -167,7 +167,7 @@ class CreateTopic(Request[TopicCreated], frozen=True, tag="create_topic"):
     request_id: Name = ""
 
 
-class ConfigureTopic(Request[Done], frozen=True, tag="configure_topic"):
+class ConfigureTopicRequest(Request[Done], frozen=True, tag="configure_topic"):
     """Change when records of a topic may go."""
 
     response = Done
@@ -176,7 +176,7 @@ class ConfigureTopic(Request[Done], frozen=True, tag="configure_topic"):
     retention: RetentionInfo
 
 
-class AddPartitions(Request[Done], frozen=True, tag="add_partitions"):
+class AddPartitionsRequest(Request[Done], frozen=True, tag="add_partitions"):
     """Bring a topic to so many partitions."""
 
     response = Done
@@ -185,7 +185,7 @@ class AddPartitions(Request[Done], frozen=True, tag="add_partitions"):
     partitions: Count
 
 
-class DeleteTopic(Request[Done], frozen=True, tag="delete_topic"):
+class DeleteTopicRequest(Request[Done], frozen=True, tag="delete_topic"):
     """Take a topic out of use; it can be restored for a while."""
 
     response = Done
@@ -193,7 +193,7 @@ class DeleteTopic(Request[Done], frozen=True, tag="delete_topic"):
     topic: Name
 
 
-class RestoreTopic(Request[Done], frozen=True, tag="restore_topic"):
+class RestoreTopicRequest(Request[Done], frozen=True, tag="restore_topic"):
     """Take the newest deleted topic of a name back into use."""
 
     response = Done
@@ -242,7 +242,7 @@ class ProducerRegistered(Response, frozen=True):
     index: Index
 
 
-class RegisterProducer(Request[ProducerRegistered], frozen=True, tag="register_producer"):
+class RegisterProducerRequest(Request[ProducerRegistered], frozen=True, tag="register_producer"):
     """Make a producer known for topics; a known name or id keeps its id and gets a new epoch."""
 
     response = ProducerRegistered
@@ -259,7 +259,7 @@ class ConsumerRegistered(Response, frozen=True):
     index: Index
 
 
-class RegisterConsumer(Request[ConsumerRegistered], frozen=True, tag="register_consumer"):
+class RegisterConsumerRequest(Request[ConsumerRegistered], frozen=True, tag="register_consumer"):
     """Make a consumer known for topics; with an id, for more topics than before.
 
     A repeated request with the same `request_id` finds the consumer that it made.
@@ -273,7 +273,7 @@ class RegisterConsumer(Request[ConsumerRegistered], frozen=True, tag="register_c
     request_id: Name = ""
 
 
-class ForgetClient(Request[Done], frozen=True, tag="forget_client"):
+class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
     """Drop a producer or consumer: retention no longer waits for it."""
 
     response = Done
@@ -480,7 +480,7 @@ class HeartbeatTaken(Response, frozen=True):
     is_known: bool
 
 
-class Heartbeat(Request[HeartbeatTaken], frozen=True, tag="heartbeat"):
+class BrokerHeartbeatRequest(Request[HeartbeatTaken], frozen=True, tag="heartbeat"):
     """Tell the primary that a broker lives, what it has come to lead, and which clients it has heard of."""
 
     response = HeartbeatTaken
@@ -512,33 +512,33 @@ AnyRequest = (
     | DescribeNode
     | ListClients
     | ListMoves
-    | CreateTopic
-    | ConfigureTopic
-    | AddPartitions
-    | DeleteTopic
-    | RestoreTopic
+    | CreateTopicRequest
+    | ConfigureTopicRequest
+    | AddPartitionsRequest
+    | DeleteTopicRequest
+    | RestoreTopicRequest
     | DrainBroker
     | RemoveBroker
     | RebalanceBrokers
-    | RegisterProducer
-    | RegisterConsumer
-    | ForgetClient
+    | RegisterProducerRequest
+    | RegisterConsumerRequest
+    | ForgetClientRequest
     | ListHolds
-    | PlaceHold
-    | ReleaseHold
+    | PlaceHoldRequest
+    | ReleaseHoldRequest
     | Produce
     | Fetch
     | ReadReplica
     | FindOffset
     | Consume
-    | TakeEach
+    | ConsumeMany
     | MoveCursor
     | GetCursors
     | BeginEpoch
     | SubmitCommand
-    | Heartbeat
+    | BrokerHeartbeatRequest
     | GetMembers
 )
 
-PartitionRequest = Produce | Fetch | FindOffset | Consume | TakeEach | MoveCursor | GetCursors | BeginEpoch
+PartitionRequest = Produce | Fetch | FindOffset | Consume | ConsumeMany | MoveCursor | GetCursors | BeginEpoch
 """What only a partition's leader can answer."""

@@ -25,8 +25,8 @@ from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.failures import restore
 from quiver.wire.frames import Frame, Kind
 from quiver.wire.handshake import (
+    HandshakeRefusal,
     Hello,
-    Refusal,
     RefusalCode,
     RequesterHello,
     decode_refusal,
@@ -266,8 +266,8 @@ class RequestConnection(Connection):
                 waiter.set_result(None)
         self._waiting.clear()
 
-    def _take_hello(self, answer: Hello | Refusal) -> None:
-        if isinstance(answer, Refusal):
+    def _take_hello(self, answer: Hello | HandshakeRefusal) -> None:
+        if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
         self.prove()

@@ -39,7 +39,7 @@ from quiver.wire.connection import Connection
 from quiver.wire.envelope import Asked, encode_failure, encode_response
 from quiver.wire.exchange import Response, request_name
 from quiver.wire.failures import Failure, describe
-from quiver.wire.handshake import Refusal, RefusalCode, RequesterHello, refuse
+from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
 from quiver.wire.messages import AnyRequest
 from quiver.wire.session import RequestSession
 from quiver.wire.status import ServerStatus
@@ -188,7 +188,7 @@ class RequestServer:
 
     # Sessions.
 
-    def admit(self, connection: Connection, hello: RequesterHello) -> RequestSession | Refusal:
+    def admit(self, connection: Connection, hello: RequesterHello) -> RequestSession | HandshakeRefusal:
         """Return a session for a connection whose hello was accepted, or why there is none."""
         if self._handler is None or self._is_closed:
             return refuse(RefusalCode.NOT_SERVING, "no requests are taken now")

@@ -15,7 +15,7 @@ from typing import Any
 from quiver.config import TlsSettings
 from quiver.errors import ConfigError
 from quiver.model import NodeId
-from quiver.wire.handshake import Refusal, RefusalCode, refuse
+from quiver.wire.handshake import HandshakeRefusal, RefusalCode, refuse
 
 _VERIFICATION = {"none": ssl.CERT_NONE, "nodes": ssl.CERT_OPTIONAL, "all": ssl.CERT_REQUIRED}
 
@@ -76,7 +76,9 @@ def node_name(node: NodeId) -> str:
     return f"node-{node}"
 
 
-def judge_certificate(certificate: Certificate | None, settings: TlsSettings, node: int | None) -> Refusal | None:
+def judge_certificate(
+    certificate: Certificate | None, settings: TlsSettings, node: int | None
+) -> HandshakeRefusal | None:
     """Decide whether whoever has dialled may be what it says it is; return why not.
 
     `certificate` is what it has shown, verified; `node` is the node that it says it is, None for a client.

@@ -8,13 +8,13 @@ from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import Request
 from quiver.wire.holds import ListHolds
 from quiver.wire.messages import (
+    BrokerHeartbeatRequest,
     Consume,
     Fetch,
     FindOffset,
     GetCursors,
     GetMembers,
     GetMetadata,
-    Heartbeat,
     ListClients,
     ListMoves,
     Produce,
@@ -38,7 +38,7 @@ READS: frozenset[type[Request[Any]]] = frozenset(
 )
 """Requests that change nothing: one that failed in whatever way may be sent again."""
 
-FOR_NODES: frozenset[type[Request[Any]]] = frozenset((SubmitCommand, Heartbeat, GetMembers))
+FOR_NODES: frozenset[type[Request[Any]]] = frozenset((SubmitCommand, BrokerHeartbeatRequest, GetMembers))
 """Requests that a plain client may not send."""
 
 BATCH_CARRIERS: frozenset[type[Request[Any]]] = frozenset((Produce, Fetch, ReadReplica, Consume))

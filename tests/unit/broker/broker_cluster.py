@@ -25,13 +25,13 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.manager import Manager
-from quiver.manager.administration import Administration
+from quiver.manager.admin_service import AdminService
 from quiver.metadata import (
     ALL_ROLES,
     METADATA_GROUP,
     BeginMove,
     Command,
-    CreateTopic,
+    CreateTopicCommand,
     Database,
     InitCluster,
     LeaderReport,
@@ -60,7 +60,7 @@ from quiver.testing import (
 )
 from quiver.wire.description import DescribeNode
 from quiver.wire.exchange import Request, Response
-from quiver.wire.messages import AnyRequest, Fetch, Heartbeat, HeartbeatTaken, Produce, Produced
+from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, Fetch, HeartbeatTaken, Produce, Produced
 from quiver.wire.serving import Caller
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Node:
         self.failures: list[StorageError] = []
         self.database: Database
         self.store: MetadataStore
-        self.administration: Administration
+        self.administration: AdminService
         self.replicator: Replicator
         self.broker: Broker | None = None
         self._stop: asyncio.Event
@@ -179,7 +179,7 @@ class Node:
     async def _serve(self, executor: Executor, clock: Clock, rng: Rng, manager: Manager) -> None:
         cluster = self.cluster
         transport = cluster.transport.port(self.id, name=f"node-{self.id}")
-        self.administration = Administration(
+        self.administration = AdminService(
             self.id,
             self.store,
             transport,
@@ -214,12 +214,12 @@ class Node:
         assert self.broker is not None
         if isinstance(request, BrokerRequest):
             return await self.broker.handle(caller, request, payload)
-        if isinstance(request, Heartbeat) and not self.cluster.is_managed:
+        if isinstance(request, BrokerHeartbeatRequest) and not self.cluster.is_managed:
             return await self._take_heartbeat(request), ()
         assert not isinstance(request, DescribeNode)
         return await self.administration.handle(caller, request, payload)
 
-    async def _take_heartbeat(self, request: Heartbeat) -> HeartbeatTaken:
+    async def _take_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatTaken:
         view = await self.store.read(linearizable=True)
         known = view.brokers.get(request.node)
         is_known = known is not None and known.identity == request.identity
@@ -316,7 +316,7 @@ class Cluster:
 
     async def create_topic(self, topic: str = "logs", *assignments: Sequence[int], **fields: Any) -> TopicId:
         placed = tuple(tuple(map(NodeId, assignment)) for assignment in assignments or ((1, 2, 3),))
-        command = CreateTopic(
+        command = CreateTopicCommand(
             now_ms=1,
             topic=topic,
             replicas=max(map(len, placed)),

@@ -12,7 +12,7 @@ from broker_cluster import Cluster, simulate
 from quiver.errors import QuiverError
 from quiver.metadata import BrokerState
 from quiver.model import NodeId, TopicId
-from quiver.wire.messages import CreateTopic, DrainBroker
+from quiver.wire.messages import CreateTopicRequest, DrainBroker
 
 ROUNDS = 12
 
@@ -59,7 +59,9 @@ def is_settled(cluster: Cluster, topic_id: TopicId) -> bool:
 def test_acknowledged_records_survive_on_every_replica(seed: int) -> None:
     async def test(cluster: Cluster) -> None:
         rng = random.Random(seed)
-        made, _ = await cluster.ask(5, CreateTopic(topic="logs", partitions=1, replicas=3, request_id="make logs"))
+        made, _ = await cluster.ask(
+            5, CreateTopicRequest(topic="logs", partitions=1, replicas=3, request_id="make logs")
+        )
         cluster.known_index = made.index
         topic_id, acknowledged = made.topic_id, list[bytes]()
         cluster.transport.rates.p_break_before = cluster.transport.rates.p_break_after = 0.02

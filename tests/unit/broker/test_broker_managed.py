@@ -9,12 +9,12 @@ from broker_cluster import Cluster, simulate
 
 from quiver.metadata import BrokerState
 from quiver.model import NodeId, TopicId
-from quiver.wire.messages import CreateTopic, DrainBroker
+from quiver.wire.messages import CreateTopicRequest, DrainBroker
 
 
 async def make_topic(cluster: Cluster, *, partitions: int = 4) -> TopicId:
     """Create a topic by a request to a node that is no manager, and put something into it."""
-    request = CreateTopic(topic="logs", partitions=partitions, replicas=3, request_id="make logs")
+    request = CreateTopicRequest(topic="logs", partitions=partitions, replicas=3, request_id="make logs")
     made, _ = await cluster.ask(5, request)
     cluster.known_index = made.index
     for number in range(10):

@@ -8,7 +8,7 @@ import logging
 import pytest
 from broker_cluster import DIRECTORY, Cluster, Node, simulate
 
-from quiver.metadata import DeleteTopic, InitCluster, Partition, PurgeTopic, RestoreTopic
+from quiver.metadata import DeleteTopicCommand, InitCluster, Partition, PurgeTopic, RestoreTopicCommand
 from quiver.model import GroupId, NodeId, TopicId
 from quiver.testing import SimulatedDisk
 
@@ -103,9 +103,9 @@ def test_deleted_topic_keeps_its_files_and_can_be_restored() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
         await cluster.produce(topic_id, b"a")
-        await cluster.submit(DeleteTopic(now_ms=1, topic="logs", purge_ms=10))
+        await cluster.submit(DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=10))
         await cluster.wait(lambda: not any(roles(cluster, number, topic_id) for number in (1, 2, 3)) or None)
-        await cluster.submit(RestoreTopic(now_ms=1, topic_id=topic_id))
+        await cluster.submit(RestoreTopicCommand(now_ms=1, topic_id=topic_id))
         assert await cluster.fetch(topic_id) == [b"a"]
 
     simulate(test)
@@ -118,7 +118,7 @@ def test_purged_topic_is_removed_everywhere_also_where_the_node_was_away() -> No
         group = str(cluster.group_of(topic_id))
         await cluster.wait(lambda: all(group in folders(node) for node in cluster.up) or None)
         cluster[3].kill()
-        await cluster.submit(DeleteTopic(now_ms=1, topic="logs", purge_ms=10))
+        await cluster.submit(DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=10))
         await cluster.submit(PurgeTopic(now_ms=11, topic_id=topic_id))
         await cluster.wait(lambda: not any(group in folders(cluster[number]) for number in (1, 2)) or None)
         assert group in folders(cluster[3])
@@ -136,7 +136,7 @@ def test_purged_files_stay_while_no_primary_confirms_it() -> None:
         await cluster.produce(topic_id, b"a")
         group = str(cluster.group_of(topic_id))
         follower = await cluster.wait(lambda: next((n for n in cluster.up if not n.store.is_primary), None))
-        await cluster.submit(DeleteTopic(now_ms=1, topic="logs", purge_ms=10))
+        await cluster.submit(DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=10))
         cluster.transport.rates.p_break_before = 1.0  # nobody can ask anybody
         await cluster.submit(PurgeTopic(now_ms=11, topic_id=topic_id))
         await asyncio.sleep(10)

@@ -8,7 +8,7 @@ import pytest
 from client_world import World
 
 from quiver.client.cluster import AsyncCluster
-from quiver.client.receipts import RUN_RECORDS, TOPIC, Run, Statement, decode_statement
+from quiver.client.digest_reporter import RUN_RECORDS, TOPIC, Run, Statement, decode_statement
 from quiver.errors import DecodeError, QuiverError, RequestError
 from quiver.record import Batch
 from quiver.record.arrow import to_arrow

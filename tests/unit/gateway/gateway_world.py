@@ -12,14 +12,24 @@ from quiver.config import GatewaySettings
 from quiver.errors import NotAllowedError, OutOfRangeError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.http import HttpRequest, HttpResponse
-from quiver.metadata import ALL_PARTITIONS, Consumer, Producer, Registration, Retention, State, Topic, TopicState, View
+from quiver.metadata import (
+    ALL_PARTITIONS,
+    ConsumerRow,
+    ProducerRow,
+    Registration,
+    Retention,
+    State,
+    Topic,
+    TopicState,
+    View,
+)
 from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicId
 from quiver.record import Batch, Record
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller, exchange
 from quiver.wire import messages as wire
-from quiver.wire.taking import TakeEach, Taken, encode_taken
+from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
 
 T = TypeVar("T")
 
@@ -58,29 +68,29 @@ class GatewayCluster(MemoryCluster):
             case wire.GetMetadata(is_linearizable=True):
                 self.linearizable_reads += 1
                 self.hidden.clear()
-            case wire.RegisterProducer():
+            case wire.RegisterProducerRequest():
                 self._make_missing(request.topics)
                 registered = self._register_producer(request)
                 self._select("producer", registered.producer_id, request.topics)
                 return registered
-            case wire.RegisterConsumer():
+            case wire.RegisterConsumerRequest():
                 consumer = self._register_consumer(request)
                 self._select("consumer", consumer.consumer_id, request.topics)
                 return consumer
         return super()._answer_any(node, request)
 
     async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[exchange.Response, list[bytes]]:
-        if not isinstance(request, wire.Consume | TakeEach):
+        if not isinstance(request, wire.Consume | ConsumeMany):
             return await super()._answer_leader(node, request, data)
         probe = wire.FindOffset(topic_id=request.topic_id, partition_id=request.partition_id, at="latest")
         await super()._answer_leader(node, probe, b"")
         topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
         partition = topic.partitions[request.partition_id]
-        if isinstance(request, TakeEach):
+        if isinstance(request, ConsumeMany):
             return self._take_each(partition, request)
         return await self._consume(partition, request)
 
-    def _take_each(self, partition: MemoryPartition, request: TakeEach) -> tuple[Taken, list[bytes]]:
+    def _take_each(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[Taken, list[bytes]]:
         for consumer_id in self.unwelcome.intersection(request.consumer_ids):
             raise NotAllowedError(f"consumer {consumer_id} is not registered", code="not_registered")
         taken: list[Record | None] = []
@@ -114,7 +124,7 @@ class GatewayCluster(MemoryCluster):
     def _make_missing(self, selections: Sequence[wire.Selection]) -> None:
         for selection in selections:
             if selection.topic not in self.topics:
-                self._create_topic(wire.CreateTopic(topic=selection.topic, request_id=f"auto-{selection.topic}"))
+                self._create_topic(wire.CreateTopicRequest(topic=selection.topic, request_id=f"auto-{selection.topic}"))
 
     def _select(self, kind: str, id_: int, selections: Sequence[wire.Selection]) -> None:
         known = self.selections.setdefault((kind, id_), [])
@@ -136,9 +146,9 @@ class GatewayCluster(MemoryCluster):
             for topic in self.topics.values()
         ]
 
-    def _producer_rows(self) -> list[Producer]:
+    def _producer_rows(self) -> list[ProducerRow]:
         return [
-            Producer(
+            ProducerRow(
                 producer_id=id_,
                 name=name,
                 epoch=epoch,
@@ -149,9 +159,9 @@ class GatewayCluster(MemoryCluster):
             if ("producer", id_) not in self.hidden
         ]
 
-    def _consumer_rows(self) -> list[Consumer]:
+    def _consumer_rows(self) -> list[ConsumerRow]:
         return [
-            Consumer(
+            ConsumerRow(
                 consumer_id=ConsumerId(id_),
                 registered_ms=0,
                 registrations=self._registrations("consumer", id_),

@@ -47,13 +47,13 @@ def test_document_tells_bounds_and_what_must_be_given() -> None:
     assert by_name["topic"]["required"]
     assert not by_name["max"]["required"]
     assert "10000" in repr(by_name["max"]["schema"])
-    produce = document["components"]["schemas"]["Produce"]
+    produce = document["components"]["schemas"]["ProduceBody"]
     assert produce["required"] == ["topic", "producer_id"]
 
 
 def test_answers_and_failures_tell_their_status_in_the_document() -> None:
     schemas = make_document()["components"]["schemas"]
-    assert schemas["Produced"]["properties"]["status"] == {"enum": ["success"]}
+    assert schemas["ProducedAnswer"]["properties"]["status"] == {"enum": ["success"]}
     assert schemas["Failure"]["properties"]["status"] == {"enum": ["failure"]}
 
 

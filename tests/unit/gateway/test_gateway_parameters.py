@@ -13,11 +13,11 @@ from quiver.gateway import contract
 from quiver.gateway.parameters import KNOWN_MAX, QUERY_FIELDS_MAX, ParameterReader
 from quiver.gateway.routes import ROUTES, Route
 
-PRODUCE = ParameterReader(contract.Produce)
+PRODUCE = ParameterReader(contract.ProduceBody)
 BODY = b'{"topic": "t", "producer_id": 5, "message": "x"}'
 
 
-def produce(body: bytes = b"", query: bytes = b"") -> contract.Produce:
+def produce(body: bytes = b"", query: bytes = b"") -> contract.ProduceBody:
     return PRODUCE.read({}, query, body)
 
 
@@ -32,7 +32,7 @@ def produce(body: bytes = b"", query: bytes = b"") -> contract.Produce:
     ],
 )
 def test_parameters_are_the_same_wherever_they_are(body: bytes, query: bytes) -> None:
-    assert produce(body, query) == contract.Produce(topic="t", producer_id=5, message="x")
+    assert produce(body, query) == contract.ProduceBody(topic="t", producer_id=5, message="x")
 
 
 def test_query_is_decoded() -> None:
@@ -40,7 +40,7 @@ def test_query_is_decoded() -> None:
 
 
 def test_query_that_comes_again_says_the_same_and_few_are_remembered() -> None:
-    reader = ParameterReader(contract.Produce)
+    reader = ParameterReader(contract.ProduceBody)
     for number in (*range(KNOWN_MAX + 10), 3, 3):
         query = b"topic=t&producer_id=%d&message=x" % number
         assert reader.read({}, query, b"").producer_id == number
@@ -96,7 +96,7 @@ def test_count_outside_its_bounds_is_out_of_range(query: bytes) -> None:
 
 def test_word_that_is_none_of_the_choices_is_out_of_range() -> None:
     with pytest.raises(OutOfRangeError, match="from"):
-        ParameterReader(contract.RegisterConsumer).read({}, b"topic=t&from=now", b"")
+        ParameterReader(contract.RegisterConsumerBody).read({}, b"topic=t&from=now", b"")
 
 
 def test_path_is_a_parameter_like_any_other() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quiver.errors import DecodeError
-from quiver.gateway.recent import RecentBatches
+from quiver.gateway.recent import DecodedBatchCache
 from quiver.model import Index, Offset, PartitionId, Term, TopicId
 from quiver.record import build_batch, stamp
 
@@ -24,26 +24,26 @@ SINGLE = batch(5, b"f")
 
 def test_batches_of_a_payload_are_read_in_order() -> None:
     payload = memoryview(FIRST + SECOND + SINGLE)
-    found = list(RecentBatches().decode(TOPIC, PARTITION, payload))
+    found = list(DecodedBatchCache().decode(TOPIC, PARTITION, payload))
     assert [value for one in found for value in one.values()] == [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
 def test_batch_is_decoded_once() -> None:
-    recent = RecentBatches()
+    recent = DecodedBatchCache()
     (first,) = recent.decode(TOPIC, PARTITION, memoryview(FIRST))
     (again,) = recent.decode(TOPIC, PARTITION, memoryview(bytearray(FIRST)))
     assert again is first
 
 
 def test_equal_batches_of_other_partitions_are_others() -> None:
-    recent = RecentBatches()
+    recent = DecodedBatchCache()
     (first,) = recent.decode(TOPIC, PARTITION, memoryview(FIRST))
     (other,) = recent.decode(TOPIC, PartitionId(1), memoryview(FIRST))
     assert other is not first
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    recent = RecentBatches(bytes_max=len(FIRST) + len(SECOND) - 1)
+    recent = DecodedBatchCache(bytes_max=len(FIRST) + len(SECOND) - 1)
     (first,) = recent.decode(TOPIC, PARTITION, memoryview(FIRST))
     (second,) = recent.decode(TOPIC, PARTITION, memoryview(SECOND))
     (second_again,) = recent.decode(TOPIC, PARTITION, memoryview(SECOND))
@@ -53,7 +53,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 
 def test_batch_larger_than_the_bound_is_read_all_the_same() -> None:
-    recent = RecentBatches(bytes_max=1)
+    recent = DecodedBatchCache(bytes_max=1)
     for _ in range(2):
         (found,) = recent.decode(TOPIC, PARTITION, memoryview(SECOND))
         assert len(found) == 3
@@ -63,4 +63,4 @@ def test_damaged_batch_is_noticed() -> None:
     damaged = bytearray(FIRST)
     damaged[-1] ^= 1
     with pytest.raises(DecodeError):
-        list(RecentBatches().decode(TOPIC, PARTITION, memoryview(damaged)))
+        list(DecodedBatchCache().decode(TOPIC, PARTITION, memoryview(damaged)))

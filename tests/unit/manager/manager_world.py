@@ -14,14 +14,14 @@ from metadata_world import NOW_MS, register_broker
 
 from quiver.config import ManagerSettings
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
-from quiver.manager import Administration, Manager
+from quiver.manager import AdminService, Manager
 from quiver.metadata import Command, FinishMove, Move, MoveState, PromoteMove, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
 from quiver.testing.transport import SimulatedTransport
 from quiver.wire.exchange import Request, Response, request_name
-from quiver.wire.messages import BeatInfo, Heartbeat, LeaderInfo, SubmitCommand
+from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, LeaderInfo, SubmitCommand
 from quiver.wire.serving import Handler
 
 R = TypeVar("R", bound=Response)
@@ -80,7 +80,7 @@ class Port:
 class WorldManager(metadata_cluster.Manager):
     """A manager that answers requests."""
 
-    administration: Administration
+    administration: AdminService
 
     @property
     def world(self) -> World:
@@ -102,7 +102,7 @@ class WorldManager(metadata_cluster.Manager):
     async def work(self) -> None:
         now_ms = self.cluster.loop.now_ns // 1_000_000
         clock = SimulatedClock(self.cluster.loop, wall_start_ms=NOW_MS + now_ms)  # on from life to life
-        self.administration = Administration(
+        self.administration = AdminService(
             self.id,
             self.store,
             self.world.wire.port(self.id),
@@ -205,7 +205,7 @@ class WorkingWorld(World):
             await asyncio.sleep(self.manager_settings.heartbeat_interval_ms / 1000)
 
     async def _beat(self, number: int) -> None:
-        beat = Heartbeat(
+        beat = BrokerHeartbeatRequest(
             node=NodeId(number),
             identity=f"identity-{number}",
             leads=self.leads.get(number, ()),

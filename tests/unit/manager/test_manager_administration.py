@@ -27,24 +27,24 @@ from quiver.metadata import BeginMove, BrokerState, TopicState
 from quiver.metadata.commands import decode_result, encode_payload
 from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.exchange import Request
-from quiver.wire.holds import ListHolds, PlaceHold, ReleaseHold
+from quiver.wire.holds import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.messages import (
-    AddPartitions,
-    ConfigureTopic,
-    CreateTopic,
-    DeleteTopic,
+    AddPartitionsRequest,
+    BrokerHeartbeatRequest,
+    ConfigureTopicRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     DrainBroker,
-    ForgetClient,
+    ForgetClientRequest,
     GetMetadata,
-    Heartbeat,
     ListClients,
     ListMoves,
     MetadataFound,
     RebalanceBrokers,
-    RegisterConsumer,
-    RegisterProducer,
+    RegisterConsumerRequest,
+    RegisterProducerRequest,
     RemoveBroker,
-    RestoreTopic,
+    RestoreTopicRequest,
     RetentionInfo,
     Selection,
     SubmitCommand,
@@ -73,7 +73,7 @@ async def current(world: World) -> MetadataFound:
 def test_any_node_tells_nodes_and_topics_and_who_is_primary() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        created = await world.ask(CreateTopic(topic="logs", partitions=2, replicas=3))
+        created = await world.ask(CreateTopicRequest(topic="logs", partitions=2, replicas=3))
         for number in (1, 2, 3):
             found = await world.ask(GetMetadata(known_index=created.index), of=number)
             assert found.cluster_id == "c1"
@@ -137,9 +137,9 @@ def test_linearizable_read_is_answered_by_the_primary_alone() -> None:
 def test_clients_are_listed_by_kind_and_topic_and_alive_while_they_were_heard_of() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(RegisterProducer(topics=(Selection(topic="logs"),), name="web"))
-        consumer = await world.ask(RegisterConsumer(topics=(Selection(topic="logs"),), request_id="report"))
-        await world.ask(CreateTopic(topic="other"))
+        await world.ask(RegisterProducerRequest(topics=(Selection(topic="logs"),), name="web"))
+        consumer = await world.ask(RegisterConsumerRequest(topics=(Selection(topic="logs"),), request_id="report"))
+        await world.ask(CreateTopicRequest(topic="other"))
         later = consumer.index
         found = (await world.ask(ListClients(known_index=later))).clients
         assert [(item.kind, item.id, item.name, item.topics, item.is_alive) for item in found] == [
@@ -157,7 +157,7 @@ def test_clients_are_listed_by_kind_and_topic_and_alive_while_they_were_heard_of
 def test_moves_are_listed() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopic(topic="logs", partitions=1, replicas=2))
+        await world.ask(CreateTopicRequest(topic="logs", partitions=1, replicas=2))
         command = BeginMove(now_ms=5, topic_id=TopicId(1), partition_id=PartitionId(0), target=NodeId(3))
         await world.submit(command)
         await world.wait_equal()
@@ -170,9 +170,9 @@ def test_moves_are_listed() -> None:
 def test_holds_are_placed_listed_and_released_through_any_node() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        created = await world.ask(CreateTopic(topic="logs", partitions=2))
+        created = await world.ask(CreateTopicRequest(topic="logs", partitions=2))
         offsets = ((PartitionId(1), Offset(4)), (PartitionId(0), Offset(9)))
-        request = PlaceHold(topic_id=created.topic_id, name="q", offsets=offsets, lasting_ms=60_000, owner="me")
+        request = PlaceHoldRequest(topic_id=created.topic_id, name="q", offsets=offsets, lasting_ms=60_000, owner="me")
         done = await world.ask(request)
         (hold,) = (await world.ask(ListHolds(known_index=done.index))).holds
         assert (hold.name, hold.topic, hold.topic_id, hold.owner) == ("q", "logs", 1, "me")
@@ -181,7 +181,7 @@ def test_holds_are_placed_listed_and_released_through_any_node() -> None:
         with pytest.raises(OutOfRangeError) as caught:
             await world.ask(msgspec.structs.replace(request, lasting_ms=0))
         assert caught.value.code == "bad_hold"
-        done = await world.ask(ReleaseHold(name="q"))
+        done = await world.ask(ReleaseHoldRequest(name="q"))
         assert (await world.ask(ListHolds(known_index=done.index))).holds == ()
 
     run(test)
@@ -193,16 +193,16 @@ def test_holds_are_placed_listed_and_released_through_any_node() -> None:
 def test_topics_live_through_any_node() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        created = await world.ask(CreateTopic(topic="logs"))
+        created = await world.ask(CreateTopicRequest(topic="logs"))
         assert (created.topic_id, created.partitions) == (1, 3)
-        await world.ask(ConfigureTopic(topic="logs", retention=RetentionInfo(ms=5, until_consumed=True)))
-        await world.ask(AddPartitions(topic="logs", partitions=5))
+        await world.ask(ConfigureTopicRequest(topic="logs", retention=RetentionInfo(ms=5, until_consumed=True)))
+        await world.ask(AddPartitionsRequest(topic="logs", partitions=5))
         (topic,) = (await current(world)).topics
         assert (len(topic.partitions), topic.replicas) == (5, 3)
         assert topic.retention == RetentionInfo(ms=5, until_consumed=True)
-        done = await world.ask(DeleteTopic(topic="logs"))
+        done = await world.ask(DeleteTopicRequest(topic="logs"))
         assert (await world.ask(GetMetadata(known_index=done.index))).topics == ()
-        await world.ask(RestoreTopic(topic="logs"))
+        await world.ask(RestoreTopicRequest(topic="logs"))
         assert [topic.topic for topic in (await current(world)).topics] == ["logs"]
 
     run(test)
@@ -212,9 +212,9 @@ def test_newest_deleted_topic_of_a_name_is_restored() -> None:
     async def test(world: World) -> None:
         await world.join(1)
         for _ in range(2):
-            await world.ask(CreateTopic(topic="logs", partitions=1))
-            await world.ask(DeleteTopic(topic="logs"))
-        await world.ask(RestoreTopic(topic="logs"))
+            await world.ask(CreateTopicRequest(topic="logs", partitions=1))
+            await world.ask(DeleteTopicRequest(topic="logs"))
+        await world.ask(RestoreTopicRequest(topic="logs"))
         view = (await world.primary()).store.view()
         assert [topic.state for topic in view.topics.values()] == [TopicState.DELETED, TopicState.ACTIVE]
         deleted = view.topics[TopicId(1)]
@@ -227,32 +227,32 @@ def test_newest_deleted_topic_of_a_name_is_restored() -> None:
 @pytest.mark.parametrize(
     ("request_", "kind", "code"),
     [
-        (CreateTopic(topic="logs"), ConflictError, "topic_exists"),
-        (CreateTopic(topic="a/b"), OutOfRangeError, "bad_topic_name"),
-        (CreateTopic(topic=".."), OutOfRangeError, "bad_topic_name"),
-        (CreateTopic(topic="x" * 201), OutOfRangeError, "bad_topic_name"),
-        (CreateTopic(topic="x", partitions=0), OutOfRangeError, "bad_partition_count"),
-        (CreateTopic(topic="x", partitions=2**53), OutOfRangeError, "bad_partition_count"),
-        (CreateTopic(topic="x", replicas=0), OutOfRangeError, "bad_replica_count"),
-        (CreateTopic(topic="x", replicas=16), OutOfRangeError, "bad_replica_count"),
-        (CreateTopic(topic="x", replicas=4), ConflictError, "too_few_brokers"),
-        (CreateTopic(topic="x", retention=RetentionInfo(ms=0)), OutOfRangeError, "bad_retention"),
-        (AddPartitions(topic="logs", partitions=3), OutOfRangeError, "bad_partition_count"),
-        (AddPartitions(topic="logs", partitions=2**40), OutOfRangeError, "bad_partition_count"),
-        (AddPartitions(topic="none", partitions=3), NotFoundError, "unknown_topic"),
-        (ConfigureTopic(topic="none", retention=RetentionInfo()), NotFoundError, "unknown_topic"),
-        (DeleteTopic(topic="none"), NotFoundError, "unknown_topic"),
-        (RestoreTopic(topic="logs"), NotFoundError, "unknown_topic"),
-        (RegisterConsumer(topics=(Selection(topic="none"),)), NotFoundError, "unknown_topic"),
-        (RegisterConsumer(topics=()), OutOfRangeError, "no_topics"),
-        (RegisterConsumer(topics=(Selection(topic="logs", partitions=(PartitionId(3),)),)), NotFoundError, None),
-        (RegisterProducer(topics=(Selection(topic="a b"),)), OutOfRangeError, "bad_topic_name"),
+        (CreateTopicRequest(topic="logs"), ConflictError, "topic_exists"),
+        (CreateTopicRequest(topic="a/b"), OutOfRangeError, "bad_topic_name"),
+        (CreateTopicRequest(topic=".."), OutOfRangeError, "bad_topic_name"),
+        (CreateTopicRequest(topic="x" * 201), OutOfRangeError, "bad_topic_name"),
+        (CreateTopicRequest(topic="x", partitions=0), OutOfRangeError, "bad_partition_count"),
+        (CreateTopicRequest(topic="x", partitions=2**53), OutOfRangeError, "bad_partition_count"),
+        (CreateTopicRequest(topic="x", replicas=0), OutOfRangeError, "bad_replica_count"),
+        (CreateTopicRequest(topic="x", replicas=16), OutOfRangeError, "bad_replica_count"),
+        (CreateTopicRequest(topic="x", replicas=4), ConflictError, "too_few_brokers"),
+        (CreateTopicRequest(topic="x", retention=RetentionInfo(ms=0)), OutOfRangeError, "bad_retention"),
+        (AddPartitionsRequest(topic="logs", partitions=3), OutOfRangeError, "bad_partition_count"),
+        (AddPartitionsRequest(topic="logs", partitions=2**40), OutOfRangeError, "bad_partition_count"),
+        (AddPartitionsRequest(topic="none", partitions=3), NotFoundError, "unknown_topic"),
+        (ConfigureTopicRequest(topic="none", retention=RetentionInfo()), NotFoundError, "unknown_topic"),
+        (DeleteTopicRequest(topic="none"), NotFoundError, "unknown_topic"),
+        (RestoreTopicRequest(topic="logs"), NotFoundError, "unknown_topic"),
+        (RegisterConsumerRequest(topics=(Selection(topic="none"),)), NotFoundError, "unknown_topic"),
+        (RegisterConsumerRequest(topics=()), OutOfRangeError, "no_topics"),
+        (RegisterConsumerRequest(topics=(Selection(topic="logs", partitions=(PartitionId(3),)),)), NotFoundError, None),
+        (RegisterProducerRequest(topics=(Selection(topic="a b"),)), OutOfRangeError, "bad_topic_name"),
         (
-            RegisterProducer(topics=(Selection(topic="new"),), producer_id=ProducerId(9)),
+            RegisterProducerRequest(topics=(Selection(topic="new"),), producer_id=ProducerId(9)),
             NotFoundError,
             "unknown_producer",
         ),
-        (ForgetClient(kind="consumer", id=9), NotFoundError, "unknown_consumer"),
+        (ForgetClientRequest(kind="consumer", id=9), NotFoundError, "unknown_consumer"),
         (DrainBroker(broker=NodeId(9)), NotFoundError, "unknown_broker"),
         (DrainBroker(broker=NodeId(9), is_undone=True), NotFoundError, "unknown_broker"),
         (RemoveBroker(broker=NodeId(1)), ConflictError, "not_drained"),
@@ -263,7 +263,7 @@ def test_refusal_has_its_class_and_code_on_every_node(
 ) -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopic(topic="logs"))
+        await world.ask(CreateTopicRequest(topic="logs"))
         for node in (await world.primary(), await world.replica()):
             error = await refusal(world, request_, of=node.id)
             assert isinstance(error, kind)
@@ -276,11 +276,11 @@ def test_refusal_has_its_class_and_code_on_every_node(
 
 def test_replicas_are_as_many_as_there_are_brokers_up_to_three() -> None:
     async def test(world: World) -> None:
-        assert (await refusal(world, CreateTopic(topic="a"), timeout_ms=300)).code == "no_brokers"
+        assert (await refusal(world, CreateTopicRequest(topic="a"), timeout_ms=300)).code == "no_brokers"
         await world.join(1, 2)
-        await world.ask(CreateTopic(topic="a"))
+        await world.ask(CreateTopicRequest(topic="a"))
         await world.join(3, 4)
-        await world.ask(CreateTopic(topic="b"))
+        await world.ask(CreateTopicRequest(topic="b"))
         assert {topic.topic: topic.replicas for topic in (await current(world)).topics} == {"a": 2, "b": 3}
 
     run(test)
@@ -289,7 +289,7 @@ def test_replicas_are_as_many_as_there_are_brokers_up_to_three() -> None:
 def test_topics_created_together_are_placed_evenly() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3, 4)
-        requests = [CreateTopic(topic=f"t{number}", partitions=1, replicas=1) for number in range(20)]
+        requests = [CreateTopicRequest(topic=f"t{number}", partitions=1, replicas=1) for number in range(20)]
         await asyncio.gather(*(world.ask(request) for request in requests))
         view = (await world.primary()).store.view()
         assert {len(view.partitions_on(NodeId(number))) for number in (1, 2, 3, 4)} == {5}
@@ -302,7 +302,7 @@ def test_topics_created_together_share_transactions() -> None:
         await world.join(1, 2, 3)
         store = (await world.primary()).store
         before = store.status().transactions
-        await asyncio.gather(*(world.ask(CreateTopic(topic=f"t{number}")) for number in range(20)))
+        await asyncio.gather(*(world.ask(CreateTopicRequest(topic=f"t{number}")) for number in range(20)))
         assert len(store.view().topics) == 20
         assert store.status().transactions - before < 10
 
@@ -312,8 +312,8 @@ def test_topics_created_together_share_transactions() -> None:
 def test_partitions_added_at_the_same_time_are_added_one_request_after_the_other() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopic(topic="logs", partitions=1))
-        requests = [AddPartitions(topic="logs", partitions=number) for number in (2, 4, 7)]
+        await world.ask(CreateTopicRequest(topic="logs", partitions=1))
+        requests = [AddPartitionsRequest(topic="logs", partitions=number) for number in (2, 4, 7)]
         await asyncio.gather(*map(world.ask, requests), return_exceptions=True)  # too late for those behind the 7
         (topic,) = (await current(world)).topics
         assert len(topic.partitions) == 7
@@ -324,12 +324,12 @@ def test_partitions_added_at_the_same_time_are_added_one_request_after_the_other
 def test_producer_creates_its_topic_and_keeps_its_id_under_its_name() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        request = RegisterProducer(topics=(Selection(topic="new"),), name="web")
+        request = RegisterProducerRequest(topics=(Selection(topic="new"),), name="web")
         first, second = await world.ask(request), await world.ask(request)
         assert (first.producer_id, first.epoch, second.producer_id, second.epoch) == (1, 0, 1, 1)
         (topic,) = (await current(world)).topics
         assert (topic.topic, len(topic.partitions), topic.replicas) == ("new", 3, 3)
-        both = RegisterProducer(topics=(Selection(topic="newer"),))
+        both = RegisterProducerRequest(topics=(Selection(topic="newer"),))
         found = await asyncio.gather(world.ask(both), world.ask(both))
         assert sorted(item.producer_id for item in found) == [2, 3]
 
@@ -339,14 +339,14 @@ def test_producer_creates_its_topic_and_keeps_its_id_under_its_name() -> None:
 def test_consumer_covers_more_topics_under_one_id_and_can_be_forgotten() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopic(topic="a"))
-        await world.ask(CreateTopic(topic="b"))
-        first = await world.ask(RegisterConsumer(topics=(Selection(topic="a"),), start="latest"))
-        more = RegisterConsumer(topics=(Selection(topic="b"),), consumer_id=first.consumer_id)
+        await world.ask(CreateTopicRequest(topic="a"))
+        await world.ask(CreateTopicRequest(topic="b"))
+        first = await world.ask(RegisterConsumerRequest(topics=(Selection(topic="a"),), start="latest"))
+        more = RegisterConsumerRequest(topics=(Selection(topic="b"),), consumer_id=first.consumer_id)
         assert (await world.ask(more)).consumer_id == first.consumer_id == ConsumerId(1)
         view = (await world.primary()).store.view()
         assert len(view.consumers[first.consumer_id].registrations) == 2
-        done = await world.ask(ForgetClient(kind="consumer", id=first.consumer_id))
+        done = await world.ask(ForgetClientRequest(kind="consumer", id=first.consumer_id))
         assert (await world.ask(ListClients(known_index=done.index))).clients == ()
 
     run(test)
@@ -391,7 +391,7 @@ def test_command_is_carried_out_for_nodes_alone_wherever_it_is_brought() -> None
 
 def test_heartbeat_is_taken_by_managers_that_have_somebody_to_take_it() -> None:
     async def test(world: World) -> None:
-        beat = Heartbeat(node=NodeId(1), identity="identity-1")
+        beat = BrokerHeartbeatRequest(node=NodeId(1), identity="identity-1")
         assert isinstance(await refusal(world, beat), NotAllowedError)
         assert isinstance(await refusal(world, beat, caller=A_NODE, timeout_ms=300), UnavailableError)
 
@@ -403,7 +403,7 @@ def test_request_is_handed_on_once() -> None:
         await world.join(1)
         primary, replica = await world.primary(), await world.replica()
         await world.wait(lambda: replica.store.primary)
-        error = await refusal(world, CreateTopic(topic="a", is_handed_on=True), of=replica.id)
+        error = await refusal(world, CreateTopicRequest(topic="a", is_handed_on=True), of=replica.id)
         assert isinstance(error, NotLeaderError)
         assert (error.leader, error.code) == (primary.id, "not_primary")
         assert world.wire.asked == [(address(replica), "create_topic")]
@@ -416,7 +416,7 @@ def test_request_waits_for_the_next_primary() -> None:
         await world.join(1, 2, 3)
         (await world.primary()).kill()
         survivor = next(manager for manager in world.managers.values() if manager.is_up)
-        created = await world.ask(CreateTopic(topic="logs"), of=survivor.id)
+        created = await world.ask(CreateTopicRequest(topic="logs"), of=survivor.id)
         assert created.topic_id == 1
 
     run(test)
@@ -429,7 +429,7 @@ def test_request_fails_in_time_when_there_is_no_primary() -> None:
             if manager is not replica:
                 manager.kill()
         before = world.loop.time()
-        error = await refusal(world, DeleteTopic(topic="logs"), of=replica.id, timeout_ms=2_000)
+        error = await refusal(world, DeleteTopicRequest(topic="logs"), of=replica.id, timeout_ms=2_000)
         assert isinstance(error, UnavailableError)
         assert world.loop.time() - before < 2.1
 
@@ -439,9 +439,9 @@ def test_request_fails_in_time_when_there_is_no_primary() -> None:
 def test_lost_answer_leaves_the_outcome_open() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopic(topic="logs"))
+        await world.ask(CreateTopicRequest(topic="logs"))
         world.wire.loses_answer = lambda request: request.is_handed_on
-        error = await refusal(world, DeleteTopic(topic="logs"))
+        error = await refusal(world, DeleteTopicRequest(topic="logs"))
         assert error.outcome == "unknown"
         assert world.wire.asked.count((address(await world.primary()), "delete_topic")) == 1
 
@@ -451,16 +451,16 @@ def test_lost_answer_leaves_the_outcome_open() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        CreateTopic(topic="new", request_id="r"),
-        RegisterConsumer(topics=(Selection(topic="logs"),), request_id="r"),
-        RegisterProducer(topics=(Selection(topic="logs"),), name="web"),
+        CreateTopicRequest(topic="new", request_id="r"),
+        RegisterConsumerRequest(topics=(Selection(topic="logs"),), request_id="r"),
+        RegisterProducerRequest(topics=(Selection(topic="logs"),), name="web"),
         DrainBroker(broker=NodeId(3)),
     ],
 )
 def test_request_that_bears_it_is_tried_again_when_its_answer_was_lost(request_: Request[Any]) -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopic(topic="logs"))
+        await world.ask(CreateTopicRequest(topic="logs"))
         lost: list[Request[Any]] = []
 
         def loses(request: Request[Any]) -> bool:
@@ -493,7 +493,7 @@ def test_what_was_perhaps_done_is_never_said_to_be_not_done() -> None:
         world.wire.loses_request = lambda request: bool(answered)
         replica = await world.replica()
         with pytest.raises(OutcomeUnknownError):
-            await world.ask(CreateTopic(topic="new", request_id="r"), of=replica.id, timeout_ms=1_000)
+            await world.ask(CreateTopicRequest(topic="new", request_id="r"), of=replica.id, timeout_ms=1_000)
         assert (await world.primary()).store.view().topic("new") is not None
 
     run(test)
@@ -503,7 +503,7 @@ def test_metadata_of_a_cluster_that_is_not_formed_is_empty() -> None:
     async def test(world: World) -> None:
         found = await world.ask(GetMetadata())
         assert (found.cluster_id, found.nodes) == ("", ())
-        error = await refusal(world, CreateTopic(topic="x"), timeout_ms=300)
+        error = await refusal(world, CreateTopicRequest(topic="x"), timeout_ms=300)
         assert (type(error), error.code) == (UnavailableError, "not_formed")
         early = asyncio.ensure_future(
             world.ask(SubmitCommand(), payload=encode_payload(register_broker(1)), caller=A_NODE)
@@ -520,9 +520,9 @@ def test_metadata_of_a_cluster_that_is_not_formed_is_empty() -> None:
 def test_request_repeated_after_its_topic_was_deleted_makes_no_second_one() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        request = CreateTopic(topic="logs", request_id="r")
+        request = CreateTopicRequest(topic="logs", request_id="r")
         created = await world.ask(request)
-        await world.ask(DeleteTopic(topic="logs"))
+        await world.ask(DeleteTopicRequest(topic="logs"))
         assert (await world.ask(request)).topic_id == created.topic_id
         assert (await current(world)).topics == ()
 
@@ -534,7 +534,7 @@ def test_primary_that_hangs_does_not_use_up_the_time_of_what_can_be_repeated() -
         await world.join(1, 2, 3)
         primary, replica = await world.primary(), await world.replica()
         world.wire.hanging.add(address(primary))
-        request = CreateTopic(topic="logs", request_id="r")
+        request = CreateTopicRequest(topic="logs", request_id="r")
         asking = asyncio.ensure_future(world.ask(request, of=replica.id, timeout_ms=10_000))
         await asyncio.sleep(1)
         primary.kill()

@@ -16,13 +16,13 @@ from quiver.errors import OutcomeUnknownError, QuiverError
 from quiver.metadata import BrokerState
 from quiver.model import NodeId
 from quiver.wire.messages import (
-    CreateTopic,
-    DeleteTopic,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     DrainBroker,
     RebalanceBrokers,
-    RegisterConsumer,
+    RegisterConsumerRequest,
     RemoveBroker,
-    RestoreTopic,
+    RestoreTopicRequest,
     Selection,
 )
 
@@ -47,7 +47,7 @@ def leaders(world: WorkingWorld) -> Counter[NodeId]:
 async def start(world: WorkingWorld, *brokers: int, partitions: int) -> None:
     await world.join(*brokers)
     world.loop.create_task(world.carry_out_moves())
-    await world.ask(CreateTopic(topic="logs", partitions=partitions, replicas=3))
+    await world.ask(CreateTopicRequest(topic="logs", partitions=partitions, replicas=3))
 
 
 def assert_placed_well(world: WorkingWorld) -> None:
@@ -143,7 +143,7 @@ def test_broker_that_is_back_soon_keeps_its_replicas() -> None:
 def test_move_whose_target_died_goes_elsewhere() -> None:
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3, 4, 5)
-        await world.ask(CreateTopic(topic="logs", partitions=2, replicas=3))
+        await world.ask(CreateTopicRequest(topic="logs", partitions=2, replicas=3))
         victim = max((1, 2, 3, 4, 5), key=lambda number: held(world, number))
         await world.ask(DrainBroker(broker=NodeId(victim)))
         await world.wait(lambda: world.view.moves or None)
@@ -188,9 +188,9 @@ def test_deleted_topic_is_purged_after_its_time_unless_it_was_restored() -> None
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)
         for name in ("a", "b"):
-            await world.ask(CreateTopic(topic=name, partitions=1))
-            await world.ask(DeleteTopic(topic=name))
-        await world.ask(RestoreTopic(topic="b"))
+            await world.ask(CreateTopicRequest(topic=name, partitions=1))
+            await world.ask(DeleteTopicRequest(topic=name))
+        await world.ask(RestoreTopicRequest(topic="b"))
         await asyncio.sleep(QUICK.purge_delay_ms / 1000 - 1)
         assert len(world.view.topics) == 2
         await world.wait(lambda: len(world.view.topics) == 1)
@@ -222,12 +222,12 @@ def test_registrations_survive_the_loss_of_the_primary_and_are_made_once(seed: i
     async def test(world: WorkingWorld) -> None:
         rng = Random(seed)
         await world.join(11, 12, 13)
-        await world.ask(CreateTopic(topic="logs"))
+        await world.ask(CreateTopicRequest(topic="logs"))
         made: dict[str, int] = {}
 
         async def register(name: str) -> None:
             for number in range(15):
-                request = RegisterConsumer(topics=(Selection(topic="logs"),), request_id=f"{name}-{number}")
+                request = RegisterConsumerRequest(topics=(Selection(topic="logs"),), request_id=f"{name}-{number}")
                 while request.request_id not in made:
                     of = rng.randrange(3) + 1
                     if not world.working(of).is_serving:

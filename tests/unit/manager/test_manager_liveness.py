@@ -10,10 +10,10 @@ from manager_world import QUICK, WorkingWorld, World, run
 from metadata_world import NOW_MS, register_broker, register_consumer
 
 from quiver.manager.liveness import Liveness
-from quiver.metadata import BrokerState, CreateTopic, Kind
+from quiver.metadata import BrokerState, CreateTopicCommand, Kind
 from quiver.model import NodeId, PartitionId, TopicId
 from quiver.testing import SimulatedClock
-from quiver.wire.messages import BeatInfo, DrainBroker, Heartbeat, LeaderInfo
+from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, DrainBroker, LeaderInfo
 
 ALIVE, SUSPECT, DEAD = BrokerState.ALIVE, BrokerState.SUSPECT, BrokerState.DEAD
 
@@ -28,7 +28,7 @@ def state_of(world: World, number: int) -> BrokerState:
 
 async def create_topic(world: World, *assignments: tuple[int, ...]) -> None:
     placed = tuple(tuple(NodeId(number) for number in assignment) for assignment in assignments)
-    await world.submit(CreateTopic(now_ms=1, topic="logs", replicas=len(placed[0]), assignments=placed))
+    await world.submit(CreateTopicCommand(now_ms=1, topic="logs", replicas=len(placed[0]), assignments=placed))
 
 
 def test_brokers_register_by_themselves_and_stay_alive() -> None:
@@ -102,7 +102,7 @@ def test_another_node_under_a_known_id_is_not_known_and_keeps_nobody_alive() -> 
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)
         world.living.discard(3)
-        beat = Heartbeat(node=NodeId(3), identity="other")
+        beat = BrokerHeartbeatRequest(node=NodeId(3), identity="other")
         for _ in range(20):
             taken, _ = await world.wire.port(NodeId(9)).call("host1:9002", beat, timeout_ms=1_000)
             assert not taken.is_known
@@ -117,7 +117,7 @@ def test_leaders_are_in_the_metadata_before_the_heartbeat_is_answered() -> None:
         await world.join(1, 2, 3)
         await create_topic(world, (1, 2, 3), (2, 3, 1))
         leads = tuple(LeaderInfo(TopicId(1), PartitionId(number), 7) for number in (0, 1, 9))
-        beat = Heartbeat(node=NodeId(2), identity="identity-2", leads=leads)
+        beat = BrokerHeartbeatRequest(node=NodeId(2), identity="identity-2", leads=leads)
         taken, _ = await world.wire.port(NodeId(9)).call("host2:9002", beat, timeout_ms=1_000)
         assert taken.is_known
         assert [(row.leader, row.epoch) for row in world.view.partitions.values()] == [(2, 7), (2, 7)]
@@ -156,7 +156,7 @@ def test_primary_that_stood_still_itself_condemns_nobody() -> None:
         liveness = Liveness(primary.store, clock=clock, settings=QUICK)
         running = world.loop.create_task(liveness.run())
         await asyncio.sleep(0.05)
-        assert await liveness.hear(Heartbeat(node=NodeId(1), identity="identity-1"))
+        assert await liveness.hear(BrokerHeartbeatRequest(node=NodeId(1), identity="identity-1"))
         clock.set_drift(999_000_000)  # a second passes in a millisecond: to itself the process stood still
         await asyncio.sleep(0.09)
         clock.set_drift(0)
@@ -174,7 +174,7 @@ def test_manager_that_is_not_primary_takes_no_heartbeats() -> None:
         replica = await world.replica()
         await world.wait(lambda: hasattr(world.working(replica.id), "manager") or None)
         with pytest.raises(Exception, match="not the primary"):
-            await world.working(replica.id).manager.hear(Heartbeat(node=NodeId(1), identity="x"))
+            await world.working(replica.id).manager.hear(BrokerHeartbeatRequest(node=NodeId(1), identity="x"))
         assert not world.working(replica.id).manager.status().is_primary
 
     work(test)

@@ -12,17 +12,17 @@ from quiver.config import ManagerSettings
 from quiver.manager.repairs import Repair, plan_members, plan_repairs
 from quiver.metadata import (
     AbortMove,
-    AddPartitions,
+    AddPartitionsCommand,
     BeginMove,
     BrokerState,
     ChangeBrokerState,
     ChangeRebalancing,
-    DeleteTopic,
+    DeleteTopicCommand,
     ExpireHold,
     FinishMove,
     HeldFrom,
     MoveId,
-    PlaceHold,
+    PlaceHoldCommand,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
@@ -67,7 +67,10 @@ def test_holds_that_are_over_are_let_go() -> None:
     state = cluster(3, (1, 2, 3))
     for name, lasting_ms in (("short", 1_000), ("long", 2_000)):
         held = (HeldFrom(partition_id=PartitionId(0), first_offset=1),)
-        do(state, PlaceHold(now_ms=NOW_MS, topic_id=TopicId(1), name=name, positions=held, lasting_ms=lasting_ms))
+        do(
+            state,
+            PlaceHoldCommand(now_ms=NOW_MS, topic_id=TopicId(1), name=name, positions=held, lasting_ms=lasting_ms),
+        )
     assert plan(state, NOW_MS + 999) == []
     planned = plan(state, NOW_MS + 1_000)
     assert planned == [ExpireHold(now_ms=NOW_MS + 1_000, topic_id=TopicId(1), name="short")]
@@ -156,7 +159,7 @@ def test_move_that_leads_nowhere_is_aborted_and_planned_anew(fate: str) -> None:
     do(state, carry[0])
     assert plan(state) == []
     if fate == "deleted":
-        do(state, DeleteTopic(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 1))
+        do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 1))
     elif fate == "no_broker":
         do(state, register_broker(4, roles=("gateway",)))
     elif fate == "draining":
@@ -190,7 +193,7 @@ def test_broker_is_drained_when_nothing_moves_to_or_from_it() -> None:
 
 def test_deleted_topic_is_purged_when_its_time_has_come_and_never_moved() -> None:
     state = cluster(4, (1, 2, 3))
-    do(state, DeleteTopic(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 50))
+    do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 50))
     do(state, change_state(1, DRAINING))
     assert plan(state, NOW_MS + 49) == []
     assert plan(state, NOW_MS + 50) == [PurgeTopic(now_ms=NOW_MS + 50, topic_id=TopicId(1))]
@@ -232,7 +235,7 @@ def test_rebalance_evens_out_leaders_once_nothing_moves() -> None:
 
 def test_partitions_that_are_added_count() -> None:
     state = cluster(3, (1,))
-    command = AddPartitions(now_ms=NOW_MS, topic="logs", partitions=2, assignments=((NodeId(1),),))
+    command = AddPartitionsCommand(now_ms=NOW_MS, topic="logs", partitions=2, assignments=((NodeId(1),),))
     do(state, command)
     assert len(moves(plan(state, rebalance="always"))) == 1
 

@@ -18,7 +18,7 @@ from quiver.metadata import BrokerState, NotPrimaryError
 from quiver.model import NodeId, TopicId
 from quiver.raft import Configuration
 from quiver.testing import SimulatedClock
-from quiver.wire.messages import AnyRequest, CreateTopic, DrainBroker, Heartbeat, HeartbeatTaken
+from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, CreateTopicRequest, DrainBroker, HeartbeatTaken
 from quiver.wire.serving import Caller
 
 QUICK = ManagerSettings(
@@ -50,7 +50,7 @@ class ManagedNode(Node):
             await asyncio.Event().wait()
 
     async def _handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
-        if isinstance(request, Heartbeat):
+        if isinstance(request, BrokerHeartbeatRequest):
             if self.manager is None:
                 raise NotPrimaryError("not done: this node is starting")
             return HeartbeatTaken(is_known=await self.manager.hear(request)), ()
@@ -68,7 +68,7 @@ class ManagedCluster(Cluster):
     async def fill(self) -> None:
         """Create topics and produce to each."""
         for number in range(TOPICS):
-            request = CreateTopic(topic=f"t{number}", partitions=1, replicas=3, request_id=f"r{number}")
+            request = CreateTopicRequest(topic=f"t{number}", partitions=1, replicas=3, request_id=f"r{number}")
             created, _ = await self.client.call(self[1].address, request, timeout_ms=5_000)
             self.known_index = created.index
             self.expected[created.topic_id] = []

@@ -9,11 +9,11 @@ from quiver.metadata.apply import Outcome, apply
 from quiver.metadata.commands import (
     AnyCommand,
     ChangeBrokerState,
-    CreateTopic,
+    CreateTopicCommand,
     InitCluster,
     RegisterBroker,
-    RegisterConsumer,
-    RegisterProducer,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
     Result,
     Selection,
 )
@@ -42,24 +42,24 @@ def change_state(number: int, state: BrokerState, now_ms: int = NOW_MS) -> Chang
     return ChangeBrokerState(now_ms=now_ms, broker_id=NodeId(number), state=state)
 
 
-def create_topic(topic: str = "logs", *assignments: Sequence[int], **fields: Any) -> CreateTopic:
+def create_topic(topic: str = "logs", *assignments: Sequence[int], **fields: Any) -> CreateTopicCommand:
     placed = tuple(tuple(NodeId(n) for n in assignment) for assignment in assignments or ((1, 2), (2, 3)))
     given: dict[str, Any] = {"now_ms": NOW_MS, "replicas": 2} | fields
-    return CreateTopic(topic=topic, assignments=placed, **given)
+    return CreateTopicCommand(topic=topic, assignments=placed, **given)
 
 
 def select(topic: str, *partitions: int) -> Selection:
     return Selection(topic, tuple(PartitionId(n) for n in partitions))
 
 
-def register_producer(*topics: Selection, **fields: Any) -> RegisterProducer:
+def register_producer(*topics: Selection, **fields: Any) -> RegisterProducerCommand:
     given: dict[str, Any] = {"now_ms": NOW_MS} | fields
-    return RegisterProducer(topics=topics or (select("logs"),), **given)
+    return RegisterProducerCommand(topics=topics or (select("logs"),), **given)
 
 
-def register_consumer(*topics: Selection, **fields: Any) -> RegisterConsumer:
+def register_consumer(*topics: Selection, **fields: Any) -> RegisterConsumerCommand:
     given: dict[str, Any] = {"now_ms": NOW_MS} | fields
-    return RegisterConsumer(topics=topics or (select("logs"),), **given)
+    return RegisterConsumerCommand(topics=topics or (select("logs"),), **given)
 
 
 def formed_state() -> State:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from metadata_world import NOW_MS, create_topic, do, formed_state, refused, register_consumer, register_producer, select
 
-from quiver.metadata.commands import Beat, ConsumerRegistered, Done, ForgetClient, ProducerRegistered, RecordHeartbeats
+from quiver.metadata.commands import (
+    Beat,
+    ConsumerRegistered,
+    Done,
+    ForgetClientCommand,
+    ProducerRegistered,
+    RecordHeartbeats,
+)
 from quiver.metadata.rows import ALL_PARTITIONS, Kind, Registration, StartFrom
 from quiver.metadata.state import State
 from quiver.model import ConsumerId, PartitionId, ProducerId, TopicId
@@ -93,8 +100,8 @@ def test_unknown_consumer_is_refused() -> None:
     assert refused(two_topics(), register_consumer(consumer_id=ConsumerId(1))) == "unknown_consumer"
 
 
-def forget(kind: Kind, number: int) -> ForgetClient:
-    return ForgetClient(now_ms=NOW_MS, kind=kind, id=number)
+def forget(kind: Kind, number: int) -> ForgetClientCommand:
+    return ForgetClientCommand(now_ms=NOW_MS, kind=kind, id=number)
 
 
 def test_forgotten_clients_are_waited_for_no_longer() -> None:

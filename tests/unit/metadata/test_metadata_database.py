@@ -29,10 +29,10 @@ from quiver.metadata.apply import apply
 from quiver.metadata.commands import (
     AnyCommand,
     BeginMove,
-    DeleteTopic,
+    DeleteTopicCommand,
     ForgetBroker,
-    ForgetClient,
-    PlaceHold,
+    ForgetClientCommand,
+    PlaceHoldCommand,
     PurgeTopic,
 )
 from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
@@ -97,16 +97,16 @@ def test_database_holds_what_memory_does_after_every_transaction(parts: list[lis
 def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, path: Path) -> None:
     state = formed_state()
     held = (HeldFrom(partition_id=PartitionId(0), first_offset=7),)
-    hold = PlaceHold(now_ms=1, topic_id=TopicId(1), name="q", positions=held, lasting_ms=1_000)
+    hold = PlaceHoldCommand(now_ms=1, topic_id=TopicId(1), name="q", positions=held, lasting_ms=1_000)
     clients: list[AnyCommand] = [register_consumer(), register_producer(), register_broker(4), hold]
     for command in clients:
         do(state, command)
     state.stand_at(at(1))
     write_all(database, state, before=at(0, 0))
     dropping: list[AnyCommand] = [
-        ForgetClient(now_ms=1, kind=Kind.CONSUMER, id=1),
+        ForgetClientCommand(now_ms=1, kind=Kind.CONSUMER, id=1),
         BeginMove(now_ms=1, topic_id=TopicId(1), partition_id=PartitionId(0), target=NodeId(4)),
-        DeleteTopic(now_ms=1, topic="logs", purge_ms=1),
+        DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=1),
         PurgeTopic(now_ms=1, topic_id=TopicId(1)),
         change_state(3, BrokerState.DEAD),
         change_state(3, BrokerState.REMOVED),

@@ -8,9 +8,17 @@ import pytest
 from metadata_world import NOW_MS, create_topic, do, formed_state, refused
 
 from quiver.errors import ConflictError, OutOfRangeError
-from quiver.metadata import DeleteTopic, Done, ExpireHold, HeldFrom, PlaceHold, PurgeTopic, ReleaseHold
+from quiver.metadata import (
+    DeleteTopicCommand,
+    Done,
+    ExpireHold,
+    HeldFrom,
+    PlaceHoldCommand,
+    PurgeTopic,
+    ReleaseHoldCommand,
+)
 from quiver.metadata.holds import HOLDS_MAX, LASTING_MS_MAX
-from quiver.metadata.refusals import Refusal
+from quiver.metadata.refusals import CommandRefusal
 from quiver.metadata.state import State
 from quiver.model import PartitionId, TopicId
 
@@ -18,11 +26,11 @@ LOGS, AUDIT = TopicId(1), TopicId(2)
 P0, P1 = PartitionId(0), PartitionId(1)
 
 
-def place(name: str = "q", *offsets: int, topic_id: TopicId = LOGS, **fields: Any) -> PlaceHold:
+def place(name: str = "q", *offsets: int, topic_id: TopicId = LOGS, **fields: Any) -> PlaceHoldCommand:
     """Return a hold from these offsets on, the first in partition 0."""
     positions = tuple(held(number, offset) for number, offset in enumerate(offsets or (5,)))
     given: dict[str, Any] = {"now_ms": NOW_MS, "positions": positions, "lasting_ms": 60_000} | fields
-    return PlaceHold(topic_id=topic_id, name=name, **given)
+    return PlaceHoldCommand(topic_id=topic_id, name=name, **given)
 
 
 def held(partition: int, offset: int = 1) -> HeldFrom:
@@ -63,12 +71,12 @@ def test_released_hold_is_gone_on_one_topic_or_on_all() -> None:
     state = two_topics()
     for command in (place("q"), place("r"), place("q", topic_id=AUDIT)):
         do(state, command)
-    assert do(state, ReleaseHold(now_ms=NOW_MS, name="q", topic_id=AUDIT)) == Done(1)
+    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q", topic_id=AUDIT)) == Done(1)
     assert sorted(state.view().holds) == [(LOGS, "q"), (LOGS, "r")]
     do(state, place("q", topic_id=AUDIT))
-    assert do(state, ReleaseHold(now_ms=NOW_MS, name="q")) == Done(2)
+    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q")) == Done(2)
     assert sorted(state.view().holds) == [(LOGS, "r")]
-    assert do(state, ReleaseHold(now_ms=NOW_MS, name="q")) == Done(0), "one that is gone already is no error"
+    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q")) == Done(0), "one that is gone already is no error"
 
 
 def test_hold_ends_when_it_is_over_and_not_before() -> None:
@@ -85,7 +93,7 @@ def test_hold_ends_when_it_is_over_and_not_before() -> None:
 def test_hold_goes_with_its_topic_and_not_when_that_can_be_had_back() -> None:
     state = two_topics()
     do(state, place("q"))
-    do(state, DeleteTopic(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS))
+    do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS))
     assert state.view().held_offset(LOGS, P0) == 5
     do(state, place("q", 6))
     do(state, PurgeTopic(now_ms=NOW_MS, topic_id=LOGS))
@@ -106,7 +114,7 @@ def test_hold_goes_with_its_topic_and_not_when_that_can_be_had_back() -> None:
         (place(topic_id=TopicId(9)), "unknown_topic"),
     ],
 )
-def test_what_cannot_be_held_is_refused(command: PlaceHold, code: str) -> None:
+def test_what_cannot_be_held_is_refused(command: PlaceHoldCommand, code: str) -> None:
     assert refused(two_topics(), command) == code
 
 
@@ -119,8 +127,8 @@ def test_there_is_a_bound_on_holds_but_known_ones_can_be_renewed() -> None:
 
 
 def test_refusals_say_what_to_do() -> None:
-    assert type(Refusal("too_many_holds", "not done: ?").error()) is ConflictError
-    assert type(Refusal("bad_hold", "not done: ?").error()) is OutOfRangeError
+    assert type(CommandRefusal("too_many_holds", "not done: ?").error()) is ConflictError
+    assert type(CommandRefusal("bad_hold", "not done: ?").error()) is OutOfRangeError
 
 
 def test_what_is_held_is_gathered_once_as_long_as_holds_stay() -> None:

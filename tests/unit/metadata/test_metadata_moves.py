@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from metadata_world import NOW_MS, change_state, do, formed_state, refused
 
-from quiver.metadata.commands import AbortMove, BeginMove, DeleteTopic, Done, FinishMove, MoveBegun, PromoteMove
+from quiver.metadata.commands import AbortMove, BeginMove, DeleteTopicCommand, Done, FinishMove, MoveBegun, PromoteMove
 from quiver.metadata.rows import BrokerState, MoveId, MoveState, Partition
 from quiver.metadata.state import State
 from quiver.model import NodeId, PartitionId, TopicId
@@ -107,5 +107,5 @@ def test_target_must_be_eligible() -> None:
 
 def test_partitions_of_deleted_topics_move_too() -> None:
     state = formed_state()
-    do(state, DeleteTopic(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 1))
+    do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 1))
     do(state, begin())

@@ -11,12 +11,12 @@ from metadata_world import create_topic, formed_state, register_broker, register
 
 from quiver.errors import OutcomeUnknownError, StorageError
 from quiver.metadata.apply import apply
+from quiver.metadata.change_log import Changed, ChangeLog
 from quiver.metadata.commands import AnyCommand
 from quiver.metadata.database import DatabaseLostError, Transaction
 from quiver.metadata.projector import RETRY_MS_MAX, Projector
 from quiver.metadata.rows import Table
 from quiver.metadata.state import Change, Position, State
-from quiver.metadata.watching import Changed, History
 from quiver.model import Index, Term
 from quiver.testing import Latency, RandomStreams, SimulatedExecutor, SimulatedLoop
 
@@ -168,7 +168,7 @@ class Source:
 
     def __init__(self) -> None:
         self.state = formed_state()
-        self.history = History(self, changes_max=8)
+        self.history = ChangeLog(self, changes_max=8)
 
     def do(self, command: AnyCommand) -> tuple[Change, ...]:
         changes = apply(self.state, command).changes

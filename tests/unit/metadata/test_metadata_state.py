@@ -20,8 +20,8 @@ from metadata_world import (
 from quiver.errors import ConflictError, DecodeError, NotFoundError, RequestError
 from quiver.metadata.apply import apply
 from quiver.metadata.commands import AnyCommand
-from quiver.metadata.refusals import REFUSAL_CODES, Refusal
-from quiver.metadata.rows import ROW_TYPES, Consumer, Producer, Table
+from quiver.metadata.refusals import REFUSAL_CODES, CommandRefusal
+from quiver.metadata.rows import ROW_TYPES, ConsumerRow, ProducerRow, Table
 from quiver.metadata.state import Position, State
 from quiver.model import Index, Term, TopicId
 
@@ -102,7 +102,7 @@ def test_what_is_referred_to_is_there(sequence: list[AnyCommand]) -> None:
         assert set(members) <= set(view.brokers)
     for move in view.moves.values():
         assert (move.topic_id, move.partition_id) in view.partitions
-    clients: list[Producer | Consumer] = [*view.producers.values(), *view.consumers.values()]
+    clients: list[ProducerRow | ConsumerRow] = [*view.producers.values(), *view.consumers.values()]
     for client in clients:
         assert {item.topic_id for item in client.registrations} <= set(view.topics)
 
@@ -150,7 +150,7 @@ def test_every_table_has_rows_of_its_own() -> None:
 
 
 def test_refusals_are_errors_by_what_to_do() -> None:
-    assert type(Refusal("unknown_topic", "not done: ?").error()) is NotFoundError
-    assert type(Refusal("topic_exists", "not done: ?").error()) is ConflictError
-    assert type(Refusal("of_a_newer_program", "not done: ?").error()) is RequestError
-    assert all(Refusal(code, "not done: ?").error().code == code for code in REFUSAL_CODES)
+    assert type(CommandRefusal("unknown_topic", "not done: ?").error()) is NotFoundError
+    assert type(CommandRefusal("topic_exists", "not done: ?").error()) is ConflictError
+    assert type(CommandRefusal("of_a_newer_program", "not done: ?").error()) is RequestError
+    assert all(CommandRefusal(code, "not done: ?").error().code == code for code in REFUSAL_CODES)

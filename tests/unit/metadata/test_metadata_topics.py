@@ -18,15 +18,15 @@ from metadata_world import (
 )
 
 from quiver.metadata.commands import (
-    AddPartitions,
+    AddPartitionsCommand,
     BeginMove,
-    ConfigureTopic,
-    DeleteTopic,
+    ConfigureTopicCommand,
+    DeleteTopicCommand,
     Done,
     LeaderReport,
     PurgeTopic,
     ReportLeaders,
-    RestoreTopic,
+    RestoreTopicCommand,
     TopicCreated,
 )
 from quiver.metadata.rows import BrokerState, Retention, TopicState
@@ -37,21 +37,21 @@ from quiver.model import NodeId, PartitionId, TopicId
 LOGS = TopicId(1)
 
 
-def delete(topic: str = "logs", purge_ms: int = NOW_MS + 100) -> DeleteTopic:
-    return DeleteTopic(now_ms=NOW_MS, topic=topic, purge_ms=purge_ms)
+def delete(topic: str = "logs", purge_ms: int = NOW_MS + 100) -> DeleteTopicCommand:
+    return DeleteTopicCommand(now_ms=NOW_MS, topic=topic, purge_ms=purge_ms)
 
 
-def restore(topic_id: int = LOGS) -> RestoreTopic:
-    return RestoreTopic(now_ms=NOW_MS, topic_id=TopicId(topic_id))
+def restore(topic_id: int = LOGS) -> RestoreTopicCommand:
+    return RestoreTopicCommand(now_ms=NOW_MS, topic_id=TopicId(topic_id))
 
 
 def purge(topic_id: int = LOGS, now_ms: int = NOW_MS + 100) -> PurgeTopic:
     return PurgeTopic(now_ms=now_ms, topic_id=TopicId(topic_id))
 
 
-def add(partitions: int, *assignments: tuple[int, ...], topic: str = "logs") -> AddPartitions:
+def add(partitions: int, *assignments: tuple[int, ...], topic: str = "logs") -> AddPartitionsCommand:
     placed = tuple(tuple(map(NodeId, assignment)) for assignment in assignments)
-    return AddPartitions(now_ms=NOW_MS, topic=topic, partitions=partitions, assignments=placed)
+    return AddPartitionsCommand(now_ms=NOW_MS, topic=topic, partitions=partitions, assignments=placed)
 
 
 def report(*reports: tuple[int, int, int, int]) -> ReportLeaders:
@@ -129,12 +129,14 @@ def test_broker_that_is_not_eligible_gets_nothing() -> None:
 def test_retention_is_changed() -> None:
     state = formed_state()
     wanted = Retention(ms=5, until_consumed=True)
-    command = ConfigureTopic(now_ms=NOW_MS, topic="logs", retention=wanted)
+    command = ConfigureTopicCommand(now_ms=NOW_MS, topic="logs", retention=wanted)
     assert do(state, command) == Done(1)
     assert state.view().topics[LOGS].retention == wanted
     assert do(state, command) == Done(0)
-    assert refused(state, ConfigureTopic(now_ms=NOW_MS, topic="none", retention=wanted)) == "unknown_topic"
-    assert refused(state, ConfigureTopic(now_ms=NOW_MS, topic="logs", retention=Retention(ms=0))) == "bad_retention"
+    assert refused(state, ConfigureTopicCommand(now_ms=NOW_MS, topic="none", retention=wanted)) == "unknown_topic"
+    assert (
+        refused(state, ConfigureTopicCommand(now_ms=NOW_MS, topic="logs", retention=Retention(ms=0))) == "bad_retention"
+    )
 
 
 def test_partitions_are_added_behind_those_there_are() -> None:
@@ -148,7 +150,7 @@ def test_partitions_are_added_behind_those_there_are() -> None:
 @pytest.mark.parametrize(
     "command", [add(2), add(1), add(4, (1,)), add(3, (1,), (2,)), add(PARTITIONS_MAX + 1, *[(1,)] * 4095)]
 )
-def test_partitions_are_added_one_per_assignment_or_not_at_all(command: AddPartitions) -> None:
+def test_partitions_are_added_one_per_assignment_or_not_at_all(command: AddPartitionsCommand) -> None:
     assert refused(formed_state(), command) == "bad_partition_count"
 
 

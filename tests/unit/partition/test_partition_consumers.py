@@ -17,9 +17,9 @@ from quiver.errors import (
 )
 from quiver.model import ConsumerId, NodeId, Offset
 from quiver.partition import Consumed, PartitionState, Replica, Taker
-from quiver.partition.arrivals import Arrivals
-from quiver.partition.consuming import TAKEN_BYTES_MAX
+from quiver.partition.consume_handler import TAKEN_BYTES_MAX
 from quiver.partition.cursors import CursorMoves
+from quiver.partition.fetch_waiters import FetchWaiters
 from quiver.raft import Role
 
 ALICE, BOB = ConsumerId(1), ConsumerId(2)
@@ -342,7 +342,7 @@ def test_reader_that_waits_is_told_when_leadership_is_lost() -> None:
 def test_readers_that_give_up_leave_nothing_behind() -> None:
     async def test(replica: Replica) -> None:
         del replica
-        arrivals = Arrivals(waiters_max=100)
+        arrivals = FetchWaiters(waiters_max=100)
         for _ in range(5):
             waiting = [asyncio.ensure_future(arrivals.wait_past(Offset(7))) for _ in range(100)]
             await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from quiver.errors import DiskFullError, FencedError, TrimmedError
 from quiver.model import Buffer, ConsumerId, Index, Offset, ProducerId, Term
 from quiver.partition import PartitionState, Replica, Retention
 from quiver.partition.entries import Mark, Summary, Trim, build_entry, decode_entry
-from quiver.partition.retaining import find_trim, is_summary_due
+from quiver.partition.retention import find_trim, is_summary_due
 from quiver.partition.state import MARKS_MAX
 from quiver.raft import Role
 from quiver.record import Batch, stamp

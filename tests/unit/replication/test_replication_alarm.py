@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from quiver.replication.alarm import Alarm
+from quiver.replication.deadline_timer import DeadlineTimer
 from quiver.testing import SimulatedClock, SimulatedLoop
 
 SPACING_MS = 25
@@ -20,7 +20,7 @@ class Rings:
         self.at_ms: list[int] = []
         self.next_ms = 1_000_000
         self.during: Callable[[], None] = lambda: None
-        self.alarm = Alarm(SimulatedClock(loop, drift_ppm=drift_ppm), spacing_ms=SPACING_MS, action=self.handle)
+        self.alarm = DeadlineTimer(SimulatedClock(loop, drift_ppm=drift_ppm), spacing_ms=SPACING_MS, action=self.handle)
 
     def handle(self, now_ms: int) -> int:
         self.at_ms.append(now_ms)

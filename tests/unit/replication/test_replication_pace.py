@@ -9,7 +9,7 @@ from replication_cluster import Cluster, run_in
 
 from quiver.config import KIB, ReplicationSettings
 from quiver.model import NodeId
-from quiver.replication.pace import Pace
+from quiver.replication.rate_limiter import RateLimiter
 from quiver.testing import SimulatedClock, SimulatedLoop
 
 RATE = 16 * KIB
@@ -19,12 +19,12 @@ def test_bytes_pass_in_order_at_the_rate_and_idle_time_is_not_saved_up() -> None
     loop = SimulatedLoop(random.Random(1), policy="fifo")
     passed: list[tuple[str, float]] = []
 
-    async def send(name: str, size_bytes: int, pace: Pace) -> None:
+    async def send(name: str, size_bytes: int, pace: RateLimiter) -> None:
         await pace.wait_turn(size_bytes)
         passed.append((name, round(loop.time(), 3)))
 
     async def main() -> None:
-        pace = Pace(SimulatedClock(loop), bytes_per_second=1000)
+        pace = RateLimiter(SimulatedClock(loop), bytes_per_second=1000)
         await asyncio.sleep(5)
         sends = [loop.create_task(send(name, size, pace)) for name, size in (("a", 500), ("b", 1000), ("c", 1))]
         await asyncio.wait(sends)

@@ -11,9 +11,9 @@ import pytest
 
 from quiver.errors import NotLeaderError, OutcomeUnknownError, UnavailableError
 from quiver.model import Index
-from quiver.replication.waiting import Proposal, Waiters
+from quiver.replication.pending_proposals import PendingProposals, Proposal
 
-Answer = Callable[[Waiters, Proposal], None]
+Answer = Callable[[PendingProposals, Proposal], None]
 ANSWERS: dict[str, Answer] = {
     "refused": lambda _, proposal: proposal.refuse(UnavailableError("not done")),
     "lost": lambda waiters, _: waiters.lose(Index(0)),
@@ -29,7 +29,7 @@ def test_error_that_nobody_waits_for_is_nobody_s_mistake(answer: Answer) -> None
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        waiters, proposal = Waiters(), Proposal([], loop.create_future())
+        waiters, proposal = PendingProposals(), Proposal([], loop.create_future())
         proposal.end_index = Index(5)
         waiters.add_proposal(proposal)
         waiters.add_read(1, loop.create_future())
@@ -54,7 +54,7 @@ async def _wait(proposal: Proposal) -> None:
 def test_those_who_wait_are_told() -> None:
     async def main() -> list[object]:
         loop = asyncio.get_running_loop()
-        waiters, proposal = Waiters(), Proposal([], loop.create_future())
+        waiters, proposal = PendingProposals(), Proposal([], loop.create_future())
         proposal.end_index = Index(5)
         waiters.add_proposal(proposal)
         read: asyncio.Future[Index] = loop.create_future()

@@ -15,7 +15,7 @@ from quiver.clock import SystemClock
 from quiver.errors import RequestError
 from quiver.model import Buffer
 from quiver.spark import connections
-from quiver.spark.pipelines import Job, Progress, Result, Run
+from quiver.spark.pipelines import Job, JobProgress, Result, Run
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
 from quiver.wire.exchange import Request
@@ -28,7 +28,7 @@ class World:
         self.memory = MemoryCluster(clock=SystemClock(), rng=random.Random(1), latency=Latency())
         self.cluster = self.connect(self.memory)
         self.spark: Any = FakeSpark()
-        self.told: list[Progress] = []
+        self.told: list[JobProgress] = []
         patch.setattr(connections, "_connect", lambda *_: self.cluster)
 
     def connect(self, transport: Any) -> Cluster:
@@ -41,7 +41,7 @@ class World:
         """Run a job; told to stop after it has told so often how far it is."""
         run = Run(lambda: self.spark, tell=self.told.append)
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: JobProgress) -> None:
             self.told.append(progress)
             if len(self.told) == stop_after:
                 run.stop_signal = 15

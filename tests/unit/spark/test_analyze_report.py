@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from quiver.cli.job_progress import JobProgress
+from quiver.cli.job_progress import ProgressDisplay
 from quiver.errors import RequestError
-from quiver.spark.pipelines import Progress, make_job
+from quiver.spark.pipelines import JobProgress, make_job
 from quiver.spark.pipelines.line_counts import LineCount, LineCounts
 from quiver.spark.pipelines.line_report import render_lines, render_page
 
@@ -74,13 +74,13 @@ def test_what_is_logged_cannot_move_the_cursor() -> None:
 
 
 def test_lines_are_shown_below_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    with JobProgress("analyze") as progress:
-        progress.tell(Progress("analyzing logs", 7, lines=("INFO 4.0/s", "sources   web 7")))
+    with ProgressDisplay("analyze") as progress:
+        progress.tell(JobProgress("analyzing logs", 7, lines=("INFO 4.0/s", "sources   web 7")))
     assert capsys.readouterr().err == "analyze: analyzing logs, 7 records\n  INFO 4.0/s\n  sources   web 7\n"
 
 
 def test_lines_of_a_terminal_are_text_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    board = JobProgress("analyze")._bar
+    board = ProgressDisplay("analyze")._bar
     board.lines = ("[bold]not bold[/bold]",)
     board.console.print(*board.get_renderables())
     assert "[bold]not bold[/bold]" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.client.receipts import Run, Statement
+from quiver.client.digest_reporter import Run, Statement
 from quiver.errors import NotFoundError
 from quiver.record.digest import BLOCK_RECORDS, Digest
 from quiver.spark.pipelines.audit import _without
@@ -22,12 +22,12 @@ from quiver.spark.pipelines.audit_plan import (
     plan_pieces,
 )
 from quiver.spark.pipelines.audit_report import Finding, PartitionSummary, Report, WitnessSummary
+from quiver.spark.pipelines.audit_sources import AuditSource, Piece
 from quiver.spark.pipelines.comparison import Fault
 from quiver.spark.pipelines.lake import LakeFile
 from quiver.spark.pipelines.statements import choose_clients, sort_statements
-from quiver.spark.pipelines.witnesses import Piece, Witness
 
-ARCHIVE = Witness("archive", "/lake")
+ARCHIVE = AuditSource("archive", "/lake")
 
 
 def lake_file(first: int, last: int) -> LakeFile:
@@ -62,10 +62,10 @@ def test_edges_are_those_of_blocks_of_runs_and_of_the_archive() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(1, 8))
 def test_every_witness_is_read_whole_and_once(first: int, count: int, cores: int) -> None:
     plan = make_plan(first + count, first=first)
-    by_witness: dict[Witness, list[Piece]] = {}
+    by_witness: dict[AuditSource, list[Piece]] = {}
     for piece in plan_pieces([plan], cores):
         by_witness.setdefault(piece.witness, []).append(piece)
-    assert set(by_witness) == {LEADER, Witness("replica", "1"), Witness("replica", "2")}
+    assert set(by_witness) == {LEADER, AuditSource("replica", "1"), AuditSource("replica", "2")}
     for pieces in by_witness.values():
         assert (pieces[0].first_offset, pieces[-1].end_offset) == (first, first + count)
         assert all(before.end_offset == after.first_offset for before, after in pairwise(pieces))
@@ -122,8 +122,8 @@ def test_statements_are_sorted_by_client_and_partition_and_others_topics_left_ou
         7,
     )
     assert stated == {
-        Witness("consumer", "a"): {0: [(0, 5, Digest(5)), (5, 9, Digest(4)), (9, 12, Digest(3))]},
-        Witness("producer", "a"): {1: [(0, 5, Digest(5))]},
+        AuditSource("consumer", "a"): {0: [(0, 5, Digest(5)), (5, 9, Digest(4)), (9, 12, Digest(3))]},
+        AuditSource("producer", "a"): {1: [(0, 5, Digest(5))]},
     }
 
 

@@ -16,11 +16,11 @@ import pytest
 from pyspark.errors import PySparkException
 
 from quiver.cli import job_progress, main
-from quiver.cli.job_progress import JobProgress, describe
+from quiver.cli.job_progress import ProgressDisplay, describe
 from quiver.cli.pipeline import pipeline
 from quiver.errors import RequestError, TrimmedError, UnavailableError
 from quiver.spark.options import Servers, Use, read_options
-from quiver.spark.pipelines import JOBS, Job, Progress, Result, Run, execute, job_from_file, make_job, running
+from quiver.spark.pipelines import JOBS, Job, JobProgress, Result, Run, execute, job_from_file, make_job, running
 from quiver.spark.pipelines.failures import explain
 from quiver.spark.pipelines.job import option_name
 
@@ -47,7 +47,7 @@ class Count(Job, frozen=True, kw_only=True):
             os.kill(os.getpid(), number)
         if self.failure:
             raise PySparkException(self.failure)
-        run.tell(Progress("counting", self.to, 10))
+        run.tell(JobProgress("counting", self.to, 10))
         is_complete = run.wait(0 if not self.signals else 60)
         return Result(sentence="counted", facts={"to": self.to}, is_clean=not self.is_found, is_complete=is_complete)
 
@@ -176,17 +176,17 @@ def test_missing_library_says_what_to_install(job_file: Path, monkeypatch: pytes
 def test_job_in_a_pipe_says_something_new_at_once_and_the_same_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
-    with JobProgress("copy") as progress:
+    with ProgressDisplay("copy") as progress:
         for done in range(100):
-            progress.tell(Progress("reading", done))
-        progress.tell(Progress("writing", 0, 5, noun="file"))
+            progress.tell(JobProgress("reading", done))
+        progress.tell(JobProgress("writing", 0, 5, noun="file"))
     assert capsys.readouterr().err == "copy: reading\ncopy: writing, 0 of 5 files\n"
     monkeypatch.setattr(job_progress, "LINE_EVERY_S", 0.0)
-    with JobProgress("copy") as progress:
+    with ProgressDisplay("copy") as progress:
         for done in range(3):
-            progress.tell(Progress("reading", done))
+            progress.tell(JobProgress("reading", done))
     assert capsys.readouterr().err == "copy: reading\ncopy: reading, 1 record\ncopy: reading, 2 records\n"
-    assert describe(Progress("reading", 1, 1)) == "reading, 1 of 1 record"
+    assert describe(JobProgress("reading", 1, 1)) == "reading, 1 of 1 record"
 
 
 def test_session_is_made_when_it_is_needed_and_once() -> None:
@@ -196,11 +196,11 @@ def test_session_is_made_when_it_is_needed_and_once() -> None:
         opened.append(object())
         return opened[-1]
 
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     run = Run(open_session, tell=told.append)
     assert not opened
     assert run.spark is run.spark is opened[0]
-    assert told == [Progress("starting Spark")]
+    assert told == [JobProgress("starting Spark")]
 
 
 class Query:
@@ -226,12 +226,12 @@ class Query:
 
 
 def test_query_is_followed_to_its_end_or_stopped_between_batches() -> None:
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     run = Run(lambda: pytest.fail("no session is needed"), tell=told.append)
     ended: Any = Query(life=2)
     run.follow(ended, "copying")
     assert not ended.is_stopped
-    assert told == [Progress("copying", 7)] * 2
+    assert told == [JobProgress("copying", 7)] * 2
     run.stop_signal = int(signal.SIGTERM)
     running: Any = Query(busy=2)
     run.follow(running, "copying")

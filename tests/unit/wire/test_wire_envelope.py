@@ -29,11 +29,11 @@ from quiver.wire.failures import describe
 from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
 from quiver.wire.messages import (
     AnyRequest,
+    BrokerHeartbeatRequest,
     CommandSubmitted,
     Consume,
     Fetched,
     GetMetadata,
-    Heartbeat,
     LeaderInfo,
     MetadataFound,
     NodeInfo,
@@ -44,7 +44,7 @@ from quiver.wire.messages import (
 from quiver.wire.traits import BATCH_CARRIERS, FOR_NODES, READS
 
 PRODUCE = Produce(topic_id=TopicId(1), partition_id=PartitionId(2))
-LONG_HEARTBEAT = Heartbeat(
+LONG_HEARTBEAT = BrokerHeartbeatRequest(
     node=NodeId(1), identity="disk", leads=tuple(LeaderInfo(TopicId(at), PartitionId(0), 3) for at in range(20_000))
 )
 LONG_METADATA = MetadataFound(
@@ -155,7 +155,7 @@ def test_every_request_can_be_sent_and_its_response_be_read(kind: type[Request[A
 
 def test_traits_name_only_requests() -> None:
     assert set(get_args(AnyRequest)) >= READS | FOR_NODES | BATCH_CARRIERS
-    assert {Produce, Consume, SubmitCommand, Heartbeat}.isdisjoint(READS)
+    assert {Produce, Consume, SubmitCommand, BrokerHeartbeatRequest}.isdisjoint(READS)
 
 
 # What cannot be read.

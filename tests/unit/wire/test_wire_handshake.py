@@ -16,8 +16,8 @@ from quiver.wire.frames import Frame, FrameReader, Kind
 from quiver.wire.handshake import (
     HANDSHAKE_BYTES_MAX,
     SENTENCE_LENGTH_MAX,
+    HandshakeRefusal,
     Hello,
-    Refusal,
     RefusalCode,
     RequesterHello,
     decode_refusal,
@@ -124,7 +124,7 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
 )
 def test_stranger_is_told_why_it_is_refused(frame: Frame, code: str, sentence: str) -> None:
     judgement = judge_answer(frame, OWN, NodeId(3), know_nobody)
-    assert isinstance(judgement, Refusal)
+    assert isinstance(judgement, HandshakeRefusal)
     assert judgement.code == code
     assert sentence in judgement.sentence
 
@@ -136,15 +136,15 @@ def test_any_node_may_dial() -> None:
 @given(st.binary(max_size=200))
 def test_arbitrary_hello_is_judged_and_nothing_else(head: bytes) -> None:
     frame = hello_frame(head)
-    assert isinstance(judge_hello(frame, OWN, know_nobody), Refusal)
-    assert isinstance(judge_host(frame, CLIENT), Refusal)
+    assert isinstance(judge_hello(frame, OWN, know_nobody), HandshakeRefusal)
+    assert isinstance(judge_host(frame, CLIENT), HandshakeRefusal)
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_refusal_is_a_refusal_or_a_decode_error(head: bytes) -> None:
     frame = Frame(Kind.REFUSAL, memoryview(head), memoryview(b""))
     with suppress(DecodeError):
-        assert isinstance(decode_refusal(frame), Refusal)
+        assert isinstance(decode_refusal(frame), HandshakeRefusal)
 
 
 @pytest.mark.parametrize("code", RefusalCode)
@@ -172,7 +172,7 @@ def test_codes_are_stable() -> None:
 
 def test_refusal_repeats_only_so_much_of_what_a_stranger_sent() -> None:
     judgement = judge_hello(changed(magic="ü" * 2000), OWN, know_nobody)
-    assert isinstance(judgement, Refusal)
+    assert isinstance(judgement, HandshakeRefusal)
     assert len(judgement.sentence) == SENTENCE_LENGTH_MAX
     assert decode_refusal(as_frame(encode_refusal(judgement))) == judgement
 
@@ -218,18 +218,18 @@ def test_client_of_another_cluster_is_refused_on_either_side(hello: RequesterHel
         judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody),
         judge_host(as_frame(encode_hello(OWN)), hello),
     ):
-        assert judgement == Refusal("other_cluster", "the cluster id is not this cluster's")
+        assert judgement == HandshakeRefusal("other_cluster", "the cluster id is not this cluster's")
 
 
 def test_node_that_asks_must_name_its_cluster() -> None:
     hello = make_requester_hello(name="broker", node=NodeId(2))
     judgement = judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody)
-    assert judgement == Refusal("other_cluster", "the cluster id is not this cluster's")
+    assert judgement == HandshakeRefusal("other_cluster", "the cluster id is not this cluster's")
 
 
 def test_requester_takes_no_answer_but_a_node() -> None:
     judgement = judge_host(as_frame(encode_hello(CALLER)), CLIENT)
-    assert isinstance(judgement, Refusal)
+    assert isinstance(judgement, HandshakeRefusal)
     assert judgement.code == "unexpected_frame"
 
 
@@ -245,13 +245,13 @@ def test_node_with_another_disk_than_it_is_known_by_is_refused(known: str | None
         judge_hello(as_frame(encode_hello(CALLER)), OWN, identity_of),
     ):
         if is_refused:
-            assert judgement == Refusal("other_identity", "node 2 is known here by another identity")
+            assert judgement == HandshakeRefusal("other_identity", "node 2 is known here by another identity")
         else:
-            assert not isinstance(judgement, Refusal)
+            assert not isinstance(judgement, HandshakeRefusal)
 
 
 @pytest.mark.parametrize(("identity", "is_refused"), [("disk-1", False), ("disk-9", True)])
 def test_node_may_ask_itself_but_not_pass_for_another(identity: str, is_refused: bool) -> None:
     own = msgspec.structs.replace(OWN, identity="disk-1")
     hello = make_requester_hello(name="broker", cluster_id="here", node=NodeId(1), identity=identity)
-    assert isinstance(judge_hello(as_frame(encode_hello(hello)), own, know_nobody), Refusal) is is_refused
+    assert isinstance(judge_hello(as_frame(encode_hello(hello)), own, know_nobody), HandshakeRefusal) is is_refused

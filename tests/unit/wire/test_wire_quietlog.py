@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from quiver.testing import SimulatedClock
-from quiver.wire.quietlog import INTERVAL_MS, KEYS_MAX, QuietLog
+from quiver.wire.rate_limited_logger import INTERVAL_MS, KEYS_MAX, RateLimitedLogger
 
 
 class Time:
@@ -23,7 +23,7 @@ def facts_of(caplog: pytest.LogCaptureFixture) -> list[object]:
 
 def test_one_line_per_key_and_while_tells_how_many_were_not_written(caplog: pytest.LogCaptureFixture) -> None:
     time = Time()
-    quiet_log = QuietLog(logging.getLogger("quiver.test"), SimulatedClock(time))
+    quiet_log = RateLimitedLogger(logging.getLogger("quiver.test"), SimulatedClock(time))
     for at in range(4):
         quiet_log.tell("a", "refused", at=at)
     quiet_log.tell("b", "refused", at=4)
@@ -37,7 +37,7 @@ def test_one_line_per_key_and_while_tells_how_many_were_not_written(caplog: pyte
 
 
 def test_memory_for_keys_is_bounded_and_the_oldest_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    quiet_log = QuietLog(logging.getLogger("quiver.test"), SimulatedClock(Time()))
+    quiet_log = RateLimitedLogger(logging.getLogger("quiver.test"), SimulatedClock(Time()))
     for at in range(KEYS_MAX + 1):
         quiet_log.tell(str(at), "refused", at=at)
     caplog.clear()

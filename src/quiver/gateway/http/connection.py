@@ -15,7 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from quiver.gateway.http.messages import HttpRequest, HttpResponse, encode_response
-from quiver.gateway.http.reader import Refusal, RequestReader
+from quiver.gateway.http.reader import HttpRefusal, RequestReader
 
 if TYPE_CHECKING:
     from quiver.gateway.http.server import HttpServer
@@ -116,7 +116,7 @@ class HttpConnection(asyncio.Protocol):
         if self.is_idle:
             self._end()
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HttpRefusal) -> None:
         """Say why nothing more is taken, behind what is being answered, and end."""
         if self._request is not None or self._reader.requests:
             self._reader.refusal = self._reader.refusal or refusal

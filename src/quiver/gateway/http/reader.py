@@ -23,7 +23,7 @@ _CONTINUE = b"100-continue"
 _VERSIONS = ("1.1", "1.0")
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class HttpRefusal(msgspec.Struct, frozen=True):
     """Why a connection's bytes are not taken any further."""
 
     status: int
@@ -34,7 +34,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class _Refused(Exception):  # noqa: N818 - leaves the parser's callbacks, never this module
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.refusal = Refusal(status, code, message)
+        self.refusal = HttpRefusal(status, code, message)
 
 
 class RequestReader:
@@ -46,7 +46,7 @@ class RequestReader:
 
     def __init__(self, *, head_bytes_max: int, body_bytes_max: int, admit: Callable[[int], bool]) -> None:
         self.requests: deque[HttpRequest] = deque()
-        self.refusal: Refusal | None = None
+        self.refusal: HttpRefusal | None = None
         self.is_within = False
         """Whether a request has begun that is not whole yet."""
         self.begun = 0
@@ -79,7 +79,7 @@ class RequestReader:
         except httptools.HttpParserError as error:
             # What follows `Connection: close` is nobody's: the last request is answered, the rest is not looked at.
             if not self._is_last:
-                self.refusal = Refusal(400, "bad_http", f"not HTTP/1.1 as it must be: {error}")
+                self.refusal = HttpRefusal(400, "bad_http", f"not HTTP/1.1 as it must be: {error}")
         except _Refused as refused:
             self.refusal = refused.refusal
 

@@ -27,7 +27,7 @@ from quiver.errors import ConfigError
 from quiver.gateway.http.connection import HttpConnection
 from quiver.gateway.http.deadlines import Deadlines
 from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse
-from quiver.gateway.http.reader import Refusal
+from quiver.gateway.http.reader import HttpRefusal
 from quiver.logs import facts
 from quiver.tasks import timeout
 
@@ -181,7 +181,7 @@ class HttpServer:
             return True
         self._refused += 1
         message = f"not done: {self.settings.connections_max} clients are connected already"
-        connection.refuse(Refusal(503, "overloaded", message))
+        connection.refuse(HttpRefusal(503, "overloaded", message))
         return False
 
     def handle_ending(self, connection: HttpConnection) -> None:
@@ -272,7 +272,7 @@ class HttpServer:
             connection.close_when_idle()
         for connection in self.receiving.take_expired():
             self._timed_out += 1
-            connection.refuse(Refusal(408, "too_slow", "not done: the request took too long to arrive"))
+            connection.refuse(HttpRefusal(408, "too_slow", "not done: the request took too long to arrive"))
         for connection in self.sending.take_expired():
             self._timed_out += 1
             connection.abort()

@@ -35,10 +35,10 @@ from quiver.spark.offsets import (
 from quiver.spark.options import Bound, ReadOptions, parse_duration
 from quiver.spark.pipelines.compaction import compact
 from quiver.spark.pipelines.delta_lake import DeltaLake
-from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
 from quiver.spark.pipelines.lake import RECORD_COLUMNS, Archived, Kind, Lake, LakeFile, open_lake
 from quiver.spark.pipelines.lake_files import LakeWriter
-from quiver.spark.progress import Progress as Places
+from quiver.spark.progress import StreamProgress as Places
 from quiver.spark.source import fetch_range
 
 ROUND_RECORDS_MAX: Final = 4_000_000
@@ -122,12 +122,14 @@ class _Archiving:
             self._do_round(place, end)
             place = end
             self._hold.move(place, target)
-            self._run.tell(Progress(f"archiving {self._job.topic}", self._count, total))
+            self._run.tell(JobProgress(f"archiving {self._job.topic}", self._count, total))
         return not ranges_between(place, target)
 
     def _do_round(self, place: StreamOffset, end: StreamOffset) -> None:
         context = self._run.spark.sparkContext
-        self._run.tell(Progress(f"archiving {self._job.topic}", self._count, self._count + records_between(place, end)))
+        self._run.tell(
+            JobProgress(f"archiving {self._job.topic}", self._count, self._count + records_between(place, end))
+        )
         ranges = plan(ranges_between(place, end), context.defaultParallelism)
         write = partial(write_range, self._lake.root, self._options, is_hidden=self._lake.is_hiding)
         files = [file for own in context.parallelize(ranges, len(ranges)).map(write).collect() for file in own]
@@ -145,11 +147,11 @@ class _Archiving:
         if not isinstance(lake, DeltaLake):
             return
         if self._job.is_compact:
-            self._run.tell(Progress("compacting"))
+            self._run.tell(JobProgress("compacting"))
             before, after = compact(self._run.spark, lake, self._job.topic)
             self._upkeep |= {"compacted_files": before, "compacted_into": after}
         if self._job.is_vacuum:
-            self._run.tell(Progress("vacuuming"))
+            self._run.tell(JobProgress("vacuuming"))
             keep = timedelta(seconds=parse_duration(self._job.keep, "keep"))
             self._upkeep["vacuumed_files"] = lake.vacuum(keep)
 

@@ -23,11 +23,11 @@ from quiver.spark.offsets import incarnation_of
 from quiver.spark.options import Servers
 from quiver.spark.pipelines.audit_plan import LEADER, ArchivedPart, PartitionPlan, plan_edges, plan_pieces
 from quiver.spark.pipelines.audit_report import Finding, PartitionSummary, Report, WitnessSummary
+from quiver.spark.pipelines.audit_sources import AuditSource, AuditVerdict, Mismatch, Piece, digest_piece, examine
 from quiver.spark.pipelines.comparison import Fault, check_runs, choose_reference, find_differences
-from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
 from quiver.spark.pipelines.lake import open_lake
 from quiver.spark.pipelines.statements import choose_clients, read_statements
-from quiver.spark.pipelines.witnesses import Piece, Suspicion, Verdict, Witness, digest_piece, examine
 
 SUSPICIONS_MAX: Final = 500
 """Most segments that are looked at record by record; what is beyond that differs as a whole."""
@@ -134,7 +134,9 @@ def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[
         )
         for node in sorted(set(own.replicas) - alive):
             fault = Fault(kind="unreachable", offset=first, end_offset=end, detail="the node does not answer")
-            findings.append(Finding(witness=str(Witness("replica", str(node))), partition=own.partition, fault=fault))
+            findings.append(
+                Finding(witness=str(AuditSource("replica", str(node))), partition=own.partition, fault=fault)
+            )
     return plans, findings
 
 
@@ -150,7 +152,7 @@ def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> d
         }
     else:
         ends = lake.archived(job.topic, incarnation, partitions) or {}
-    witness = Witness("archive", lake.root)
+    witness = AuditSource("archive", lake.root)
     return {
         partition: ArchivedPart(
             witness=witness,
@@ -173,15 +175,15 @@ class _Auditing:
     ) -> None:
         self._topic, self._servers, self._plans = topic, servers, plans
         self._run, self._hold = run, hold
-        self._told: dict[tuple[Witness, int], dict[int, Digest]] = {}
-        self._faults: dict[tuple[Witness, int], list[Fault]] = {}
+        self._told: dict[tuple[AuditSource, int], dict[int, Digest]] = {}
+        self._faults: dict[tuple[AuditSource, int], list[Fault]] = {}
         self._references: dict[int, dict[int, tuple[Digest, int]]] = {}
 
     def examine_all(self) -> list[Finding]:
         """Digest everything, compare, and look at what differs; stop early if the job is to stop."""
         self._digest()
         findings: list[Finding] = []
-        suspicions: list[Suspicion] = []
+        suspicions: list[Mismatch] = []
         for plan in self._plans if not self._run.is_stopping else ():
             self._references[plan.partition] = choose_reference(
                 plan.edges, [self._told.get((witness, plan.partition), {}) for witness in self._copies(plan)]
@@ -217,7 +219,7 @@ class _Auditing:
             if told.fault is not None:
                 self._faults.setdefault(key, []).append(told.fault)
             done += told.piece.end_offset - told.piece.first_offset
-            self._run.tell(Progress(f"digesting {self._topic}", done, total))
+            self._run.tell(JobProgress(f"digesting {self._topic}", done, total))
 
     def _in_waves(self, work: Sequence[T], do: Callable[[T], U]) -> Iterator[U]:
         """Let tasks do something to each of many things, so many at a time; end early if the job is to stop."""
@@ -230,9 +232,9 @@ class _Auditing:
             own = work[at : at + wave]
             yield from context.parallelize(own, len(own)).map(do).collect()
 
-    def _copies(self, plan: PartitionPlan) -> list[Witness]:
+    def _copies(self, plan: PartitionPlan) -> list[AuditSource]:
         """Return those whose word counts when it is found out what a partition holds."""
-        replicas = [Witness("replica", str(node)) for node in plan.nodes]
+        replicas = [AuditSource("replica", str(node)) for node in plan.nodes]
         whole = [witness for witness in replicas if (witness, plan.partition) not in self._faults]
         return whole or [LEADER]
 
@@ -245,7 +247,7 @@ class _Auditing:
                 fault = Fault(kind="lost", offset=first, end_offset=end, detail=detail)
                 yield Finding(witness="most replicas", partition=plan.partition, fault=fault)
 
-    def _suspect(self, plan: PartitionPlan) -> Iterator[Suspicion]:
+    def _suspect(self, plan: PartitionPlan) -> Iterator[Mismatch]:
         reference = self._references[plan.partition]
         digests = {first: digest for first, (digest, _) in reference.items()}
         copies = self._copies(plan)
@@ -253,11 +255,11 @@ class _Auditing:
             for difference in find_differences(edges, digests, self._told.get((witness, plan.partition), {})):
                 believed = copies[reference[difference.first_offset][1]]
                 bounds = (difference.first_offset, difference.end_offset)
-                yield Suspicion(reference=plan.piece(believed, *bounds), suspect=plan.piece(witness, *bounds))
+                yield Mismatch(reference=plan.piece(believed, *bounds), suspect=plan.piece(witness, *bounds))
 
-    def _scopes(self, plan: PartitionPlan) -> Iterator[tuple[Witness, Sequence[int]]]:
+    def _scopes(self, plan: PartitionPlan) -> Iterator[tuple[AuditSource, Sequence[int]]]:
         """Yield what each witness must have: everything, but what it could not tell, and what is not archived yet."""
-        for witness in (LEADER, *(Witness("replica", str(node)) for node in plan.nodes)):
+        for witness in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
             faults = self._faults.get((witness, plan.partition), [])
             yield from ((witness, own) for own in _without(plan.edges, faults))
         if plan.archived is not None:
@@ -276,10 +278,10 @@ class _Auditing:
             fault = Fault(kind="lost", offset=end, end_offset=plan.archived.end_offset, detail=detail)
             yield Finding(witness=str(LEADER), partition=plan.partition, fault=fault)
 
-    def _examine(self, suspicions: Sequence[Suspicion]) -> Iterator[Finding]:
+    def _examine(self, suspicions: Sequence[Mismatch]) -> Iterator[Finding]:
         looked_at, rest = suspicions[:SUSPICIONS_MAX], suspicions[SUSPICIONS_MAX:]
         for done, verdict in enumerate(self._in_waves(looked_at, partial(examine, self._servers)), 1):
-            self._run.tell(Progress("looking at what differs", done, len(looked_at), "segment"))
+            self._run.tell(JobProgress("looking at what differs", done, len(looked_at), "segment"))
             yield from _findings(verdict)
         for suspicion in rest:
             yield _as_a_whole(suspicion.suspect, "differs; too much does to look at each record")
@@ -297,7 +299,7 @@ def _without(edges: Sequence[int], faults: Sequence[Fault]) -> Iterator[Sequence
     yield from [own] if own else []
 
 
-def _findings(verdict: Verdict) -> Iterator[Finding]:
+def _findings(verdict: AuditVerdict) -> Iterator[Finding]:
     suspect = verdict.suspect
     for fault in verdict.faults:
         yield Finding(witness=str(suspect.witness), partition=suspect.partition, fault=fault)
@@ -314,7 +316,7 @@ def _summarise(plans: Sequence[PartitionPlan], findings: Sequence[Finding]) -> I
     """Tell of each witness how much it had to show, and whether that was right."""
     counts: dict[str, int] = {}
     for plan in plans:
-        shares = {LEADER: plan.count} | {Witness("replica", str(node)): plan.count for node in plan.nodes}
+        shares = {LEADER: plan.count} | {AuditSource("replica", str(node)): plan.count for node in plan.nodes}
         if plan.archived is not None:
             shares[plan.archived.witness] = max(0, min(plan.archived.end_offset, plan.bounds[1]) - plan.bounds[0])
         for witness, runs in plan.runs.items():

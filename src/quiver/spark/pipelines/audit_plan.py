@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 
 from quiver.record.digest import BLOCK_RECORDS, block_edges
+from quiver.spark.pipelines.audit_sources import AuditSource, Piece
 from quiver.spark.pipelines.lake import LakeFile
 from quiver.spark.pipelines.statements import Runs
-from quiver.spark.pipelines.witnesses import Piece, Witness
 
-LEADER: Final = Witness("leader")
+LEADER: Final = AuditSource("leader")
 PIECE_BLOCKS_MAX: Final = 16
 """Most blocks of one piece: what a task that is run again reads again."""
 PIECES_PER_CORE: Final = 4
@@ -27,7 +27,7 @@ PIECES_PER_CORE: Final = 4
 class ArchivedPart(msgspec.Struct, frozen=True, kw_only=True):
     """What an archive has of one partition."""
 
-    witness: Witness
+    witness: AuditSource
     root: str
     end_offset: int
     files: tuple[LakeFile, ...]
@@ -44,7 +44,7 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...]
     """Those with a replica that can be asked; the leader first."""
     archived: ArchivedPart | None = None
-    runs: Mapping[Witness, Runs] = {}
+    runs: Mapping[AuditSource, Runs] = {}
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -56,7 +56,7 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
         """How many offsets there are."""
         return self.bounds[1] - self.bounds[0]
 
-    def piece(self, witness: Witness, first_offset: int, end_offset: int) -> Piece:
+    def piece(self, witness: AuditSource, first_offset: int, end_offset: int) -> Piece:
         """Return a part of what a witness can tell, with the edges in it; both bounds are edges."""
         edges = self.edges[bisect_left(self.edges, first_offset) : bisect_right(self.edges, end_offset)]
         root, paths = "", tuple[str, ...]()
@@ -97,7 +97,7 @@ def plan_pieces(plans: Sequence[PartitionPlan], cores: int) -> list[Piece]:
     pieces: list[Piece] = []
     for plan in plans:
         cuts = cut_edges(plan.edges, size)
-        for witness in (LEADER, *(Witness("replica", str(node)) for node in plan.nodes)):
+        for witness in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
             pieces += [plan.piece(witness, *cut) for cut in cuts]
         pieces += plan_files(plan, size)
     return pieces

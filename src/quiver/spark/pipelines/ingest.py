@@ -23,7 +23,7 @@ from quiver.spark.connections import connection
 from quiver.spark.offsets import incarnation_of
 from quiver.spark.options import Servers
 from quiver.spark.pipelines.ingest_ledger import IngestLedger, IngestState, Placed, Round, lane_prefix, read_state
-from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
 from quiver.spark.pipelines.lane import Lane
 from quiver.spark.pipelines.source_files import (
     Fields,
@@ -129,7 +129,7 @@ class _Ingesting:
         if self.ledger.state.open_round is not None:
             self._resumed = sum(map(len, self.ledger.state.open_round.lanes))
             self._send(self.ledger.state.open_round, is_resumed=True)
-        self._run.tell(Progress("looking at files"))
+        self._run.tell(JobProgress("looking at files"))
         self._survey = take_survey(find_files(self._job.paths), self.ledger.state, self._look)
         partitions = len(self._cluster.offsets(self._job.topic, "earliest").offsets)
         rounds = plan_rounds(self._survey.fresh)
@@ -138,7 +138,9 @@ class _Ingesting:
         for files in rounds:
             if self._run.is_stopping:
                 return False
-            self._run.tell(Progress(f"ingesting into {self._job.topic}", done_bytes, self._survey.size_bytes, "byte"))
+            self._run.tell(
+                JobProgress(f"ingesting into {self._job.topic}", done_bytes, self._survey.size_bytes, "byte")
+            )
             lanes_max = self._run.spark.sparkContext.defaultParallelism
             lanes = plan_lanes(files, lanes_max, partitions=partitions, turn=self.ledger.state.files)
             self._send(self.ledger.begin(lanes, partitions=partitions, fields=fields), is_resumed=False)

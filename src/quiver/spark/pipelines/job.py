@@ -27,7 +27,7 @@ def option_name(field: str) -> str:
     return field.removeprefix("is_").removesuffix("_").replace("_", "-")
 
 
-class Progress(msgspec.Struct, frozen=True):
+class JobProgress(msgspec.Struct, frozen=True):
     """How far a job is: what it does, and how much of that is done, of how much, if that is known."""
 
     phrase: str
@@ -52,7 +52,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """What a job has of its process: a Spark session, a way to tell how far it is, and the wish that it stop."""
 
-    def __init__(self, open_session: Callable[[], SparkSession], *, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, open_session: Callable[[], SparkSession], *, tell: Callable[[JobProgress], None]) -> None:
         self._open_session = open_session
         self._spark: SparkSession | None = None
         self.tell = tell
@@ -63,7 +63,7 @@ class Run:
     def spark(self) -> SparkSession:
         """Return the session; it is made when it is first needed, since that takes seconds."""
         if self._spark is None:
-            self.tell(Progress("starting Spark"))
+            self.tell(JobProgress("starting Spark"))
             self._spark = self._open_session()
         return self._spark
 
@@ -85,7 +85,7 @@ class Run:
         counts: dict[int, int] = {}
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type] # Spark takes fractions, too
             counts |= {progress["batchId"]: progress["numInputRows"] for progress in query.recentProgress}
-            self.tell(Progress(phrase, sum(counts.values()), lines=show()))
+            self.tell(JobProgress(phrase, sum(counts.values()), lines=show()))
             if self.is_stopping:
                 _end(query)
                 return

@@ -21,7 +21,7 @@ from quiver.errors import ConflictError, NotFoundError, RequestError
 from quiver.spark.connections import connection
 from quiver.spark.offsets import incarnation_of
 from quiver.spark.options import Servers
-from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
 from quiver.spark.pipelines.lake import RECORD_COLUMNS, Lake, LakeFile, open_lake
 from quiver.spark.pipelines.lake_files import read_in_order
 from quiver.spark.pipelines.lane import Lane
@@ -112,7 +112,7 @@ class _Replaying:
         for windows in plan_rounds(files, selection):
             if self._run.is_stopping:
                 return False
-            self._run.tell(Progress(f"replaying into {self._job.topic}", self.count, total))
+            self._run.tell(JobProgress(f"replaying into {self._job.topic}", self.count, total))
             self._do_round(windows)
         return True
 

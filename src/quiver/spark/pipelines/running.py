@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from quiver.errors import QuiverError, UnavailableError
 from quiver.spark.pipelines.failures import explain
-from quiver.spark.pipelines.job import Job, Progress, Result, Run
+from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
 from quiver.spark.session import session
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SAID_LINES_MAX: Final = 10
 """How much of what Spark said is told when it does not start."""
 
 
-def execute(name: str, job: Job, *, tell: Callable[[Progress], None]) -> tuple[Result, int | None]:
+def execute(name: str, job: Job, *, tell: Callable[[JobProgress], None]) -> tuple[Result, int | None]:
     """Do a job in the main thread; return how it ended, and the signal that stopped it, if one did.
 
     Raises:

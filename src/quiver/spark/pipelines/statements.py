@@ -1,18 +1,18 @@
-"""What clients have stated about a topic, by client and partition; see `quiver.client.receipts`."""
+"""What clients have stated about a topic, by client and partition; see `quiver.client.digest_reporter`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quiver.client.receipts import TOPIC, Statement, decode_statement
+from quiver.client.digest_reporter import TOPIC, Statement, decode_statement
 from quiver.client.sync import Cluster
 from quiver.errors import NotFoundError
 from quiver.record.digest import Digest
-from quiver.spark.pipelines.witnesses import Witness
+from quiver.spark.pipelines.audit_sources import AuditSource
 
 Runs = list[tuple[int, int, Digest]]
 """First offsets, end offsets and digests, in the order in which they were stated."""
-Stated = dict[Witness, dict[int, Runs]]
+Stated = dict[AuditSource, dict[int, Runs]]
 
 
 def read_statements(cluster: Cluster, topic_id: int) -> Stated:
@@ -38,7 +38,7 @@ def sort_statements(statements: Iterable[Statement], topic_id: int) -> Stated:
     stated: Stated = {}
     for statement in statements:
         if statement.topic_id == topic_id:
-            own = stated.setdefault(Witness(statement.role, statement.name), {})
+            own = stated.setdefault(AuditSource(statement.role, statement.name), {})
             own.setdefault(statement.partition, []).extend(
                 (run.first_offset, run.end_offset, run.digest) for run in statement.runs
             )

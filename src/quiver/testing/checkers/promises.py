@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from quiver.model import Index, NodeId, Term
 from quiver.raft import AppendResponse, HeartbeatResponse, Message, Raft, VoteRequest, VoteResponse
-from quiver.raft.progress import Progress
+from quiver.raft.progress import PeerProgress
 from quiver.replication.codec import Item
 from quiver.storage import Log
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.checkers.durability import Copy
 from quiver.testing.finding import found, require
 
-Belief = tuple[Progress, Index, Index]
+Belief = tuple[PeerProgress, Index, Index]
 """What a leader knows of a member, and the match and received indexes in it at some moment."""
 
 _KEPT_MAX = 64

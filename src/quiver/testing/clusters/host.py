@@ -15,7 +15,7 @@ from quiver.model import NodeId
 from quiver.node import Node
 from quiver.testing.clock import SimulatedClock
 from quiver.testing.clusters.database import SimulatedDatabase
-from quiver.testing.clusters.surroundings import SimulatedSurroundings
+from quiver.testing.clusters.environment import SimulatedEnvironment
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.executor import SimulatedExecutor
 from quiver.testing.finding import found, require
@@ -145,7 +145,7 @@ class SimulatedHost:
         self._stop = asyncio.Event()
         error: BaseException | None = None
         try:
-            async with Node(self.world.settings_of(self), self._surroundings()) as self.node:
+            async with Node(self.world.settings_of(self), self._environment()) as self.node:
                 error = await self._serve(self.node)
         except Exception as failure:  # whatever ends a process ends it
             if self.world.loop.is_closed():
@@ -166,12 +166,12 @@ class SimulatedHost:
             self.world.spawn(self._require_end(self.lives))
         return failure
 
-    def _surroundings(self) -> SimulatedSurroundings:
+    def _environment(self) -> SimulatedEnvironment:
         world = self.world
         self._executor = SimulatedExecutor(
             world.loop, self._executor_rng, self._latency, workers=world.knobs.disk_workers
         )
-        return SimulatedSurroundings(
+        return SimulatedEnvironment(
             clock=self.clock,
             rng=self._rng,
             disk=self.disk,

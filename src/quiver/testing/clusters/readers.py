@@ -10,8 +10,8 @@ from quiver.errors import QuiverError
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.testing.clusters.clients import Client
+from quiver.wire.consume_many import ConsumeMany, decode_taken
 from quiver.wire.messages import Consume, TopicInfo
-from quiver.wire.taking import TakeEach, decode_taken
 
 FETCH_BYTES = 4 * KIB
 """What is asked for at once: little, as logs are."""
@@ -177,8 +177,8 @@ class Taker(Client):
         """Ask so many times for the next record, in one request, as a gateway does."""
         router = self.cluster.router
 
-        def build(info: TopicInfo) -> TakeEach:
-            return TakeEach(
+        def build(info: TopicInfo) -> ConsumeMany:
+            return ConsumeMany(
                 topic_id=info.topic_id,
                 partition_id=partition_id,
                 consumer_ids=(consumer_id,) * count,

@@ -22,8 +22,8 @@ from quiver.metadata import View
 from quiver.model import GroupId, NodeId
 from quiver.partition import Replica
 from quiver.testing.clock import SimulatedClock
+from quiver.testing.clusters.environment import Medium
 from quiver.testing.clusters.host import SimulatedHost
-from quiver.testing.clusters.surroundings import Medium
 from quiver.testing.clusters.swarm import ClusterKnobs
 from quiver.testing.finding import require
 from quiver.testing.judge import Recorder

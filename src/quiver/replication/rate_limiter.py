@@ -11,7 +11,7 @@ import asyncio
 from quiver.clock import Clock
 
 
-class Pace:
+class RateLimiter:
     """Let so many bytes a second pass, in the order in which they are asked for."""
 
     def __init__(self, clock: Clock, *, bytes_per_second: int) -> None:

@@ -1,6 +1,6 @@
 """What lies outside of a node's process: clocks, chance, disk, threads, network and database.
 
-A node touches the world through these and nothing else. `SystemSurroundings` is the real side: the machine's clocks and
+A node touches the world through these and nothing else. `SystemEnvironment` is the real side: the machine's clocks and
 files, TCP, SQLite or PostgreSQL. `quiver.testing` has the simulated one.
 """
 
@@ -60,7 +60,7 @@ class NodeNetwork(Network, Protocol):
         ...
 
 
-class Surroundings(Protocol):
+class Environment(Protocol):
     """The world around one node; made anew for each of its lives."""
 
     clock: Clock
@@ -85,7 +85,7 @@ def schema_name(node: NodeId) -> str:
     return f"quiver_node_{node}"
 
 
-class SystemSurroundings:
+class SystemEnvironment:
     """The machine that this process runs on. Use as ``async with``."""
 
     def __init__(self, settings: Settings) -> None:

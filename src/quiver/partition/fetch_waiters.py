@@ -16,7 +16,7 @@ WAITERS_MAX = 10_000
 """How many readers may wait for records of one partition: some 5 MB."""
 
 
-class Arrivals:
+class FetchWaiters:
     """The readers of one partition that wait for records."""
 
     def __init__(self, *, waiters_max: int = WAITERS_MAX) -> None:

@@ -15,8 +15,8 @@ from quiver.config import PartitionSettings
 from quiver.errors import LogClosedError, QuiverError, StorageError
 from quiver.logs import facts
 from quiver.partition.entries import Summary, Trim, build_entry
-from quiver.partition.leading import Leading
-from quiver.partition.retaining import KEEP_EVERYTHING, find_trim, is_summary_due
+from quiver.partition.proposal_gate import ProposalGate
+from quiver.partition.retention import KEEP_EVERYTHING, find_trim, is_summary_due
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
 from quiver.tasks import timeout
@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 class Housekeeping:
     """The background work of one replica. `run` is its life; `stop` ends it between two pieces of work."""
 
-    def __init__(self, member: Member, state: PartitionState, leading: Leading, settings: PartitionSettings) -> None:
+    def __init__(
+        self, member: Member, state: PartitionState, leading: ProposalGate, settings: PartitionSettings
+    ) -> None:
         self.retention = KEEP_EVERYTHING
         """What the leader goes by from its next look on."""
         self._member = member

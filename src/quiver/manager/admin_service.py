@@ -14,16 +14,16 @@ from quiver.client.transport import Transport
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import NotAllowedError, UnavailableError
-from quiver.manager import answers
+from quiver.manager import describe
 from quiver.manager.changes import ChangeRequest, Changes, Heartbeats
-from quiver.manager.handing_on import Answer, PrimaryRoute
+from quiver.manager.forwarding import Answer, Forwarder
 from quiver.metadata import MetadataStore
 from quiver.model import Index, NodeId
 from quiver.tasks import timeout
 from quiver.wire.holds import ListHolds
 from quiver.wire.messages import (
+    BrokerHeartbeatRequest,
     GetMetadata,
-    Heartbeat,
     ListClients,
     ListMoves,
     MetadataFound,
@@ -38,7 +38,7 @@ WAIT_SHARE = 0.8
 """How much of a caller's time may pass until this node knows what the caller does; the rest is for saying no."""
 
 
-class Administration:
+class AdminService:
     """One node's answers about the cluster. `heartbeats` is None on nodes that are no managers."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Administration:
         self._clock = clock
         self._settings = settings
         self._changes = Changes(store, clock=clock, settings=settings, heartbeats=heartbeats)
-        self._route = PrimaryRoute(node, store, transport, clock=clock, seeds=seeds)
+        self._route = Forwarder(node, store, transport, clock=clock, seeds=seeds)
 
     async def handle(self, caller: Caller, request: AdministrativeRequest, payload: memoryview) -> Answer:
         """Answer a request; raises errors of `quiver.errors`, each true about whether it was done."""
@@ -68,23 +68,23 @@ class Administration:
             case GetMetadata():
                 await self._wait_known(request.known_index, caller)
                 view = await self._store.read()
-                return answers.describe_metadata(view, request, primary=self._store.primary), ()
+                return describe.describe_metadata(view, request, primary=self._store.primary), ()
             case ListClients():
                 await self._wait_known(request.known_index, caller)
                 view = await self._store.read()
                 now_ms, alive_ms = self._clock.wall_ms(), self._settings.client_alive_ms
-                return answers.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms), ()
+                return describe.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms), ()
             case ListMoves():
-                return answers.describe_moves(await self._store.read()), ()
+                return describe.describe_moves(await self._store.read()), ()
             case ListHolds():
                 await self._wait_known(request.known_index, caller)
-                return answers.describe_holds(await self._store.read()), ()
+                return describe.describe_holds(await self._store.read()), ()
             case _:
                 return await self._change(caller, request, payload)
 
     async def _read_current(self, request: GetMetadata) -> tuple[MetadataFound, tuple[()]]:
         view = await self._store.read(linearizable=True)
-        return answers.describe_metadata(view, request, primary=self._store.primary), ()
+        return describe.describe_metadata(view, request, primary=self._store.primary), ()
 
     async def _wait_known(self, index: Index, caller: Caller) -> None:
         """Wait until this node knows as much as the asker."""
@@ -98,7 +98,7 @@ class Administration:
             raise UnavailableError(message, code="behind") from None
 
     async def _change(self, caller: Caller, request: ChangeRequest, payload: memoryview) -> Answer:
-        if isinstance(request, SubmitCommand | Heartbeat) and not caller.is_node:
+        if isinstance(request, SubmitCommand | BrokerHeartbeatRequest) and not caller.is_node:
             raise NotAllowedError("not done: only nodes may ask for this")
         return await self._route.carry_out(
             request,

@@ -36,7 +36,7 @@ READ_RECORDS: Final = 65_536
 Role = Literal["leader", "replica", "archive", "producer", "consumer"]
 
 
-class Witness(msgspec.Struct, frozen=True, order=True):
+class AuditSource(msgspec.Struct, frozen=True, order=True):
     """Somebody who can tell what a topic holds; a replica's name is its node."""
 
     role: Role
@@ -55,7 +55,7 @@ class Witness(msgspec.Struct, frozen=True, order=True):
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """What a task reads; `edges` are the bounds of what it adds up."""
 
-    witness: Witness
+    witness: AuditSource
     topic: str
     topic_id: int
     partition: int
@@ -75,7 +75,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
         return self.edges[-1]
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class DigestResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a witness told of a piece: digests by first offset, and from where on it could not."""
 
     piece: Piece
@@ -83,14 +83,14 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
 
 
-class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Two witnesses whose digests differ: one that is believed, and one to be looked at."""
 
     reference: Piece
     suspect: Piece
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with a suspect's records; the first of the faults, and how many there are."""
 
     suspect: Piece
@@ -98,7 +98,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-def digest_piece(servers: Servers, piece: Piece) -> Told:
+def digest_piece(servers: Servers, piece: Piece) -> DigestResult:
     """Add up what a witness has; in a task."""
     digests: dict[int, Digest] = {}
     reached = piece.first_offset
@@ -110,11 +110,11 @@ def digest_piece(servers: Servers, piece: Piece) -> Told:
     except (QuiverError, OSError, pa.ArrowInvalid) as error:
         # Files come in any order: one that cannot be read leaves all of the piece in doubt.
         reached = piece.first_offset if piece.paths else reached
-        return Told(piece=piece, digests=digests, fault=explain(error, piece, reached))
-    return Told(piece=piece, digests=digests)
+        return DigestResult(piece=piece, digests=digests, fault=explain(error, piece, reached))
+    return DigestResult(piece=piece, digests=digests)
 
 
-def examine(servers: Servers, suspicion: Suspicion) -> Verdict:
+def examine(servers: Servers, suspicion: Mismatch) -> AuditVerdict:
     """Compare two witnesses record by record; in a task."""
     suspect = suspicion.suspect
     try:
@@ -126,7 +126,7 @@ def examine(servers: Servers, suspicion: Suspicion) -> Verdict:
         faults = [
             Fault(kind="altered", offset=suspect.first_offset, end_offset=suspect.end_offset, detail=detail),
         ]
-    return Verdict(suspect=suspect, faults=tuple(faults[:FAULTS_MAX]), count=len(faults))
+    return AuditVerdict(suspect=suspect, faults=tuple(faults[:FAULTS_MAX]), count=len(faults))
 
 
 def see_piece(servers: Servers, piece: Piece) -> Seen:

@@ -20,9 +20,9 @@ import msgspec
 from quiver.errors import OutOfRangeError, OverloadedError, TrimmedError
 from quiver.model import ConsumerId, Offset
 from quiver.partition.cursors import CursorMoves
-from quiver.partition.leading import Leading
+from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.recent import RecentBatches
-from quiver.partition.repairing import repairing
+from quiver.partition.repair import repairing
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
 from quiver.replication import Member
@@ -47,7 +47,7 @@ class Consumed(msgspec.Struct, frozen=True):
     """The high watermark."""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a consumer asks for."""
 
     consumer_id: ConsumerId
@@ -80,10 +80,10 @@ class _Turn:
         self.lock = asyncio.Lock()
 
 
-class Consuming:
+class ConsumeHandler:
     """The consumers of one partition, on its leader."""
 
-    def __init__(self, leading: Leading, state: PartitionState, moves: CursorMoves, member: Member) -> None:
+    def __init__(self, leading: ProposalGate, state: PartitionState, moves: CursorMoves, member: Member) -> None:
         self._leading = leading
         self._state = state
         self._moves = moves
@@ -92,7 +92,7 @@ class Consuming:
         self._turns: dict[ConsumerId, _Turn] = {}
         self._waiting = 0
 
-    async def consume(self, wish: Wish) -> Consumed:
+    async def consume(self, wish: ConsumeRequest) -> Consumed:
         """Read at the cursor, or at the wish's offset, and move the cursor behind what is returned."""
         if wish.offset is not None:
             consumed, moved = await self._plan(wish)
@@ -105,7 +105,7 @@ class Consuming:
             await asyncio.shield(moved)
         return consumed
 
-    async def _plan(self, wish: Wish) -> tuple[Consumed, asyncio.Future[None] | None]:
+    async def _plan(self, wish: ConsumeRequest) -> tuple[Consumed, asyncio.Future[None] | None]:
         """Read, and begin to move the cursor; the future is None if it is there already and nothing was read."""
         while True:
             await self._leading.wait_ready()
@@ -131,7 +131,7 @@ class Consuming:
         with repairing(self._member):
             return await self._member.log.read_records(first_offset, end_offset=end_offset, bytes_max=bytes_max)
 
-    async def _find_start(self, wish: Wish, planned: Offset | None) -> Offset:
+    async def _find_start(self, wish: ConsumeRequest, planned: Offset | None) -> Offset:
         if wish.offset is None:
             return self._begin(wish.default_start) if planned is None else planned
         await check_in_range(self._leading, self._state, wish.offset)
@@ -226,7 +226,7 @@ class Consuming:
                 del self._turns[consumer_id]
 
 
-async def check_in_range(leading: Leading, state: PartitionState, offset: Offset) -> None:
+async def check_in_range(leading: ProposalGate, state: PartitionState, offset: Offset) -> None:
     """Refuse an offset that was trimmed, or that lies behind the end also by the word of a leader that is one.
 
     Raises:

@@ -15,7 +15,7 @@ INTERVAL_MS = 10_000
 KEYS_MAX = 1024
 
 
-class QuietLog:
+class RateLimitedLogger:
     """Write warnings, one per key in ten seconds."""
 
     def __init__(self, logger: logging.Logger, clock: Clock) -> None:

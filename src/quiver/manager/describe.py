@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from quiver.metadata import (
-    Broker,
+    BrokerRow,
     BrokerState,
-    Consumer,
+    ConsumerRow,
     Kind,
     Partition,
-    Producer,
+    ProducerRow,
     Retention,
     Topic,
     View,
@@ -114,7 +114,7 @@ def read_retention(info: RetentionInfo) -> Retention:
     return Retention(ms=info.ms, bytes=info.bytes, until_consumed=info.until_consumed)
 
 
-def _node(view: View, broker: Broker) -> NodeInfo:
+def _node(view: View, broker: BrokerRow) -> NodeInfo:
     return NodeInfo(
         node=broker.broker_id,
         wire_address=broker.wire_address,
@@ -150,17 +150,17 @@ def _partition(partition: Partition) -> PartitionInfo:
     )
 
 
-def _clients(view: View) -> Iterator[tuple[Kind, Producer | Consumer]]:
+def _clients(view: View) -> Iterator[tuple[Kind, ProducerRow | ConsumerRow]]:
     for _, producer in sorted(view.producers.items()):
         yield Kind.PRODUCER, producer
     for _, consumer in sorted(view.consumers.items()):
         yield Kind.CONSUMER, consumer
 
 
-def _client(view: View, kind: Kind, client: Producer | Consumer, *, now_ms: int, alive_ms: int) -> ClientInfo:
+def _client(view: View, kind: Kind, client: ProducerRow | ConsumerRow, *, now_ms: int, alive_ms: int) -> ClientInfo:
     last_seen_ms = view.last_seen_ms(kind, client.key)
     topics = {view.topics[item.topic_id].name for item in client.registrations}
-    name, epoch = (client.name, client.epoch) if isinstance(client, Producer) else (client.request_id, 0)
+    name, epoch = (client.name, client.epoch) if isinstance(client, ProducerRow) else (client.request_id, 0)
     return ClientInfo(
         kind="producer" if kind is Kind.PRODUCER else "consumer",
         id=client.key,

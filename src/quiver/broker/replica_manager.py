@@ -54,7 +54,7 @@ CAMPAIGN_DELAYS_MS = (0, 10, 30, 80, 200)
 """When the preferred replica of a new group asks for votes: the others open theirs at about the same time."""
 
 
-class ReplicaKeeper:
+class ReplicaManager:
     """The one who opens and closes this node's replicas. `run` is its life."""
 
     def __init__(

@@ -28,7 +28,7 @@ BUFFER_BYTES = 64 * 1024 * 1024
 """Bytes under way for one topic; beyond it messages are refused."""
 
 
-class Packers:
+class TopicProducers:
     """The producers of a gateway. `close` lets what was accepted be delivered."""
 
     def __init__(self, router: Router, node: NodeId, *, timeout_ms: int) -> None:

@@ -30,7 +30,7 @@ class Taken(Response, frozen=True):
     """
 
 
-class TakeEach(Request[Taken], frozen=True, tag="take_each"):
+class ConsumeMany(Request[Taken], frozen=True, tag="take_each"):
     """Take a record for each of these consumers at its cursor, in one replicated step; who is named twice gets two."""
 
     response = Taken

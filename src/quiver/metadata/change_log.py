@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
 
-class History:
+class ChangeLog:
     """The newest changes, and those who wait for the next ones. Lives in the event loop."""
 
     def __init__(self, source: Source, *, changes_max: int = CHANGES_MAX) -> None:

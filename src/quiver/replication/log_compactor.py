@@ -30,7 +30,7 @@ MakeState = Callable[[Index, Offset], bytes]
 """Returns a machine's state for someone who knows nothing of what lies up to this index, records up to this offset."""
 
 
-class Shortener:
+class LogCompactor:
     """What saves the state of one member."""
 
     def __init__(

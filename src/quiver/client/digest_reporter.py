@@ -61,7 +61,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...]
 
 
-class Receipts:
+class DigestReporter:
     """Digest what one client sees, and state it; on the client's loop."""
 
     def __init__(self, core: ProducerCore, *, role: Role, name: str, topic: str, topic_id: int) -> None:

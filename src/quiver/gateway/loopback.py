@@ -25,7 +25,7 @@ CALLER_NAME = "gateway"
 """What a node sees its own gateway as."""
 
 
-class ShortTransport:
+class LoopbackTransport:
     """Ask other nodes through `transport`, and this one, at `address`, through its handler."""
 
     def __init__(self, transport: Transport, *, address: Callable[[], str], handler: Handler, clock: Clock) -> None:

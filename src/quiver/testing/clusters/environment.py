@@ -1,4 +1,4 @@
-"""The simulated world around one node: the twin of `quiver.surroundings.SystemSurroundings`.
+"""The simulated world around one node: the twin of `quiver.environment.SystemEnvironment`.
 
 Raft's messages go through the simulated network, requests through the simulated transport. As on the wire, a node
 sends to those only whose address it knows, and takes nothing from one that has the id of another (R22).
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
+from quiver.environment import NodeNetwork
 from quiver.metadata import Database
 from quiver.model import Buffer, NodeId
 from quiver.replication.network import LostHandler, MessageHandler
 from quiver.storage import Disk, Executor, Identity
-from quiver.surroundings import NodeNetwork
 from quiver.testing.network import SimulatedNetwork
 from quiver.testing.transport import SimulatedTransport
 from quiver.wire import Handler
@@ -39,7 +39,7 @@ class Medium:
 
 
 @dataclass(slots=True)
-class SimulatedSurroundings:
+class SimulatedEnvironment:
     """The world around one life of one node."""
 
     clock: Clock
@@ -65,7 +65,7 @@ class _SimulatedNodeNetwork:
     """What `NodeNetwork` asks for, from the simulated network and transport."""
 
     def __init__(
-        self, world: SimulatedSurroundings, node: NodeId, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self, world: SimulatedEnvironment, node: NodeId, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> None:
         self._world = world
         self._node = node

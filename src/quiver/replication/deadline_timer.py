@@ -20,7 +20,7 @@ _FIXED = -1
 """Earlier than every deadline: nothing moves the timer, because it is closed, or rings and is set anew in the end."""
 
 
-class Alarm:
+class DeadlineTimer:
     """Ring for the earliest of many deadlines. Used inside one event loop; `close` it in the end."""
 
     def __init__(self, clock: Clock, *, spacing_ms: int, action: Callable[[int], int]) -> None:

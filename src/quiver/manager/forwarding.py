@@ -27,16 +27,16 @@ from quiver.errors import (
 from quiver.metadata import MetadataStore, NotPrimaryError
 from quiver.model import Buffer, NodeId
 from quiver.wire.exchange import Request, Response
-from quiver.wire.holds import PlaceHold, ReleaseHold
+from quiver.wire.holds import PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.messages import (
-    ConfigureTopic,
-    CreateTopic,
+    BrokerHeartbeatRequest,
+    ConfigureTopicRequest,
+    CreateTopicRequest,
     DrainBroker,
     GetMetadata,
-    Heartbeat,
     RebalanceBrokers,
-    RegisterConsumer,
-    RegisterProducer,
+    RegisterConsumerRequest,
+    RegisterProducerRequest,
 )
 
 PAUSE_MS_MIN = 20
@@ -52,7 +52,7 @@ FINAL_CODES = frozenset(("brokers_dead", "behind"))
 Answer = tuple[Response, Sequence[Buffer]]
 
 
-class PrimaryRoute:
+class Forwarder:
     """The way to the primary from one node; `seeds` are the managers that it was started with."""
 
     def __init__(
@@ -142,15 +142,15 @@ def _may_repeat(request: Request[Any], failure: QuiverError) -> bool:
 def _bears_repeating(request: Request[Any]) -> bool:
     """Tell whether a request that was perhaps done may be made again: it finds what it made, or changes nothing."""
     match request:
-        case CreateTopic():
+        case CreateTopicRequest():
             return bool(request.request_id)
-        case RegisterConsumer():
+        case RegisterConsumerRequest():
             return bool(request.request_id) or request.consumer_id is not None
-        case RegisterProducer():  # it begins one more epoch, and the caller only ever hears of the last
+        case RegisterProducerRequest():  # it begins one more epoch, and the caller only ever hears of the last
             return bool(request.name) or request.producer_id is not None
-        case PlaceHold() | ReleaseHold():
+        case PlaceHoldRequest() | ReleaseHoldRequest():
             return True
-        case ConfigureTopic() | DrainBroker() | RebalanceBrokers() | Heartbeat() | GetMetadata():
+        case ConfigureTopicRequest() | DrainBroker() | RebalanceBrokers() | BrokerHeartbeatRequest() | GetMetadata():
             return True
         case _:
             return False

@@ -1,7 +1,7 @@
 """The next message for each of many calls, taken together.
 
 Consumers that take message by message would pay a request and a replicated step for each. Here the calls for a
-partition stand in a line: what comes while its leader is being asked is asked for in one go (`TakeEach`), whichever
+partition stand in a line: what comes while its leader is being asked is asked for in one go (`ConsumeMany`), whichever
 consumers' it is. A call that finds nothing goes on to its next partition, and ends when it has been to all.
 
 Invariant: a line is served as long as somebody stands in it, and every call is answered, however serving ends.
@@ -21,8 +21,8 @@ from quiver.gateway.http import HttpResponse
 from quiver.metadata import Topic
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
+from quiver.wire.consume_many import ConsumeMany, decode_taken
 from quiver.wire.messages import TopicInfo
-from quiver.wire.taking import TakeEach, decode_taken
 
 TOGETHER_MAX = 256
 """How many calls are answered together."""
@@ -65,7 +65,7 @@ Answer = Callable[[Call, PartitionId, Record], HttpResponse]
 """Make the response of a call that got a record."""
 
 
-class Taking:
+class ConsumeCoalescer:
     """The lines. `close` ends what is under way."""
 
     def __init__(self, router: Router, answer: Answer, *, nothing: HttpResponse) -> None:
@@ -141,8 +141,8 @@ class Taking:
     async def _ask(self, place: Place, calls: list[Call]) -> list[Record | None]:
         consumer_ids = tuple(call.consumer_id for call in calls)
 
-        def build(info: TopicInfo) -> TakeEach:
-            return TakeEach(
+        def build(info: TopicInfo) -> ConsumeMany:
+            return ConsumeMany(
                 topic_id=info.topic_id,
                 partition_id=place.partition_id,
                 consumer_ids=consumer_ids,

@@ -33,7 +33,7 @@ class _KnownTopic:
     heard_ms: int
 
 
-class Directory:
+class MetadataCache:
     """Nodes, topics and leaders as they were last heard of."""
 
     def __init__(self, clock: Clock, seeds: tuple[str, ...] = ()) -> None:

@@ -21,7 +21,7 @@ from quiver.replication import Member
 Proposed = asyncio.Future[list[BatchHeader]]
 
 
-class Leading:
+class ProposalGate:
     """The right of one replica to answer and to propose."""
 
     def __init__(self, member: Member) -> None:

@@ -1,7 +1,8 @@
 """Batches between the accumulator and their outcome, in the order of their sequence numbers.
 
-A `Parcel` keeps the very bytes that were sent, so that every further try sends the same. `Parcels` is one partition's
-window of them: it owns the sequence numbers, and the rules by which parcels get others. No waiting, no sending here.
+An `InflightBatch` keeps the very bytes that were sent, so that every further try sends the same. `Parcels` is one
+partition's window of them: it owns the sequence numbers, and the rules by which parcels get others. It neither waits
+nor sends.
 
 Invariants: parcels lie in the order of acceptance; sealed ones come first and their sequences are contiguous up to
 `next_sequence`; a parcel that was perhaps done keeps its sequence until a new epoch has told what became of it. The
@@ -21,7 +22,7 @@ from quiver.model import ProducerId
 from quiver.record import Compression, reseal_batch
 
 
-class Parcel:
+class InflightBatch:
     """One batch on its way."""
 
     __slots__ = (
@@ -82,7 +83,7 @@ class Parcels:
     """One partition's unanswered parcels."""
 
     def __init__(self, compression: Compression) -> None:
-        self.waiting: deque[Parcel] = deque()
+        self.waiting: deque[InflightBatch] = deque()
         self.next_sequence = 0
         self._acknowledged_end = 0
         self._compression = compression
@@ -96,11 +97,11 @@ class Parcels:
         return any(parcel.is_perhaps_done or parcel.is_committed for parcel in self.waiting)
 
     @property
-    def open(self) -> list[Parcel]:
+    def open(self) -> list[InflightBatch]:
         """Those that are not known to be committed, in order."""
         return [parcel for parcel in self.waiting if not parcel.is_committed]
 
-    def seal(self, parcel: Parcel, producer_id: ProducerId, epoch: int) -> None:
+    def seal(self, parcel: InflightBatch, producer_id: ProducerId, epoch: int) -> None:
         """Give a parcel its sequence and its bytes; raises `RequestError` if its records cannot be a batch."""
         if parcel.source is not None:
             parcel.data = parcel.source.build(
@@ -113,19 +114,19 @@ class Parcels:
             parcel.data = reseal_batch(parcel.data, producer_epoch=epoch, base_sequence=parcel.sequence)
             parcel.epoch = epoch
 
-    def acknowledge(self, parcel: Parcel) -> None:
+    def acknowledge(self, parcel: InflightBatch) -> None:
         """Take note that a parcel is committed."""
         parcel.is_committed = True
         parcel.data = b""
         self._acknowledged_end = max(self._acknowledged_end, parcel.end_sequence)
         self._move_window()
 
-    def drop(self, parcel: Parcel) -> None:
+    def drop(self, parcel: InflightBatch) -> None:
         """Take out a parcel that is given up; what follows it needs `align` unless it was not sealed yet."""
         self.waiting.remove(parcel)
         self._move_window()
 
-    def align(self, next_sequence: int) -> list[Parcel]:
+    def align(self, next_sequence: int) -> list[InflightBatch]:
         """Go on from the sequence that the partition expects, under an epoch that fences off all earlier sends.
 
         Returns the parcels of which it can no longer be told whether they are in the partition: give them up.
@@ -148,7 +149,7 @@ class Parcels:
             self._acknowledged_end = 0
         return lost
 
-    def close_gap(self, dropped: Parcel) -> None:
+    def close_gap(self, dropped: InflightBatch) -> None:
         """Let the later parcels move up after one that surely was not done, nor any after it."""
         next_sequence = dropped.sequence
         for parcel in self.waiting:
@@ -161,7 +162,7 @@ class Parcels:
         while self.waiting and self.waiting[0].is_committed:
             self.waiting.popleft()
 
-    def _move(self, parcel: Parcel, sequence: int) -> None:
+    def _move(self, parcel: InflightBatch, sequence: int) -> None:
         if parcel.sequence != sequence:
             parcel.data = reseal_batch(parcel.data, producer_epoch=parcel.epoch, base_sequence=sequence)
             parcel.sequence = sequence

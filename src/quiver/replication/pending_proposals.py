@@ -38,7 +38,7 @@ class Proposal:
         _reject(self.done, error)
 
 
-class Waiters:
+class PendingProposals:
     """The proposals and reads of one member that have no answer yet."""
 
     def __init__(self) -> None:
