@@ -48,6 +48,8 @@ class MetadataMachine:
         self._outcomes: dict[Index, Outcome] = {}
         self.keeps_outcomes = False
         """Whether somebody waits for outcomes."""
+        self.on_skipped: Callable[[], None] | None = None
+        """Called when the driver replayed only what the state has already: its own applied index has moved."""
         self.applied_commands = 0
         """How many commands this life has applied, refused ones included."""
         self.skipped_entries = 0
@@ -78,6 +80,8 @@ class MetadataMachine:
         if self._state.position != before:
             for follower in self._followers:
                 follower.add(changes, self._state.counters, self._state.position)
+        elif self.on_skipped is not None:
+            self.on_skipped()
 
     def snapshot(self) -> bytes:
         """Return the state, with the position that it stands for.
@@ -103,6 +107,8 @@ class MetadataMachine:
             self._state = restored
             for follower in self._followers:
                 follower.replace(restored.view())
+        elif self.on_skipped is not None:
+            self.on_skipped()
 
     def take_outcome(self, index: Index) -> Outcome | None:
         """Return, once, what came of the command at an index; None if that is forgotten."""

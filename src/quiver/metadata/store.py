@@ -119,6 +119,7 @@ class MetadataStore:
         history = ChangeLog(machine)
         machine.follow(projector)
         machine.follow(history)
+        machine.on_skipped = history.wake
         return cls(
             machine,
             projector,
@@ -272,7 +273,17 @@ class MetadataStore:
         entries = self._settings.snapshot_entries
         while not self.is_closed:
             await self.compact(entries_min=entries)
-            await self._history.wait_newer(Index(self._compacted_index + entries - 1))
+            await self._wait_replayed(Index(self._compacted_index + entries))
+
+    async def _wait_replayed(self, index: Index) -> None:
+        """Return once the member has applied everything up to an index, or the store closes.
+
+        The state's own index is no substitute: after a restart the state comes from the database, and is ahead of a
+        member that still replays its log.
+        """
+        member = self._require_member()
+        while member.applied_index < index and not self.is_closed:
+            await self._history.wait_next()
 
     # -- reads -----------------------------------------------------------------------------------
 

@@ -479,3 +479,43 @@ def test_log_is_kept_short_by_what_was_applied_since_the_last_snapshot() -> None
         await keeping
 
     simulate(test, managers=1, metadata=MetadataSettings(snapshot_entries=50))
+
+
+def test_compaction_waits_for_a_member_that_replays_what_the_database_has() -> None:
+    """After a restart the loaded state is ahead of the member: until it catches up there is nothing to compact."""
+    calls = 0
+
+    async def test(cluster: Cluster) -> None:
+        nonlocal calls
+        await form(cluster)
+        for _ in range(120):
+            await cluster.submit(register_consumer())
+        await cluster.wait_equal()
+        for manager in cluster.managers.values():
+            manager.kill()
+        alone = cluster[1]
+        alone.start()  # without a majority it cannot learn what is committed, so it replays nothing
+        await cluster.wait(lambda: alone.is_up or None)
+        store, compact = alone.store, alone.store.compact
+        assert store.applied_index > 120
+        assert alone.member.applied_index < 50
+
+        async def count(*, entries_min: int) -> bool:
+            nonlocal calls
+            calls += 1
+            assert calls < 100, "compaction spins"
+            return await compact(entries_min=entries_min)
+
+        store.compact = count  # type: ignore[method-assign]
+        with cluster.loop.node_scope(alone.id):
+            keeping = cluster.loop.create_task(store.keep_compact())
+        await asyncio.sleep(5)
+        assert not keeping.done(), keeping.exception()
+        assert calls == 1
+        cluster[2].start()
+        cluster[3].start()
+        await cluster.wait(lambda: alone.member.applied_index > 120 or None)
+        await cluster.wait(lambda: calls >= 2 or None)  # the replay itself woke it
+        assert not keeping.done(), keeping.exception()
+
+    simulate(test, metadata=MetadataSettings(snapshot_entries=50))
