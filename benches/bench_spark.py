@@ -40,7 +40,7 @@ from quiver.spark.columns import arrow_schema, spark_schema
 from quiver.spark.options import COLUMNS
 from quiver.spark.pipelines.archive import Archive
 from quiver.spark.pipelines.audit import Audit
-from quiver.spark.pipelines.job import Run
+from quiver.spark.pipelines.job import JobRun
 from table import Row, show
 
 SIZES = {"100 B": 100, "1 KiB": 1024}
@@ -267,8 +267,8 @@ def raw_digest() -> float:
     return records / min(seconds_of(lambda: digest_ranges(batch, (0, records))) for _ in range(ROUNDS))
 
 
-def run_in(bench: Bench) -> Run:
-    return Run(lambda: bench.spark, tell=lambda _: None)
+def run_in(bench: Bench) -> JobRun:
+    return JobRun(lambda: bench.spark, report_progress=lambda _: None)
 
 
 # -- times ---------------------------------------------------------------------------------------------

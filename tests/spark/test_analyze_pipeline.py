@@ -16,11 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import quiver
 from quiver.errors import NotFoundError, UnavailableError
-from quiver.spark.pipelines import Result
-from quiver.spark.pipelines.analyze import Analyze
+from quiver.spark.pipelines import JobResult
+from quiver.spark.pipelines.analyze import Analyze, count_lines, read_lines
+from quiver.spark.pipelines.count_sinks import PostgresCounts
 from quiver.spark.pipelines.line_counts import LineCount
-from quiver.spark.pipelines.log_lines import count_lines, read_lines
-from quiver.spark.pipelines.postgres_counts import PostgresCounts
 from quiver.testing import LocalCluster
 
 START_MS = 1_700_000_000_000
@@ -111,7 +110,7 @@ def fill(client: quiver.Cluster, topic: str, *, first: int = 0, count: int = 100
             )
 
 
-def analyze(spark: SparkSession, local: LocalCluster, topic: str, **options: Any) -> Result:
+def analyze(spark: SparkSession, local: LocalCluster, topic: str, **options: Any) -> JobResult:
     given = {"start": "earliest", "is_once": True, "watermark": "10m", **options}
     return run_job(spark, Analyze(servers=",".join(local.addresses), topic=topic, **given))
 

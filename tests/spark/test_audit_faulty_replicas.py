@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from quiver.record import Batch, build_batch, stamp
 from quiver.record.header import MAGIC
-from quiver.spark.pipelines import Result
+from quiver.spark.pipelines import JobResult
 from quiver.spark.pipelines.audit import Audit
 from quiver.storage.frames import encode_mark
 from quiver.testing import LocalCluster
@@ -91,7 +91,7 @@ def damage(data: Path, node: int, first_value: bytes, change: Callable[[Values],
     raise AssertionError("no file of the node has the batch")
 
 
-def audit(spark: SparkSession, three: LocalCluster, topic: str) -> Result:
+def audit(spark: SparkSession, three: LocalCluster, topic: str) -> JobResult:
     job = Audit(servers=",".join(three.addresses), topic=topic)
     return run_job(spark, job)
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 import quiver
 from quiver.cli import main
 from quiver.errors import NotFoundError, RequestError
-from quiver.spark.pipelines import Result
+from quiver.spark.pipelines import JobResult
 from quiver.spark.pipelines.archive import Archive
 from quiver.spark.pipelines.audit import Audit
 from quiver.spark.pipelines.ingest import Ingest
@@ -50,11 +50,11 @@ def archive(spark: SparkSession, local: LocalCluster, audited: str, tmp_path_fac
     return folder
 
 
-def audit(spark: SparkSession, local: LocalCluster, topic: str, **options: Any) -> Result:
+def audit(spark: SparkSession, local: LocalCluster, topic: str, **options: Any) -> JobResult:
     return run_job(spark, Audit(servers=",".join(local.addresses), topic=topic, **options))
 
 
-def findings(result: Result) -> list[tuple[Any, ...]]:
+def findings(result: JobResult) -> list[tuple[Any, ...]]:
     found: Any = result.facts["findings"]
     return [(own["partition"], own["kind"], own["offset"], own.get("other")) for own in found]
 

@@ -15,8 +15,8 @@ from spark_queries import expected, fill, values
 import quiver
 from quiver.errors import TrimmedError
 from quiver.spark.pipelines.archive import Archive
-from quiver.spark.pipelines.failures import explain
-from quiver.spark.pipelines.lake import Kind
+from quiver.spark.pipelines.lake import LakeFormat
+from quiver.spark.pipelines.runner import to_quiver_error
 from quiver.testing import LocalCluster
 
 END_S = 300
@@ -24,7 +24,7 @@ END_S = 300
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_archive_is_what_the_topic_is_and_spark_reads_it(
-    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path, kind: Kind
+    spark: SparkSession, local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path, kind: LakeFormat
 ) -> None:
     lake = str(folder / "lake")
     job = Archive(servers=",".join(local.addresses), topic=topic, to=lake, format=kind)
@@ -61,7 +61,7 @@ def test_large_partition_is_archived_by_several_tasks_and_compacted(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_killed_archive_loses_nothing_and_doubles_nothing(
-    local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path, kind: Kind
+    local: LocalCluster, client: quiver.Cluster, topic: str, folder: Path, kind: LakeFormat
 ) -> None:
     lake = str(folder / "lake")
     arguments = ("archive", "--topic", topic, "--to", lake, "--format", kind)
@@ -94,12 +94,12 @@ def test_failure_in_a_task_is_told_in_our_own_words(spark: SparkSession) -> None
 
     with pytest.raises(Exception, match="begins") as told:
         spark.sparkContext.parallelize([1], 1).map(fail).collect()
-    found = explain(told.value)
+    found = to_quiver_error(told.value)
     assert isinstance(found, TrimmedError)
     assert str(found) == "it begins at 7: by now"
     with pytest.raises(Exception, match="division") as told:
         spark.sparkContext.parallelize([0], 1).map(fail).collect()
-    assert str(explain(told.value)).startswith("Spark could not run the job: ZeroDivisionError: ")
+    assert str(to_quiver_error(told.value)).startswith("Spark could not run the job: ZeroDivisionError: ")
 
 
 @pytest.mark.slow

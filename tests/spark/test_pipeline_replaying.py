@@ -24,7 +24,7 @@ def test_wiped_topic_is_replayed_with_its_content_and_order(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay_module, "ROUND_OFFSETS", 700)
+    monkeypatch.setattr(replay_module, "BATCH_OFFSETS", 700)
     servers, lake = ",".join(local.addresses), str(folder / "lake")
     fill(client, topic, 2000, 10, 900)
     with client.producer(topic) as producer:

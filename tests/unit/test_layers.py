@@ -77,7 +77,7 @@ IMPURE_MODULES = frozenset(
 )
 IMPURE_LAYERS = frozenset(("logs",))
 
-MAY_OPEN_FILES = ("storage/", "cli/", "testing/", "spark/java.py", "spark/shipping.py", "spark/pipelines/")
+MAY_OPEN_FILES = ("storage/", "cli/", "testing/", "spark/session.py", "spark/shipping.py", "spark/pipelines/")
 FILE_CALLS = frozenset(
     ("open", "io.open", "os.open", "os.fdopen", "os.remove", "os.unlink", "os.rename", "os.replace", "os.truncate")
 )

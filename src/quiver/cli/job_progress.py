@@ -28,7 +28,7 @@ class ProgressDisplay:
         self._name = name
         self._is_terminal = sys.stderr.isatty()
         self._told: tuple[str, float] = ("", 0.0)
-        self._bar = _Board(
+        self._bar = _ProgressWithLines(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -46,7 +46,7 @@ class ProgressDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def tell(self, state: JobProgress) -> None:
+    def report_progress(self, state: JobProgress) -> None:
         """Show how far the job is."""
         text = f"{self._name}: {describe(state)}"
         self._bar.lines = state.lines
@@ -58,7 +58,7 @@ class ProgressDisplay:
             self._told = (state.phrase, now_s)
 
 
-class _Board(Progress):
+class _ProgressWithLines(Progress):
     """A bar, and lines below it."""
 
     lines: tuple[str, ...] = ()

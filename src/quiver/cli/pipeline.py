@@ -253,7 +253,7 @@ def _execute(name: str, job: Job, *, as_json: bool) -> int:
     from quiver.spark.pipelines import execute
 
     with ProgressDisplay(name) as progress:
-        result, stopped_by = execute(name, job, tell=progress.tell)
+        result, stopped_by = execute(name, job, report_progress=progress.report_progress)
     if as_json:
         print_json({"job": name, "clean": result.is_clean, "complete": result.is_complete, **result.facts})
     else:

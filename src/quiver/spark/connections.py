@@ -9,9 +9,21 @@ from __future__ import annotations
 import os
 from functools import cache
 
+import msgspec
+
 import quiver
 from quiver.client.sync import Cluster
-from quiver.spark.options import Servers
+
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
+    """How the cluster is reached: what a cached connection is found by."""
+
+    addresses: tuple[str, ...]
+    timeout_s: float = 60.0
+    is_tls: bool = False
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
 
 
 def connection(servers: Servers) -> Cluster:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from quiver.spark.offsets import Range, StreamOffset, topic_id_of
+from quiver.spark.offsets import OffsetRange, StreamOffset, topic_id_of
 
 OFFSET_END: Final = 1 << 63
 _PLANNER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -41,7 +41,7 @@ _COMPARISONS: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
 _NEVER_NULL: Final = ("topic", "partition", "offset")
 
 
-def is_asked_for_filters() -> bool:
+def is_filter_planner() -> bool:
     """Tell whether this process is the planner that hands filters over.
 
     Spark refuses a reader that takes filters where they are switched off, and does not tell a source which it is.
@@ -50,7 +50,7 @@ def is_asked_for_filters() -> bool:
     return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
 
 
-class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
+class PushedFilters(msgspec.Struct, frozen=True, kw_only=True):
     """Where the records are that filters let through."""
 
     places: tuple[tuple[str, type[Filter], Any], ...] = ()
@@ -60,14 +60,14 @@ class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: int | None = None
     """No record is wanted that is older, in milliseconds."""
 
-    def narrow(self, ranges: Iterable[Range], not_older: StreamOffset | None = None) -> list[Range]:
+    def narrow(self, ranges: Iterable[OffsetRange], not_older: StreamOffset | None = None) -> list[OffsetRange]:
         """Return what is left of ranges; `not_older` is where the first record is that is not too old."""
         chosen = (
             one for one in ranges if all(_COMPARISONS[kind](getattr(one, of), to) for of, kind, to in self.places)
         )
         return [cut for one in chosen if len(cut := self._cut(one, not_older)) > 0]
 
-    def _cut(self, one: Range, not_older: StreamOffset | None) -> Range:
+    def _cut(self, one: OffsetRange, not_older: StreamOffset | None) -> OffsetRange:
         known = not_older.topics.get(one.topic) if not_older is not None else None
         oldest = known.p.get(one.partition, 0) if known is not None and topic_id_of(known.id) == one.topic_id else 0
         first = max(one.first_offset, self.first_offset, oldest)
@@ -76,9 +76,9 @@ class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def take_filters(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
+def push_filters(filters: Sequence[Filter]) -> tuple[PushedFilters, list[Filter]]:
     """Return what filters say about places, and those that are still to be looked at row by row."""
-    narrowing, rest = Narrowing(), []
+    narrowing, rest = PushedFilters(), []
     for one in filters:
         narrowing, is_answered = _take(narrowing, one)
         if not is_answered:
@@ -86,7 +86,7 @@ def take_filters(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
     return narrowing, rest
 
 
-def _take(before: Narrowing, one: Filter) -> tuple[Narrowing, bool]:
+def _take(before: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
     """Return what is known with one more filter, and whether it says no more than that."""
     column = ".".join(getattr(one, "attribute", ()))
     if isinstance(one, IsNotNull):

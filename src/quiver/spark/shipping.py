@@ -13,7 +13,7 @@ from pathlib import Path
 
 import quiver
 from quiver.record import crc32c
-from quiver.spark.java import cache_directory
+from quiver.spark.session import cache_directory
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every file in the zip: equal packages give equal zips."""

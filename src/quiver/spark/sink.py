@@ -11,36 +11,138 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from quiver.client.sync import Cluster
+from quiver.client.chunks import cut_columns
+from quiver.client.delivery import Deliveries
+from quiver.client.sync import Cluster, Producer
 from quiver.errors import QuiverError
 from quiver.logs import facts
-from quiver.spark.connections import connection
+from quiver.spark.columns import split_rows
+from quiver.spark.connections import Servers, connection
 from quiver.spark.ledger import (
     JOURNAL,
+    STAGING_PARTITIONS,
     TRANSACTIONS,
-    Decision,
     Journal,
+    PublishDecision,
     StagedPart,
     ledger_of_query,
     make_decision,
+    open_ledger,
     release,
 )
-from quiver.spark.options import Servers, WriteOptions
-from quiver.spark.publishing import Publisher
-from quiver.spark.staging import Written, send, stage
+from quiver.spark.options import WriteOptions
+from quiver.spark.publishing import BATCH_BYTES, Publisher
+
+STAGING_BUFFER_BYTES: Final = 128 << 20
+"""Bytes of a task that may be on their way at once."""
+
+
+class TaskCommit(WriterCommitMessage):
+    """What a task tells the driver: who writes, and what was staged; nothing if its rows are in their topics."""
+
+    def __init__(self, ledger: str, writer: str, parts: tuple[StagedPart, ...]) -> None:
+        self.ledger = ledger
+        self.writer = writer
+        self.parts = parts
+
+
+def stage_rows(
+    rows: Iterator[pa.RecordBatch], options: WriteOptions, *, ledger: str, writer: str, task: int
+) -> TaskCommit:
+    """Write a task's rows into the ledger, durably; return where they are."""
+    cluster = connection(options.servers)
+    _open_once(options.servers, ledger)
+    place = 1 + task % STAGING_PARTITIONS
+    sent: dict[tuple[str, int], list[Deliveries]] = {}
+    with _producer_for(options, ledger) as producer:
+        for target, piece in _RowRouter(cluster, options.topic, task).pieces(rows):
+            sent.setdefault(target, []).append(producer.send_many(piece, partition=place))
+        parts = tuple(_staged_part(target, deliveries) for target, deliveries in sent.items())
+    return TaskCommit(ledger, writer, parts)
+
+
+def send(rows: Iterator[pa.RecordBatch], options: WriteOptions, *, task: int) -> TaskCommit:
+    """Write a task's rows into their topics: at least once, since a task that is run again writes them again."""
+    sent: list[Deliveries] = []
+    with ExitStack() as stack:
+        producers: dict[str, Producer] = {}
+        for (topic, partition), piece in _RowRouter(connection(options.servers), options.topic, task).pieces(rows):
+            if topic not in producers:
+                producers[topic] = stack.enter_context(_producer_for(options, topic))
+            sent.append(producers[topic].send_many(piece, partition=partition))
+        for deliveries in sent:
+            deliveries.result()
+    return TaskCommit("", "", ())
+
+
+class _RowRouter:
+    """Decide where a task's rows go."""
+
+    def __init__(self, cluster: Cluster, topic: str, task: int) -> None:
+        self._cluster, self._topic = cluster, topic
+        self._counts: dict[str, int] = {}
+        self._turn = task
+
+    def pieces(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[tuple[str, int], pa.Table]]:
+        """Yield rows as tables of about one batch, each for one partition."""
+        for batch in rows:
+            for (topic, wanted), columns in split_rows(batch, self._topic, self._count):
+                for piece, _ in cut_columns(columns, BATCH_BYTES):
+                    partition = self._next_partition(topic) if wanted is None else wanted
+                    yield (topic, partition), pa.table(piece)
+
+    def _count(self, topic: str) -> int:
+        if topic not in self._counts:
+            self._counts[topic] = len(self._cluster.offsets(topic, "earliest").offsets)
+        return self._counts[topic]
+
+    def _next_partition(self, topic: str) -> int:
+        self._turn += 1
+        return self._turn % self._count(topic)
+
+
+def _staged_part(target: tuple[str, int], deliveries: list[Deliveries]) -> StagedPart:
+    spans = (span for one in deliveries for span in one.result())
+    places = tuple((span.partition, span.first_offset, span.first_offset + span.count) for span in spans)
+    return StagedPart(*target, places)
+
+
+@contextmanager
+def _producer_for(options: WriteOptions, topic: str) -> Iterator[Producer]:
+    """Give this process's producer for a topic; one that has failed is not used again."""
+    try:
+        yield _producer(options.servers, topic, options.compression, os.getpid())
+    except QuiverError:
+        _producer.cache_clear()
+        raise
+
+
+@cache
+def _producer(servers: Servers, topic: str, compression: Literal["lz4", "zstd"] | None, _process: int) -> Producer:
+    return connection(servers).producer(
+        topic, batch_bytes=BATCH_BYTES, buffer_bytes=STAGING_BUFFER_BYTES, compression=compression
+    )
+
+
+@cache
+def _open_once(servers: Servers, ledger: str) -> None:
+    open_ledger(connection(servers), ledger)
+
 
 logger = logging.getLogger(__name__)
 
 _QUERY_ID = "sql.streaming.queryId"
 
 
-class Sink:
+class ExactlyOnceSink:
     """One writer's decisions and publications, in the process that commits for it."""
 
     def __init__(self, cluster: Cluster, ledger: str, writer: str) -> None:
@@ -66,7 +168,7 @@ class Sink:
         self._journal.close()
         self._publisher.close()
 
-    def _release(self, decision: Decision) -> None:
+    def _release(self, decision: PublishDecision) -> None:
         """Let retention take what is published: everything before it, but not the decision itself."""
         if self._ledger == TRANSACTIONS:
             return
@@ -79,7 +181,7 @@ class Sink:
 
 def commit(servers: Servers, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
     """Publish what tasks have staged, if they have staged anything; on the driver."""
-    written = [message for message in messages if isinstance(message, Written)]
+    written = [message for message in messages if isinstance(message, TaskCommit)]
     staged = [part for message in written for part in message.parts]
     if not written or not written[0].ledger:
         return
@@ -112,8 +214,8 @@ def _topic_ids(cluster: Cluster, staged: Sequence[StagedPart]) -> dict[str, int]
 
 
 @cache
-def _sink(servers: Servers, ledger: str, writer: str, _process: int) -> Sink:
-    return Sink(connection(servers), ledger, writer)
+def _sink(servers: Servers, ledger: str, writer: str, _process: int) -> ExactlyOnceSink:
+    return ExactlyOnceSink(connection(servers), ledger, writer)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -126,7 +228,9 @@ class BatchWriter(DataSourceArrowWriter):
         """Stage a task's rows; on an executor."""
         if not self._options.is_exactly_once:
             return send(iterator, self._options, task=_task())
-        return stage(iterator, self._options, ledger=TRANSACTIONS, writer=self._options.transaction_id, task=_task())
+        return stage_rows(
+            iterator, self._options, ledger=TRANSACTIONS, writer=self._options.transaction_id, task=_task()
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish; on the driver."""
@@ -146,7 +250,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY_ID)
         assert query, "Spark did not tell which query this is"
-        return stage(iterator, self._options, ledger=ledger_of_query(query), writer=query, task=_task())
+        return stage_rows(iterator, self._options, ledger=ledger_of_query(query), writer=query, task=_task())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish, unless it was done before; on the driver."""

@@ -35,12 +35,13 @@ from pyspark.sql.types import StructType
 from quiver.errors import RequestError, TrimmedError
 from quiver.logs import facts
 from quiver.record import Batch
-from quiver.spark.columns import arrow_batches, spark_schema
+from quiver.spark.columns import arrow_batches, check_row_schema, spark_schema
 from quiver.spark.connections import connection
-from quiver.spark.filters import Narrowing, is_asked_for_filters, take_filters
-from quiver.spark.holds import QueryHold, stop_when_terminated
+from quiver.spark.filters import PushedFilters, is_filter_planner, push_filters
+from quiver.spark.holds import QueryHold, exit_on_sigterm
+from quiver.spark.offset_reader import OffsetReader
 from quiver.spark.offsets import (
-    Range,
+    OffsetRange,
     StreamOffset,
     limit_records,
     plan,
@@ -48,9 +49,15 @@ from quiver.spark.offsets import (
     records_between,
     uncounted_loss,
 )
-from quiver.spark.options import STREAM_ONLY, Bound, ReadOptions, Use, WriteOptions, read_options, write_options
-from quiver.spark.progress import StreamProgress
-from quiver.spark.rows import check_rows
+from quiver.spark.options import (
+    STREAM_ONLY,
+    OffsetBound,
+    ReadOptions,
+    SourceMode,
+    WriteOptions,
+    read_options,
+    write_options,
+)
 from quiver.spark.sink import BatchWriter, StreamWriter
 
 logger = logging.getLogger(__name__)
@@ -59,7 +66,7 @@ logger = logging.getLogger(__name__)
 class RangePartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, what: Range) -> None:
+    def __init__(self, what: OffsetRange) -> None:
         super().__init__(what)
         self.what = what
 
@@ -83,21 +90,21 @@ class QuiverDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read, which options may choose; Spark does not tell which it needs."""
-        use = Use.STREAM_READ if _is_for_streams(self._given) else Use.BATCH_READ
+        use = SourceMode.STREAM_READ if _is_for_streams(self._given) else SourceMode.BATCH_READ
         return spark_schema(read_options(self._given, use).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         """Return a batch reader."""
-        kind = FilteringReader if is_asked_for_filters() else BatchReader
-        return kind(read_options(self._given, Use.BATCH_READ))
+        kind = FilteringReader if is_filter_planner() else BatchReader
+        return kind(read_options(self._given, SourceMode.BATCH_READ))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's signature
         """Return a stream reader."""
-        return StreamReader(read_options(self._given, Use.STREAM_READ))
+        return StreamReader(read_options(self._given, SourceMode.STREAM_READ))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """Return a batch writer."""
-        options = self._check_write(schema, Use.BATCH_WRITE, is_overwriting=overwrite)
+        options = self._check_write(schema, SourceMode.BATCH_WRITE, is_overwriting=overwrite)
         return BatchWriter(options)
 
     def streamWriter(  # noqa: N802 - Spark's name
@@ -106,14 +113,14 @@ class QuiverDataSource(DataSource):
         overwrite: bool,  # noqa: FBT001 - Spark's signature
     ) -> DataSourceStreamWriter:
         """Return a stream writer."""
-        return StreamWriter(self._check_write(schema, Use.STREAM_WRITE, is_overwriting=overwrite))
+        return StreamWriter(self._check_write(schema, SourceMode.STREAM_WRITE, is_overwriting=overwrite))
 
-    def _check_write(self, schema: StructType, use: Use, *, is_overwriting: bool) -> WriteOptions:
+    def _check_write(self, schema: StructType, use: SourceMode, *, is_overwriting: bool) -> WriteOptions:
         options = write_options(self._given, use)
         if is_overwriting:
             message = "a topic cannot be overwritten: use mode append (batches) or output mode append (streams)"
             raise RequestError(message, code="bad_option")
-        check_rows(schema, options.topic)
+        check_row_schema(schema, options.topic)
         return options
 
 
@@ -127,14 +134,14 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._narrowing = Narrowing()
+        self._narrowing = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Find the bounds and share out what lies between them; on the driver."""
-        progress = StreamProgress(self._options)
+        progress = OffsetReader(self._options)
         start, end = progress.find(self._options.starting), progress.find(self._options.ending)
         oldest_ms = self._narrowing.timestamp
-        not_older = None if oldest_ms is None else progress.find(Bound(default=oldest_ms, is_time=True))
+        not_older = None if oldest_ms is None else progress.find(OffsetBound(default=oldest_ms, is_time=True))
         ranges = progress.clip(self._narrowing.narrow(ranges_between(start, end), not_older))
         return [RangePartition(what) for what in plan(ranges, _tasks_min(self._options))]
 
@@ -148,7 +155,7 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
         """Note what filters say; return those that Spark has to apply itself."""
-        self._narrowing, rest = take_filters(filters)
+        self._narrowing, rest = push_filters(filters)
         return rest
 
 
@@ -157,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._progress = StreamProgress(options)
+        self._progress = OffsetReader(options)
         self._hold: QueryHold | None = None
         """Made where the query lives: tasks get this reader, too."""
         self._target: StreamOffset | None = None
@@ -185,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Take what there is now for all that there will be."""
-        self._target = self._progress.find(Bound(default="latest"))
+        self._target = self._progress.find(OffsetBound(default="latest"))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return how far the next micro-batch goes; `start` itself if there is to be none.
@@ -240,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _keep(self, start: StreamOffset, end: StreamOffset) -> None:
         """Keep retention from what lies behind `start`."""
         if self._hold is None:
-            stop_when_terminated()
+            exit_on_sigterm()
             self._hold = QueryHold(self._options)
         self._hold.move(start, end)
 
@@ -270,7 +277,7 @@ def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.R
     return arrow_batches(batches, partition.what, options.columns, records_max=options.batch_records)
 
 
-def fetch_range(options: ReadOptions, what: Range) -> Iterator[Batch]:
+def fetch_range(options: ReadOptions, what: OffsetRange) -> Iterator[Batch]:
     """Yield the stored batches that hold a range; go on behind what retention removes meanwhile, if that is wished."""
     cluster, position = connection(options.servers), what.first_offset
     while position < what.end_offset:

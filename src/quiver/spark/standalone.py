@@ -26,7 +26,7 @@ from typing import Final, Self
 import pyspark
 
 from quiver.errors import UnavailableError
-from quiver.spark.java import cache_directory, find_java_home
+from quiver.spark.session import cache_directory, find_java_home
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 120.0

@@ -12,17 +12,16 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import quiver
-from quiver.spark.pipelines import Job, Result, Run
-from quiver.spark.pipelines.lake import open_lake
-from quiver.spark.pipelines.lake_files import read_in_order
+from quiver.spark.pipelines import Job, JobResult, JobRun
+from quiver.spark.pipelines.lake import open_lake, read_in_order
 from quiver.testing import LocalCluster
 
 Content = list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]
 
 
-def run_job(spark: SparkSession, job: Job) -> Result:
+def run_job(spark: SparkSession, job: Job) -> JobResult:
     """Do a job in a session that is there."""
-    return job.run(Run(lambda: spark, tell=lambda _: None))
+    return job.run(JobRun(lambda: spark, report_progress=lambda _: None))
 
 
 def start(local: LocalCluster, *arguments: str) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from quiver.spark import QuiverDataSource
-from quiver.spark.options import Use, WriteOptions, write_options
+from quiver.spark.options import SourceMode, WriteOptions, write_options
 from quiver.spark.sink import StreamWriter
 
 DRIVER_GROUP = "QUIVER_TEST_DRIVER_GROUP"
@@ -35,7 +35,7 @@ class FaultySource(QuiverDataSource):
         return "quiver-faulty"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return FaultyWriter(write_options(self._given, Use.STREAM_WRITE), self._fault)
+        return FaultyWriter(write_options(self._given, SourceMode.STREAM_WRITE), self._fault)
 
 
 class FaultyWriter(StreamWriter):

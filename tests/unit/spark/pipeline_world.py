@@ -15,7 +15,7 @@ from quiver.clock import SystemClock
 from quiver.errors import RequestError
 from quiver.model import Buffer
 from quiver.spark import connections
-from quiver.spark.pipelines import Job, JobProgress, Result, Run
+from quiver.spark.pipelines import Job, JobProgress, JobResult, JobRun
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
 from quiver.wire.exchange import Request
@@ -37,16 +37,16 @@ class World:
         clock, rng = SystemClock(), random.Random(2)
         return Cluster(AsyncCluster(self.memory.addresses, transport=transport, clock=clock, rng=rng, options=options))
 
-    def run(self, job: Job, *, stop_after: int | None = None) -> Result:
+    def run(self, job: Job, *, stop_after: int | None = None) -> JobResult:
         """Run a job; told to stop after it has told so often how far it is."""
-        run = Run(lambda: self.spark, tell=self.told.append)
+        run = JobRun(lambda: self.spark, report_progress=self.told.append)
 
-        def tell(progress: JobProgress) -> None:
+        def report_progress(progress: JobProgress) -> None:
             self.told.append(progress)
             if len(self.told) == stop_after:
                 run.stop_signal = 15
 
-        run.tell = tell
+        run.report_progress = report_progress
         return job.run(run)
 
     def fill(self, topic: str, *counts: int, timestamp: Callable[[int], int] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quiver.spark.pipelines.line_counts import Burst, Latency, LineCount, LineCounts
+from quiver.spark.pipelines.line_counts import Burst, LineCount, LineCounts, LineLatency
 
 WINDOW_MS = 10_000
 
@@ -75,4 +75,7 @@ def test_latency_is_the_average_over_all_lines_and_the_greatest() -> None:
         count(0, "ERROR", 1, latency_ms_sum=70, latency_ms_max=70),
         count(1, number=0),
     )
-    assert found.latency() == {0: Latency(average_ms=25.0, max_ms=70), 10_000: Latency(average_ms=0.0, max_ms=0)}
+    assert found.latency() == {
+        0: LineLatency(average_ms=25.0, max_ms=70),
+        10_000: LineLatency(average_ms=0.0, max_ms=0),
+    }

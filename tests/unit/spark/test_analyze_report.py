@@ -75,7 +75,7 @@ def test_what_is_logged_cannot_move_the_cursor() -> None:
 
 def test_lines_are_shown_below_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay("analyze") as progress:
-        progress.tell(JobProgress("analyzing logs", 7, lines=("INFO 4.0/s", "sources   web 7")))
+        progress.report_progress(JobProgress("analyzing logs", 7, lines=("INFO 4.0/s", "sources   web 7")))
     assert capsys.readouterr().err == "analyze: analyzing logs, 7 records\n  INFO 4.0/s\n  sources   web 7\n"
 
 

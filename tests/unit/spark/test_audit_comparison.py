@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.record.digest import BLOCK_RECORDS, Digest
-from quiver.spark.pipelines.comparison import (
-    Difference,
-    Fault,
-    Seen,
+from quiver.spark.pipelines.audit_comparison import (
+    DifferingRange,
+    RecordDigests,
+    RecordFault,
     check_runs,
     choose_reference,
     find_differences,
@@ -19,11 +19,13 @@ from quiver.spark.pipelines.comparison import (
 )
 
 
-def seen(*contents: str, offsets: list[int] | None = None) -> Seen:
-    return Seen(list(range(len(contents))) if offsets is None else offsets, [text.encode() for text in contents])
+def seen(*contents: str, offsets: list[int] | None = None) -> RecordDigests:
+    return RecordDigests(
+        list(range(len(contents))) if offsets is None else offsets, [text.encode() for text in contents]
+    )
 
 
-def told(faults: list[Fault]) -> list[tuple[str, int, int | None]]:
+def told(faults: list[RecordFault]) -> list[tuple[str, int, int | None]]:
     assert all(fault.count == 1 for fault in faults)
     return [(fault.kind, fault.offset, fault.other) for fault in faults]
 
@@ -55,7 +57,7 @@ WHOLE = seen(*"abcdefgh")
         (seen(*"abecdfgh"), [("swapped", 2, 4), ("swapped", 3, 2), ("swapped", 4, 3)]),
     ],
 )
-def test_faults_are_named(found: Seen, faults: list[tuple[str, int, int | None]]) -> None:
+def test_faults_are_named(found: RecordDigests, faults: list[tuple[str, int, int | None]]) -> None:
     assert told(find_faults(WHOLE, found)) == faults
 
 
@@ -74,7 +76,7 @@ def test_much_that_differs_is_told_by_place() -> None:
 
 def test_contents_are_the_bytes_of_both_lanes() -> None:
     lanes = np.array([[1, 2], [3, 4]], np.uint64)
-    found = Seen.of([5, 6], lanes)
+    found = RecordDigests.of([5, 6], lanes)
     assert found.offsets == [5, 6]
     assert found.contents == [np.array(pair, np.uint64).tobytes() for pair in ([1, 3], [2, 4])]
 
@@ -95,8 +97,11 @@ def test_neighbouring_differences_are_one_up_to_the_size_of_a_block() -> None:
     edges = (0, 10, 20, 30, 40)
     reference = {0: A, 10: A, 20: A, 30: A}
     assert find_differences(edges, reference, reference) == []
-    assert find_differences(edges, reference, {0: A, 10: B, 30: C}) == [Difference(10, 40)]
-    assert find_differences(edges, reference, {0: B, 10: A, 20: B, 30: A}) == [Difference(0, 10), Difference(20, 30)]
+    assert find_differences(edges, reference, {0: A, 10: B, 30: C}) == [DifferingRange(10, 40)]
+    assert find_differences(edges, reference, {0: B, 10: A, 20: B, 30: A}) == [
+        DifferingRange(0, 10),
+        DifferingRange(20, 30),
+    ]
     blocks = (0, BLOCK_RECORDS, 2 * BLOCK_RECORDS)
     assert len(find_differences(blocks, {}, {0: A, BLOCK_RECORDS: A})) == 2
 

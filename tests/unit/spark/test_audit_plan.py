@@ -12,6 +12,7 @@ from quiver.client.digest_reporter import Run, Statement
 from quiver.errors import NotFoundError
 from quiver.record.digest import BLOCK_RECORDS, Digest
 from quiver.spark.pipelines.audit import _without
+from quiver.spark.pipelines.audit_comparison import RecordFault
 from quiver.spark.pipelines.audit_plan import (
     LEADER,
     ArchivedPart,
@@ -21,11 +22,9 @@ from quiver.spark.pipelines.audit_plan import (
     plan_files,
     plan_pieces,
 )
-from quiver.spark.pipelines.audit_report import Finding, PartitionSummary, Report, WitnessSummary
-from quiver.spark.pipelines.audit_sources import AuditSource, Piece
-from quiver.spark.pipelines.comparison import Fault
+from quiver.spark.pipelines.audit_report import AuditFinding, AuditReport, PartitionSummary, SourceSummary
+from quiver.spark.pipelines.audit_sources import AuditSource, Piece, choose_clients, sort_statements
 from quiver.spark.pipelines.lake import LakeFile
-from quiver.spark.pipelines.statements import choose_clients, sort_statements
 
 ARCHIVE = AuditSource("archive", "/lake")
 
@@ -47,7 +46,7 @@ def make_plan(
     end: int, *, first: int = 0, files: tuple[LakeFile, ...] = (), nodes: tuple[int, ...] = (1, 2)
 ) -> PartitionPlan:
     archived_end = max((file.last_offset + 1 for file in files), default=0)
-    archived = ArchivedPart(witness=ARCHIVE, root="/lake", end_offset=archived_end, files=files) if files else None
+    archived = ArchivedPart(source=ARCHIVE, root="/lake", end_offset=archived_end, files=files) if files else None
     edges = plan_edges(first, end, archived_end=archived_end if files else None, runs=[])
     return PartitionPlan(topic="logs", topic_id=7, partition=0, edges=edges, nodes=nodes, archived=archived)
 
@@ -64,7 +63,7 @@ def test_every_witness_is_read_whole_and_once(first: int, count: int, cores: int
     plan = make_plan(first + count, first=first)
     by_witness: dict[AuditSource, list[Piece]] = {}
     for piece in plan_pieces([plan], cores):
-        by_witness.setdefault(piece.witness, []).append(piece)
+        by_witness.setdefault(piece.source, []).append(piece)
     assert set(by_witness) == {LEADER, AuditSource("replica", "1"), AuditSource("replica", "2")}
     for pieces in by_witness.values():
         assert (pieces[0].first_offset, pieces[-1].end_offset) == (first, first + count)
@@ -74,7 +73,7 @@ def test_every_witness_is_read_whole_and_once(first: int, count: int, cores: int
 
 def test_large_partitions_are_cut_into_pieces_for_all_cores() -> None:
     pieces = plan_pieces([make_plan(100 * BLOCK_RECORDS, nodes=(1,))], 2)
-    assert len([piece for piece in pieces if piece.witness == LEADER]) == 7
+    assert len([piece for piece in pieces if piece.source == LEADER]) == 7
     assert all(piece.end_offset - piece.first_offset <= 16 * BLOCK_RECORDS for piece in pieces)
     assert cut_edges((), 10) == []
     assert cut_edges((0, 4, 12, 15, 30, 31), 10) == [(0, 12), (12, 30), (30, 31)]
@@ -97,10 +96,10 @@ def test_files_are_read_once_each_and_added_up_between_the_edges_around_them() -
 
 def test_what_could_not_be_read_is_left_out_of_the_comparison() -> None:
     edges = (0, 10, 20, 30, 40)
-    fault = Fault(kind="unreadable", offset=12, end_offset=25)
+    fault = RecordFault(kind="unreadable", offset=12, end_offset=25)
     assert list(_without(edges, [])) == [[0, 10, 20, 30, 40]]
     assert list(_without(edges, [fault])) == [[0, 10], [30, 40]]
-    assert list(_without(edges, [Fault(kind="lost", offset=0, end_offset=40)])) == []
+    assert list(_without(edges, [RecordFault(kind="lost", offset=0, end_offset=40)])) == []
 
 
 # -- statements --------------------------------------------------------------------------------------
@@ -129,8 +128,8 @@ def test_statements_are_sorted_by_client_and_partition_and_others_topics_left_ou
 
 def test_consumers_are_those_that_are_named_and_producers_all() -> None:
     stated = sort_statements([statement("consumer", name) for name in "ab"] + [statement("producer", "p")], 7)
-    assert [witness.name for witness in choose_clients(stated, (), "logs")] == ["a", "b", "p"]
-    assert [witness.name for witness in choose_clients(stated, ("b",), "logs")] == ["b", "p"]
+    assert [source.name for source in choose_clients(stated, (), "logs")] == ["a", "b", "p"]
+    assert [source.name for source in choose_clients(stated, ("b",), "logs")] == ["b", "p"]
     with pytest.raises(NotFoundError, match=r"consumer 'c' has stated nothing about 'logs'.*Those that have: a, b"):
         choose_clients(stated, ("c",), "logs")
 
@@ -138,21 +137,21 @@ def test_consumers_are_those_that_are_named_and_producers_all() -> None:
 # -- the report --------------------------------------------------------------------------------------
 
 
-def report(*findings: Finding) -> Report:
-    return Report(
+def report(*findings: AuditFinding) -> AuditReport:
+    return AuditReport(
         topic="logs",
         archive="",
         partitions=(PartitionSummary(partition=0, first_offset=5, end_offset=1_005, count=1_000, digest="ab" * 16),),
-        witnesses=(WitnessSummary(witness="archive |x", count=1_000, is_identical=not findings),),
+        sources=(SourceSummary(source="archive |x", count=1_000, is_identical=not findings),),
         findings=findings,
         is_complete=True,
         seconds=1.25,
     )
 
 
-def finding(kind: str, offset: int = 7, end_offset: int | None = None, **rest: object) -> Finding:
-    fault = Fault(kind=kind, offset=offset, end_offset=end_offset or offset + 1, **rest)  # type: ignore[arg-type] # as given
-    return Finding(witness="replica on node 2", partition=0, fault=fault)
+def finding(kind: str, offset: int = 7, end_offset: int | None = None, **rest: object) -> AuditFinding:
+    fault = RecordFault(kind=kind, offset=offset, end_offset=end_offset or offset + 1, **rest)  # type: ignore[arg-type] # as given
+    return AuditFinding(source="replica on node 2", partition=0, fault=fault)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def finding(kind: str, offset: int = 7, end_offset: int | None = None, **rest: o
         ),
     ],
 )
-def test_findings_are_told_in_a_sentence(one: Finding, told: str) -> None:
+def test_findings_are_told_in_a_sentence(one: AuditFinding, told: str) -> None:
     assert str(one) == told
 
 

@@ -19,11 +19,10 @@ from quiver.spark.pipelines import archive as archive_module
 from quiver.spark.pipelines import make_job
 from quiver.spark.pipelines.archive import Archive, begin
 from quiver.spark.pipelines.delta_lake import DeltaLake
-from quiver.spark.pipelines.lake import Kind, open_lake
-from quiver.spark.pipelines.lake_files import read_in_order
+from quiver.spark.pipelines.lake import LakeFormat, open_lake, read_in_order
 from quiver.spark.pipelines.parquet_lake import ParquetLake
 
-KINDS: tuple[Kind, ...] = ("delta", "parquet")
+KINDS: tuple[LakeFormat, ...] = ("delta", "parquet")
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def check_same(world: World, lake: str, topic: str = "logs", partitions: int = 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_archive_holds_all_that_records_are_and_goes_on_where_it_was(world: World, lake: str, kind: Kind) -> None:
+def test_archive_holds_all_that_records_are_and_goes_on_where_it_was(world: World, lake: str, kind: LakeFormat) -> None:
     world.fill("logs", 100, 30)
     job = Archive(topic="logs", to=lake, format=kind)
     assert world.run(job).facts["records"] == 130
@@ -84,10 +83,10 @@ def test_records_lie_by_hour(world: World, lake: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_committed", [False, True])
 def test_archive_that_dies_at_any_commit_loses_nothing_and_doubles_nothing(
-    world: World, lake: str, kind: Kind, is_committed: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, lake: str, kind: LakeFormat, is_committed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its commit the round has not happened, behind it it has: nothing in between is anybody's to see."""
-    monkeypatch.setattr(archive_module, "ROUND_RECORDS_MAX", 30)
+    monkeypatch.setattr(archive_module, "BATCH_RECORDS_MAX", 30)
     world.fill("logs", 70, 40)
     of_kind: Any = DeltaLake if kind == "delta" else ParquetLake
     commit = of_kind.commit
@@ -113,7 +112,7 @@ def test_archive_that_dies_at_any_commit_loses_nothing_and_doubles_nothing(
 
 
 def test_archive_that_is_told_to_stop_ends_its_round(world: World, lake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_module, "ROUND_RECORDS_MAX", 30)
+    monkeypatch.setattr(archive_module, "BATCH_RECORDS_MAX", 30)
     world.fill("logs", 100, 0)
     job = Archive(topic="logs", to=lake)
     result = world.run(job, stop_after=2)
@@ -206,7 +205,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], sentence: s
 def test_what_is_not_archived_yet_is_held_while_the_job_runs(
     world: World, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_module, "ROUND_RECORDS_MAX", 30)
+    monkeypatch.setattr(archive_module, "BATCH_RECORDS_MAX", 30)
     world.fill("logs", 60, 0)
     held: list[dict[int, int]] = []
     commit = DeltaLake.commit
@@ -227,7 +226,7 @@ def test_two_who_archive_the_same_at_once_double_nothing(
     world: World, lake: str, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them does all of it at some moment of the other, which must notice whenever it looks next."""
-    monkeypatch.setattr(archive_module, "ROUND_RECORDS_MAX", 30)
+    monkeypatch.setattr(archive_module, "BATCH_RECORDS_MAX", 30)
     world.fill("logs", 60, 40)
     refresh, looks = DeltaLake.refresh, itertools.count(1)
 

@@ -19,10 +19,11 @@ from quiver.cli import job_progress, main
 from quiver.cli.job_progress import ProgressDisplay, describe
 from quiver.cli.pipeline import pipeline
 from quiver.errors import RequestError, TrimmedError, UnavailableError
-from quiver.spark.options import Servers, Use, read_options
-from quiver.spark.pipelines import JOBS, Job, JobProgress, Result, Run, execute, job_from_file, make_job, running
-from quiver.spark.pipelines.failures import explain
+from quiver.spark.connections import Servers
+from quiver.spark.options import SourceMode, read_options
+from quiver.spark.pipelines import JOBS, Job, JobProgress, JobResult, JobRun, execute, job_from_file, make_job, runner
 from quiver.spark.pipelines.job import option_name
+from quiver.spark.pipelines.runner import to_quiver_error
 
 Output = pytest.CaptureFixture[str]
 
@@ -40,16 +41,16 @@ class Count(Job, frozen=True, kw_only=True):
         if self.to < self.from_:
             raise RequestError(f"nothing lies between {self.from_} and {self.to}", code="bad_option")
 
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         if self.is_dry_run:
-            return Result(sentence="would count")
+            return JobResult(sentence="would count")
         for number in self.signals:
             os.kill(os.getpid(), number)
         if self.failure:
             raise PySparkException(self.failure)
-        run.tell(JobProgress("counting", self.to, 10))
+        run.report_progress(JobProgress("counting", self.to, 10))
         is_complete = run.wait(0 if not self.signals else 60)
-        return Result(sentence="counted", facts={"to": self.to}, is_clean=not self.is_found, is_complete=is_complete)
+        return JobResult(sentence="counted", facts={"to": self.to}, is_clean=not self.is_found, is_complete=is_complete)
 
 
 @pytest.fixture(autouse=True)
@@ -142,21 +143,23 @@ def test_last_error_of_ours_is_what_is_meant() -> None:
     text = (
         "a\nquiver.errors.RequestError: first\n\tat java\nquiver.errors.TrimmedError: begins at 7\n\nDriver stacktrace:"
     )
-    found = explain(RuntimeError(text))
+    found = to_quiver_error(RuntimeError(text))
     assert isinstance(found, TrimmedError)
     assert str(found) == "begins at 7"
-    assert explain(found) is found
+    assert to_quiver_error(found) is found
 
 
 def test_error_that_is_not_ours_is_cut_to_what_was_said() -> None:
-    found = explain(RuntimeError("java.lang.X\nTraceback:\nZeroDivisionError: division by zero\n\tat org.apache"))
+    found = to_quiver_error(
+        RuntimeError("java.lang.X\nTraceback:\nZeroDivisionError: division by zero\n\tat org.apache")
+    )
     assert isinstance(found, UnavailableError)
     assert (found.code, str(found)) == (
         "spark_failed",
         "Spark could not run the job: ZeroDivisionError: division by zero",
     )
-    assert str(explain(RuntimeError("quiver.errors.invariant: x"))).endswith("quiver.errors.invariant: x")
-    assert str(explain(RuntimeError())).endswith("RuntimeError")
+    assert str(to_quiver_error(RuntimeError("quiver.errors.invariant: x"))).endswith("quiver.errors.invariant: x")
+    assert str(to_quiver_error(RuntimeError())).endswith("RuntimeError")
 
 
 def test_missing_library_says_what_to_install(job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
@@ -178,13 +181,13 @@ def test_job_in_a_pipe_says_something_new_at_once_and_the_same_now_and_then(
 ) -> None:
     with ProgressDisplay("copy") as progress:
         for done in range(100):
-            progress.tell(JobProgress("reading", done))
-        progress.tell(JobProgress("writing", 0, 5, noun="file"))
+            progress.report_progress(JobProgress("reading", done))
+        progress.report_progress(JobProgress("writing", 0, 5, noun="file"))
     assert capsys.readouterr().err == "copy: reading\ncopy: writing, 0 of 5 files\n"
     monkeypatch.setattr(job_progress, "LINE_EVERY_S", 0.0)
     with ProgressDisplay("copy") as progress:
         for done in range(3):
-            progress.tell(JobProgress("reading", done))
+            progress.report_progress(JobProgress("reading", done))
     assert capsys.readouterr().err == "copy: reading\ncopy: reading, 1 record\ncopy: reading, 2 records\n"
     assert describe(JobProgress("reading", 1, 1)) == "reading, 1 of 1 record"
 
@@ -197,7 +200,7 @@ def test_session_is_made_when_it_is_needed_and_once() -> None:
         return opened[-1]
 
     told: list[JobProgress] = []
-    run = Run(open_session, tell=told.append)
+    run = JobRun(open_session, report_progress=told.append)
     assert not opened
     assert run.spark is run.spark is opened[0]
     assert told == [JobProgress("starting Spark")]
@@ -227,7 +230,7 @@ class Query:
 
 def test_query_is_followed_to_its_end_or_stopped_between_batches() -> None:
     told: list[JobProgress] = []
-    run = Run(lambda: pytest.fail("no session is needed"), tell=told.append)
+    run = JobRun(lambda: pytest.fail("no session is needed"), report_progress=told.append)
     ended: Any = Query(life=2)
     run.follow(ended, "copying")
     assert not ended.is_stopped
@@ -240,7 +243,7 @@ def test_query_is_followed_to_its_end_or_stopped_between_batches() -> None:
 
 def test_execute_returns_the_signal_that_stopped_a_job() -> None:
     job = Count(to=1, signals=(int(signal.SIGTERM),))
-    result, stopped_by = execute("count", job, tell=lambda _: None)
+    result, stopped_by = execute("count", job, report_progress=lambda _: None)
     assert (result.is_complete, stopped_by) == (False, signal.SIGTERM)
 
 
@@ -272,7 +275,9 @@ def test_defect_of_a_job_is_not_told_as_one_of_spark(job_file: Path, monkeypatch
 def test_cluster_is_reached_as_options_say() -> None:
     job = Count(to=1, servers="a:1, b:2", ca_file="ca.pem", key_file="key.pem")
     assert job.cluster_servers() == Servers(addresses=("a:1", "b:2"), ca_file="ca.pem", key_file="key.pem")
-    assert read_options({**job.source_options(), "subscribe": "t"}, Use.BATCH_READ).servers == job.cluster_servers()
+    assert (
+        read_options({**job.source_options(), "subscribe": "t"}, SourceMode.BATCH_READ).servers == job.cluster_servers()
+    )
 
 
 def test_what_spark_says_at_its_start_is_told_only_if_it_does_not_start(
@@ -282,12 +287,12 @@ def test_what_spark_says_at_its_start_is_told_only_if_it_does_not_start(
         os.write(2, b"WARN of nothing\nno space left\n")
         raise RuntimeError("Java gateway process exited")
 
-    monkeypatch.setattr(running, "session", fail)
+    monkeypatch.setattr(runner, "session", fail)
     with pytest.raises(UnavailableError, match="Spark did not start\n  WARN of nothing\n  no space left"):
-        execute("needy", Needy(), tell=lambda state: click.echo(state.phrase, err=True))
+        execute("needy", Needy(), report_progress=lambda state: click.echo(state.phrase, err=True))
     assert capfd.readouterr().err == "starting Spark\n"
-    monkeypatch.setattr(running, "session", lambda *_, **__: os.write(2, b"WARN of nothing\n"))
-    assert execute("needy", Needy(), tell=lambda _: None)[0].sentence == "16"
+    monkeypatch.setattr(runner, "session", lambda *_, **__: os.write(2, b"WARN of nothing\n"))
+    assert execute("needy", Needy(), report_progress=lambda _: None)[0].sentence == "16"
     click.echo("told", err=True)
     assert capfd.readouterr().err == "told\n"
 
@@ -295,5 +300,5 @@ def test_what_spark_says_at_its_start_is_told_only_if_it_does_not_start(
 class Needy(Job, frozen=True, kw_only=True):
     """A job that needs a session and nothing of it."""
 
-    def run(self, run: Run) -> Result:
-        return Result(sentence=str(run.spark))
+    def run(self, run: JobRun) -> JobResult:
+        return JobResult(sentence=str(run.spark))

@@ -21,9 +21,9 @@ from quiver.client.chunks import partition_of
 from quiver.errors import ConflictError, DecodeError, FencedError, NotFoundError, RequestError, TooLargeError
 from quiver.spark.pipelines import ingest as ingest_module
 from quiver.spark.pipelines import make_job, source_files
-from quiver.spark.pipelines.ingest import Ingest, plan_lanes, plan_rounds
+from quiver.spark.pipelines.ingest import Ingest, assign_files, plan_batches
 from quiver.spark.pipelines.ingest_ledger import TOPIC, IngestLedger, read_state
-from quiver.spark.pipelines.source_files import Fields, SourceFile, find_files, look_at, read_records, to_ms
+from quiver.spark.pipelines.source_files import LineFields, SourceFile, find_files, read_records, scan_file, to_ms
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_keys_and_times_stand_in_fields_of_lines(world: World, folder: Path) -> 
 def test_ingest_that_dies_at_any_request_loses_nothing_and_doubles_nothing(
     world: World, folder: Path, is_last_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest_module, "ROUND_FILES_MAX", 2)
+    monkeypatch.setattr(ingest_module, "BATCH_FILES_MAX", 2)
     monkeypatch.setattr(source_files, "BLOCK_BYTES", 64)
     whole, expected = world.cluster, b""
     for requests in itertools.count(4, 4):
@@ -205,7 +205,7 @@ def test_second_process_of_an_ingest_fences_off_the_first(world: World, folder: 
     with world.connect(world.memory) as other:
         IngestLedger(other, writer)
         with pytest.raises(FencedError):
-            first.begin(((),), partitions=2, fields=Fields())
+            first.begin(((),), partitions=2, fields=LineFields())
 
 
 def test_each_name_and_each_topic_has_its_own_memory(world: World, folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_each_name_and_each_topic_has_its_own_memory(world: World, folder: Path)
 def test_ingest_ends_between_rounds_when_told_and_goes_on(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest_module, "ROUND_FILES_MAX", 1)
+    monkeypatch.setattr(ingest_module, "BATCH_FILES_MAX", 1)
     for name in "abc":
         (folder / name).write_bytes(lines(name, 10))
     job = Ingest(paths=(str(folder),), topic="logs")
@@ -265,7 +265,7 @@ def test_file_that_cannot_be_read_is_refused_before_anything_is_sent(
 def test_parquet_file_with_other_columns_is_refused(folder: Path) -> None:
     pq.write_table(pa.table({"value": ["a"], "level": ["b"]}), folder / "a.parquet")
     with pytest.raises(RequestError, match="has the columns level, value"):
-        look_at(str(folder / "a.parquet"))
+        scan_file(str(folder / "a.parquet"))
 
 
 def test_line_without_an_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,18 +273,18 @@ def test_line_without_an_end_is_refused(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(source_files, "BLOCK_BYTES", 30)
     (folder / "a").write_bytes(b"ok\n" + b"x" * 200)
     with pytest.raises(TooLargeError, match="longer than 100 bytes"):
-        look_at(str(folder / "a"))
+        scan_file(str(folder / "a"))
 
 
 def test_what_is_added_or_cut_off_while_a_file_is_read_is_not_mixed_in(folder: Path) -> None:
     path = folder / "a"
     path.write_bytes(lines("a", 10))
-    file = look_at(str(path)).file
+    file = scan_file(str(path)).file
     path.write_bytes(lines("a", 20))
-    assert [len(columns["value"]) for columns in read_records(file, Fields())] == [10]
+    assert [len(columns["value"]) for columns in read_records(file, LineFields())] == [10]
     path.write_bytes(b"a 0\n")
     with pytest.raises(ConflictError, match="has become shorter"):
-        list(read_records(file, Fields()))
+        list(read_records(file, LineFields()))
 
 
 @settings(max_examples=50, deadline=None)
@@ -302,8 +302,8 @@ def test_lines_are_what_stands_before_line_feeds_however_they_are_read(
     path.write_bytes(packed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_files, "BLOCK_BYTES", block_bytes)
-        file = look_at(str(path)).file
-        found = [line for columns in read_records(file, Fields()) for line in columns["value"].to_pylist()]
+        file = scan_file(str(path)).file
+        found = [line for columns in read_records(file, LineFields()) for line in columns["value"].to_pylist()]
     assert found == rows
 
 
@@ -320,13 +320,13 @@ def source(path: str, size_bytes: int) -> SourceFile:
 
 def test_files_are_shared_out_by_size_and_rounds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [source("a", 10), source("b", 9), source("c", 1), source("d", 1)]
-    lanes = plan_lanes(files, 2, partitions=3, turn=5)
+    lanes = assign_files(files, 2, partitions=3, turn=5)
     assert [[placed.file.path for placed in lane] for lane in lanes] == [["a", "d"], ["b", "c"]]
     assert {placed.file.path: placed.partition for lane in lanes for placed in lane} == {"a": 2, "b": 0, "c": 1, "d": 2}
-    assert len(plan_lanes(files[:1], 8, partitions=1, turn=0)) == 1
-    monkeypatch.setattr(ingest_module, "ROUND_BYTES", 15)
-    monkeypatch.setattr(ingest_module, "ROUND_FILES_MAX", 3)
-    assert [[file.path for file in round_] for round_ in plan_rounds([*files, source("e", 1)])] == [
+    assert len(assign_files(files[:1], 8, partitions=1, turn=0)) == 1
+    monkeypatch.setattr(ingest_module, "BATCH_BYTES", 15)
+    monkeypatch.setattr(ingest_module, "BATCH_FILES_MAX", 3)
+    assert [[file.path for file in round_] for round_ in plan_batches([*files, source("e", 1)])] == [
         ["a", "b"],
         ["c", "d", "e"],
     ]

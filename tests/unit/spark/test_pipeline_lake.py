@@ -14,15 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.errors import ConflictError, DamageError, NotFoundError, StorageError
-from quiver.spark.pipelines import lake_files
-from quiver.spark.pipelines.compaction import merge_files, plan_bins
-from quiver.spark.pipelines.delta_lake import DeltaLake
-from quiver.spark.pipelines.lake import FILE_SCHEMA, Archived, Kind, Lake, LakeFile, open_lake
-from quiver.spark.pipelines.lake_files import LakeWriter, hidden, hour_name, read_in_order, split_hours
+from quiver.spark.pipelines import lake as lakes
+from quiver.spark.pipelines.delta_lake import DeltaLake, merge_files, plan_bins
+from quiver.spark.pipelines.lake import (
+    FILE_SCHEMA,
+    ArchivedRanges,
+    Lake,
+    LakeFile,
+    LakeFormat,
+    LakeWriter,
+    hidden_path,
+    hour_name,
+    open_lake,
+    read_in_order,
+    split_hours,
+)
 from quiver.spark.pipelines.parquet_lake import COMMITS, ParquetLake
 
 HOUR_MS = 3_600_000
-KINDS: tuple[Kind, ...] = ("delta", "parquet")
+KINDS: tuple[LakeFormat, ...] = ("delta", "parquet")
 
 
 def batch(offsets: list[int], *, hours: list[int] | None = None) -> pa.RecordBatch:
@@ -38,14 +48,14 @@ def batch(offsets: list[int], *, hours: list[int] | None = None) -> pa.RecordBat
 
 
 def write(lake: Lake, offsets: list[int], *, partition: int = 0, hours: list[int] | None = None) -> list[LakeFile]:
-    writer = LakeWriter(lake.root, topic="t", partition=partition, is_hidden=lake.is_hiding)
+    writer = LakeWriter(lake.root, topic="t", partition=partition, is_hidden=lake.hides_uncommitted)
     return writer.write([batch(offsets, hours=hours)])
 
 
-def archived(*ends: int, begin: int | None = None) -> Archived:
+def archived(*ends: int, begin: int | None = None) -> ArchivedRanges:
     """Return what a commit says that archives up to these offsets, from `begin` on, or from wherever the lake is."""
     begins = [end if begin is None else begin for end in ends]
-    return Archived(topic="t", incarnation="c/1/2", begins=dict(enumerate(begins)), ends=dict(enumerate(ends)))
+    return ArchivedRanges(topic="t", incarnation="c/1/2", begins=dict(enumerate(begins)), ends=dict(enumerate(ends)))
 
 
 def offsets_of(lake: Lake, partition: int = 0) -> list[int]:
@@ -54,7 +64,7 @@ def offsets_of(lake: Lake, partition: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_commit_adds_files_and_moves_the_place(tmp_path: Path, kind: Kind) -> None:
+def test_commit_adds_files_and_moves_the_place(tmp_path: Path, kind: LakeFormat) -> None:
     lake = open_lake(str(tmp_path), kind)
     assert lake.archived("t", "c/1/2", [0, 1]) is None
     lake.commit([*write(lake, [0, 1, 2]), *write(lake, [5], partition=1)], archived(3, 6))
@@ -68,7 +78,7 @@ def test_commit_adds_files_and_moves_the_place(tmp_path: Path, kind: Kind) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_are_not_committed_are_not_there(tmp_path: Path, kind: Kind) -> None:
+def test_files_that_are_not_committed_are_not_there(tmp_path: Path, kind: LakeFormat) -> None:
     lake = open_lake(str(tmp_path), kind)
     write(lake, [0, 1, 2])
     assert offsets_of(open_lake(str(tmp_path))) == []
@@ -77,7 +87,7 @@ def test_files_that_are_not_committed_are_not_there(tmp_path: Path, kind: Kind) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_second_of_two_who_archive_the_same_is_refused(tmp_path: Path, kind: Kind) -> None:
+def test_second_of_two_who_archive_the_same_is_refused(tmp_path: Path, kind: LakeFormat) -> None:
     first, second = open_lake(str(tmp_path), kind), open_lake(str(tmp_path), kind)
     first.commit(write(first, [0, 1]), archived(2))
     with pytest.raises(ConflictError, match="another job archives 't'"):
@@ -93,17 +103,17 @@ def test_second_of_two_who_archive_the_same_is_refused(tmp_path: Path, kind: Kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_topics_do_not_get_in_the_way_of_each_other(tmp_path: Path, kind: Kind) -> None:
+def test_topics_do_not_get_in_the_way_of_each_other(tmp_path: Path, kind: LakeFormat) -> None:
     first, second = open_lake(str(tmp_path), kind), open_lake(str(tmp_path), kind)
     first.commit(write(first, [0, 1]), archived(2))
-    second.commit([], Archived(topic="u", incarnation="x", begins={0: 0}, ends={0: 9}))
+    second.commit([], ArchivedRanges(topic="u", incarnation="x", begins={0: 0}, ends={0: 9}))
     for lake in (second, open_lake(str(tmp_path))):
         assert lake.archived("t", "c/1/2", [0]) == {0: 2}
         assert lake.archived("u", "x", [0]) == {0: 9}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_topic_that_was_made_anew_is_refused(tmp_path: Path, kind: Kind) -> None:
+def test_topic_that_was_made_anew_is_refused(tmp_path: Path, kind: LakeFormat) -> None:
     lake = open_lake(str(tmp_path), kind)
     lake.commit(write(lake, [0]), archived(1))
     with pytest.raises(ConflictError, match="deleted and made anew, or is in another cluster"):
@@ -134,7 +144,7 @@ def test_commit_of_a_parquet_lake_is_finished_by_the_next_one(tmp_path: Path) ->
     lake.commit(files, archived(2, 1))
     for file in files:  # as if the author had died right behind the commit
         path = os.path.join(lake.root, file.path)
-        os.rename(path, hidden(path))
+        os.rename(path, hidden_path(path))
     again = open_lake(str(tmp_path))
     assert offsets_of(again) == [0, 1]
     assert pq.read_table(str(tmp_path)).num_rows == 3
@@ -224,7 +234,7 @@ def test_hours_are_split_in_order_of_offsets() -> None:
 def test_hours_that_jump_about_make_more_files_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lake_files, "HOURS_OPEN_MAX", 2)
+    monkeypatch.setattr(lakes, "HOURS_OPEN_MAX", 2)
     lake = open_lake(str(tmp_path), "delta")
     writer = LakeWriter(lake.root, topic="t", partition=0, is_hidden=False)
     files = writer.write(batch([at], hours=[at % 4]) for at in range(40))
@@ -247,7 +257,7 @@ def test_overlapping_files_are_read_in_order_whatever_their_hours(
     if len(files) > 3:
         files = [*merge_files(root, files[: len(files) // 2]), *files[len(files) // 2 :]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lake_files, "READ_RECORDS", read_records)
+        patch.setattr(lakes, "READ_RECORDS", read_records)
         found = pa.Table.from_batches(read_in_order(root, files[::-1]), FILE_SCHEMA)
         part = pa.Table.from_batches(read_in_order(root, files, (step, 2 * step)), FILE_SCHEMA)
     assert found.equals(pa.Table.from_batches([batch(list(range(len(hours))), hours=hours)]))

@@ -16,16 +16,15 @@ from quiver.spark.pipelines import make_job
 from quiver.spark.pipelines import replay as replay_module
 from quiver.spark.pipelines.archive import Archive
 from quiver.spark.pipelines.lake import LakeFile
-from quiver.spark.pipelines.lane import Lane
-from quiver.spark.pipelines.replay import Replay
-from quiver.spark.pipelines.selection import OFFSET_MAX, select
+from quiver.spark.pipelines.replay import OFFSET_MAX, Replay, select
+from quiver.spark.publishing import ResumableWriter
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(replay_module, "ROUND_OFFSETS", 20)
+    monkeypatch.setattr(replay_module, "BATCH_OFFSETS", 20)
     world = World(monkeypatch)
     yield world
     world.cluster.close()
@@ -162,7 +161,7 @@ def test_dry_run_makes_no_topic(world: World, lake: str) -> None:
 
 def test_partition_that_has_forgotten_is_an_error_and_no_reason_to_double(world: World) -> None:
     world.fill("logs", 3, 3)
-    lane = Lane(world.cluster, "logs", "lane", {0: 5})
+    lane = ResumableWriter(world.cluster, "logs", "lane", {0: 5})
     with pytest.raises(ConflictError, match="had 5 records of 'lane' and knows of 0"):
         lane.put(0, {"value": pa.array([b"x"])})
     lane.abort()

@@ -21,11 +21,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from quiver.spark.filters import is_asked_for_filters, take_filters
-from quiver.spark.offsets import Range, StreamOffset, TopicOffset
+from quiver.spark.filters import is_filter_planner, push_filters
+from quiver.spark.offsets import OffsetRange, StreamOffset, TopicOffset
 
 RANGES = [
-    Range(topic=topic, topic_id=topic_id, partition=partition, first_offset=2, end_offset=9)
+    OffsetRange(topic=topic, topic_id=topic_id, partition=partition, first_offset=2, end_offset=9)
     for topic_id, topic in enumerate(("logs", "more"))
     for partition in range(3)
 ]
@@ -45,7 +45,7 @@ filters = st.one_of(
 )
 
 
-def records(ranges: list[Range]) -> set[tuple[str, int, int]]:
+def records(ranges: list[OffsetRange]) -> set[tuple[str, int, int]]:
     return {(one.topic, one.partition, offset) for one in ranges for offset in range(one.first_offset, one.end_offset)}
 
 
@@ -56,7 +56,7 @@ def passes(record: tuple[str, int, int], kind: type[Any], column: str, to: objec
 @given(st.lists(filters, max_size=4))
 def test_what_is_read_and_then_filtered_is_what_filters_let_through(chosen: list[tuple[type[Any], str, Any]]) -> None:
     made = [kind((column,), to) for kind, column, to in chosen]
-    narrowing, rest = take_filters(made)
+    narrowing, rest = push_filters(made)
     left = [one for one, filter_ in zip(chosen, made, strict=True) if any(filter_ is other for other in rest)]
     found = {one for one in records(narrowing.narrow(RANGES)) if all(passes(one, *filter_) for filter_ in left)}
     assert found == {one for one in records(RANGES) if all(passes(one, *filter_) for filter_ in chosen)}
@@ -72,21 +72,21 @@ def test_what_says_nothing_about_places_is_left_to_spark() -> None:
         EqualTo(("headers", "offset"), 3),
         LessThan(("timestamp",), datetime(2026, 1, 1, tzinfo=UTC)),
     ]
-    narrowing, rest = take_filters([IsNotNull(("offset",)), *others])
+    narrowing, rest = push_filters([IsNotNull(("offset",)), *others])
     assert rest == others
     assert narrowing.narrow(RANGES) == RANGES
 
 
 @pytest.mark.parametrize(("wanted", "offsets"), [((None, 4, 3), {3, 4}), ((None,), set())])
 def test_null_among_offsets_lets_nothing_through(wanted: tuple[int | None, ...], offsets: set[int]) -> None:
-    narrowing, _ = take_filters([In(("offset",), wanted)])
+    narrowing, _ = push_filters([In(("offset",), wanted)])
     assert {offset for _, _, offset in records(narrowing.narrow(RANGES))} == offsets
 
 
 @pytest.mark.parametrize("kind", [EqualTo, GreaterThan, GreaterThanOrEqual])
 def test_least_timestamp_is_where_reading_begins(kind: type[Any]) -> None:
     wanted = kind(("timestamp",), datetime.fromtimestamp(7.5009, tz=UTC))
-    narrowing, rest = take_filters([GreaterThan(("timestamp",), datetime.fromtimestamp(3, tz=UTC)), wanted])
+    narrowing, rest = push_filters([GreaterThan(("timestamp",), datetime.fromtimestamp(3, tz=UTC)), wanted])
     assert narrowing.timestamp == 7500
     assert rest[1] is wanted
     of_logs = TopicOffset(id="quiver/0/5", p={0: 4, 1: 9})
@@ -102,4 +102,4 @@ def test_least_timestamp_is_where_reading_begins(kind: type[Any]) -> None:
 
 
 def test_only_the_planner_that_has_filters_is_asked_for_them() -> None:
-    assert not is_asked_for_filters()
+    assert not is_filter_planner()

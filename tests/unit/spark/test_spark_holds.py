@@ -12,9 +12,10 @@ from quiver.client.cluster import AsyncCluster
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
 from quiver.spark import holds
+from quiver.spark.connections import Servers
 from quiver.spark.holds import QueryHold
 from quiver.spark.offsets import StreamOffset, TopicOffset, incarnation_of
-from quiver.spark.options import Bound, ReadOptions, Servers
+from quiver.spark.options import OffsetBound, ReadOptions
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
 
@@ -36,7 +37,7 @@ def cluster(memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def options(hold_s: float = 60.0) -> ReadOptions:
-    return ReadOptions(servers=SERVERS, topics=("logs",), starting=Bound(default="earliest"), hold_s=hold_s)
+    return ReadOptions(servers=SERVERS, topics=("logs",), starting=OffsetBound(default="earliest"), hold_s=hold_s)
 
 
 def at(cluster: Cluster, *offsets: int, topic: str = "logs") -> StreamOffset:

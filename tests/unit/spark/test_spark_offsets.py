@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quiver.errors import RequestError
 from quiver.spark.offsets import (
     SPLIT_RECORDS_MIN,
-    Range,
+    OffsetRange,
     StreamOffset,
     TopicOffset,
     limit_records,
@@ -30,7 +30,7 @@ def at(*offsets: int, incarnation: str = ID, lost: int = 0) -> StreamOffset:
     return StreamOffset(topics={"logs": TopicOffset(id=incarnation, p=dict(enumerate(offsets)), lost=lost)})
 
 
-def spans(ranges: list[Range]) -> list[tuple[int, int, int]]:
+def spans(ranges: list[OffsetRange]) -> list[tuple[int, int, int]]:
     return [(one.partition, one.first_offset, one.end_offset) for one in ranges]
 
 

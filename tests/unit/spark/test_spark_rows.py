@@ -8,7 +8,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from quiver.client.chunks import partition_of
 from quiver.errors import RequestError
-from quiver.spark.rows import check_rows, split_rows
+from quiver.spark.columns import check_row_schema, split_rows
 
 
 def schema(**columns: object) -> StructType:
@@ -16,8 +16,8 @@ def schema(**columns: object) -> StructType:
 
 
 def test_rows_that_cannot_be_records_are_refused_with_a_sentence() -> None:
-    check_rows(schema(value=StringType()), "logs")
-    check_rows(schema(value=StringType(), topic=StringType()), "")
+    check_row_schema(schema(value=StringType()), "logs")
+    check_row_schema(schema(value=StringType(), topic=StringType()), "")
     for columns, topic, sentence in (
         ({"value": StringType()}, "", "name the topic"),
         ({"key": StringType()}, "logs", "needs a column value"),
@@ -25,7 +25,7 @@ def test_rows_that_cannot_be_records_are_refused_with_a_sentence() -> None:
         ({"value": StringType(), "level": StringType()}, "logs", "no column 'level'"),
     ):
         with pytest.raises(RequestError, match=sentence):
-            check_rows(schema(**columns), topic)
+            check_row_schema(schema(**columns), topic)
 
 
 def split(batch: dict[str, list[object]], topic: str = "") -> dict[tuple[str, int | None], list[object]]:

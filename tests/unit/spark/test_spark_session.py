@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from quiver.errors import ConfigError
-from quiver.spark.java import find_java_home, java_version, spark_home
-from quiver.spark.session import environment_for, is_local, settings_for
+from quiver.spark.session import environment_for, find_java_home, is_local, java_version, settings_for, spark_home
 
 
 def make_java(folder: Path, version: str) -> Path:

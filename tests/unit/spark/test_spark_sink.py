@@ -15,7 +15,7 @@ from quiver.clock import SystemClock
 from quiver.errors import ConflictError, FencedError, QuiverError, RequestError
 from quiver.model import Buffer
 from quiver.spark.ledger import TRANSACTIONS, Journal, StagedPart, ledger_of_query, open_ledger
-from quiver.spark.sink import Sink, publish_unnamed
+from quiver.spark.sink import ExactlyOnceSink, publish_unnamed
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
 from quiver.wire.exchange import Request
@@ -82,7 +82,7 @@ def content(memory: MemoryCluster) -> list[list[bytes | None]]:
 
 
 def test_batches_are_published_in_order(cluster: Cluster, memory: MemoryCluster) -> None:
-    sink = Sink(cluster, LEDGER, "q")
+    sink = ExactlyOnceSink(cluster, LEDGER, "q")
     sink.commit(0, stage(cluster, "a", 3, 2))
     sink.commit(1, stage(cluster, "b", 1, 0))
     sink.commit(2, [])
@@ -92,17 +92,17 @@ def test_batches_are_published_in_order(cluster: Cluster, memory: MemoryCluster)
 def test_published_records_are_what_was_staged(cluster: Cluster, memory: MemoryCluster) -> None:
     with cluster.producer(LEDGER) as producer:
         at = producer.send("v", key="k", partition=1, timestamp=123, headers=[("h", b"x")]).result()
-    Sink(cluster, LEDGER, "q").commit(0, [StagedPart("out", 1, ((1, at.offset, at.offset + 1),))])
+    ExactlyOnceSink(cluster, LEDGER, "q").commit(0, [StagedPart("out", 1, ((1, at.offset, at.offset + 1),))])
     (record,) = memory.partition("out", 1).batches[0].records()
     assert (record.value, record.key, record.timestamp, list(record.headers or ())) == (b"v", b"k", 123, [("h", b"x")])
 
 
 def test_replayed_batch_is_no_op_in_the_same_process_and_in_the_next(cluster: Cluster, memory: MemoryCluster) -> None:
-    sink = Sink(cluster, LEDGER, "q")
+    sink = ExactlyOnceSink(cluster, LEDGER, "q")
     sink.commit(0, stage(cluster, "a", 2, 2))
     sink.commit(0, stage(cluster, "again", 2, 2))
-    Sink(cluster, LEDGER, "q").commit(0, stage(cluster, "again", 5, 0))
-    sink = Sink(cluster, LEDGER, "q")
+    ExactlyOnceSink(cluster, LEDGER, "q").commit(0, stage(cluster, "again", 5, 0))
+    sink = ExactlyOnceSink(cluster, LEDGER, "q")
     sink.commit(1, stage(cluster, "b", 1, 1))
     sink.commit(0, stage(cluster, "older", 1, 1))
     assert content(memory) == [rows("a", 2)[0] + rows("b", 1)[0], rows("a", 2, 2)[1] + rows("b", 1, 1)[1]]
@@ -118,12 +118,12 @@ def test_driver_killed_at_any_request_loses_nothing_and_doubles_nothing(is_last_
         with connect(memory, memory) as cluster, connect(guillotine, memory) as mortal:
             cluster.create_topic("out", partitions=2)
             open_ledger(cluster, LEDGER)
-            Sink(cluster, LEDGER, "q").commit(0, stage(cluster, "first", 2, 1))
+            ExactlyOnceSink(cluster, LEDGER, "q").commit(0, stage(cluster, "first", 2, 1))
             staged = stage(cluster, "killed", 3, 2)
             guillotine.__init__(memory, requests, is_last_done=is_last_done)  # type: ignore[misc] # from here on
             is_killed = kill_during_commit(mortal, staged)
-            Sink(cluster, LEDGER, "q").commit(1, stage(cluster, "replay", 2, 3))
-            Sink(cluster, LEDGER, "q").commit(2, stage(cluster, "last", 1, 1))
+            ExactlyOnceSink(cluster, LEDGER, "q").commit(1, stage(cluster, "replay", 2, 3))
+            ExactlyOnceSink(cluster, LEDGER, "q").commit(2, stage(cluster, "last", 1, 1))
             found = content(memory)
         killed = merge(rows("first", 2, 1), rows("killed", 3, 2), rows("last", 1, 1))
         replay = merge(rows("first", 2, 1), rows("replay", 2, 3), rows("last", 1, 1))
@@ -136,7 +136,7 @@ def test_driver_killed_at_any_request_loses_nothing_and_doubles_nothing(is_last_
 
 def kill_during_commit(mortal: Cluster, staged: list[StagedPart]) -> bool:
     try:
-        Sink(mortal, LEDGER, "q").commit(1, staged)
+        ExactlyOnceSink(mortal, LEDGER, "q").commit(1, staged)
     except QuiverError:
         return True
     return False
@@ -147,9 +147,9 @@ def merge(*batches: list[list[bytes]]) -> list[list[bytes]]:
 
 
 def test_driver_that_was_replaced_can_neither_decide_nor_publish(cluster: Cluster, memory: MemoryCluster) -> None:
-    ghost = Sink(cluster, LEDGER, "q")
+    ghost = ExactlyOnceSink(cluster, LEDGER, "q")
     ghost.commit(0, stage(cluster, "a", 1, 1))
-    heir = Sink(cluster, LEDGER, "q")
+    heir = ExactlyOnceSink(cluster, LEDGER, "q")
     with pytest.raises(FencedError):
         ghost.commit(1, stage(cluster, "ghost", 2, 2))
     heir.commit(1, stage(cluster, "b", 1, 1))
@@ -160,7 +160,7 @@ def test_transactions_share_a_ledger_and_each_happens_once(cluster: Cluster, mem
     open_ledger(cluster, TRANSACTIONS)
     for transaction in ("x", "y", "x", "y"):
         parts = stage(cluster, transaction, 2, 0, ledger=TRANSACTIONS)
-        Sink(cluster, TRANSACTIONS, transaction).commit(0, parts)
+        ExactlyOnceSink(cluster, TRANSACTIONS, transaction).commit(0, parts)
     assert content(memory) == [rows("x", 2)[0] + rows("y", 2)[0], []]
 
 
@@ -173,7 +173,7 @@ def test_write_without_a_name_is_published_and_forgotten(cluster: Cluster, memor
 
 
 def test_writer_whose_decisions_are_gone_is_told_so(cluster: Cluster, memory: MemoryCluster) -> None:
-    Sink(cluster, LEDGER, "q").commit(0, stage(cluster, "a", 1, 1))
+    ExactlyOnceSink(cluster, LEDGER, "q").commit(0, stage(cluster, "a", 1, 1))
     memory.partition(LEDGER, 0).trim(1)
     with pytest.raises(ConflictError) as caught:
         Journal(cluster, LEDGER, "q")
@@ -181,21 +181,21 @@ def test_writer_whose_decisions_are_gone_is_told_so(cluster: Cluster, memory: Me
 
 
 def test_topic_made_anew_between_decision_and_publication_is_an_error(cluster: Cluster) -> None:
-    sink = Sink(cluster, LEDGER, "q")
+    sink = ExactlyOnceSink(cluster, LEDGER, "q")
     staged = stage(cluster, "a", 1, 1)
     topic_id = cluster.offsets("out", {}).topic_id
     sink._journal.decide(0, staged, {"out": topic_id})
     cluster.delete_topic("out")
     cluster.create_topic("out", partitions=2)
     with pytest.raises(ConflictError) as caught:
-        Sink(cluster, LEDGER, "q").commit(0, staged)
+        ExactlyOnceSink(cluster, LEDGER, "q").commit(0, staged)
     assert caught.value.code == "topic_recreated"
 
 
 def test_retention_may_take_what_is_published_but_not_the_last_decision(
     cluster: Cluster, memory: MemoryCluster
 ) -> None:
-    sink = Sink(cluster, LEDGER, "q")
+    sink = ExactlyOnceSink(cluster, LEDGER, "q")
     for batch in range(3):
         sink.commit(batch, stage(cluster, f"{batch}", 2, 2))
     (cursors,) = [set(memory.partition(LEDGER, place).cursors.values()) for place in (0,)]

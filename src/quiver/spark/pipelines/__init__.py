@@ -7,8 +7,7 @@ keeps its place where its result is, so that whoever starts it again goes on the
 
 from __future__ import annotations
 
-from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
-from quiver.spark.pipelines.jobs import JOBS, job_from_file, make_job
-from quiver.spark.pipelines.running import execute
+from quiver.spark.pipelines.job import JOBS, Job, JobProgress, JobResult, JobRun, job_from_file, make_job
+from quiver.spark.pipelines.runner import execute
 
-__all__ = ["JOBS", "Job", "JobProgress", "Result", "Run", "execute", "job_from_file", "make_job"]
+__all__ = ["JOBS", "Job", "JobProgress", "JobResult", "JobRun", "execute", "job_from_file", "make_job"]

@@ -11,15 +11,16 @@ import tempfile
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everywhere in Spark
+
 from quiver.errors import RequestError
 from quiver.spark.connections import connection
 from quiver.spark.options import parse_duration
-from quiver.spark.pipelines.job import Job, Result, Run
-from quiver.spark.pipelines.line_counts import LineCount, LineCounts
+from quiver.spark.pipelines.count_sinks import PostgresCounts, TopicCounts
+from quiver.spark.pipelines.job import Job, JobResult, JobRun
+from quiver.spark.pipelines.line_counts import LEVELS, NO_LEVEL, LineCount, LineCounts
 from quiver.spark.pipelines.line_report import MESSAGES_MAX, SOURCES_MAX, render_lines, render_page
-from quiver.spark.pipelines.log_lines import count_lines, read_lines
-from quiver.spark.pipelines.postgres_counts import PostgresCounts
-from quiver.spark.pipelines.topic_counts import TopicCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +31,7 @@ QUERY_ID: Final = "sql.streaming.queryId"
 COLUMNS: Final = "partition,timestamp,key,value"
 
 
-class Board:
+class LiveCounts:
     """What is shown meanwhile: made by the thread that counts, shown by another."""
 
     lines: tuple[str, ...] = ()
@@ -61,12 +62,12 @@ class Analyze(Job, frozen=True, kw_only=True):
             if parse_duration(getattr(self, name), name) < (0 if name == "every" else 1):
                 raise _bad(f"{name} is a second at least")
 
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         """Count what there is (`once`), or what comes until told to stop."""
         connection(self.cluster_servers()).offsets(self.topic, {})  # a topic that is not there is told at once
         if self.is_dry_run:
-            return Result(sentence=f"would analyze {self.topic} from {self.start}, into {self._where()}", facts={})
-        counts, board = LineCounts(), Board()
+            return JobResult(sentence=f"would analyze {self.topic} from {self.start}, into {self._where()}", facts={})
+        counts, board = LineCounts(), LiveCounts()
         with ExitStack() as stack:
             folder = self.checkpoint or stack.enter_context(tempfile.TemporaryDirectory(prefix="quiver-analyze-"))
             query = self._begin(run.spark, counts, board, folder)
@@ -76,7 +77,7 @@ class Analyze(Job, frozen=True, kw_only=True):
                 file.write(render_page(self.topic, counts))
         return self._result(counts, is_complete=not (self.is_once and run.is_stopping))
 
-    def _begin(self, spark: SparkSession, counts: LineCounts, board: Board, folder: str) -> StreamingQuery:
+    def _begin(self, spark: SparkSession, counts: LineCounts, board: LiveCounts, folder: str) -> StreamingQuery:
         # Few groups: each shuffle partition is a task and a state of its own in every micro-batch.
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         records = (
@@ -112,7 +113,7 @@ class Analyze(Job, frozen=True, kw_only=True):
     def _where(self) -> str:
         return f"topic {self.to_topic}" if self.to_topic else "PostgreSQL" if self.to_postgres else "the terminal"
 
-    def _result(self, counts: LineCounts, *, is_complete: bool) -> Result:
+    def _result(self, counts: LineCounts, *, is_complete: bool) -> JobResult:
         levels = {level: sum(own.values()) for level, own in counts.by_level().items()}
         facts: dict[str, Any] = {
             "topic": self.topic,
@@ -128,7 +129,7 @@ class Analyze(Job, frozen=True, kw_only=True):
         }
         told = f"analyzed {self.topic}, into {self._where()}: lines {facts['lines']:,}, windows {facts['windows']:,}"
         told = "\n".join((told, *render_lines(counts)))
-        return Result(sentence=told, facts=facts, is_complete=is_complete)
+        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
 
 
 def _interval(text: str) -> str:
@@ -138,3 +139,65 @@ def _interval(text: str) -> str:
 
 def _bad(sentence: str) -> RequestError:
     return RequestError(sentence, code="bad_option")
+
+
+MESSAGE_CHARACTERS_MAX: Final = 120
+SOURCE_CHARACTERS_MAX: Final = 80
+_SAME: Final = {"CRITICAL": "FATAL", "EMERGENCY": "FATAL", "ALERT": "FATAL", "WARNING": "WARN", "NOTICE": "INFO"}
+_WORDS: Final = "|".join((*LEVELS[:-1], *_SAME))
+_LEVEL: Final = rf"(?i)\b({_WORDS})\b"
+_CHANGING: Final = r"0[xX][0-9a-fA-F]+|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|[0-9]+"
+"""What differs between lines of the same kind: addresses, ids, numbers."""
+
+
+def read_lines(records: DataFrame) -> DataFrame:
+    """Return `timestamp, level, source, message, latency_ms` of records with `partition, timestamp, key, value`.
+
+    The latency is the time from the record's timestamp to its processing; clocks that differ do not make it negative.
+    """
+    text = F.col("value").cast("string")
+    said = F.coalesce(_json(text, "message"), _json(text, "msg"), _json(text, "event"), text, F.lit(""))
+    source = F.coalesce(
+        F.col("key").cast("string"),
+        _json(text, "source"),
+        _json(text, "service"),
+        _json(text, "logger"),
+        F.concat(F.lit("partition "), F.col("partition").cast("string")),
+    )
+    waited_ms = F.unix_millis(F.current_timestamp()) - F.unix_millis("timestamp")
+    return records.select(
+        "timestamp",
+        _level(F.coalesce(_json(text, "level"), _json(text, "severity"), text, F.lit(""))).alias("level"),
+        F.substring(source, 1, SOURCE_CHARACTERS_MAX).alias("source"),
+        F.substring(F.trim(F.regexp_replace(said, _CHANGING, "#")), 1, MESSAGE_CHARACTERS_MAX).alias("message"),
+        F.greatest(waited_ms, F.lit(0)).alias("latency_ms"),
+    )
+
+
+def count_lines(lines: DataFrame, *, window: str, watermark: str) -> DataFrame:
+    """Return how often each message came in each window of event time, by level and source, and how late it was.
+
+    In a stream, lines that come later than `watermark` behind the newest are not counted any more.
+    """
+    counted = (
+        lines.withWatermark("timestamp", watermark)
+        .groupBy(F.window("timestamp", window), "level", "source", "message")
+        .agg(
+            F.count("*").alias("count"),
+            F.sum("latency_ms").alias("latency_ms_sum"),
+            F.max("latency_ms").alias("latency_ms_max"),
+        )
+    )
+    bounds = [F.unix_millis(F.col(f"window.{end}")).alias(f"window_{end}_ms") for end in ("start", "end")]
+    return counted.select(*bounds, "level", "source", "message", "count", "latency_ms_sum", "latency_ms_max")
+
+
+def _json(text: Column, name: str) -> Column:
+    """Return a field of a JSON line; null if there is none, or the line is no JSON."""
+    return F.get_json_object(F.when(text.startswith("{"), text), f"$.{name}")
+
+
+def _level(text: Column) -> Column:
+    found = F.upper(F.regexp_extract(text, _LEVEL, 1))
+    same = F.create_map(*(F.lit(word) for pair in _SAME.items() for word in pair))
+    return F.when(found == "", F.lit(NO_LEVEL)).otherwise(F.coalesce(same[found], found))

@@ -22,8 +22,9 @@ from quiver.errors import ConflictError, NotFoundError, RequestError, TrimmedErr
 from quiver.spark.columns import arrow_batches
 from quiver.spark.connections import connection
 from quiver.spark.holds import QueryHold
+from quiver.spark.offset_reader import OffsetReader as OffsetReader
 from quiver.spark.offsets import (
-    Range,
+    OffsetRange,
     StreamOffset,
     TopicOffset,
     incarnation_of,
@@ -32,21 +33,26 @@ from quiver.spark.offsets import (
     ranges_between,
     records_between,
 )
-from quiver.spark.options import Bound, ReadOptions, parse_duration
-from quiver.spark.pipelines.compaction import compact
-from quiver.spark.pipelines.delta_lake import DeltaLake
-from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
-from quiver.spark.pipelines.lake import RECORD_COLUMNS, Archived, Kind, Lake, LakeFile, open_lake
-from quiver.spark.pipelines.lake_files import LakeWriter
-from quiver.spark.progress import StreamProgress as Places
+from quiver.spark.options import OffsetBound, ReadOptions, parse_duration
+from quiver.spark.pipelines.delta_lake import DeltaLake, compact
+from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
+from quiver.spark.pipelines.lake import (
+    RECORD_COLUMNS,
+    ArchivedRanges,
+    Lake,
+    LakeFile,
+    LakeFormat,
+    LakeWriter,
+    open_lake,
+)
 from quiver.spark.source import fetch_range
 
-ROUND_RECORDS_MAX: Final = 4_000_000
-ROUND_BYTES_MAX: Final = 512 << 20
+BATCH_RECORDS_MAX: Final = 4_000_000
+BATCH_BYTES_MAX: Final = 512 << 20
 """Stored bytes of one round, about: what a crash makes the next run read again."""
 WRITE_RECORDS: Final = 100_000
 """Most records of one row group, about."""
-UPKEEP_S: Final = 3600.0
+MAINTENANCE_S: Final = 3600.0
 """How often a job that follows a topic compacts and vacuums."""
 
 
@@ -55,7 +61,7 @@ class Archive(Job, frozen=True, kw_only=True):
 
     topic: str
     to: str
-    format: Kind = "delta"
+    format: LakeFormat = "delta"
     is_once: bool = False
     every: str = ""
     consumer: str = ""
@@ -70,15 +76,15 @@ class Archive(Job, frozen=True, kw_only=True):
         if self.format != "delta" and (self.is_compact or self.is_vacuum):
             raise _bad("compact and vacuum are for format delta")
         parse_duration(self.every or "1s", "every")
-        if parse_duration(self.keep, "keep") < UPKEEP_S:
+        if parse_duration(self.keep, "keep") < MAINTENANCE_S:
             raise _bad("keep is an hour at least: the files of a round that is under way are not in any version yet")
 
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         """Archive what there is; with `every`, go on with what comes until told to stop."""
         cluster = connection(self.cluster_servers())
         if self.is_dry_run:
             return _dry_run(self, cluster)
-        work = _Archiving(self, cluster, open_lake(self.to, self.format), run)
+        work = _ArchiveRun(self, cluster, open_lake(self.to, self.format), run)
         begun_s = due_s = time.monotonic()
         every_s = parse_duration(self.every, "every") if self.every else None
         with closing(work):
@@ -86,80 +92,80 @@ class Archive(Job, frozen=True, kw_only=True):
                 round_s = time.monotonic()
                 is_complete = work.catch_up()
                 if is_complete and time.monotonic() >= due_s:
-                    work.keep_up()
-                    due_s = time.monotonic() + UPKEEP_S
+                    work.maintain()
+                    due_s = time.monotonic() + MAINTENANCE_S
                 if every_s is None or not run.wait(every_s - (time.monotonic() - round_s)):
                     break
         return work.result(time.monotonic() - begun_s, is_complete=is_complete or every_s is not None)
 
 
-class _Archiving:
+class _ArchiveRun:
     """A job under way, which holds what it has yet to archive until it is closed."""
 
-    def __init__(self, job: Archive, cluster: Cluster, lake: Lake, run: Run) -> None:
+    def __init__(self, job: Archive, cluster: Cluster, lake: Lake, run: JobRun) -> None:
         self._job, self._cluster, self._lake, self._run = job, cluster, lake, run
         self._options = ReadOptions(
             servers=job.cluster_servers(),
             topics=(job.topic,),
             columns=RECORD_COLUMNS,
-            starting=Bound(default="earliest"),
+            starting=OffsetBound(default="earliest"),
             group_id=job.consumer or "archive",
         )
         self._hold = QueryHold(self._options)
         self._count = self._lost = self._files = 0
-        self._upkeep: dict[str, int] = {}
+        self._maintenance: dict[str, int] = {}
 
     def catch_up(self) -> bool:
         """Archive what the topic holds now, in rounds; tell whether that is done: no, if the job is to stop."""
-        place, target, lost = find_place(self._job, self._cluster, self._lake)
+        place, target, lost = find_offsets(self._job, self._cluster, self._lake)
         self._lost += lost
         self._hold.move(place, target)
         total = self._count + records_between(place, target)
-        size_bytes = Places(self._options).average_record_bytes([self._job.topic])
-        round_max = max(1, min(ROUND_RECORDS_MAX, ROUND_BYTES_MAX // size_bytes))
+        size_bytes = OffsetReader(self._options).average_record_bytes([self._job.topic])
+        round_max = max(1, min(BATCH_RECORDS_MAX, BATCH_BYTES_MAX // size_bytes))
         while ranges_between(place, target) and not self._run.is_stopping:
             end = limit_records(place, target, round_max)
-            self._do_round(place, end)
+            self._run_batch(place, end)
             place = end
             self._hold.move(place, target)
-            self._run.tell(JobProgress(f"archiving {self._job.topic}", self._count, total))
+            self._run.report_progress(JobProgress(f"archiving {self._job.topic}", self._count, total))
         return not ranges_between(place, target)
 
-    def _do_round(self, place: StreamOffset, end: StreamOffset) -> None:
+    def _run_batch(self, place: StreamOffset, end: StreamOffset) -> None:
         context = self._run.spark.sparkContext
-        self._run.tell(
+        self._run.report_progress(
             JobProgress(f"archiving {self._job.topic}", self._count, self._count + records_between(place, end))
         )
         ranges = plan(ranges_between(place, end), context.defaultParallelism)
-        write = partial(write_range, self._lake.root, self._options, is_hidden=self._lake.is_hiding)
+        write = partial(write_range, self._lake.root, self._options, is_hidden=self._lake.hides_uncommitted)
         files = [file for own in context.parallelize(ranges, len(ranges)).map(write).collect() for file in own]
         begun, own = place.topics[self._job.topic], end.topics[self._job.topic]
-        archived = Archived(topic=self._job.topic, incarnation=own.id, begins=begun.p, ends=own.p)
+        archived = ArchivedRanges(topic=self._job.topic, incarnation=own.id, begins=begun.p, ends=own.p)
         self._lake.commit(files, archived)
         self._count += sum(map(len, ranges))
         self._files += len(files)
         if self._job.consumer:
             self._cluster.move_cursors(self._job.topic, self._job.consumer, own.p)
 
-    def keep_up(self) -> None:
+    def maintain(self) -> None:
         """Compact and vacuum, as far as that is wished."""
         lake = self._lake
         if not isinstance(lake, DeltaLake):
             return
         if self._job.is_compact:
-            self._run.tell(JobProgress("compacting"))
+            self._run.report_progress(JobProgress("compacting"))
             before, after = compact(self._run.spark, lake, self._job.topic)
-            self._upkeep |= {"compacted_files": before, "compacted_into": after}
+            self._maintenance |= {"compacted_files": before, "compacted_into": after}
         if self._job.is_vacuum:
-            self._run.tell(JobProgress("vacuuming"))
+            self._run.report_progress(JobProgress("vacuuming"))
             keep = timedelta(seconds=parse_duration(self._job.keep, "keep"))
-            self._upkeep["vacuumed_files"] = lake.vacuum(keep)
+            self._maintenance["vacuumed_files"] = lake.vacuum(keep)
 
     def close(self) -> None:
         """Hold nothing any more; idempotent."""
         self._hold.release()
 
-    def result(self, seconds: float, *, is_complete: bool) -> Result:
+    def result(self, seconds: float, *, is_complete: bool) -> JobResult:
         """Sum up."""
         job = self._job
         facts: dict[str, object] = {
@@ -169,17 +175,17 @@ class _Archiving:
             "lost": self._lost,
             "files": self._files,
             "seconds": round(seconds, 3),
-            **self._upkeep,
+            **self._maintenance,
         }
         told = f"archived {job.topic} to {self._lake.root}: records {self._count:,}, files {self._files:,}"
-        for name, count in (("records lost", self._lost), *self._upkeep.items()):
+        for name, count in (("records lost", self._lost), *self._maintenance.items()):
             told += f", {name.replace('_', ' ')} {count:,}" if count else ""
         if not is_complete:
             told += "; stopped before the end: run it again to go on"
-        return Result(sentence=told, facts=facts, is_complete=is_complete)
+        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
 
 
-def find_place(job: Archive, cluster: Cluster, lake: Lake | None) -> tuple[StreamOffset, StreamOffset, int]:
+def find_offsets(job: Archive, cluster: Cluster, lake: Lake | None) -> tuple[StreamOffset, StreamOffset, int]:
     """Return from where and up to where to archive, and how many records are lost before that.
 
     Raises:
@@ -224,18 +230,18 @@ def begin(
     return begun, lost
 
 
-def write_range(root: str, options: ReadOptions, what: Range, *, is_hidden: bool) -> list[LakeFile]:
+def write_range(root: str, options: ReadOptions, what: OffsetRange, *, is_hidden: bool) -> list[LakeFile]:
     """Fetch a range and write it into files of a lake; in a task."""
     batches = arrow_batches(fetch_range(options, what), what, RECORD_COLUMNS, records_max=WRITE_RECORDS)
     return LakeWriter(root, topic=what.topic, partition=what.partition, is_hidden=is_hidden).write(batches)
 
 
-def _dry_run(job: Archive, cluster: Cluster) -> Result:
+def _dry_run(job: Archive, cluster: Cluster) -> JobResult:
     try:
         lake = open_lake(job.to)
     except NotFoundError:
         lake = None
-    place, target, lost = find_place(job, cluster, lake)
+    place, target, lost = find_offsets(job, cluster, lake)
     ranges = ranges_between(place, target)
     count = sum(map(len, ranges))
     told = f"would archive {job.topic} to {job.to}, format {job.format}: records {count:,}"
@@ -246,7 +252,7 @@ def _dry_run(job: Archive, cluster: Cluster) -> Result:
         "lost": lost,
         "ranges": [msgspec.structs.asdict(one) for one in ranges],
     }
-    return Result(sentence=told, facts=facts)
+    return JobResult(sentence=told, facts=facts)
 
 
 def _bad(sentence: str) -> RequestError:

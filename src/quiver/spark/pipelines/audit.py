@@ -18,18 +18,25 @@ from uuid import uuid4
 from quiver.client.sync import Cluster
 from quiver.errors import QuiverError, RequestError
 from quiver.record.digest import Digest
-from quiver.spark.connections import connection
+from quiver.spark.connections import Servers, connection
 from quiver.spark.offsets import incarnation_of
-from quiver.spark.options import Servers
+from quiver.spark.pipelines.audit_comparison import RecordFault, check_runs, choose_reference, find_differences
 from quiver.spark.pipelines.audit_plan import LEADER, ArchivedPart, PartitionPlan, plan_edges, plan_pieces
-from quiver.spark.pipelines.audit_report import Finding, PartitionSummary, Report, WitnessSummary
-from quiver.spark.pipelines.audit_sources import AuditSource, AuditVerdict, Mismatch, Piece, digest_piece, examine
-from quiver.spark.pipelines.comparison import Fault, check_runs, choose_reference, find_differences
-from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
+from quiver.spark.pipelines.audit_report import AuditFinding, AuditReport, PartitionSummary, SourceSummary
+from quiver.spark.pipelines.audit_sources import (
+    AuditSource,
+    AuditVerdict,
+    Mismatch,
+    Piece,
+    choose_clients,
+    digest_piece,
+    examine,
+    read_statements,
+)
+from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.lake import open_lake
-from quiver.spark.pipelines.statements import choose_clients, read_statements
 
-SUSPICIONS_MAX: Final = 500
+MISMATCHES_MAX: Final = 500
 """Most segments that are looked at record by record; what is beyond that differs as a whole."""
 HOLD_S: Final = 600.0
 """For how long the topic is held at a time: longer than any wave of tasks."""
@@ -53,7 +60,7 @@ class Audit(Job, frozen=True, kw_only=True):
         if self.source and not self.archive:
             raise RequestError("source names a topic of an archive: give archive, too", code="bad_option")
 
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         """Audit what the topic holds now."""
         begun_s = time.monotonic()
         servers = self.cluster_servers()
@@ -62,13 +69,13 @@ class Audit(Job, frozen=True, kw_only=True):
             plans, unreachable = make_plans(self, cluster)
             if self.is_dry_run:
                 return _dry_run(self, plans)
-            work = _Auditing(self.topic, servers, plans, run, hold)
+            work = _AuditRun(self.topic, servers, plans, run, hold)
             findings = [*unreachable, *work.examine_all()]
-        report = Report(
+        report = AuditReport(
             topic=self.topic,
             archive=self.archive,
             partitions=tuple(work.summaries()),
-            witnesses=tuple(_summarise(plans, findings)),
+            sources=tuple(_summarise(plans, findings)),
             findings=tuple(findings),
             is_complete=not run.is_stopping,
             seconds=round(time.monotonic() - begun_s, 3),
@@ -76,7 +83,7 @@ class Audit(Job, frozen=True, kw_only=True):
         if self.report:
             with open(self.report, "w", encoding="utf-8") as file:
                 file.write(report.to_markdown())
-        return Result(
+        return JobResult(
             sentence=report.to_text(),
             facts=report.to_facts(),
             is_clean=not findings,
@@ -104,7 +111,7 @@ def _holding(cluster: Cluster, topic: str) -> Iterator[Callable[[], None]]:
             cluster.release_hold(name)
 
 
-def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[Finding]]:
+def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[AuditFinding]]:
     """Return what is compared of each partition, and the replicas that cannot be asked."""
     found = cluster.offsets(job.topic, "earliest")
     consumers = tuple(part.strip() for part in job.consumers.split(",") if part.strip())
@@ -113,12 +120,12 @@ def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[
     ends = cluster.offsets(job.topic, "latest", topic_id=found.topic_id)
     alive = {node.node for node in cluster.status().nodes if node.is_alive}
     plans: list[PartitionPlan] = []
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     for own in cluster.describe_topic(job.topic).partitions:
         if own.partition not in found.offsets or own.partition not in ends.offsets:
             continue  # it was added just now
         first, end = found.offsets[own.partition], ends.offsets[own.partition]
-        runs = {witness: by_partition.get(own.partition, []) for witness, by_partition in stated.items()}
+        runs = {source: by_partition.get(own.partition, []) for source, by_partition in stated.items()}
         part = archived.get(own.partition)
         archived_end = None if part is None else part.end_offset
         plans.append(
@@ -133,9 +140,9 @@ def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[
             )
         )
         for node in sorted(set(own.replicas) - alive):
-            fault = Fault(kind="unreachable", offset=first, end_offset=end, detail="the node does not answer")
+            fault = RecordFault(kind="unreachable", offset=first, end_offset=end, detail="the node does not answer")
             findings.append(
-                Finding(witness=str(AuditSource("replica", str(node))), partition=own.partition, fault=fault)
+                AuditFinding(source=str(AuditSource("replica", str(node))), partition=own.partition, fault=fault)
             )
     return plans, findings
 
@@ -152,10 +159,10 @@ def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> d
         }
     else:
         ends = lake.archived(job.topic, incarnation, partitions) or {}
-    witness = AuditSource("archive", lake.root)
+    source = AuditSource("archive", lake.root)
     return {
         partition: ArchivedPart(
-            witness=witness,
+            source=source,
             root=lake.root,
             end_offset=ends.get(partition, 0),
             files=tuple(file for file in files if file.partition == partition),
@@ -167,34 +174,34 @@ def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> d
 # -- comparing ---------------------------------------------------------------------------------------
 
 
-class _Auditing:
+class _AuditRun:
     """An audit under way."""
 
     def __init__(
-        self, topic: str, servers: Servers, plans: Sequence[PartitionPlan], run: Run, hold: Callable[[], None]
+        self, topic: str, servers: Servers, plans: Sequence[PartitionPlan], run: JobRun, hold: Callable[[], None]
     ) -> None:
         self._topic, self._servers, self._plans = topic, servers, plans
         self._run, self._hold = run, hold
         self._told: dict[tuple[AuditSource, int], dict[int, Digest]] = {}
-        self._faults: dict[tuple[AuditSource, int], list[Fault]] = {}
+        self._faults: dict[tuple[AuditSource, int], list[RecordFault]] = {}
         self._references: dict[int, dict[int, tuple[Digest, int]]] = {}
 
-    def examine_all(self) -> list[Finding]:
+    def examine_all(self) -> list[AuditFinding]:
         """Digest everything, compare, and look at what differs; stop early if the job is to stop."""
         self._digest()
-        findings: list[Finding] = []
-        suspicions: list[Mismatch] = []
+        findings: list[AuditFinding] = []
+        mismatches: list[Mismatch] = []
         for plan in self._plans if not self._run.is_stopping else ():
             self._references[plan.partition] = choose_reference(
-                plan.edges, [self._told.get((witness, plan.partition), {}) for witness in self._copies(plan)]
+                plan.edges, [self._told.get((source, plan.partition), {}) for source in self._copies(plan)]
             )
             findings += self._check_reference(plan)
-            suspicions += self._suspect(plan)
+            mismatches += self._find_mismatches(plan)
             findings += self._check_clients(plan)
-        for (witness, partition), faults in self._faults.items():
-            findings += [Finding(witness=str(witness), partition=partition, fault=fault) for fault in faults]
-        findings += self._examine(suspicions)
-        return sorted(findings, key=lambda finding: (finding.partition, finding.fault.offset, finding.witness))
+        for (source, partition), faults in self._faults.items():
+            findings += [AuditFinding(source=str(source), partition=partition, fault=fault) for fault in faults]
+        findings += self._examine(mismatches)
+        return sorted(findings, key=lambda finding: (finding.partition, finding.fault.offset, finding.source))
 
     def summaries(self) -> Iterator[PartitionSummary]:
         """Sum up each partition: what most replicas hold."""
@@ -212,14 +219,14 @@ class _Auditing:
         total = sum(piece.end_offset - piece.first_offset for piece in pieces)
         done = 0
         for told in self._in_waves(pieces, partial(digest_piece, self._servers)):
-            key = (told.piece.witness, told.piece.partition)
+            key = (told.piece.source, told.piece.partition)
             own = self._told.setdefault(key, {})
             for first, digest in told.digests.items():
                 own[first] = own.get(first, Digest()) + digest
             if told.fault is not None:
                 self._faults.setdefault(key, []).append(told.fault)
             done += told.piece.end_offset - told.piece.first_offset
-            self._run.tell(JobProgress(f"digesting {self._topic}", done, total))
+            self._run.report_progress(JobProgress(f"digesting {self._topic}", done, total))
 
     def _in_waves(self, work: Sequence[T], do: Callable[[T], U]) -> Iterator[U]:
         """Let tasks do something to each of many things, so many at a time; end early if the job is to stop."""
@@ -235,59 +242,59 @@ class _Auditing:
     def _copies(self, plan: PartitionPlan) -> list[AuditSource]:
         """Return those whose word counts when it is found out what a partition holds."""
         replicas = [AuditSource("replica", str(node)) for node in plan.nodes]
-        whole = [witness for witness in replicas if (witness, plan.partition) not in self._faults]
+        whole = [source for source in replicas if (source, plan.partition) not in self._faults]
         return whole or [LEADER]
 
-    def _check_reference(self, plan: PartitionPlan) -> Iterator[Finding]:
+    def _check_reference(self, plan: PartitionPlan) -> Iterator[AuditFinding]:
         """Offsets are dense: a segment has as many records as offsets."""
         for first, end in pairwise(plan.edges):
             digest, _ = self._references[plan.partition][first]
             if digest.count != end - first:
                 detail = f"most replicas have {digest.count} records there"
-                fault = Fault(kind="lost", offset=first, end_offset=end, detail=detail)
-                yield Finding(witness="most replicas", partition=plan.partition, fault=fault)
+                fault = RecordFault(kind="lost", offset=first, end_offset=end, detail=detail)
+                yield AuditFinding(source="most replicas", partition=plan.partition, fault=fault)
 
-    def _suspect(self, plan: PartitionPlan) -> Iterator[Mismatch]:
+    def _find_mismatches(self, plan: PartitionPlan) -> Iterator[Mismatch]:
         reference = self._references[plan.partition]
         digests = {first: digest for first, (digest, _) in reference.items()}
         copies = self._copies(plan)
-        for witness, edges in self._scopes(plan):
-            for difference in find_differences(edges, digests, self._told.get((witness, plan.partition), {})):
+        for source, edges in self._scopes(plan):
+            for difference in find_differences(edges, digests, self._told.get((source, plan.partition), {})):
                 believed = copies[reference[difference.first_offset][1]]
                 bounds = (difference.first_offset, difference.end_offset)
-                yield Mismatch(reference=plan.piece(believed, *bounds), suspect=plan.piece(witness, *bounds))
+                yield Mismatch(reference=plan.piece(believed, *bounds), suspect=plan.piece(source, *bounds))
 
     def _scopes(self, plan: PartitionPlan) -> Iterator[tuple[AuditSource, Sequence[int]]]:
         """Yield what each witness must have: everything, but what it could not tell, and what is not archived yet."""
-        for witness in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
-            faults = self._faults.get((witness, plan.partition), [])
-            yield from ((witness, own) for own in _without(plan.edges, faults))
+        for source in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
+            faults = self._faults.get((source, plan.partition), [])
+            yield from ((source, own) for own in _without(plan.edges, faults))
         if plan.archived is not None:
             edges = [edge for edge in plan.edges if edge <= plan.archived.end_offset]
-            faults = self._faults.get((plan.archived.witness, plan.partition), [])
-            yield from ((plan.archived.witness, own) for own in _without(edges, faults))
+            faults = self._faults.get((plan.archived.source, plan.partition), [])
+            yield from ((plan.archived.source, own) for own in _without(edges, faults))
 
-    def _check_clients(self, plan: PartitionPlan) -> Iterator[Finding]:
+    def _check_clients(self, plan: PartitionPlan) -> Iterator[AuditFinding]:
         digests = {first: digest for first, (digest, _) in self._references[plan.partition].items()}
-        for witness, runs in plan.runs.items():
-            for fault in check_runs(runs, plan.edges, digests, is_gapless=witness.role == "consumer"):
-                yield Finding(witness=str(witness), partition=plan.partition, fault=fault)
+        for source, runs in plan.runs.items():
+            for fault in check_runs(runs, plan.edges, digests, is_gapless=source.role == "consumer"):
+                yield AuditFinding(source=str(source), partition=plan.partition, fault=fault)
         if plan.archived is not None and plan.archived.end_offset > plan.bounds[1]:
             end = plan.bounds[1]
             detail = f"archived, and the partition ends at {end}"
-            fault = Fault(kind="lost", offset=end, end_offset=plan.archived.end_offset, detail=detail)
-            yield Finding(witness=str(LEADER), partition=plan.partition, fault=fault)
+            fault = RecordFault(kind="lost", offset=end, end_offset=plan.archived.end_offset, detail=detail)
+            yield AuditFinding(source=str(LEADER), partition=plan.partition, fault=fault)
 
-    def _examine(self, suspicions: Sequence[Mismatch]) -> Iterator[Finding]:
-        looked_at, rest = suspicions[:SUSPICIONS_MAX], suspicions[SUSPICIONS_MAX:]
+    def _examine(self, mismatches: Sequence[Mismatch]) -> Iterator[AuditFinding]:
+        looked_at, rest = mismatches[:MISMATCHES_MAX], mismatches[MISMATCHES_MAX:]
         for done, verdict in enumerate(self._in_waves(looked_at, partial(examine, self._servers)), 1):
-            self._run.tell(JobProgress("looking at what differs", done, len(looked_at), "segment"))
+            self._run.report_progress(JobProgress("looking at what differs", done, len(looked_at), "segment"))
             yield from _findings(verdict)
-        for suspicion in rest:
-            yield _as_a_whole(suspicion.suspect, "differs; too much does to look at each record")
+        for mismatch in rest:
+            yield _as_a_whole(mismatch.suspect, "differs; too much does to look at each record")
 
 
-def _without(edges: Sequence[int], faults: Sequence[Fault]) -> Iterator[Sequence[int]]:
+def _without(edges: Sequence[int], faults: Sequence[RecordFault]) -> Iterator[Sequence[int]]:
     """Yield the parts of edges between which a witness could be read."""
     own: list[int] = []
     for first, end in pairwise(edges):
@@ -299,37 +306,37 @@ def _without(edges: Sequence[int], faults: Sequence[Fault]) -> Iterator[Sequence
     yield from [own] if own else []
 
 
-def _findings(verdict: AuditVerdict) -> Iterator[Finding]:
+def _findings(verdict: AuditVerdict) -> Iterator[AuditFinding]:
     suspect = verdict.suspect
     for fault in verdict.faults:
-        yield Finding(witness=str(suspect.witness), partition=suspect.partition, fault=fault)
+        yield AuditFinding(source=str(suspect.source), partition=suspect.partition, fault=fault)
     if verdict.count > len(verdict.faults):
         yield _as_a_whole(suspect, f"{verdict.count - len(verdict.faults)} more faults")
 
 
-def _as_a_whole(suspect: Piece, detail: str) -> Finding:
-    fault = Fault(kind="altered", offset=suspect.first_offset, end_offset=suspect.end_offset, detail=detail)
-    return Finding(witness=str(suspect.witness), partition=suspect.partition, fault=fault)
+def _as_a_whole(suspect: Piece, detail: str) -> AuditFinding:
+    fault = RecordFault(kind="altered", offset=suspect.first_offset, end_offset=suspect.end_offset, detail=detail)
+    return AuditFinding(source=str(suspect.source), partition=suspect.partition, fault=fault)
 
 
-def _summarise(plans: Sequence[PartitionPlan], findings: Sequence[Finding]) -> Iterator[WitnessSummary]:
+def _summarise(plans: Sequence[PartitionPlan], findings: Sequence[AuditFinding]) -> Iterator[SourceSummary]:
     """Tell of each witness how much it had to show, and whether that was right."""
     counts: dict[str, int] = {}
     for plan in plans:
         shares = {LEADER: plan.count} | {AuditSource("replica", str(node)): plan.count for node in plan.nodes}
         if plan.archived is not None:
-            shares[plan.archived.witness] = max(0, min(plan.archived.end_offset, plan.bounds[1]) - plan.bounds[0])
-        for witness, runs in plan.runs.items():
-            shares[witness] = sum(end - first for first, end, _ in runs)
-        for witness, count in shares.items():
-            counts[str(witness)] = counts.get(str(witness), 0) + count
-    blamed = {finding.witness for finding in findings}
+            shares[plan.archived.source] = max(0, min(plan.archived.end_offset, plan.bounds[1]) - plan.bounds[0])
+        for source, runs in plan.runs.items():
+            shares[source] = sum(end - first for first, end, _ in runs)
+        for source, count in shares.items():
+            counts[str(source)] = counts.get(str(source), 0) + count
+    blamed = {finding.source for finding in findings}
     for name in dict.fromkeys((*counts, *sorted(blamed))):
-        yield WitnessSummary(witness=name, count=counts.get(name, 0), is_identical=name not in blamed)
+        yield SourceSummary(source=name, count=counts.get(name, 0), is_identical=name not in blamed)
 
 
-def _dry_run(job: Audit, plans: Sequence[PartitionPlan]) -> Result:
+def _dry_run(job: Audit, plans: Sequence[PartitionPlan]) -> JobResult:
     count = sum(plan.count for plan in plans)
-    names = [summary.witness for summary in _summarise(plans, ())]
+    names = [summary.source for summary in _summarise(plans, ())]
     told = f"would audit {job.topic}: records {count:,}, told by {', '.join(names)}"
-    return Result(sentence=told, facts={"topic": job.topic, "records": count, "witnesses": names})
+    return JobResult(sentence=told, facts={"topic": job.topic, "records": count, "witnesses": names})

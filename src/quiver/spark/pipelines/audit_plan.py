@@ -13,9 +13,8 @@ from typing import Final
 import msgspec
 
 from quiver.record.digest import BLOCK_RECORDS, block_edges
-from quiver.spark.pipelines.audit_sources import AuditSource, Piece
+from quiver.spark.pipelines.audit_sources import AuditSource, Piece, Runs
 from quiver.spark.pipelines.lake import LakeFile
-from quiver.spark.pipelines.statements import Runs
 
 LEADER: Final = AuditSource("leader")
 PIECE_BLOCKS_MAX: Final = 16
@@ -27,7 +26,7 @@ PIECES_PER_CORE: Final = 4
 class ArchivedPart(msgspec.Struct, frozen=True, kw_only=True):
     """What an archive has of one partition."""
 
-    witness: AuditSource
+    source: AuditSource
     root: str
     end_offset: int
     files: tuple[LakeFile, ...]
@@ -56,11 +55,11 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
         """How many offsets there are."""
         return self.bounds[1] - self.bounds[0]
 
-    def piece(self, witness: AuditSource, first_offset: int, end_offset: int) -> Piece:
+    def piece(self, source: AuditSource, first_offset: int, end_offset: int) -> Piece:
         """Return a part of what a witness can tell, with the edges in it; both bounds are edges."""
         edges = self.edges[bisect_left(self.edges, first_offset) : bisect_right(self.edges, end_offset)]
         root, paths = "", tuple[str, ...]()
-        if witness.role == "archive" and self.archived is not None:
+        if source.role == "archive" and self.archived is not None:
             root = self.archived.root
             paths = tuple(
                 file.path
@@ -68,7 +67,7 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
                 if file.first_offset < end_offset and file.last_offset >= first_offset
             )
         return Piece(
-            witness=witness,
+            source=source,
             topic=self.topic,
             topic_id=self.topic_id,
             partition=self.partition,
@@ -97,8 +96,8 @@ def plan_pieces(plans: Sequence[PartitionPlan], cores: int) -> list[Piece]:
     pieces: list[Piece] = []
     for plan in plans:
         cuts = cut_edges(plan.edges, size)
-        for witness in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
-            pieces += [plan.piece(witness, *cut) for cut in cuts]
+        for source in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
+            pieces += [plan.piece(source, *cut) for cut in cuts]
         pieces += plan_files(plan, size)
     return pieces
 
@@ -134,7 +133,7 @@ def _file_piece(plan: PartitionPlan, archived: ArchivedPart, files: Sequence[Lak
     end = max(file.last_offset for file in files) + 1
     low, high = max(0, bisect_right(plan.edges, first) - 1), bisect_left(plan.edges, end) + 1
     return Piece(
-        witness=archived.witness,
+        source=archived.source,
         topic=plan.topic,
         topic_id=plan.topic_id,
         partition=plan.partition,

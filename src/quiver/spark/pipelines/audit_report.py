@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quiver.spark.pipelines.comparison import Fault
+from quiver.spark.pipelines.audit_comparison import RecordFault
 
 SHOWN_MAX: Final = 20
 """Findings that a terminal shows; a report has all of them."""
@@ -23,12 +23,12 @@ _SENTENCES: Final = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     """Something wrong with what somebody has of a partition."""
 
-    witness: str
+    source: str
     partition: int
-    fault: Fault
+    fault: RecordFault
 
     def __str__(self) -> str:
         fault = self.fault
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             told += f" with offset {fault.other}"
         elif fault.kind == "doubled" and fault.other not in (None, fault.offset):
             told += f": it is the record of offset {fault.other}"
-        return f"{told}; {self.witness}" + (f" ({fault.detail})" if fault.detail else "")
+        return f"{told}; {self.source}" + (f" ({fault.detail})" if fault.detail else "")
 
 
 class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,22 +51,22 @@ class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class WitnessSummary(msgspec.Struct, frozen=True, kw_only=True):
+class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody who had records to show, how many, and whether all of them were right."""
 
-    witness: str
+    source: str
     count: int
     is_identical: bool
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of an audit."""
 
     topic: str
     archive: str
     partitions: tuple[PartitionSummary, ...]
-    witnesses: tuple[WitnessSummary, ...]
-    findings: tuple[Finding, ...]
+    sources: tuple[SourceSummary, ...]
+    findings: tuple[AuditFinding, ...]
     is_complete: bool
     seconds: float
 
@@ -85,10 +85,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "records": sum(own.count for own in self.partitions),
             "partitions": msgspec.to_builtins(self.partitions),
             "witnesses": [
-                {"witness": own.witness, "records": own.count, "identical": own.is_identical} for own in self.witnesses
+                {"witness": own.source, "records": own.count, "identical": own.is_identical} for own in self.sources
             ],
             "findings": [
-                {"witness": own.witness, "partition": own.partition, **msgspec.to_builtins(own.fault)}
+                {"witness": own.source, "partition": own.partition, **msgspec.to_builtins(own.fault)}
                 for own in self.findings
             ],
             "seconds": self.seconds,
@@ -101,8 +101,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def _lines(self) -> Iterator[str]:
         count, partitions = sum(own.count for own in self.partitions), len(self.partitions)
         yield f"{self.topic}: {self.verdict}; records {count:,}, partitions {partitions}, {self.seconds:.1f} s"
-        for own in self.witnesses:
-            yield f"  {'same' if own.is_identical else 'DIFFERS':8}{own.count:>15,}  {own.witness}"
+        for own in self.sources:
+            yield f"  {'same' if own.is_identical else 'DIFFERS':8}{own.count:>15,}  {own.source}"
         for finding in self.findings[:SHOWN_MAX]:
             yield f"  {finding}"
         if len(self.findings) > SHOWN_MAX:
@@ -114,9 +114,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             (own.partition, own.first_offset, own.end_offset, f"{own.count:,}", f"`{own.digest}`")
             for own in self.partitions
         ]
-        witnesses = [
-            (_cell(own.witness), f"{own.count:,}", "the same" if own.is_identical else "**differs**")
-            for own in self.witnesses
+        sources = [
+            (_cell(own.source), f"{own.count:,}", "the same" if own.is_identical else "**differs**")
+            for own in self.sources
         ]
         findings = [
             (own.partition, own.fault.offset, own.fault.end_offset - 1, own.fault.kind, _cell(str(own)))
@@ -128,7 +128,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "## What it holds",
             _table(("partition", "first offset", "end offset", "records", "digest"), partitions),
             "## Who told it",
-            _table(("witness", "records", "verdict"), witnesses),
+            _table(("witness", "records", "verdict"), sources),
             "## Findings",
             _table(("partition", "first", "last", "kind", "finding"), findings) if findings else "None.",
         ]

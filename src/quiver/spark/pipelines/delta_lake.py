@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -25,13 +27,18 @@ from quiver.errors import StorageError
 from quiver.spark.pipelines.lake import (
     FOLDER_COLUMNS,
     LAKE_SCHEMA,
-    Archived,
+    ArchivedRanges,
     LakeFile,
+    LakeWriter,
+    archive_conflict,
     check_incarnation,
-    check_place,
-    conflict,
+    check_not_archived,
     in_order,
+    read_in_order,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _PREFIX: Final = "quiver:"
 
@@ -39,11 +46,11 @@ _PREFIX: Final = "quiver:"
 class DeltaLake:
     """A Delta table with the records of topics."""
 
-    is_hiding = False
+    hides_uncommitted = False
 
     def __init__(self, root: str) -> None:
         self.root = root
-        with _in_our_words(root):
+        with _translating_errors(root):
             if not self.is_at(root):
                 DeltaTable.create(root, LAKE_SCHEMA, mode="ignore", partition_by=list(FOLDER_COLUMNS), name="quiver")
             self._table = DeltaTable(root)
@@ -65,7 +72,7 @@ class DeltaLake:
 
     def refresh(self) -> None:
         """See what was committed meanwhile."""
-        with _in_our_words(self.root):
+        with _translating_errors(self.root):
             self._table.update_incremental()
 
     def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
@@ -77,17 +84,19 @@ class DeltaLake:
         ends = {part: self._table.transaction_version(f"{_PREFIX}{topic}:{part}") for part in partitions}
         return {part: end for part, end in ends.items() if end is not None}
 
-    def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
+    def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
         """Add files and move the place to behind them, in one step."""
         # What others committed before this version is checked here, what they commit behind it Delta checks.
-        check_place(self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root)
+        check_not_archived(
+            self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root
+        )
         places = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
         places += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
         try:
             self._write([_to_action(file, is_new=True) for file in files], places)
         except CommitFailedError as error:
             if "oncurrent" in str(error):
-                raise conflict(archived.topic, self.root) from None
+                raise archive_conflict(archived.topic, self.root) from None
             raise StorageError(f"{self.root} took no commit: {error}", code="lake_failed") from None
         # From here on the records are archived: the commit is a file that is there as a whole or not at all.
 
@@ -98,13 +107,13 @@ class DeltaLake:
             RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file))  # noqa: FBT003 - its signature
             for file in old
         ]
-        with _in_our_words(self.root):
+        with _translating_errors(self.root):
             self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
 
     def vacuum(self, keep: timedelta) -> int:
         """Remove files that no version of so long ago and later needs, and what crashes left; return how many."""
         hours = -(-int(keep.total_seconds()) // 3600)
-        with _in_our_words(self.root):
+        with _translating_errors(self.root):
             return len(self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
 
     def files(self, topic: str) -> list[LakeFile]:
@@ -127,7 +136,7 @@ class DeltaLake:
 
 
 @contextmanager
-def _in_our_words(root: str) -> Iterator[None]:
+def _translating_errors(root: str) -> Iterator[None]:
     try:
         yield
     except DeltaError as error:
@@ -171,3 +180,42 @@ def _to_file(action: dict[str, Any]) -> LakeFile:
         first_offset=action["min.offset"],
         last_offset=action["max.offset"],
     )
+
+
+FILE_BYTES: Final = 128 << 20
+"""Size that files are put together to, about; larger ones are left as they are."""
+
+
+def compact(spark: SparkSession, lake: DeltaLake, topic: str) -> tuple[int, int]:
+    """Put the files of a topic together, in one commit; return how many there were of them, and how many are left."""
+    bins = plan_bins(lake.files(topic))
+    if not bins:
+        return 0, 0
+    merge = partial(merge_files, lake.root)
+    new = [file for files in spark.sparkContext.parallelize(bins, len(bins)).map(merge).collect() for file in files]
+    lake.replace([file for files in bins for file in files], new)
+    return sum(map(len, bins)), len(new)
+
+
+def plan_bins(files: Iterable[LakeFile], file_bytes: int = FILE_BYTES) -> list[list[LakeFile]]:
+    """Return which files to put together: neighbours of one partition and hour, at least two each time."""
+    folders: dict[tuple[int, str], list[LakeFile]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.first_offset):
+        folders[file.partition, file.hour].append(file)
+    bins: list[list[LakeFile]] = []
+    for folder in folders.values():
+        size_bytes = file_bytes
+        for file in folder:
+            if size_bytes + file.size_bytes > file_bytes:
+                bins.append([])
+                size_bytes = 0
+            bins[-1].append(file)
+            size_bytes += file.size_bytes
+    return [files for files in bins if len(files) > 1]
+
+
+def merge_files(root: str, files: list[LakeFile]) -> list[LakeFile]:
+    """Write the records of several files into one; in a task."""
+    first = files[0]
+    writer = LakeWriter(root, topic=first.topic, partition=first.partition, is_hidden=False)
+    return writer.write(read_in_order(root, files))

@@ -19,26 +19,32 @@ import msgspec
 from quiver.client.chunks import split_by_key
 from quiver.client.sync import Cluster
 from quiver.errors import ConflictError, NotFoundError, RequestError
-from quiver.spark.connections import connection
+from quiver.spark.connections import Servers, connection
 from quiver.spark.offsets import incarnation_of
-from quiver.spark.options import Servers
-from quiver.spark.pipelines.ingest_ledger import IngestLedger, IngestState, Placed, Round, lane_prefix, read_state
-from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
-from quiver.spark.pipelines.lane import Lane
+from quiver.spark.pipelines.ingest_ledger import (
+    AssignedFile,
+    IngestBatch,
+    IngestLedger,
+    IngestState,
+    producer_prefix,
+    read_state,
+)
+from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.source_files import (
-    Fields,
-    Look,
+    FileScan,
+    LineFields,
     SourceFile,
     check_unchanged,
     find_files,
-    look_at,
     read_records,
+    scan_file,
 )
+from quiver.spark.publishing import ResumableWriter
 
-ROUND_BYTES: Final = 1 << 30
+BATCH_BYTES: Final = 1 << 30
 """Bytes of files in one round, about: what a signal to stop waits for."""
-ROUND_FILES_MAX: Final = 1000
-LOOK_TASKS: Final = 4
+BATCH_FILES_MAX: Final = 1000
+SCAN_TASKS_PER_CORE: Final = 4
 """Tasks for each core that look at files: enough for none to wait long for the last."""
 
 
@@ -55,14 +61,14 @@ class Ingest(Job, frozen=True, kw_only=True):
         if not self.paths:
             raise RequestError("name the files or folders to ingest", code="bad_option")
 
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         """Ingest what is new."""
         cluster = connection(self.cluster_servers())
         if self.is_dry_run:
             return self._dry_run(cluster)
         cluster.create_topic(self.topic, exist_ok=True)
         begun_s = time.monotonic()
-        work = _Ingesting(self, cluster, run)
+        work = _IngestRun(self, cluster, run)
         try:
             is_complete = work.ingest()
         finally:
@@ -73,25 +79,25 @@ class Ingest(Job, frozen=True, kw_only=True):
         """Return what the ingest is known by in the ledger."""
         return f"{self.name}/{self.topic}/{incarnation_of(cluster.cluster_id, cluster.offsets(self.topic, {}))}"
 
-    def _dry_run(self, cluster: Cluster) -> Result:
+    def _dry_run(self, cluster: Cluster) -> JobResult:
         try:
             state = read_state(cluster, self.writer(cluster))
         except NotFoundError:
             state = IngestState()  # there is no such topic yet
-        survey = take_survey(find_files(self.paths), state, _look_here)
+        survey = survey_files(find_files(self.paths), state, _scan_here)
         told = f"would ingest into {self.topic}: files {len(survey.fresh):,}, bytes {survey.size_bytes:,}"
-        return Result(sentence=told, facts={"topic": self.topic, **survey.facts()})
+        return JobResult(sentence=told, facts={"topic": self.topic, **survey.facts()})
 
 
-Looker = Callable[[Sequence[str], Sequence[int]], list[Look]]
+Scanner = Callable[[Sequence[str], Sequence[int]], list[FileScan]]
 """Looks at files, each with regard to what it begins with at some sizes."""
 
 
-def _look_here(paths: Sequence[str], begin_sizes: Sequence[int]) -> list[Look]:
-    return [look_at(path, begin_sizes) for path in paths]
+def _scan_here(paths: Sequence[str], begin_sizes: Sequence[int]) -> list[FileScan]:
+    return [scan_file(path, begin_sizes) for path in paths]
 
 
-class Survey(msgspec.Struct, frozen=True, kw_only=True):
+class FileSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """Which files are to be ingested, and which not, and why."""
 
     fresh: list[SourceFile]
@@ -114,52 +120,52 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class _Ingesting:
+class _IngestRun:
     """A job under way."""
 
-    def __init__(self, job: Ingest, cluster: Cluster, run: Run) -> None:
+    def __init__(self, job: Ingest, cluster: Cluster, run: JobRun) -> None:
         self._job, self._run, self._cluster = job, run, cluster
         self._writer = job.writer(cluster)
         self.ledger = IngestLedger(cluster, self._writer)
-        self._survey = Survey(fresh=[], known_count=0, same_as={})
+        self._survey = FileSurvey(fresh=[], known_count=0, same_as={})
         self._count = self._sent = self._resumed = 0
 
     def ingest(self) -> bool:
         """Finish what was begun, then ingest what is new, in rounds; tell whether that is done."""
-        if self.ledger.state.open_round is not None:
-            self._resumed = sum(map(len, self.ledger.state.open_round.lanes))
-            self._send(self.ledger.state.open_round, is_resumed=True)
-        self._run.tell(JobProgress("looking at files"))
-        self._survey = take_survey(find_files(self._job.paths), self.ledger.state, self._look)
+        if self.ledger.state.open_batch is not None:
+            self._resumed = sum(map(len, self.ledger.state.open_batch.lanes))
+            self._send(self.ledger.state.open_batch, is_resumed=True)
+        self._run.report_progress(JobProgress("looking at files"))
+        self._survey = survey_files(find_files(self._job.paths), self.ledger.state, self._scan)
         partitions = len(self._cluster.offsets(self._job.topic, "earliest").offsets)
-        rounds = plan_rounds(self._survey.fresh)
-        fields = Fields(self._job.key, self._job.time)
+        rounds = plan_batches(self._survey.fresh)
+        fields = LineFields(self._job.key, self._job.time)
         done_bytes = 0
         for files in rounds:
             if self._run.is_stopping:
                 return False
-            self._run.tell(
+            self._run.report_progress(
                 JobProgress(f"ingesting into {self._job.topic}", done_bytes, self._survey.size_bytes, "byte")
             )
             lanes_max = self._run.spark.sparkContext.defaultParallelism
-            lanes = plan_lanes(files, lanes_max, partitions=partitions, turn=self.ledger.state.files)
+            lanes = assign_files(files, lanes_max, partitions=partitions, turn=self.ledger.state.files)
             self._send(self.ledger.begin(lanes, partitions=partitions, fields=fields), is_resumed=False)
             done_bytes += sum(file.size_bytes - file.first_byte for file in files)
         return True
 
-    def _look(self, paths: Sequence[str], begin_sizes: Sequence[int]) -> list[Look]:
+    def _scan(self, paths: Sequence[str], begin_sizes: Sequence[int]) -> list[FileScan]:
         if not paths:
             return []
         context = self._run.spark.sparkContext
-        look = partial(look_at, begin_sizes=begin_sizes)
-        tasks = min(len(paths), LOOK_TASKS * context.defaultParallelism)
-        found: list[Look] = context.parallelize(paths, tasks).map(look).collect()
+        look = partial(scan_file, begin_sizes=begin_sizes)
+        tasks = min(len(paths), SCAN_TASKS_PER_CORE * context.defaultParallelism)
+        found: list[FileScan] = context.parallelize(paths, tasks).map(look).collect()
         return found
 
-    def _send(self, round_: Round, *, is_resumed: bool) -> None:
+    def _send(self, round_: IngestBatch, *, is_resumed: bool) -> None:
         works = [
-            LaneWork(
-                name=f"quiver.ingest.{lane_prefix(self._writer)}.{number}",
+            SenderTask(
+                name=f"quiver.ingest.{producer_prefix(self._writer)}.{number}",
                 files=list(lane),
                 bases=dict(self.ledger.state.bases[number]),
                 partitions=round_.partitions,
@@ -167,13 +173,13 @@ class _Ingesting:
             )
             for number, lane in enumerate(round_.lanes)
         ]
-        send = partial(send_lane, self._job.cluster_servers(), self._job.topic, round_.fields)
+        send = partial(send_files, self._job.cluster_servers(), self._job.topic, round_.fields)
         sent = self._run.spark.sparkContext.parallelize(works, len(works)).map(send).collect()
         self.ledger.end(tuple(counts for counts, _ in sent))
         self._count += sum(sum(counts.values()) for counts, _ in sent)
         self._sent += sum(number for _, number in sent)
 
-    def result(self, seconds: float, *, is_complete: bool) -> Result:
+    def result(self, seconds: float, *, is_complete: bool) -> JobResult:
         """Sum up."""
         survey, job = self._survey, self._job
         facts = {
@@ -193,14 +199,14 @@ class _Ingesting:
             told += f", {name} {count:,}" if count else ""
         if not is_complete:
             told += "; stopped before the end: run it again to go on"
-        return Result(sentence=told, facts=facts, is_complete=is_complete)
+        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
 
 
-class LaneWork(msgspec.Struct, frozen=True, kw_only=True):
+class SenderTask(msgspec.Struct, frozen=True, kw_only=True):
     """What one task sends."""
 
     name: str
-    files: list[Placed]
+    files: list[AssignedFile]
     bases: dict[int, int]
     partitions: int
     is_resumed: bool
@@ -209,7 +215,7 @@ class LaneWork(msgspec.Struct, frozen=True, kw_only=True):
 # -- what is new -------------------------------------------------------------------------------------
 
 
-def take_survey(paths: Iterable[str], state: IngestState, look: Looker) -> Survey:
+def survey_files(paths: Iterable[str], state: IngestState, look: Scanner) -> FileSurvey:
     """Return which files are new, by a look at those that are not as they were when they were ingested."""
     changed, known_count = [], 0
     for path in paths:
@@ -220,7 +226,7 @@ def take_survey(paths: Iterable[str], state: IngestState, look: Looker) -> Surve
     lost = [known for known in state.by_path.values() if not is_in_place(known)] if changed else []
     looks = look(changed, [known.size_bytes for known in lost])
     # What a file has grown from, or what was renamed: unless that is still where it was.
-    there = {found.file.path for found in looks if begins_with(found, state.by_path.get(found.file.path))}
+    there = {found.file.path for found in looks if starts_with(found, state.by_path.get(found.file.path))}
     moved = [known for known in lost if known.path not in there]
     fresh: list[SourceFile] = []
     same_as: dict[str, str] = {}
@@ -234,7 +240,7 @@ def take_survey(paths: Iterable[str], state: IngestState, look: Looker) -> Surve
         else:
             digests[file.digest] = file.path
             fresh.append(continued(found, [own] if own is not None and file.path in there else moved))
-    return Survey(fresh=fresh, known_count=known_count, same_as=same_as)
+    return FileSurvey(fresh=fresh, known_count=known_count, same_as=same_as)
 
 
 def is_in_place(known: SourceFile | None) -> bool:
@@ -248,13 +254,13 @@ def is_in_place(known: SourceFile | None) -> bool:
     return (known.size_bytes, known.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
-def begins_with(found: Look, known: SourceFile | None) -> bool:
+def starts_with(found: FileScan, known: SourceFile | None) -> bool:
     """Tell whether a file begins with what another one held."""
     begin = None if known is None else found.begins.get(known.size_bytes)
     return begin is not None and known is not None and begin.digest == known.digest
 
 
-def continued(found: Look, candidates: Iterable[SourceFile]) -> SourceFile:
+def continued(found: FileScan, candidates: Iterable[SourceFile]) -> SourceFile:
     """Return a file from where it goes on behind what was ingested of it; as a whole, if nothing was.
 
     Raises:
@@ -262,7 +268,7 @@ def continued(found: Look, candidates: Iterable[SourceFile]) -> SourceFile:
     """
     file = found.file
     known = max(
-        (one for one in candidates if begins_with(found, one)), key=lambda known: known.size_bytes, default=None
+        (one for one in candidates if starts_with(found, one)), key=lambda known: known.size_bytes, default=None
     )
     if known is None:
         return file
@@ -275,26 +281,26 @@ def continued(found: Look, candidates: Iterable[SourceFile]) -> SourceFile:
     return msgspec.structs.replace(file, first_byte=known.size_bytes)
 
 
-def plan_rounds(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
+def plan_batches(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
     """Return files in rounds of a bounded size, in order."""
     rounds: list[list[SourceFile]] = []
     left_bytes = 0
     for file in files:
-        if left_bytes <= 0 or len(rounds[-1]) == ROUND_FILES_MAX:
+        if left_bytes <= 0 or len(rounds[-1]) == BATCH_FILES_MAX:
             rounds.append([])
-            left_bytes = ROUND_BYTES
+            left_bytes = BATCH_BYTES
         rounds[-1].append(file)
         left_bytes -= file.size_bytes - file.first_byte
     return rounds
 
 
-def plan_lanes(
+def assign_files(
     files: Sequence[SourceFile], lanes_max: int, *, partitions: int, turn: int
-) -> tuple[tuple[Placed, ...], ...]:
+) -> tuple[tuple[AssignedFile, ...], ...]:
     """Share files out over lanes by their size, and over partitions in turn."""
-    placed = [Placed(file=file, partition=(turn + at) % partitions) for at, file in enumerate(files)]
+    placed = [AssignedFile(file=file, partition=(turn + at) % partitions) for at, file in enumerate(files)]
     loads = [(0, number) for number in range(min(lanes_max, len(files)))]
-    shared: list[list[Placed]] = [[] for _ in loads]
+    shared: list[list[AssignedFile]] = [[] for _ in loads]
     for one in sorted(placed, key=lambda one: -one.file.size_bytes):
         load, number = heapq.heappop(loads)
         shared[number].append(one)
@@ -305,9 +311,9 @@ def plan_lanes(
 # -- in tasks ----------------------------------------------------------------------------------------
 
 
-def send_lane(servers: Servers, topic: str, fields: Fields, work: LaneWork) -> tuple[dict[int, int], int]:
+def send_files(servers: Servers, topic: str, fields: LineFields, work: SenderTask) -> tuple[dict[int, int], int]:
     """Send what the topic does not have of a lane's records; return how many they are by partition, and those sent."""
-    lane = Lane(connection(servers), topic, work.name, work.bases)
+    lane = ResumableWriter(connection(servers), topic, work.name, work.bases)
     try:
         for placed in work.files:
             if work.is_resumed:

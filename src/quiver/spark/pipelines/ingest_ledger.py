@@ -18,7 +18,7 @@ import msgspec
 
 from quiver.client.sync import Cluster, Producer
 from quiver.errors import DecodeError, NotFoundError, QuiverError
-from quiver.spark.pipelines.source_files import Fields, SourceFile
+from quiver.spark.pipelines.source_files import LineFields, SourceFile
 from quiver.wire.messages import RetentionInfo
 
 TOPIC: Final = "quiver.ingest"
@@ -26,25 +26,25 @@ VERSION: Final = 1
 _PARTITION: Final = 0
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class AssignedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file, and the partition that its records without a key go to."""
 
     file: SourceFile
     partition: int
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
+class IngestBatch(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     """What is ingested in one go: the files of each lane, in order."""
 
     v: int = VERSION
     number: int
     partitions: int
     """How many partitions keys are spread over."""
-    fields: Fields
-    lanes: tuple[tuple[Placed, ...], ...]
+    fields: LineFields
+    lanes: tuple[tuple[AssignedFile, ...], ...]
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+class IngestBatchEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """How many records of each lane a round has brought into each partition."""
 
     v: int = VERSION
@@ -56,7 +56,7 @@ class IngestState:
     """What a journal says."""
 
     def __init__(self) -> None:
-        self.open_round: Round | None = None
+        self.open_batch: IngestBatch | None = None
         """The round that has begun and not ended."""
         self.rounds = 0
         self.files = 0
@@ -67,14 +67,14 @@ class IngestState:
         self.bases: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """How many records of each lane are in each partition, by the rounds that have ended."""
 
-    def add(self, entry: Round | Ended) -> None:
+    def add(self, entry: IngestBatch | IngestBatchEnd) -> None:
         """Take note of an entry; in their order."""
-        if isinstance(entry, Ended):
+        if isinstance(entry, IngestBatchEnd):
             for lane, counts in enumerate(entry.counts):
                 self.bases[lane].update(counts)
-            self.open_round = None
+            self.open_batch = None
             return
-        self.open_round = entry
+        self.open_batch = entry
         self.rounds = entry.number + 1
         for placed in (placed for lane in entry.lanes for placed in lane):
             self.files += 1
@@ -89,27 +89,27 @@ class IngestLedger:
         """Fence off whoever runs the ingest elsewhere, then read what was ingested."""
         self._writer = writer
         cluster.create_topic(TOPIC, partitions=1, retention=RetentionInfo(), exist_ok=True)
-        self._producer: Producer = cluster.producer(TOPIC, name=f"{TOPIC}.journal.{lane_prefix(writer)}")
+        self._producer: Producer = cluster.producer(TOPIC, name=f"{TOPIC}.journal.{producer_prefix(writer)}")
         self._producer.next_sequence(_PARTITION)  # after this nobody else's entry can be added
         self.state = read_state(cluster, writer)
 
-    def begin(self, lanes: tuple[tuple[Placed, ...], ...], *, partitions: int, fields: Fields) -> Round:
+    def begin(self, lanes: tuple[tuple[AssignedFile, ...], ...], *, partitions: int, fields: LineFields) -> IngestBatch:
         """Store durably what is ingested next, and how, before any of it is sent."""
-        entry = Round(number=self.state.rounds, partitions=partitions, fields=fields, lanes=lanes)
+        entry = IngestBatch(number=self.state.rounds, partitions=partitions, fields=fields, lanes=lanes)
         self._add(entry)
         return entry
 
     def end(self, counts: tuple[Mapping[int, int], ...]) -> None:
         """Store durably that the round is in the topic, whole."""
-        assert self.state.open_round is not None
-        self._add(Ended(number=self.state.open_round.number, counts=tuple(map(dict, counts))))
+        assert self.state.open_batch is not None
+        self._add(IngestBatchEnd(number=self.state.open_batch.number, counts=tuple(map(dict, counts))))
 
     def close(self) -> None:
         """Write no more; idempotent."""
         with suppress(QuiverError):
             self._producer.abort()
 
-    def _add(self, entry: Round | Ended) -> None:
+    def _add(self, entry: IngestBatch | IngestBatchEnd) -> None:
         self._producer.send(msgspec.json.encode(entry), key=self._writer, partition=_PARTITION).result()
         self.state.add(entry)
 
@@ -129,14 +129,14 @@ def read_state(cluster: Cluster, writer: str) -> IngestState:
     return state
 
 
-def lane_prefix(writer: str) -> str:
+def producer_prefix(writer: str) -> str:
     """Return what the producers of an ingest are called by."""
     return hashlib.blake2b(writer.encode(), digest_size=8).hexdigest()
 
 
-def _decode(encoded: bytes) -> Round | Ended:
+def _decode(encoded: bytes) -> IngestBatch | IngestBatchEnd:
     try:
-        entry = msgspec.json.decode(encoded, type=Round | Ended)
+        entry = msgspec.json.decode(encoded, type=IngestBatch | IngestBatchEnd)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise DecodeError(f"an entry of {TOPIC!r} cannot be read: {error}") from None
     if entry.v != VERSION:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
 from quiver.errors import RequestError
-from quiver.spark.options import Servers
+from quiver.spark.connections import Servers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +41,7 @@ class JobProgress(msgspec.Struct, frozen=True):
     """What else there is to see, for who watches."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a job ended: for people, and for programs."""
 
     sentence: str
@@ -49,13 +52,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """False: it was told to stop before it had done what it was asked for."""
 
 
-class Run:
+class JobRun:
     """What a job has of its process: a Spark session, a way to tell how far it is, and the wish that it stop."""
 
-    def __init__(self, open_session: Callable[[], SparkSession], *, tell: Callable[[JobProgress], None]) -> None:
+    def __init__(
+        self, open_session: Callable[[], SparkSession], *, report_progress: Callable[[JobProgress], None]
+    ) -> None:
         self._open_session = open_session
         self._spark: SparkSession | None = None
-        self.tell = tell
+        self.report_progress = report_progress
         self.stop_signal: int | None = None
         """The signal that asked the job to stop."""
 
@@ -63,7 +68,7 @@ class Run:
     def spark(self) -> SparkSession:
         """Return the session; it is made when it is first needed, since that takes seconds."""
         if self._spark is None:
-            self.tell(JobProgress("starting Spark"))
+            self.report_progress(JobProgress("starting Spark"))
             self._spark = self._open_session()
         return self._spark
 
@@ -85,7 +90,7 @@ class Run:
         counts: dict[int, int] = {}
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type] # Spark takes fractions, too
             counts |= {progress["batchId"]: progress["numInputRows"] for progress in query.recentProgress}
-            self.tell(JobProgress(phrase, sum(counts.values()), lines=show()))
+            self.report_progress(JobProgress(phrase, sum(counts.values()), lines=show()))
             if self.is_stopping:
                 _end(query)
                 return
@@ -117,7 +122,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     is_dry_run: bool = False
 
     @abstractmethod
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         """Do the job, or what is left of it."""
 
     def cluster_servers(self) -> Servers:
@@ -138,3 +143,64 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         files = {"caFile": self.ca_file, "certificateFile": self.certificate_file, "keyFile": self.key_file}
         given = {name: path for name, path in files.items() if path}
         return {"servers": self.servers, "tls": str(self.is_tls).lower(), **given}
+
+
+JOBS: Final = {
+    "analyze": "quiver.spark.pipelines.analyze:Analyze",
+    "archive": "quiver.spark.pipelines.archive:Archive",
+    "audit": "quiver.spark.pipelines.audit:Audit",
+    "ingest": "quiver.spark.pipelines.ingest:Ingest",
+    "replay": "quiver.spark.pipelines.replay:Replay",
+}
+"""Where each job is: the module and the struct in it. Loaded when it is run, with the libraries that it needs."""
+_NAME_KEY: Final = "job"
+
+
+def make_job(name: str, given: Mapping[str, Any]) -> Job:
+    """Return a job with the options given, by their names; raise `RequestError` (`bad_option`) for what cannot be."""
+    kind = _find(name)
+    known = msgspec.structs.fields(kind)
+    unknown = sorted(given.keys() - {field.encode_name for field in known})
+    if unknown:
+        names = ", ".join(sorted(field.encode_name for field in known))
+        raise _bad(f"{name} has no option {', '.join(map(repr, unknown))}; there are {names}")
+    missing = [field.encode_name for field in known if field.required and field.encode_name not in given]
+    if missing:
+        raise _bad(f"{name} needs {', '.join(missing)}")
+    try:
+        return msgspec.convert(dict(given), kind)
+    except msgspec.ValidationError as error:
+        raise _bad(f"an option of {name} cannot be used: {error}") from None
+
+
+def job_from_file(text: str, instead: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Job]:
+    """Return the name and the job that a job file describes, but for some options; raise `RequestError` if it is none.
+
+    Options in `instead`, by their names, come before those in the file.
+    """
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"the job file is not TOML: {error}", code="bad_job_file") from None
+    name = given.pop(_NAME_KEY, None)
+    if not isinstance(name, str):
+        raise RequestError(
+            f'the job file does not say which job it is: {_NAME_KEY} = "NAME"; {_names()}', code="bad_job_file"
+        )
+    return name, make_job(name, {**given, **instead})
+
+
+def _find(name: str) -> type[Job]:
+    if name not in JOBS:
+        raise RequestError(f"there is no job {name!r}; {_names()}", code="unknown_job")
+    module, _, kind = JOBS[name].partition(":")
+    found: type[Job] = getattr(import_module(module), kind)
+    return found
+
+
+def _names() -> str:
+    return f"jobs are {', '.join(sorted(JOBS))}"
+
+
+def _bad(sentence: str) -> RequestError:
+    return RequestError(sentence, code="bad_option")

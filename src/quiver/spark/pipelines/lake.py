@@ -11,11 +11,14 @@ There are two kinds: `DeltaLake`, a Delta table, and `ParquetLake`, plain files 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
+from uuid import uuid4
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from quiver.errors import ConflictError, NotFoundError
 from quiver.spark.columns import arrow_schema
@@ -31,7 +34,7 @@ _FOLDER_FIELDS: Final[list[pa.Field[Any]]] = [
 ]
 LAKE_SCHEMA: Final = pa.schema([*_FOLDER_FIELDS, *FILE_SCHEMA])
 
-Kind = Literal["delta", "parquet"]
+LakeFormat = Literal["delta", "parquet"]
 
 
 class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +51,7 @@ class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
     last_offset: int
 
 
-class Archived(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedRanges(msgspec.Struct, frozen=True, kw_only=True):
     """What a commit archives of one incarnation of a topic: by partition, from an offset up to another."""
 
     topic: str
@@ -61,7 +64,7 @@ class Lake(Protocol):
     """What jobs need of a lake. It shows one version of itself until `refresh`."""
 
     root: str
-    is_hiding: bool
+    hides_uncommitted: bool
     """Whether files have names that readers pass over until they are committed."""
 
     @property
@@ -78,7 +81,7 @@ class Lake(Protocol):
             ConflictError: it is another incarnation of the topic that is archived (`topic_recreated`).
         """
 
-    def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
+    def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
         """Add files and move the place to behind them, in one step.
 
         Raises:
@@ -92,7 +95,7 @@ class Lake(Protocol):
         """Return the topics of which there are records."""
 
 
-def open_lake(root: str, kind: Kind | None = None) -> Lake:
+def open_lake(root: str, kind: LakeFormat | None = None) -> Lake:
     """Open the lake in a folder; with a `kind`, make it if there is none.
 
     Raises:
@@ -102,7 +105,7 @@ def open_lake(root: str, kind: Kind | None = None) -> Lake:
     from quiver.spark.pipelines.delta_lake import DeltaLake
     from quiver.spark.pipelines.parquet_lake import ParquetLake
 
-    kinds: dict[Kind, type[DeltaLake] | type[ParquetLake]] = {"delta": DeltaLake, "parquet": ParquetLake}
+    kinds: dict[LakeFormat, type[DeltaLake] | type[ParquetLake]] = {"delta": DeltaLake, "parquet": ParquetLake}
     root = os.path.abspath(root)
     found = next((own for own in kinds if kinds[own].is_at(root)), None)
     if found is None and kind is None:
@@ -122,13 +125,13 @@ def check_incarnation(topic: str, known: object, found: object, root: str) -> No
         raise ConflictError(message, code="topic_recreated")
 
 
-def check_place(known: Mapping[int, int] | None, archived: Archived, root: str) -> None:
+def check_not_archived(known: Mapping[int, int] | None, archived: ArchivedRanges, root: str) -> None:
     """Raise if a lake has, by now, some of what is to be archived."""
     if any(end > archived.begins[part] for part, end in (known or {}).items() if part in archived.begins):
-        raise conflict(archived.topic, root)
+        raise archive_conflict(archived.topic, root)
 
 
-def conflict(topic: str, root: str) -> ConflictError:
+def archive_conflict(topic: str, root: str) -> ConflictError:
     """Return the error for two who archive the same topic into the same lake."""
     message = f"another job archives {topic!r} into {root}: what this one had read was not added"
     return ConflictError(message, code="archive_conflict")
@@ -137,3 +140,189 @@ def conflict(topic: str, root: str) -> ConflictError:
 def in_order(files: Sequence[LakeFile]) -> list[LakeFile]:
     """Return files by partition and offset."""
     return sorted(files, key=lambda file: (file.partition, file.first_offset))
+
+
+HOURS_OPEN_MAX: Final = 16
+"""How many hours a task writes at once; where timestamps jump about more than that, there are more files."""
+READ_RECORDS: Final = 65_536
+"""Records of one batch that is read back."""
+_OFFSET_COLUMN: Final = FILE_SCHEMA.names.index("offset")
+_HOUR_US: Final = 3_600_000_000
+_OPTIONS: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["key"],
+    "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
+    "write_statistics": ["offset", "timestamp"],
+}
+
+
+def hidden_path(path: str) -> str:
+    """Return the name under which a file is written that readers of plain folders must not see yet."""
+    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
+
+
+def fsync_path(path: str) -> None:
+    """Bring a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class LakeWriter:
+    """Write records of one partition, in their order, into files by hour."""
+
+    def __init__(self, root: str, *, topic: str, partition: int, is_hidden: bool) -> None:
+        self._root, self._topic, self._partition = root, topic, partition
+        self._is_hidden = is_hidden
+        self._open: dict[str, _OpenFile] = {}
+        self._done: list[LakeFile] = []
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[LakeFile]:
+        """Write everything; return the files, all of them on disk."""
+        for batch in batches:
+            for hour, part in split_hours(batch):
+                self._writing(hour).write(part)
+        for hour in list(self._open):
+            self._close(hour)
+        return self._done
+
+    def _writing(self, hour: str) -> _OpenFile:
+        if hour not in self._open:
+            if len(self._open) == HOURS_OPEN_MAX:
+                self._close(next(iter(self._open)))
+            folder = f"topic={self._topic}/partition={self._partition}/hour={hour}"
+            self._open[hour] = _OpenFile(self._root, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden)
+        return self._open[hour]
+
+    def _close(self, hour: str) -> None:
+        writing = self._open.pop(hour)
+        size_bytes = writing.close()
+        self._done.append(
+            LakeFile(
+                path=writing.path,
+                topic=self._topic,
+                partition=self._partition,
+                hour=hour,
+                size_bytes=size_bytes,
+                count=writing.count,
+                first_offset=writing.first_offset,
+                last_offset=writing.last_offset,
+            )
+        )
+
+
+class _OpenFile:
+    """One file that is being written."""
+
+    def __init__(self, root: str, path: str, *, is_hidden: bool) -> None:
+        self.path = path
+        self.count = 0
+        self.first_offset = self.last_offset = -1
+        whole = os.path.join(root, path)
+        self._place = hidden_path(whole) if is_hidden else whole
+        os.makedirs(os.path.dirname(whole), exist_ok=True)
+        self._writer = pq.ParquetWriter(self._place, FILE_SCHEMA, **_OPTIONS)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not self.count:
+            self.first_offset = batch["offset"][0].as_py()
+        self.last_offset = batch["offset"][-1].as_py()
+        self.count += len(batch)
+        self._writer.write_batch(batch)
+
+    def close(self) -> int:
+        self._writer.close()
+        fsync_path(self._place)
+        fsync_path(os.path.dirname(self._place))
+        return os.path.getsize(self._place)
+
+
+def split_hours(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the records of each hour, in their order; hours as they first appear."""
+    hours = batch["timestamp"].cast(pa.int64()).to_numpy() // _HOUR_US
+    if len(hours) and (hours == hours[0]).all():
+        yield hour_name(int(hours[0])), batch
+        return
+    for hour in dict.fromkeys(hours.tolist()):
+        yield hour_name(hour), batch.take(np.flatnonzero(hours == hour))
+
+
+def hour_name(hour: int) -> str:
+    """Return an hour since 1970, in UTC, as it stands in a path: 2026-11-15T14."""
+    return str(np.datetime64(hour, "h"))
+
+
+def read_in_order(
+    root: str, files: Sequence[LakeFile], offsets: tuple[int, int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of files of one partition in the order of their offsets.
+
+    With `offsets`, from one up to another, what surely lies outside of them is not read; other records may be yielded.
+    """
+    waiting = sorted(files, key=lambda file: file.first_offset)
+    streams: list[_FileReader] = []
+    while waiting or streams:
+        # Whatever begins before the first of the heads ends may belong before it.
+        while waiting and (not streams or waiting[0].first_offset <= min(one.head_end for one in streams)):
+            opened = _FileReader(os.path.join(root, waiting.pop(0).path), offsets)
+            if not opened.is_over:
+                streams.append(opened)
+        if not streams:
+            return
+        bound = min(one.head_end for one in streams)
+        parts = [part for one in streams if len(part := one.take_up_to(bound))]
+        streams = [one for one in streams if not one.is_over]
+        if len(parts) == 1:
+            yield parts[0]
+        elif parts:
+            joined = pa.Table.from_batches(parts).combine_chunks().sort_by("offset")
+            yield from joined.to_batches()
+
+
+class _FileReader:
+    """One file, batch by batch."""
+
+    def __init__(self, path: str, offsets: tuple[int, int] | None) -> None:
+        self._file = pq.ParquetFile(path)
+        groups = _row_groups(self._file.metadata, offsets)
+        self._batches = self._file.iter_batches(READ_RECORDS, row_groups=groups, columns=FILE_SCHEMA.names)
+        self._head: pa.RecordBatch | None = None
+        self._advance()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether everything was taken."""
+        return self._head is None
+
+    @property
+    def head_end(self) -> int:
+        """Return the last offset of what is at hand."""
+        assert self._head is not None
+        return int(self._head["offset"][-1].as_py())
+
+    def take_up_to(self, last_offset: int) -> pa.RecordBatch:
+        """Return what is at hand up to an offset, and get more when all of it is taken."""
+        head = self._head
+        assert head is not None
+        count = int(np.searchsorted(head["offset"].to_numpy(), last_offset, side="right"))
+        self._head = head.slice(count)
+        if count == len(head):
+            self._advance()
+        return head.slice(0, count)
+
+    def _advance(self) -> None:
+        self._head = next((batch.cast(FILE_SCHEMA) for batch in self._batches if len(batch)), None)
+        if self._head is None:
+            self._file.close()
+
+
+def _row_groups(metadata: pq.FileMetaData, offsets: tuple[int, int] | None) -> list[int]:
+    """Return the row groups that may hold some offsets."""
+    chosen = list(range(metadata.num_row_groups))
+    if offsets is None:
+        return chosen
+    spans: list[Any] = [metadata.row_group(group).column(_OFFSET_COLUMN).statistics for group in chosen]
+    return [group for group, span in enumerate(spans) if span.max >= offsets[0] and span.min < offsets[1]]

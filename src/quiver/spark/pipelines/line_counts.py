@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from quiver.spark.pipelines.log_lines import LEVELS
-
+NO_LEVEL: Final = "NONE"
+LEVELS: Final = ("FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", NO_LEVEL)
+"""All levels, gravest first."""
 WINDOWS_MAX: Final = 360
 """How many windows are kept."""
 BURST_ERRORS_MIN: Final = 5
@@ -54,7 +55,7 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     """The one that came most often."""
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
+class LineLatency(msgspec.Struct, frozen=True, kw_only=True):
     """How long lines of a window were under way, from their timestamps to their processing."""
 
     average_ms: float
@@ -122,14 +123,14 @@ class LineCounts:
                 found.append(Burst(window_start_ms=start, errors=count, usual=round(usual, 2), message=message))
         return found
 
-    def latency(self) -> dict[int, Latency]:
+    def latency(self) -> dict[int, LineLatency]:
         """Return how late lines were, by window."""
-        found: dict[int, Latency] = {}
+        found: dict[int, LineLatency] = {}
         for start, own in sorted(self._counts.items()):
             count = sum(one.count for one in own.values())
             average_ms = sum(one.latency_ms_sum for one in own.values()) / max(1, count)
             max_ms = max(one.latency_ms_max for one in own.values())
-            found[start] = Latency(average_ms=round(average_ms, 1), max_ms=max_ms)
+            found[start] = LineLatency(average_ms=round(average_ms, 1), max_ms=max_ms)
         return found
 
     def _rates(self, name: str) -> dict[str, dict[int, int]]:

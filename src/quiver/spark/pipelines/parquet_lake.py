@@ -18,39 +18,46 @@ from uuid import uuid4
 import msgspec
 
 from quiver.errors import DamageError
-from quiver.spark.pipelines.lake import Archived, LakeFile, check_incarnation, check_place, in_order
-from quiver.spark.pipelines.lake_files import hidden, sync
+from quiver.spark.pipelines.lake import (
+    ArchivedRanges,
+    LakeFile,
+    check_incarnation,
+    check_not_archived,
+    fsync_path,
+    hidden_path,
+    in_order,
+)
 
 COMMITS: Final = "_quiver"
 VERSION: Final = 1
 
 
-class TopicPlace(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True):
     """How far one incarnation of a topic is archived."""
 
     incarnation: str
     ends: Mapping[int, int]
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class LakeCommit(msgspec.Struct, frozen=True, kw_only=True):
     """What one step added, and how far all topics are archived after it."""
 
     v: int = VERSION
     identity: str
-    topics: dict[str, TopicPlace] = {}
+    topics: dict[str, ArchivedTopic] = {}
     files: tuple[LakeFile, ...] = ()
 
 
 class ParquetLake:
     """A folder of Parquet files with the records of topics."""
 
-    is_hiding = True
+    hides_uncommitted = True
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._folder = os.path.join(root, COMMITS)
         self._number = -1
-        self._last = Commit(identity=uuid4().hex)
+        self._last = LakeCommit(identity=uuid4().hex)
         os.makedirs(self._folder, exist_ok=True)
         if not self.is_at(root):
             with suppress(FileExistsError):  # another one was quicker
@@ -81,10 +88,12 @@ class ParquetLake:
         check_incarnation(topic, known.incarnation, incarnation, self.root)
         return {part: end for part, end in known.ends.items() if part in partitions}
 
-    def commit(self, files: Sequence[LakeFile], archived: Archived) -> None:
+    def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
         """Add files and move the place to behind them, in one step."""
         while True:
-            check_place(self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root)
+            check_not_archived(
+                self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root
+            )
             fresh = self._after(files, archived)
             try:
                 self._link(self._number + 1, fresh)
@@ -95,10 +104,10 @@ class ParquetLake:
         self._number, self._last = self._number + 1, fresh
         self._publish(fresh)
 
-    def _after(self, files: Sequence[LakeFile], archived: Archived) -> Commit:
+    def _after(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> LakeCommit:
         before = self._last.topics.get(archived.topic)
         ends = {**(before.ends if before is not None else {}), **archived.ends}
-        place = TopicPlace(incarnation=archived.incarnation, ends=ends)
+        place = ArchivedTopic(incarnation=archived.incarnation, ends=ends)
         topics = {**self._last.topics, archived.topic: place}
         return msgspec.structs.replace(self._last, topics=topics, files=tuple(files))
 
@@ -115,18 +124,18 @@ class ParquetLake:
         names = (name.partition(".") for name in os.listdir(self._folder) if not name.startswith("."))
         return sorted(int(number) for number, _, kind in names if kind == "json" and number.isdecimal())
 
-    def _read(self, number: int) -> Commit:
+    def _read(self, number: int) -> LakeCommit:
         path = os.path.join(self._folder, _name(number))
         with open(path, "rb") as file:
             try:
-                commit = msgspec.json.decode(file.read(), type=Commit, strict=False)
+                commit = msgspec.json.decode(file.read(), type=LakeCommit, strict=False)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 raise DamageError(f"{path} is not a commit of this archive: {error}") from None
         if commit.v != VERSION:
             raise DamageError(f"{path} is of version {commit.v}, not {VERSION}")
         return commit
 
-    def _link(self, number: int, commit: Commit) -> None:
+    def _link(self, number: int, commit: LakeCommit) -> None:
         """Make a commit, whole and on disk, under its number; raise `FileExistsError` if that is taken."""
         draft = os.path.join(self._folder, f".{uuid4().hex}")
         with open(draft, "xb") as file:
@@ -137,13 +146,13 @@ class ParquetLake:
             os.link(draft, os.path.join(self._folder, _name(number)))
         finally:
             os.unlink(draft)
-        sync(self._folder)
+        fsync_path(self._folder)
 
-    def _publish(self, commit: Commit) -> None:
+    def _publish(self, commit: LakeCommit) -> None:
         for file in commit.files:
             path = os.path.join(self.root, file.path)
             with suppress(FileNotFoundError):  # it has its name
-                os.rename(hidden(path), path)
+                os.rename(hidden_path(path), path)
 
 
 def _name(number: int) -> str:

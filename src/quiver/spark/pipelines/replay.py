@@ -8,26 +8,125 @@ after a crash or when more was archived, adds what is missing and nothing else. 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from quiver.client.sync import Cluster
 from quiver.errors import ConflictError, NotFoundError, RequestError
-from quiver.spark.connections import connection
+from quiver.spark.connections import Servers, connection
 from quiver.spark.offsets import incarnation_of
-from quiver.spark.options import Servers
-from quiver.spark.pipelines.job import Job, JobProgress, Result, Run
-from quiver.spark.pipelines.lake import RECORD_COLUMNS, Lake, LakeFile, open_lake
-from quiver.spark.pipelines.lake_files import read_in_order
-from quiver.spark.pipelines.lane import Lane
-from quiver.spark.pipelines.selection import Selection, select
+from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
+from quiver.spark.pipelines.lake import RECORD_COLUMNS, Lake, LakeFile, open_lake, read_in_order
+from quiver.spark.publishing import ResumableWriter
 
-ROUND_OFFSETS: Final = 1_000_000
+OFFSET_MAX: Final = 2**63 - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_RANGE: Final = re.compile(r"(?:(\d+)=)?(\d*):(\d*)")
+_HOUR_US: Final = 3_600_000_000
+
+Bounds = tuple[int, int]
+"""From one, up to another that is not meant any more."""
+EVERYTHING: Final[Bounds] = (0, OFFSET_MAX)
+
+
+class RecordSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which records are meant."""
+
+    every_partition: Bounds | None = EVERYTHING
+    by_partition: dict[int, Bounds] = {}
+    times_us: Bounds | None = None
+
+    def offsets(self, partition: int) -> Bounds | None:
+        """Return the offsets that are meant in a partition; None if none are."""
+        return self.by_partition.get(partition, self.every_partition)
+
+    def files(self, files: Iterable[LakeFile]) -> list[LakeFile]:
+        """Return the files that may hold records that are meant."""
+        return [file for file in files if self._may_hold(file)]
+
+    def records(self, batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        """Return the records of a batch, in the order of their offsets, that are meant."""
+        bounds = self.offsets(partition)
+        if bounds is None:
+            return batch.slice(0, 0)
+        first, end = np.searchsorted(batch["offset"].to_numpy(), bounds).tolist()
+        batch = batch.slice(first, end - first)
+        if self.times_us is None:
+            return batch
+        times = batch["timestamp"].cast(pa.int64()).to_numpy()
+        return batch.filter(pa.array((times >= self.times_us[0]) & (times < self.times_us[1])))
+
+    def _may_hold(self, file: LakeFile) -> bool:
+        bounds = self.offsets(file.partition)
+        if bounds is None or file.last_offset < bounds[0] or file.first_offset >= bounds[1]:
+            return False
+        if self.times_us is None:
+            return True
+        hour_us = int(np.datetime64(file.hour, "us").astype(np.int64))
+        return hour_us + _HOUR_US > self.times_us[0] and hour_us < self.times_us[1]
+
+
+def select(offsets: str, time: str) -> RecordSelection:
+    """Return what options say; raise `RequestError` (`bad_option`) for what cannot be."""
+    every, by_partition = _parse_offsets(offsets) if offsets else (EVERYTHING, {})
+    return RecordSelection(
+        every_partition=every, by_partition=by_partition, times_us=_parse_time(time) if time else None
+    )
+
+
+def _parse_offsets(text: str) -> tuple[Bounds | None, dict[int, Bounds]]:
+    every: Bounds | None = None
+    by_partition: dict[int, Bounds] = {}
+    parts = text.split(",")
+    for part in parts:
+        found = _RANGE.fullmatch(part.strip())
+        if not found or (found[1] is None and len(parts) > 1):
+            raise _bad(f"offsets are FIRST:END, or PARTITION=FIRST:END with commas between, not {text!r}")
+        bounds = (int(found[2] or 0), int(found[3] or OFFSET_MAX))
+        if bounds[0] >= bounds[1]:
+            raise _bad(f"offsets {part.strip()} are none: a range ends behind where it begins")
+        if found[1] is None:
+            every = bounds
+        else:
+            by_partition[int(found[1])] = bounds
+    return every, by_partition
+
+
+def _parse_time(text: str) -> Bounds:
+    begin, is_there, end = text.partition("/")
+    if not is_there:
+        raise _bad(f"time is FROM/TO, such as 2026-11-15T10:00/2026-11-15T12:00, not {text!r}")
+    bounds = (_to_us(begin, -OFFSET_MAX), _to_us(end, OFFSET_MAX))
+    if bounds[0] >= bounds[1]:
+        raise _bad(f"time {text} is none: it ends before it begins")
+    return bounds
+
+
+def _to_us(text: str, default: int) -> int:
+    if not text.strip():
+        return default
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise _bad(f"{text!r} is no time such as 2026-11-15T10:00") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _bad(sentence: str) -> RequestError:
+    return RequestError(sentence, code="bad_option")
+
+
+BATCH_OFFSETS: Final = 1_000_000
 """Offsets of each partition in one round."""
 _SENT_COLUMNS: Final = RECORD_COLUMNS[1:]
 
@@ -48,7 +147,7 @@ class Replay(Job, frozen=True, kw_only=True):
             raise RequestError("offsets and time both say which records: give one of them", code="bad_option")
         select(self.offsets, self.time)
 
-    def run(self, run: Run) -> Result:
+    def run(self, run: JobRun) -> JobResult:
         """Replay what is archived and not in the topic yet."""
         cluster = connection(self.cluster_servers())
         lake = open_lake(self.from_)
@@ -64,39 +163,39 @@ class Replay(Job, frozen=True, kw_only=True):
             return self._summary(source, sum(file.count for file in files), None)
         cluster.create_topic(self.topic, partitions=target or partitions, exist_ok=True)
         begun_s = time.monotonic()
-        work = _Replaying(self, lake, writer_of(self, lake.identity, source), run)
+        work = _ReplayRun(self, lake, writer_of(self, lake.identity, source), run)
         is_complete = work.replay(files, selection)
         result = self._summary(source, work.count, work.sent_count, is_complete=is_complete)
         return msgspec.structs.replace(result, facts={**result.facts, "seconds": round(time.monotonic() - begun_s, 3)})
 
-    def _summary(self, source: str, count: int, sent: int | None, *, is_complete: bool = True) -> Result:
+    def _summary(self, source: str, count: int, sent: int | None, *, is_complete: bool = True) -> JobResult:
         facts: dict[str, object] = {"from": self.from_, "source": source, "topic": self.topic, "records": count}
         if sent is None:
             told = f"would replay {source} from {self.from_} into {self.topic}: records at most {count:,}"
-            return Result(sentence=told, facts=facts)
+            return JobResult(sentence=told, facts=facts)
         facts |= {"sent": sent, "there_before": count - sent}
         told = f"replayed {source} from {self.from_} into {self.topic}: records sent {sent:,}"
         if count > sent:
             told += f", there before {count - sent:,}"
         if not is_complete:
             told += "; stopped before the end: run it again to go on"
-        return Result(sentence=told, facts=facts, is_complete=is_complete)
+        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     """What one task replays: the archived records of one partition within some offsets."""
 
     partition: int
     files: list[LakeFile]
-    selection: Selection
+    selection: RecordSelection
     base: int
     """How many records of the replay lie before them in the partition."""
 
 
-class _Replaying:
+class _ReplayRun:
     """A job under way."""
 
-    def __init__(self, job: Replay, lake: Lake, writer: str, run: Run) -> None:
+    def __init__(self, job: Replay, lake: Lake, writer: str, run: JobRun) -> None:
         self._job, self._lake, self._writer, self._run = job, lake, writer, run
         self._bases: Counter[int] = Counter()
         self.sent_count = 0
@@ -106,17 +205,17 @@ class _Replaying:
         """Return how many records are in the topic by now, for certain."""
         return self._bases.total()
 
-    def replay(self, files: list[LakeFile], selection: Selection) -> bool:
+    def replay(self, files: list[LakeFile], selection: RecordSelection) -> bool:
         """Replay in rounds; tell whether that is done: no, if the job is to stop."""
         total = sum(file.count for file in files)
-        for windows in plan_rounds(files, selection):
+        for windows in plan_batches(files, selection):
             if self._run.is_stopping:
                 return False
-            self._run.tell(JobProgress(f"replaying into {self._job.topic}", self.count, total))
-            self._do_round(windows)
+            self._run.report_progress(JobProgress(f"replaying into {self._job.topic}", self.count, total))
+            self._run_batch(windows)
         return True
 
-    def _do_round(self, windows: list[Window]) -> None:
+    def _run_batch(self, windows: list[ReplayTask]) -> None:
         placed = [msgspec.structs.replace(window, base=self._bases[window.partition]) for window in windows]
         send = partial(send_window, self._lake.root, self._job.cluster_servers(), self._job.topic, self._writer)
         for partition, count, sent in self._run.spark.sparkContext.parallelize(placed, len(placed)).map(send).collect():
@@ -163,7 +262,7 @@ def writer_of(job: Replay, identity: str, source: str) -> str:
     return f"quiver.replay.{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
 
 
-def plan_rounds(files: list[LakeFile], selection: Selection) -> Iterator[list[Window]]:
+def plan_batches(files: list[LakeFile], selection: RecordSelection) -> Iterator[list[ReplayTask]]:
     """Yield rounds: for each partition that has records there, the next window of offsets."""
     by_partition: dict[int, list[LakeFile]] = defaultdict(list)
     for file in files:
@@ -173,25 +272,25 @@ def plan_rounds(files: list[LakeFile], selection: Selection) -> Iterator[list[Wi
     while left := [part for part in by_partition if begin[part] < end[part]]:
         round_ = []
         for part in left:
-            bounds = (begin[part], begin[part] + ROUND_OFFSETS)
+            bounds = (begin[part], begin[part] + BATCH_OFFSETS)
             begin[part] = bounds[1]
             narrowed = _narrow(selection, part, bounds)
             if narrowed is not None and (own := narrowed.files(by_partition[part])):
-                round_.append(Window(partition=part, files=own, selection=narrowed, base=0))
+                round_.append(ReplayTask(partition=part, files=own, selection=narrowed, base=0))
         if round_:
             yield round_
 
 
-def _narrow(selection: Selection, partition: int, window: tuple[int, int]) -> Selection | None:
+def _narrow(selection: RecordSelection, partition: int, window: tuple[int, int]) -> RecordSelection | None:
     bounds = selection.offsets(partition)
     if bounds is None or (first := max(bounds[0], window[0])) >= (end := min(bounds[1], window[1])):
         return None
     return msgspec.structs.replace(selection, every_partition=None, by_partition={partition: (first, end)})
 
 
-def send_window(root: str, servers: Servers, topic: str, writer: str, window: Window) -> tuple[int, int, int]:
+def send_window(root: str, servers: Servers, topic: str, writer: str, window: ReplayTask) -> tuple[int, int, int]:
     """Send what the topic does not have of a window; return its partition, its records, and those sent; in a task."""
-    lane = Lane(connection(servers), topic, f"{writer}.{window.partition}", {window.partition: window.base})
+    lane = ResumableWriter(connection(servers), topic, f"{writer}.{window.partition}", {window.partition: window.base})
     try:
         for batch in read_in_order(root, window.files, window.selection.offsets(window.partition)):
             chosen = window.selection.records(batch, window.partition)

@@ -38,7 +38,7 @@ Format = Literal["lines", "parquet"]
 Compression = Literal["", "gz", "zst"]
 
 
-class Fields(msgspec.Struct, frozen=True):
+class LineFields(msgspec.Struct, frozen=True):
     """Which fields of a line that is a JSON object are the record's key and time; empty: none."""
 
     key: str = ""
@@ -90,23 +90,23 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (path for path in paths if os.path.isfile(path))
 
 
-class Begin(msgspec.Struct, frozen=True):
+class FilePrefix(msgspec.Struct, frozen=True):
     """What so many bytes at the beginning of a file are: their digest, and whether they end with a line."""
 
     digest: str
     ends_line: bool
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class FileScan(msgspec.Struct, frozen=True, kw_only=True):
     """What a look at a file tells: what it holds, and what it begins with, by the sizes that were asked for."""
 
     file: SourceFile
-    begins: dict[int, Begin] = {}
+    begins: dict[int, FilePrefix] = {}
 
 
-def look_at(path: str, begin_sizes: Iterable[int] = ()) -> Look:
+def scan_file(path: str, begin_sizes: Iterable[int] = ()) -> FileScan:
     """Read a file as far as it goes now; tell what it holds, and what it begins with."""
-    begins: dict[int, Begin] = {}
+    begins: dict[int, FilePrefix] = {}
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         edges = deque(sorted(size for size in set(begin_sizes) if 0 < size <= status.st_size))
@@ -118,17 +118,17 @@ def look_at(path: str, begin_sizes: Iterable[int] = ()) -> Look:
                 edge = edges.popleft()
                 digest.update(block[at : edge - done])
                 at = edge - done
-                begins[edge] = Begin(digest.copy().hexdigest(), block[at - 1] == _LINE_FEED)
+                begins[edge] = FilePrefix(digest.copy().hexdigest(), block[at - 1] == _LINE_FEED)
             digest.update(block[at:])
             done += len(block)
     found = SourceFile(path=path, size_bytes=done, mtime_ns=status.st_mtime_ns, digest=digest.hexdigest())
     _check_content(found)
-    return Look(file=found, begins=begins)
+    return FileScan(file=found, begins=begins)
 
 
 def check_unchanged(file: SourceFile) -> None:
     """Raise unless a file still begins with what it held when it was looked at."""
-    begin = look_at(file.path, [file.size_bytes]).begins.get(file.size_bytes)
+    begin = scan_file(file.path, [file.size_bytes]).begins.get(file.size_bytes)
     if begin is None or begin.digest != file.digest:
         message = f"{file.path} has changed since a part of it was ingested, and the rest cannot be told any more"
         raise ConflictError(f"{message}: bring it back as it was, or ingest under another name", code="file_changed")
@@ -160,7 +160,7 @@ def _check_columns(path: str) -> None:
 # -- records -----------------------------------------------------------------------------------------
 
 
-def read_records(file: SourceFile, fields: Fields) -> Iterator[ArrowColumns]:
+def read_records(file: SourceFile, fields: LineFields) -> Iterator[ArrowColumns]:
     """Yield the records of what is new in a file, in order, about a batch at a time."""
     if file.format == "parquet":
         yield from _read_parquet(file)
@@ -226,7 +226,7 @@ def split_lines(block: bytes) -> pa.Array[Any]:
     return pa.Array.from_buffers(pa.large_binary(), len(ends), buffers)
 
 
-def _with_fields(lines: pa.Array[Any], fields: Fields) -> ArrowColumns:
+def _with_fields(lines: pa.Array[Any], fields: LineFields) -> ArrowColumns:
     """Return lines with the key and time that stand in them; a line without them has none."""
     decoder = msgspec.json.Decoder(dict[str, Any])
     keys: list[bytes | None] = []

@@ -21,19 +21,19 @@ from quiver.record.digest import BLOCK_RECORDS, Digest, Lanes
 SEQUENCE_RECORDS_MAX: Final = 4096
 """Most records between the first and the last difference that are compared by their order, which takes long."""
 
-Kind = Literal["lost", "doubled", "altered", "swapped", "unexpected", "unreadable", "unreachable"]
+FaultKind = Literal["lost", "doubled", "altered", "swapped", "unexpected", "unreadable", "unreachable"]
 Digests = Mapping[int, Digest]
 """What stands between each two neighbouring edges, by the first offset; nothing: no records."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RecordFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is wrong at some offsets.
 
     lost: not there. unexpected: there, and should not be. altered: something else is there. swapped: the record of
     `other` is there. doubled: the record of `other` is there once more. unreadable, unreachable: nobody knows.
     """
 
-    kind: Kind
+    kind: FaultKind
     offset: int
     end_offset: int
     other: int | None = None
@@ -45,20 +45,20 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.end_offset - self.offset
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RecordDigests(msgspec.Struct, frozen=True):
     """Records as they were found: their offsets and content digests, in order."""
 
     offsets: list[int]
     contents: list[bytes]
 
     @classmethod
-    def of(cls, offsets: Iterable[int], contents: Lanes) -> Seen:
+    def of(cls, offsets: Iterable[int], contents: Lanes) -> RecordDigests:
         """Take offsets and the content digests that belong to them."""
         raw = contents.T.tobytes()
         return cls(list(offsets), [raw[at : at + 16] for at in range(0, len(raw), 16)])
 
 
-class Difference(msgspec.Struct, frozen=True):
+class DifferingRange(msgspec.Struct, frozen=True):
     """Offsets at which somebody has other records than the reference."""
 
     first_offset: int
@@ -78,29 +78,29 @@ def choose_reference(edges: Sequence[int], copies: Sequence[Digests]) -> dict[in
     return chosen
 
 
-def find_differences(edges: Sequence[int], reference: Digests, found: Digests) -> list[Difference]:
+def find_differences(edges: Sequence[int], reference: Digests, found: Digests) -> list[DifferingRange]:
     """Return where digests differ; neighbouring segments count as one, up to the size of a block."""
-    differences: list[Difference] = []
+    differences: list[DifferingRange] = []
     for first, end in pairwise(edges):
         if reference.get(first, Digest()) == found.get(first, Digest()):
             continue
         last = differences[-1] if differences else None
         if last is not None and last.end_offset == first and end - last.first_offset <= BLOCK_RECORDS:
-            differences[-1] = Difference(last.first_offset, end)
+            differences[-1] = DifferingRange(last.first_offset, end)
         else:
-            differences.append(Difference(first, end))
+            differences.append(DifferingRange(first, end))
     return differences
 
 
 def check_runs(
     runs: Sequence[tuple[int, int, Digest]], edges: Sequence[int], reference: Digests, *, is_gapless: bool
-) -> list[Fault]:
+) -> list[RecordFault]:
     """Return what is wrong with the runs that a client has stated for a partition.
 
     `edges` has the ends of all runs among them. Runs that begin before the first edge cannot be checked any more. With
     `is_gapless` the client should have seen everything between its first and its last record.
     """
-    faults: list[Fault] = []
+    faults: list[RecordFault] = []
     reached: int | None = None
     for first, end, digest in sorted(runs, key=lambda run: run[:2]):
         if not edges or first < edges[0]:
@@ -108,15 +108,19 @@ def check_runs(
             continue
         if reached is not None and first < reached:
             detail = "seen more than once"
-            faults.append(Fault(kind="doubled", offset=first, end_offset=min(end, reached), other=first, detail=detail))
+            faults.append(
+                RecordFault(kind="doubled", offset=first, end_offset=min(end, reached), other=first, detail=detail)
+            )
         elif reached is not None and first > reached and is_gapless:
-            faults.append(Fault(kind="lost", offset=reached, end_offset=first, detail="never seen"))
+            faults.append(RecordFault(kind="lost", offset=reached, end_offset=first, detail="never seen"))
         reached = end if reached is None else max(reached, end)
         if end > edges[-1]:
             detail = f"seen, and the partition ends at {edges[-1]}"
-            faults.append(Fault(kind="lost", offset=max(first, edges[-1]), end_offset=end, detail=detail))
+            faults.append(RecordFault(kind="lost", offset=max(first, edges[-1]), end_offset=end, detail=detail))
         elif _sum(edges, reference, first, end) != digest:
-            faults.append(Fault(kind="altered", offset=first, end_offset=end, detail="seen otherwise, somewhere in it"))
+            faults.append(
+                RecordFault(kind="altered", offset=first, end_offset=end, detail="seen otherwise, somewhere in it")
+            )
     return faults
 
 
@@ -130,7 +134,7 @@ def _sum(edges: Sequence[int], reference: Digests, first: int, end: int) -> Dige
 # -- records -----------------------------------------------------------------------------------------
 
 
-def find_faults(expected: Seen, found: Seen) -> list[Fault]:
+def find_faults(expected: RecordDigests, found: RecordDigests) -> list[RecordFault]:
     """Return what is wrong with the records that were found, by offset."""
     by_place = _by_place(expected, found)
     is_plain = len(by_place) < 2 or all(fault.kind != "altered" for fault in by_place)
@@ -143,12 +147,12 @@ def find_faults(expected: Seen, found: Seen) -> list[Fault]:
     return by_place if is_same_length and all(fault.kind != "doubled" for fault in by_order) else by_order
 
 
-def _by_place(expected: Seen, found: Seen) -> list[Fault]:
+def _by_place(expected: RecordDigests, found: RecordDigests) -> list[RecordFault]:
     """Explain what stands at each offset."""
     right = dict(zip(expected.offsets, expected.contents, strict=True))
     places = {content: offset for offset, content in right.items()}
     seen: dict[int, bytes] = {}
-    faults: list[Fault] = []
+    faults: list[RecordFault] = []
     for offset, content in zip(found.offsets, found.contents, strict=True):
         if offset in seen or offset not in right:
             faults.append(_surplus(offset, places.get(content)))
@@ -165,7 +169,7 @@ def _by_place(expected: Seen, found: Seen) -> list[Fault]:
     return sorted(faults, key=lambda fault: (fault.offset, fault.kind))
 
 
-def _by_order(expected: Seen, found: Seen) -> list[Fault] | None:
+def _by_order(expected: RecordDigests, found: RecordDigests) -> list[RecordFault] | None:
     """Explain what follows what; None if there is too much to compare."""
     left, right = expected.contents, found.contents
     first = next((at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
@@ -177,7 +181,7 @@ def _by_order(expected: Seen, found: Seen) -> list[Fault] | None:
     if max(len(middle_left), len(middle_right)) > SEQUENCE_RECORDS_MAX:
         return None
     places = dict(zip(left, expected.offsets, strict=True))
-    faults: list[Fault] = []
+    faults: list[RecordFault] = []
     for _, left_first, left_end, right_first, right_end in SequenceMatcher(
         None, middle_left, middle_right, autojunk=False
     ).get_opcodes():
@@ -191,9 +195,9 @@ def _by_order(expected: Seen, found: Seen) -> list[Fault] | None:
     return faults
 
 
-def _at(kind: Kind, offset: int, other: int | None = None) -> Fault:
-    return Fault(kind=kind, offset=offset, end_offset=offset + 1, other=other)
+def _at(kind: FaultKind, offset: int, other: int | None = None) -> RecordFault:
+    return RecordFault(kind=kind, offset=offset, end_offset=offset + 1, other=other)
 
 
-def _surplus(offset: int, owner: int | None) -> Fault:
+def _surplus(offset: int, owner: int | None) -> RecordFault:
     return _at("unexpected", offset) if owner is None else _at("doubled", offset, owner)

@@ -10,12 +10,35 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import pyarrow as pa
 
 from quiver.errors import ConfigError, RequestError, UnavailableError
+from quiver.spark.connections import Servers, connection
+from quiver.spark.ledger import ledger_of_query
+from quiver.spark.options import WriteOptions
 from quiver.spark.pipelines.line_counts import LineCount
+from quiver.spark.sink import commit, stage_rows
 
 if TYPE_CHECKING:
     import psycopg
+
+
+class TopicCounts:
+    """The counts of one query in a topic; on the driver."""
+
+    def __init__(self, servers: Servers, topic: str) -> None:
+        """Make the topic unless it is there."""
+        connection(servers).create_topic(topic, exist_ok=True)
+        self._options = WriteOptions(servers=servers, topic=topic)
+
+    def write(self, query_id: str, batch_id: int, counts: Sequence[LineCount]) -> None:
+        """Write a batch of a query, unless it was written before."""
+        keys = pa.array(["|".join(map(str, own.key)) for own in counts], pa.string())
+        values = pa.array([msgspec.json.encode(own) for own in counts], pa.binary())
+        rows = pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
+        written = stage_rows(iter([rows]), self._options, ledger=ledger_of_query(query_id), writer=query_id, task=0)
+        commit(self._options.servers, [written], batch_id)
+
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS quiver_analyses (

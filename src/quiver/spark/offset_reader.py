@@ -16,8 +16,8 @@ from quiver.client.sync import Cluster
 from quiver.errors import ConflictError, NotFoundError, RequestError, TrimmedError
 from quiver.logs import facts
 from quiver.spark.connections import connection
-from quiver.spark.offsets import Range, StreamOffset, TopicOffset, incarnation_of
-from quiver.spark.options import Bound, ReadOptions
+from quiver.spark.offsets import OffsetRange, StreamOffset, TopicOffset, incarnation_of
+from quiver.spark.options import OffsetBound, ReadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ METADATA_AGE_MS_MAX = 1_000
 """How old the knowledge of a topic's partitions may be: a stream asks several times a second."""
 
 
-class StreamProgress:
+class OffsetReader:
     """Ask the cluster where topics begin and end."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -37,7 +37,7 @@ class StreamProgress:
 
     # -- where to begin and end ------------------------------------------------------------------
 
-    def find(self, bound: Bound) -> StreamOffset:
+    def find(self, bound: OffsetBound) -> StreamOffset:
         """Return the places that a bound stands for, in every partition that is to be read."""
         self._check_named(bound)
         return StreamOffset(topics={topic: self._locate(topic, bound) for topic in self.topics()})
@@ -52,7 +52,7 @@ class StreamProgress:
             raise NotFoundError(f"no topic matches subscribePattern {options.pattern!r}", code="unknown_topic")
         return found
 
-    def _locate(self, topic: str, bound: Bound) -> TopicOffset:
+    def _locate(self, topic: str, bound: OffsetBound) -> TopicOffset:
         """Ask for places that are words or times; take offsets as they are, after a look at the partition's end."""
         own = bound.by_partition.get(topic, {})
         default = self._cluster.offsets(topic, bound.default)
@@ -76,7 +76,7 @@ class StreamProgress:
                 message = f"{topic!r} partition {partition} ends at {ends[partition]}; offset {offset} was asked for"
                 raise RequestError(message, code="past_end")
 
-    def _check_named(self, bound: Bound) -> None:
+    def _check_named(self, bound: OffsetBound) -> None:
         options = self._options
         named = set(options.topics or options.assigned)
         for topic in bound.by_partition.keys() - named if named else ():
@@ -166,9 +166,9 @@ class StreamProgress:
 
     # -- what is really there --------------------------------------------------------------------
 
-    def clip(self, ranges: list[Range]) -> list[Range]:
+    def clip(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
         """Return ranges without what retention has removed, which is an error or is left out and told."""
-        clipped: list[Range] = []
+        clipped: list[OffsetRange] = []
         for topic in dict.fromkeys(one.topic for one in ranges):
             own = [one for one in ranges if one.topic == topic]
             wanted = dict.fromkeys((one.partition for one in own), "earliest")
@@ -182,7 +182,7 @@ class StreamProgress:
             clipped += [part for one in own if len(part := self._clip(one, firsts[one.partition]))]
         return clipped
 
-    def _clip(self, one: Range, first_offset: int) -> Range:
+    def _clip(self, one: OffsetRange, first_offset: int) -> OffsetRange:
         if one.first_offset >= first_offset:
             return one
         place = f"{one.topic!r} partition {one.partition}"
