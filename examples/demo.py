@@ -37,7 +37,7 @@ from rich.table import Table
 from rich.text import Text
 
 import quiver
-from quiver.cli.up import Plan, plan_nodes
+from quiver.cli.up import NodePlan, plan_nodes
 from quiver.errors import QuiverError, UnavailableError
 
 TOPIC = "orders"
@@ -76,7 +76,7 @@ class Nodes:
             if not ready.wait(30):
                 raise UnavailableError(f"node {node} did not become ready: see {self.plan(node).log_path}")
 
-    def plan(self, node: int) -> Plan:
+    def plan(self, node: int) -> NodePlan:
         """Return how a node is run."""
         return self.plans[node - 1]
 

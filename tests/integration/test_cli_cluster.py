@@ -228,7 +228,7 @@ def test_interrupted_producer_tells_what_is_acknowledged(cli: Cli, topic: str) -
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
         assert process.returncode == 130
-        assert err.decode().strip() == f"stopped; in {topic} for certain: 1 of 1 record read"
+        assert err.decode().strip() == f"stopped; acknowledged by {topic}: 1 of 1 record read"
 
 
 def test_reader_that_goes_ends_the_command_quietly(cli: Cli, topic: str, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from quiver import __version__, errors
 from quiver.cli import main, quiver
+from quiver.cli.config import show_value
 from quiver.cli.exits import report
-from quiver.cli.reference import show_value
 from quiver.clock import SystemClock
 from quiver.config import LogSettings, all_settings
 from quiver.errors import InvariantBroken, QuiverError

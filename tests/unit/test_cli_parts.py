@@ -14,13 +14,12 @@ from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.cli import line_source, main, quiver
-from quiver.cli.amounts import show_bytes, show_count
-from quiver.cli.line_source import read_files, read_lines, total_bytes
-from quiver.cli.manual import render_manual
-from quiver.cli.record_lines import printable
+from quiver.cli import main, produce, quiver
+from quiver.cli.cli import render_manual
+from quiver.cli.options import Start, StartType
+from quiver.cli.output import format_bytes, format_count, printable
+from quiver.cli.produce import read_files, read_lines, total_bytes
 from quiver.cli.record_sinks import coloured_line, json_line, pretty_line, printable_line, raw_line
-from quiver.cli.start_option import Start, StartType
 from quiver.errors import TooLargeError
 from quiver.model import Offset, PartitionId
 from quiver.record import Record
@@ -40,7 +39,7 @@ def lines_of(data: bytes) -> list[bytes]:
 @given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=30), st.integers(1, 8))
 def test_lines_are_what_stands_before_line_feeds_however_they_are_read(lines: list[bytes], block_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_source, "BLOCK_BYTES", block_bytes)
+        patch.setattr(produce, "BLOCK_BYTES", block_bytes)
         assert lines_of(b"".join(line + b"\n" for line in lines)) == lines
 
 
@@ -61,8 +60,8 @@ def test_lines_that_are_there_are_not_kept_waiting_for_more() -> None:
 
 
 def test_line_that_no_record_can_hold_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_source, "PAYLOAD_BYTES_MAX", 10)
-    monkeypatch.setattr(line_source, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(produce, "PAYLOAD_BYTES_MAX", 10)
+    monkeypatch.setattr(produce, "BLOCK_BYTES", 4)
     assert lines_of(b"0123456789\n0123456789") == [b"0123456789"] * 2
     with pytest.raises(TooLargeError, match="line 2 of test"):
         lines_of(b"short\n" + b"x" * 12)
@@ -135,12 +134,12 @@ def test_no_record_can_steer_a_terminal(value: bytes) -> None:
 
 
 def test_amounts_are_easy_to_read() -> None:
-    assert [show_count(count, "record") for count in (0, 1, 1_234_567)] == [
+    assert [format_count(count, "record") for count in (0, 1, 1_234_567)] == [
         "0 records",
         "1 record",
         "1,234,567 records",
     ]
-    sizes = [show_bytes(size) for size in (0, 999, 1500, 5_200_000, 7e15)]
+    sizes = [format_bytes(size) for size in (0, 999, 1500, 5_200_000, 7e15)]
     assert sizes == ["0 B", "999 B", "1.5 kB", "5.2 MB", "7000.0 TB"]
 
 

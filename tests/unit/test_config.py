@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.cli.reference import render_reference
+from quiver.cli.config import render_reference
 from quiver.config import LogSettings, Settings, all_settings, load_settings
 from quiver.errors import ConfigError
 

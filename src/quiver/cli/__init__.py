@@ -1,8 +1,8 @@
-"""The command `quiver`: noun, then verb.
+"""The command `quiver`: noun, then verb; one file per noun.
 
-`main` is the only way in. It turns every outcome into an exit code and every error into its code, its
-sentence and what to do about it on standard error; nobody sees a traceback. One file per noun; commands
-parse, call one function of a lower layer and print, and hold no logic of their own.
+`main` is the entry point. It maps every outcome to an exit code and prints every error as its code, its message and
+what to do, on standard error, never as a traceback. Commands parse, call one function of a lower layer and print; they
+hold no logic of their own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from quiver import __version__
-from quiver.cli.examples import examples
 from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
+from quiver.cli.options import examples
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
@@ -33,14 +33,14 @@ SECTIONS = {
 }
 """All commands, in the order in which the help lists them."""
 _MODULES = {"tail": "consume"}
-"""Where a command is, if not in the module of its own name."""
+"""The module of a command, if it is not named like the command."""
 
 
 class _Root(click.Group):
-    """The command itself.
+    """The root command.
 
-    It loads what it runs and no more, so that a command does not wait for the libraries of the others. It ends quietly
-    when whoever read its output has gone (`quiver consume logs | head`).
+    It imports only the module of the command that runs, so that a command does not wait for the libraries of others.
+    It ends quietly when the reader of its output has gone (`quiver consume logs | head`).
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -77,7 +77,7 @@ class _Root(click.Group):
 def quiver() -> None:
     """Work with Quiver, a replicated queue for log messages.
 
-    Exit codes: 0 done, 1 damage or a defect found, 2 wrong usage or settings, 3 not available, 4 storage failed,
+    Exit codes: 0 done, 1 damage or a violation found, 2 wrong usage or settings, 3 not available, 4 storage failed,
     5 outcome unknown, 70 a defect of Quiver.
     """
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (by default the process's own) and return the exit code."""
     try:
         code = quiver.main(args=arguments, prog_name="quiver", standalone_mode=False)
-        sys.stdout.flush()  # here, where a closed pipe or a full disk can still be told
+        sys.stdout.flush()  # inside `try`, where a closed pipe or a full disk can still be reported
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -95,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return PIPE_CLOSED
-    except (Exception, InvariantBroken) as error:  # noqa: BLE001 - the edge: nothing may leave here as a traceback
+    except (Exception, InvariantBroken) as error:  # noqa: BLE001 - the edge: users never see a traceback
         return report(error)
     return code if isinstance(code, int) else 0
 
 
 def _discard_output() -> None:
-    """Let what is still buffered go nowhere: the interpreter flushes once more when it ends."""
+    """Redirect buffered output to /dev/null: the interpreter flushes once more when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

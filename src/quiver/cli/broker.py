@@ -1,12 +1,11 @@
-"""`quiver broker`: see the nodes, empty one, take it out, spread replicas anew."""
+"""`quiver broker`: list the nodes, drain and remove one, rebalance replicas."""
 
 from __future__ import annotations
 
 import click
 
-from quiver.cli.connection import connect, json_option, url_option
-from quiver.cli.output import print_json, print_table
-from quiver.cli.record_lines import format_time
+from quiver.cli.options import connect, json_option, url_option
+from quiver.cli.output import format_time, print_json, print_table
 
 _BROKER = click.argument("broker", type=click.IntRange(min=1))
 
@@ -20,7 +19,7 @@ def broker() -> None:
 @json_option
 @url_option
 def list_(*, as_json: bool, url: str) -> None:
-    """Print all nodes with their state and when they were last heard of."""
+    """Print all nodes with their state and when each was last seen."""
     with connect(url) as cluster:
         nodes = cluster.brokers()
     if as_json:
@@ -43,20 +42,20 @@ def list_(*, as_json: bool, url: str) -> None:
 
 @broker.command(epilog="Example: quiver broker drain 3")
 @_BROKER
-@click.option("--undo", is_flag=True, help="Let it hold replicas again.")
+@click.option("--undo", is_flag=True, help="Allow replicas on it again.")
 @url_option
 def drain(*, broker: int, undo: bool, url: str) -> None:
-    """Move everything off BROKER while it goes on serving; quiver status shows how far it is."""
+    """Move all replicas off BROKER while it keeps serving; `quiver status` shows the progress."""
     with connect(url) as cluster:
         cluster.drain(broker, is_undone=undo)
-    click.echo(f"broker {broker} holds replicas again" if undo else f"broker {broker} is being drained")
+    click.echo(f"broker {broker} may hold replicas again" if undo else f"broker {broker} is draining")
 
 
 @broker.command(epilog="Example: quiver broker remove 3")
 @_BROKER
 @url_option
 def remove(*, broker: int, url: str) -> None:
-    """Forget BROKER, which must be drained, or dead and empty; its id is never used again."""
+    """Remove BROKER, which must be drained, or dead and empty; its id is never reused."""
     with connect(url) as cluster:
         cluster.remove(broker)
     click.echo(f"broker {broker} is removed")
@@ -65,7 +64,7 @@ def remove(*, broker: int, url: str) -> None:
 @broker.command(epilog="Example: quiver broker rebalance")
 @url_option
 def rebalance(*, url: str) -> None:
-    """Move replicas until every broker has its share; quiver status shows how far it is."""
+    """Move replicas until every broker has its share; `quiver status` shows the progress."""
     with connect(url) as cluster:
         cluster.rebalance()
-    click.echo("replicas are being spread evenly")
+    click.echo("rebalancing replicas")

@@ -1,16 +1,34 @@
-"""`quiver cli`: the command line's own reference page, and completion for shells."""
+"""`quiver cli`: the command line's reference page, made from the commands' declarations, and shell completion.
+
+`make docs` writes the page to `docs/operations/cli.md`; a test fails when the two differ. The flags of settings, which
+some commands have, are left to the page of settings.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import click
 from click.shell_completion import get_completion_class
 
-from quiver.cli.manual import render_manual
+from quiver.cli.config import parameter_of
+from quiver.config import all_settings
+
+_PAGE_HEAD = """\
+# The command line
+
+<!-- Made by `make docs` from src/quiver/cli; change it there. -->
+
+`quiver --help` lists the commands, `quiver COMMAND --help` describes one. Results go to standard output, everything
+else to standard error; [install.md](install.md) has the exit codes and shell completion. Commands that read have
+`--json`.
+"""
+_SETTINGS = "Every setting is also a flag: see [configuration.md](configuration.md)."
 
 
 @click.group(epilog="Example: quiver cli completion bash")
 def cli() -> None:
-    """Show the command line's reference page, and complete it in shells."""
+    """Show the command line's reference page, and set up shell completion."""
 
 
 @cli.command(epilog="Example: quiver cli docs > docs/operations/cli.md")
@@ -24,7 +42,59 @@ def docs(context: click.Context) -> None:
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what SHELL is to run so that the tabulator key completes commands, options and topics."""
+    """Print the script with which SHELL completes commands, options and topics on the Tab key."""
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(context.find_root().command, {}, "quiver", "_QUIVER_COMPLETE").source())
+
+
+def render_manual(root: click.Command) -> str:
+    """Return the page `docs/operations/cli.md`."""
+    return _PAGE_HEAD + "".join(_render(root, click.Context(root, info_name=root.name), is_root=True))
+
+
+def _render(command: click.Command, context: click.Context, *, is_root: bool = False) -> Iterator[str]:
+    if not is_root:
+        yield from _render_command(command, context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            if part is not None and not part.hidden:
+                yield from _render(part, click.Context(part, info_name=name, parent=context))
+
+
+def _render_command(command: click.Command, context: click.Context) -> Iterator[str]:
+    level = context.command_path.count(" ") + 1
+    yield f"\n{'#' * level} {context.command_path}\n\n{_prose(command.help or '')}\n"
+    if isinstance(command, click.Group):
+        return
+    yield f"\n```console\n$ {context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+    settings = set(map(parameter_of, all_settings()))
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    own = [one for one in options if one.name not in settings]
+    if own:
+        yield "\n| option | meaning |\n|---|---|\n"
+        for option in own:
+            yield _render_option(option, context)
+    if len(own) < len(options):
+        yield f"\n{_SETTINGS}\n"
+    yield _render_examples(command.epilog or "")
+
+
+def _render_option(option: click.Option, context: click.Context) -> str:
+    record = option.get_help_record(context)
+    assert record is not None
+    names, meaning = (" ".join(part.split()).replace("|", "\\|") for part in record)
+    return f"| `{names}` | {meaning} |\n"
+
+
+def _render_examples(epilog: str) -> str:
+    """Return the commands of an epilog as a fenced block."""
+    _, _, shown = epilog.partition(":")
+    commands = "".join(f"$ {line.strip()}\n" for line in shown.strip().splitlines())
+    return f"\n```console\n{commands}```\n" if commands else ""
+
+
+def _prose(text: str) -> str:
+    """Return a help text with each of its paragraphs on one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

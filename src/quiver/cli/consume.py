@@ -1,7 +1,7 @@
-"""`quiver consume` and `quiver tail`: a topic's records on standard output, or in a file.
+"""`quiver consume` and `quiver tail`: write a topic's records to standard output, or to a file.
 
-A named consumer's cursors move only past what was written: after an interrupt the next run repeats nothing and skips
-nothing; after a crash, or when whoever read the output has gone, it may repeat the last second's.
+A named consumer's cursors move only past records that were written. After an interrupt, the next run repeats nothing
+and skips nothing; after a crash, or when the reader of the output has gone, it may repeat the last second's records.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from typing import BinaryIO
 import click
 
 import quiver
-from quiver.cli.amounts import show_count
-from quiver.cli.connection import connect, partitions_option, topic_argument, url_option
-from quiver.cli.examples import examples
+from quiver.cli.options import (
+    START_HELP,
+    Start,
+    StartType,
+    connect,
+    examples,
+    json_lines_option,
+    partitions_option,
+    topic_argument,
+    url_option,
+)
+from quiver.cli.output import format_count
 from quiver.cli.record_sinks import Format, LineSink, Sink, coloured_line, json_line, open_sink, pretty_line
-from quiver.cli.start_option import START_HELP, Start, StartType
 
 POLL_S = 0.5
-"""How long a wait for records is: how soon the end of a topic is noticed, and a commit can be due."""
-COMMIT_EVERY_S = 1.0
+"""Longest wait for records; bounds the delay of noticing the end of a topic, and of a due commit."""
+COMMIT_INTERVAL_S = 1.0
 _LATEST = Start(offset="latest")
 
-_MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar="N", help="End after so many records.")
+_MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar="N", help="Stop after N records.")
 
 
 @click.command(
@@ -39,21 +47,23 @@ _MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar=
     ),
 )
 @topic_argument
-@click.option("--from", "start", type=StartType(), help=f"Where to begin: {START_HELP}.  [default: earliest]")
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--from", "start", type=StartType(), help=f"Start position: {START_HELP}.  [default: earliest]")
+@click.option("--follow", is_flag=True, help="Keep waiting for new records, until Ctrl-C.")
 @partitions_option
 @_MAX
-@click.option("--consumer", "name", metavar="NAME", help="Go on where this consumer is, and move its cursors.")
+@click.option("--consumer", "name", metavar="NAME", help="Resume at the cursors of this consumer, and move them.")
 @click.option(
     "--format",
     "format_",
     type=click.Choice(("text", "json", "arrow", "parquet")),
     default="text",
     show_default=True,
-    help="Values, one per line; JSON objects, one per line; or a table.",
+    help="Values or JSON objects, one per line; or a table.",
 )
-@click.option("--json", "format_", flag_value="json", help="The same as --format json.")
-@click.option("--output", type=click.Path(dir_okay=False, writable=True), help="File to write, instead of the output.")
+@click.option("--json", "format_", flag_value="json", help="Same as --format json.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, writable=True), help="File to write, instead of standard output."
+)
 @url_option
 def consume(
     *,
@@ -67,46 +77,48 @@ def consume(
     output: str | None,
     url: str,
 ) -> None:
-    """Write the records of TOPIC, those of one partition in their order; end when all that there were are written.
+    """Write the records of TOPIC, in order within each partition; stop at the end offsets of the start of the command.
 
-    With --consumer it begins at that consumer's cursors, unless --from is given, and moves them past what it has
-    written. Arrow is a stream in a pipe and a file with --output; both and Parquet need pyarrow.
+    With --consumer, start at that consumer's cursors, unless --from is given, and move them past the records that were
+    written. Arrow is written as a stream to a pipe and as a file with --output; Arrow and Parquet need pyarrow.
     """
     _check_usage(format_, follow=follow, output=output)
     with connect(url) as cluster, _open_output(output) as stream:
         consumer = _open_consumer(cluster, topic, name, partitions=partitions, start=start)
         is_terminal = output is None and sys.stdout.isatty()
         sink = open_sink(format_, stream, is_terminal=is_terminal, is_file=output is not None)
-        reading = _Reading(consumer, sink, stream, records_max=records_max, is_following=follow)
-        reading.run()
+        copy = _RecordCopy(consumer, sink, stream, records_max=records_max, is_following=follow)
+        copy.run()
         if output is not None:
-            click.echo(f"wrote {show_count(reading.count, 'record')} of {topic} to {output}", err=True)
+            click.echo(f"wrote {format_count(copy.count, 'record')} of {topic} to {output}", err=True)
 
 
 @click.command(
-    short_help="Print records as they come.",
+    short_help="Print records as they arrive.",
     epilog=examples("quiver tail logs", "quiver tail logs --partition 0 --json"),
 )
 @topic_argument
 @partitions_option
 @_MAX
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@json_lines_option
 @url_option
 def tail(*, topic: str, partitions: tuple[int, ...], records_max: int | None, as_json: bool, url: str) -> None:
-    """Print the records that come to TOPIC from now on: time, partition and offset, key, value. Ctrl-C ends it."""
+    """Print new records of TOPIC as they arrive: time, partition and offset, key, value. Ctrl-C stops it."""
     with connect(url) as cluster, _open_output(None) as stream:
         consumer = _open_consumer(cluster, topic, None, partitions=partitions, start=_LATEST)
         if sys.stderr.isatty():
-            click.echo(f"waiting for records of {topic}; Ctrl-C ends it", err=True)
+            click.echo(f"waiting for records of {topic}; Ctrl-C stops", err=True)
         render = json_line if as_json else coloured_line if sys.stdout.isatty() else pretty_line
-        _Reading(consumer, LineSink(stream, render), stream, records_max=records_max, is_following=True).run()
+        _RecordCopy(consumer, LineSink(stream, render), stream, records_max=records_max, is_following=True).run()
 
 
 def _check_usage(format_: Format, *, follow: bool, output: str | None) -> None:
     if format_ in ("arrow", "parquet") and output is None and sys.stdout.isatty():
-        raise click.UsageError(f"{format_} is not for a terminal: give --output, or send it through a pipe")
+        raise click.UsageError(f"{format_} cannot be shown at a terminal: give --output, or use a pipe")
     if format_ == "parquet" and follow:
-        raise click.UsageError("--follow never writes the end of a Parquet file, which is needed to read it; use arrow")
+        raise click.UsageError(
+            "--follow never writes the footer of a Parquet file, without which it cannot be read; use arrow"
+        )
 
 
 @contextmanager
@@ -121,9 +133,9 @@ def _open_output(path: str | None) -> Iterator[BinaryIO]:
 def _open_consumer(
     cluster: quiver.Cluster, topic: str, name: str | None, *, partitions: tuple[int, ...], start: Start | None
 ) -> quiver.Consumer:
-    """Return a consumer that stands where it is to begin."""
-    begin = "latest" if start == _LATEST else "earliest"
-    consumer = cluster.consumer(topic, name, partitions=partitions, start=begin, on_trimmed="earliest")  # type: ignore[arg-type] # one of the two
+    """Return a consumer at its start position."""
+    first = "latest" if start == _LATEST else "earliest"
+    consumer = cluster.consumer(topic, name, partitions=partitions, start=first, on_trimmed="earliest")  # type: ignore[arg-type] # one of the two
     is_there = start is None or (name is None and start.offset in ("earliest", "latest"))
     if start is not None and not is_there:
         for partition in consumer.partitions:
@@ -131,8 +143,8 @@ def _open_consumer(
     return consumer
 
 
-class _Reading:
-    """Moves records from a consumer to a sink until it is enough, and the consumer's cursors behind them."""
+class _RecordCopy:
+    """Copies records from a consumer to a sink until the end, and commits the consumer's cursors."""
 
     def __init__(
         self, consumer: quiver.Consumer, sink: Sink, stream: BinaryIO, *, records_max: int | None, is_following: bool
@@ -146,21 +158,23 @@ class _Reading:
         self._committed_s = time.monotonic()
 
     def run(self) -> None:
-        """Move records, and leave everything in order, also when interrupted."""
+        """Copy records; when interrupted, close the sink and commit what was written."""
         try:
-            self._move()
+            self._copy()
         except KeyboardInterrupt:
             self._finish()
             raise
         self._finish()
         if skipped := self._consumer.skipped_count:
-            click.echo(f"retention had removed {show_count(skipped, 'record')} before they were read", err=True)
+            click.echo(
+                f"skipped {format_count(skipped, 'record')} that retention removed before they were read", err=True
+            )
 
-    def _move(self) -> None:
+    def _copy(self) -> None:
         while self.count < self._records_max and not self._is_at_end():
-            self.count += self._sink.take(self._consumer, self._records_max - self.count, POLL_S)
+            self.count += self._sink.write_next(self._consumer, self._records_max - self.count, POLL_S)
             self._written = self._positions()
-            if not self._sink.is_whole_when_closed and time.monotonic() - self._committed_s >= COMMIT_EVERY_S:
+            if not self._sink.is_whole_when_closed and time.monotonic() - self._committed_s >= COMMIT_INTERVAL_S:
                 self._commit()
 
     def _is_at_end(self) -> bool:
@@ -173,15 +187,16 @@ class _Reading:
         self._commit()
 
     def _commit(self) -> None:
-        """Move the cursors, if there are any, to behind what is written; a file is on disk before."""
+        """Commit the cursors of a named consumer after the last written record."""
         self._committed_s = time.monotonic()
         if self._consumer.consumer_id is None:
             return
         if self._stream is not sys.stdout.buffer:
+            # On disk before the cursors move: a crash may repeat records in the file, and never skips any.
             self._stream.flush()
             os.fsync(self._stream.fileno())
         for partition, offset in self._written.items():
-            if self._consumer.position(partition) != offset:  # what an interrupt has kept from being written
+            if self._consumer.position(partition) != offset:  # polled, but an interrupt came before the write
                 self._consumer.seek(partition, offset)
         self._consumer.commit()
 

@@ -1,15 +1,21 @@
-"""`quiver consumer`: see registered consumers and how far they are, and set where one goes on."""
+"""`quiver consumer`: list registered consumers, show their lag, reset and forget them."""
 
 from __future__ import annotations
 
 import click
 
 import quiver
-from quiver.cli.connection import connect, json_option, partitions_option, url_option
-from quiver.cli.examples import examples
-from quiver.cli.output import Cell, print_json, print_table
-from quiver.cli.record_lines import format_time
-from quiver.cli.start_option import START_HELP, Start, StartType
+from quiver.cli.options import (
+    START_HELP,
+    Start,
+    StartType,
+    connect,
+    examples,
+    json_option,
+    partitions_option,
+    url_option,
+)
+from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.client.lag import PartitionLag
 from quiver.errors import NotFoundError
 
@@ -27,7 +33,7 @@ def consumer() -> None:
 @json_option
 @url_option
 def list_(*, topic: str | None, as_json: bool, url: str) -> None:
-    """Print the registered consumers and when they were last heard of."""
+    """Print the registered consumers and when each was last seen."""
     with connect(url) as cluster:
         found = cluster.clients("consumer", topic)
     if as_json:
@@ -42,9 +48,9 @@ def list_(*, topic: str | None, as_json: bool, url: str) -> None:
 @json_option
 @url_option
 def lag(*, consumer: str | None, topic: str | None, as_json: bool, url: str) -> None:
-    """Print how far CONSUMER, a name or an id, is in each partition; without it, how far each is in its topics.
+    """Print the lag of CONSUMER, a name or an id, in each partition; without it, of every consumer in its topics.
 
-    The lag is the number of records that it has not consumed yet.
+    The lag is the number of records that a consumer has not consumed yet.
     """
     with connect(url) as cluster:
         if consumer is None:
@@ -59,14 +65,14 @@ def lag(*, consumer: str | None, topic: str | None, as_json: bool, url: str) -> 
 
 @consumer.command(epilog="Example: quiver consumer reset report --topic logs --to earliest")
 @_CONSUMER
-@click.option("--topic", required=True, help="The topic to go on in.")
-@click.option("--to", "start", type=StartType(), required=True, help=f"Where to go on: {START_HELP}.")
+@click.option("--topic", required=True, help="Topic whose cursors are set.")
+@click.option("--to", "start", type=StartType(), required=True, help=f"New position: {START_HELP}.")
 @partitions_option
 @url_option
 def reset(*, consumer: str, topic: str, start: Start, partitions: tuple[int, ...], url: str) -> None:
-    """Set where CONSUMER, a name or an id, goes on in a topic, and print how far it is then.
+    """Set the cursors of CONSUMER, a name or an id, in a topic, and print its new lag.
 
-    Stop it first: one that runs goes on where it is, and stores its own place with its next commit.
+    Stop the consumer first: a running one keeps its position, and its next commit overwrites the reset.
     """
     with connect(url) as cluster:
         id_ = _find_id(cluster, consumer)
@@ -79,21 +85,23 @@ def reset(*, consumer: str, topic: str, start: Start, partitions: tuple[int, ...
 @_CONSUMER
 @url_option
 def forget(*, consumer: str, url: str) -> None:
-    """Drop CONSUMER, a name or an id, with its cursors: retention no longer waits for it."""
+    """Remove CONSUMER, a name or an id, and its cursors; retention no longer waits for it."""
     with connect(url) as cluster:
         cluster.forget("consumer", _find_id(cluster, consumer))
     click.echo(f"consumer {consumer} is forgotten")
 
 
 def _find_id(cluster: quiver.Cluster, consumer: str) -> int:
-    """Return the id of a consumer by its name or, if none is called so, by its id."""
+    """Return the id of the consumer with this name or, if no consumer has it, with this id."""
     known = cluster.clients("consumer")
     for one in known:
         if one.name == consumer:
             return one.id
     if consumer.isascii() and consumer.isdigit() and any(one.id == int(consumer) for one in known):
         return int(consumer)
-    raise NotFoundError(f"there is no consumer {consumer!r}; quiver consumer list shows all", code="unknown_consumer")
+    raise NotFoundError(
+        f"unknown consumer {consumer!r}; `quiver consumer list` shows all consumers", code="unknown_consumer"
+    )
 
 
 def _client_cells(client: quiver.ClientInfo) -> tuple[Cell, ...]:

@@ -1,7 +1,7 @@
-"""How a command ends: the exit code for each class of error, and what to tell the user to do.
+"""Exit codes: one for each class of error, with the advice that is printed for it.
 
-The codes are part of the interface (`docs/operations/install.md` lists them); scripts decide by them. The
-table is searched from the most specific class up, so that every error of `quiver.errors` has an entry.
+The codes are part of the interface (`docs/operations/install.md` lists them); scripts depend on them. The table is
+searched from the most specific class up, so that every error of `quiver.errors` has an entry.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 _EXITS: dict[type[BaseException], tuple[int, str]] = {
-    DamageError: (FOUND, "restore the directory from another replica; do not start a node on it as if it were whole"),
+    DamageError: (FOUND, "restore the directory from another replica; do not start a node on the damaged one"),
     RequestError: (USAGE, "correct the request and run the command again"),
-    ConfigError: (USAGE, "correct the setting; `quiver config docs` lists them all"),
-    UnavailableError: (UNAVAILABLE, "nothing was done; try again later"),
+    ConfigError: (USAGE, "correct the setting; `quiver config docs` lists all settings"),
+    UnavailableError: (UNAVAILABLE, "nothing was done; run the command again later"),
     StorageError: (STORAGE, "check the disk, its free space and its permissions"),
-    OutcomeUnknownError: (UNKNOWN, "it may have been done: look before you run the command again"),
+    OutcomeUnknownError: (UNKNOWN, "the request may have been done: check before you run the command again"),
     OSError: (STORAGE, "check the path, its permissions and the disk"),
 }
 _DEFECT = (DEFECT, "this is a defect of Quiver: report it, with the command that led to it")
 
 
 def report(error: BaseException) -> int:
-    """Say on standard error what went wrong and what to do, and return the exit code."""
+    """Print the error and what to do about it on standard error; return the exit code."""
     code, advice = next((_EXITS[kind] for kind in type(error).__mro__ if kind in _EXITS), _DEFECT)
     click.echo(f"error {_name(error)}: {_sentence(error)}", err=True)
     click.echo(f"  what to do: {advice}", err=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from quiver.cli.record_lines import Facts, describe_record, format_time
+from quiver.cli.output import Facts, describe_record, format_time
 from quiver.errors import DecodeError
 from quiver.model import NO_PRODUCER
 from quiver.record.batch import Batch

@@ -1,4 +1,4 @@
-"""`quiver gateway`: the HTTP interface as documents."""
+"""`quiver gateway`: print the reference page and the OpenAPI document of the HTTP interface."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`quiver history`: judge what clients of a cluster recorded.
+"""`quiver history`: check a recorded history of client operations against the guarantees.
 
-Exit code 1 means that something was found.
+Exit code 1 means that an anomaly was found.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from quiver.cli.exits import FOUND
+from quiver.cli.options import json_option
 from quiver.cli.output import print_json
 from quiver.errors import DecodeError
 from quiver.testing.judge import HistoryError, judge, parse_history
@@ -15,17 +16,17 @@ from quiver.testing.judge import HistoryError, judge, parse_history
 
 @click.group(epilog="Example: quiver history check history.jsonl")
 def history() -> None:
-    """Judge what clients of a cluster recorded."""
+    """Check recorded histories of client operations."""
 
 
 @history.command(epilog="Example: quiver history check chaos/history.jsonl")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def check(context: click.Context, *, file: str, as_json: bool) -> None:
-    """Find what contradicts the promises: lost, doubled, reordered and changed records, stale answers.
+    """Find violations of the guarantees: lost, duplicated, reordered and changed records, stale reads.
 
-    FILE holds one event a line; the module `quiver.testing.judge.events` tells the format.
+    FILE holds one event per line; the module `quiver.testing.judge.events` describes the format.
     """
     try:
         with open(file, encoding="utf-8") as lines:

@@ -1,12 +1,11 @@
-"""`quiver hold`: see who keeps retention from removing records, and let them go."""
+"""`quiver hold`: list and release holds, which keep retention from removing records."""
 
 from __future__ import annotations
 
 import click
 
-from quiver.cli.connection import connect, json_option, url_option
-from quiver.cli.output import Cell, print_json, print_table
-from quiver.cli.record_lines import format_time
+from quiver.cli.options import connect, json_option, url_option
+from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.wire.holds import HoldInfo
 
 COLUMNS = ("hold", "topic", "from", "until", "owner")
@@ -14,14 +13,14 @@ COLUMNS = ("hold", "topic", "from", "until", "owner")
 
 @click.group(epilog="Example: quiver hold list")
 def hold() -> None:
-    """Work with holds: records that retention leaves alone for somebody who has yet to read them."""
+    """Work with holds, which keep records that a reader still needs from being removed by retention."""
 
 
 @hold.command("list", epilog="Example: quiver hold list --json")
 @json_option
 @url_option
 def list_(*, as_json: bool, url: str) -> None:
-    """Print who holds records, from where on, and until when unless it is renewed."""
+    """Print all holds: their owner, first held offsets, and when they expire unless renewed."""
     with connect(url) as cluster:
         found = cluster.holds()
     if as_json:
@@ -35,7 +34,7 @@ def list_(*, as_json: bool, url: str) -> None:
 @click.option("--topic", help="Only on this topic.")
 @url_option
 def release(*, name: str, topic: str | None, url: str) -> None:
-    """Let the hold NAME go; an owner that still runs places it again."""
+    """Release the hold NAME; an owner that is still running places it again."""
     with connect(url) as cluster:
         cluster.release_hold(name, topic)
     click.echo(f"hold {name} is released")

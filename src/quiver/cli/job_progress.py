@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from quiver.cli.amounts import show_count
+from quiver.cli.output import format_count
 
 if TYPE_CHECKING:
     from quiver.spark.pipelines import JobProgress
@@ -71,5 +71,5 @@ class _ProgressWithLines(Progress):
 def describe(state: JobProgress) -> str:
     """Return what a job does, and how much of it is done."""
     if state.total is not None:
-        return f"{state.phrase}, {state.done:,} of {show_count(state.total, state.noun)}"
-    return f"{state.phrase}, {show_count(state.done, state.noun)}" if state.done else state.phrase
+        return f"{state.phrase}, {state.done:,} of {format_count(state.total, state.noun)}"
+    return f"{state.phrase}, {format_count(state.done, state.noun)}" if state.done else state.phrase

@@ -1,6 +1,6 @@
-"""`quiver metadata`: the managers' write-ahead log for people, and whether the nodes' databases agree.
+"""`quiver metadata`: print the metadata's write-ahead log, and compare the nodes' databases.
 
-Both look at data directories, beside running nodes or without them, and change nothing.
+Both commands read data directories, of running or stopped nodes, and change nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import click
 
 from quiver.cli.data_directories import find_nodes, open_node_database
 from quiver.cli.exits import FOUND
-from quiver.cli.output import print_json, print_json_line, print_table
-from quiver.cli.record_lines import format_time
+from quiver.cli.options import json_lines_option, json_option
+from quiver.cli.output import format_time, print_json, print_json_line, print_table
 from quiver.metadata import JournalRow, compare, read_journal
 from quiver.record import Batch
 from quiver.storage.inspect import read_frames
@@ -25,14 +25,16 @@ _DATA = click.option(
     "--data",
     default="./quiver-data",
     show_default=True,
-    help="A node's data directory, or the one that quiver up was given.",
+    help="Data directory of a node, or of `quiver up`.",
 )
-_DATABASE = click.option("--metadata-db", default="", help="URL of the nodes' database, if it is not SQLite.")
+_DATABASE = click.option(
+    "--metadata-db", default="", help="URL of the nodes' database; SQLite in the data directory if empty."
+)
 
 
 @click.group(epilog="Example: quiver metadata log --data quiver-data --pending")
 def metadata() -> None:
-    """Look at what the managers know and how they came to know it."""
+    """Inspect the managers' metadata and its log."""
 
 
 @metadata.command(
@@ -40,13 +42,15 @@ def metadata() -> None:
 )
 @_DATA
 @_DATABASE
-@click.option("--node", type=int, help="Whose copy, if the directory holds several; the first by default.")
-@click.option("--pending", is_flag=True, help="Only what the node's database does not show yet.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option(
+    "--node", type=int, help="Node whose copy to print, if the directory holds several.  [default: the first]"
+)
+@click.option("--pending", is_flag=True, help="Only entries that the node's database has not applied yet.")
+@json_lines_option
 def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json: bool) -> None:
     """Print each change of the metadata: its index (the transaction's id), time, request, subject and broker.
 
-    Entries that are older than the newest snapshot may be gone from the log; the database has them.
+    Entries before the newest snapshot may be compacted away; the database contains their effect.
     """
     nodes = find_nodes(data)
     directory = next((path for path, identity in nodes.items() if node in (None, identity.node)), None)
@@ -67,10 +71,10 @@ def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json
 )
 @_DATA
 @_DATABASE
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def verify(context: click.Context, *, data: str, metadata_db: str, as_json: bool) -> None:
-    """Compare the databases of all nodes in a directory: at equal index they must be equal. Exit with 1 if not."""
+    """Compare the databases of all nodes in a directory; exit with 1 if two differ at the same index."""
     nodes = find_nodes(data)
     views = {}
     for path, identity in nodes.items():

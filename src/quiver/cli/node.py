@@ -1,4 +1,4 @@
-"""`quiver node`: run one node until it is told to stop, or until its disk fails."""
+"""`quiver node`: run one node in the foreground until a signal stops it, or its disk fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import click
 
-from quiver.cli.settings_options import settings_from, settings_options
+from quiver.cli.config import settings_from, settings_options
 from quiver.config import Settings
 from quiver.environment import SystemEnvironment
 from quiver.errors import ConfigError, QuiverError, StorageError
@@ -33,12 +33,13 @@ logger = logging.getLogger(__name__)
 def node(*, with_parent: bool, **options: str | None) -> None:
     """Run one node in the foreground: manager, broker, gateway, or any of them.
 
-    The first start forms a cluster of the managers that --join names, or joins it; later starts go on where the node
-    was. Prints a line that begins with "ready" when the node serves. SIGTERM and Ctrl-C hand leadership over first.
+    The first start forms a cluster of the managers that --join names, or joins an existing one; later starts resume
+    from the data directory. Prints a line that begins with "ready" once the node serves. SIGTERM and Ctrl-C transfer
+    leadership to other nodes before the node stops.
     """
     settings = settings_from(options)
     if not settings.node.id:
-        raise ConfigError("a node needs an id of its own in its cluster: give --id, from 1")
+        raise ConfigError("the node has no id: give --id, a number from 1 that is unique in the cluster")
     configure_logging(settings.logging, sys.stderr)
     _raise_file_limit()
     with DirectoryLock(settings.node.data):
@@ -47,22 +48,22 @@ def node(*, with_parent: bool, **options: str | None) -> None:
             asyncio.run(_run(settings, with_parent=with_parent))
         except Exception as error:
             if (known := _find_quiver_error(error)) is not None:
-                raise known from None  # of the tasks that one error has ended together
+                raise known from None  # one error ends several tasks, which report it as a group
             logger.exception("node crashed")
             raise
 
 
 def _raise_file_limit() -> None:
-    """Let the process open as many files and connections as the system allows it, not as few as it begins with."""
+    """Raise the process's soft limit of open files and connections to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # where "no limit" cannot be asked for, what there is must do
+    with suppress(ValueError, OSError):  # macOS refuses an unlimited value; the soft limit stays
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _spare_collector() -> None:
-    """Let the collector of cycles leave alone what stays until the end, and look less often at what comes and goes.
+def _tune_garbage_collector() -> None:
+    """Exempt the objects of startup from garbage collection, and collect younger ones less often.
 
-    With its own settings it takes a fifth of a busy node's time, and finds next to nothing.
+    With the defaults, the collector takes a fifth of a busy node's time, and frees next to nothing.
     """
     gc.collect()
     gc.freeze()
@@ -91,21 +92,21 @@ async def _run(settings: Settings, *, with_parent: bool) -> None:
 
 
 async def _serve(node: Node, stopped: asyncio.Event) -> StorageError | None:
-    """Wait until the node is told to stop, or fails; return how it failed."""
+    """Wait until a signal stops the node or its storage fails; return the failure, if any."""
     async with asyncio.TaskGroup() as tasks:
-        telling = tasks.create_task(_tell_ready(node))
+        announcing = tasks.create_task(_announce_ready(node))
         failing = tasks.create_task(node.wait_failed())
         stopping = tasks.create_task(stopped.wait())
         await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
         failure = failing.result() if failing.done() else None
-        for task in (telling, failing, stopping):
+        for task in (announcing, failing, stopping):
             task.cancel()
     return failure
 
 
-async def _tell_ready(node: Node) -> None:
+async def _announce_ready(node: Node) -> None:
     await node.wait_ready()
-    _spare_collector()
+    _tune_garbage_collector()
     click.echo(f"ready node={node.id} wire={node.wire_address} http={node.http_address or '-'} pid={os.getpid()}")
     sys.stdout.flush()
 

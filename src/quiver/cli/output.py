@@ -1,26 +1,30 @@
 """What commands print: a table for people at a terminal, plain columns for pipes, JSON on request.
 
-Output goes to standard output, through click, and nothing else does. Plain output has no colour, no
-borders and one line per row, so that `grep`, `cut` and `awk` work on it.
+Results go to standard output, through click; everything else goes to standard error. Plain output has no colour, no
+borders and one line per row, so that `grep`, `cut` and `awk` work on it. Bytes that are not text are shown in base64 in
+JSON. Control characters reach a terminal only as escapes: a record must not be able to move its cursor, or worse.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from base64 import b64encode
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from quiver.record.records import Record
 
 Cell = str | int | None
+Facts = dict[str, Any]
 
 _GAP = 3
-"""What stands between two columns."""
+"""Characters between two columns of a drawn table."""
 _STYLES = {
     "alive": "green",
     "yes": "green",
@@ -32,7 +36,8 @@ _STYLES = {
     "primary": "bold",
     "-": "dim",
 }
-"""Words that stand out at a terminal."""
+"""Styles of whole cells at a terminal, by their text."""
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def print_json(value: object) -> None:
@@ -62,6 +67,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
 
 
 def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]], is_number: Sequence[bool]) -> None:
+    # Loaded here: nodes and pipes need no table library, and its import takes longer than most commands.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name, right in zip(columns, is_number, strict=True):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
@@ -72,3 +83,59 @@ def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]], is_number
 
 def _text(cell: Cell) -> str:
     return "-" if cell is None else str(cell)
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun and thousands separators: 1 record, 1,234,567 records."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes in the largest unit in which it is at least 1: 1.5 MB."""
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == _UNITS[0] else f"{count:.1f} {unit}"
+
+
+def format_time(timestamp: int) -> str:
+    """Return milliseconds since 1970 as a UTC time, or as a number if they are outside of the calendar."""
+    try:
+        moment = datetime.fromtimestamp(timestamp // 1000, UTC).replace(microsecond=timestamp % 1000 * 1000)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def describe_record(record: Record) -> Facts:
+    """Return a record's fields under the names of the JSON output, without those that it does not have."""
+    facts: Facts = {} if record.partition is None else {"partition": record.partition}
+    facts |= {"offset": record.offset, "timestamp": record.timestamp, "value": as_text(record.value)}
+    if record.key is not None:
+        facts["key"] = as_text(record.key)
+    if record.headers:
+        facts["headers"] = {name: as_text(value) for name, value in record.headers}
+    return facts
+
+
+def as_text(value: bytes | None) -> str | dict[str, str] | None:
+    """Return bytes as text for JSON, or as `{"base64": …}` if they are not UTF-8."""
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode()}
+
+
+def printable(value: bytes | None) -> str:
+    """Return bytes as text in which control characters are escaped, tabs excepted."""
+    text = "" if value is None else value.decode(errors="backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\t" else _escape(one) for one in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quiver.cli.connection import json_option
-from quiver.cli.examples import examples
 from quiver.cli.exits import DONE, FOUND
 from quiver.cli.job_progress import ProgressDisplay
+from quiver.cli.options import examples, json_option
 from quiver.cli.output import print_json
 from quiver.errors import ConfigError
 

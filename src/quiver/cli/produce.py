@@ -1,15 +1,21 @@
-"""`quiver produce`: lines of files, or of standard input, as records.
+"""`quiver produce`: send the lines of files, or of standard input, as records.
 
-What is read is sent at once, so that a line that is typed, or that comes through a pipe, is a record right away. The
-summary counts what the cluster has acknowledged, also when it could not take everything.
+A block is sent as soon as it is read, so that a line that is typed, or that comes through a pipe, becomes a record
+without delay. A line ends with a line feed, which is not part of it; every other byte is. The last line may lack it.
+Memory holds one block and at most one unfinished line, whose length is limited. The closing line counts the records
+that the cluster has acknowledged, also when the command fails.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
+from io import BufferedReader
+from typing import cast
 
 import click
 from rich.console import Console
@@ -18,10 +24,14 @@ from rich.table import Column
 from rich.text import Text
 
 import quiver
-from quiver.cli.amounts import show_bytes, show_count
-from quiver.cli.connection import connect, topic_argument, url_option
-from quiver.cli.examples import examples
-from quiver.cli.line_source import STANDARD_INPUT, read_files, total_bytes
+from quiver.cli.options import connect, examples, topic_argument, url_option
+from quiver.cli.output import format_bytes, format_count
+from quiver.errors import TooLargeError
+from quiver.record.header import PAYLOAD_BYTES_MAX
+
+STANDARD_INPUT = "-"
+BLOCK_BYTES = 1 << 20
+"""Most bytes of one read: about a batch."""
 
 
 @click.command(
@@ -30,15 +40,15 @@ from quiver.cli.line_source import STANDARD_INPUT, read_files, total_bytes
 )
 @topic_argument
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True))
-@click.option("--key", help="Key of every record: they all go to one partition.")
+@click.option("--key", help="Key of every record; all records go to the same partition.")
 @click.option("--partition", type=click.IntRange(min=0), metavar="N", help="Partition of every record.")
-@click.option("--name", help="Name of the producer; fences off an earlier one of that name.")
+@click.option("--name", help="Name of the producer; fences an earlier producer of that name.")
 @click.option(
     "--compression",
     type=click.Choice(("none", "lz4", "zstd")),
     default="none",
     show_default=True,
-    help="How batches are packed, from here to who consumes them.",
+    help="Compression of batches; they stay compressed until a consumer reads them.",
 )
 @url_option
 def produce(
@@ -53,8 +63,8 @@ def produce(
 ) -> None:
     """Send each line of FILES, or of standard input, to TOPIC as a record; create the topic if it does not exist.
 
-    Without --key and --partition records are spread over the partitions, and only those of one partition keep their
-    order. Ends when every record is acknowledged: on the disks of a majority of its replicas.
+    Without --key and --partition, records are spread over the partitions; order is kept within a partition only. The
+    command ends when every record is acknowledged: on the disks of a majority of its replicas.
     """
     paths = files or (STANDARD_INPUT,)
     with connect(url) as cluster:
@@ -66,21 +76,21 @@ def produce(
 
 
 class _Tally:
-    """Count what was sent and what is acknowledged, show it while it grows, and sum up, however it ends."""
+    """Counts sent and acknowledged records, shows the count while it grows, and prints it at the end."""
 
     def __init__(self, topic: str, paths: tuple[str, ...]) -> None:
         self._topic = topic
         self._sent = self._acknowledged = self._acknowledged_bytes = 0
-        self._open: deque[tuple[quiver.Deliveries, int]] = deque()  # bounded by the producer's buffer
-        self._counting = threading.Lock()  # the bar is drawn by a thread of its own
-        self._begun_s = time.monotonic()
+        self._pending: deque[tuple[quiver.Deliveries, int]] = deque()  # bounded by the producer's buffer
+        self._lock = threading.Lock()  # rich draws the bar in a thread of its own
+        self._start_s = time.monotonic()
         self._total_bytes = total_bytes(paths)
-        # Whoever types at a terminal sees the lines; a bar would write over them.
+        # The lines that a user types are visible at the terminal; a bar would overwrite them.
         self._is_typed = STANDARD_INPUT in paths and sys.stdin.isatty()
         self._progress = Progress(
             TextColumn(topic, markup=False),
             SpinnerColumn() if self._total_bytes is None else BarColumn(bar_width=None),
-            _Told(self),
+            _TallyColumn(self),
             console=Console(stderr=True),
             disable=self._is_typed or not sys.stderr.isatty(),
             transient=True,
@@ -90,51 +100,97 @@ class _Tally:
 
     def __enter__(self) -> _Tally:
         if self._is_typed:
-            click.echo(f"each line that you type goes to {self._topic}; Ctrl-D ends it", err=True)
+            click.echo(f"each line that you type is sent to {self._topic}; Ctrl-D ends the command", err=True)
         self._progress.start()
         return self
 
     def add(self, deliveries: quiver.Deliveries, size_bytes: int) -> None:
-        """Take note of records that are on their way, and of how many bytes were read for them."""
-        with self._counting:
+        """Count records that were sent, and the bytes that were read for them."""
+        with self._lock:
             self._sent += len(deliveries)
-            self._open.append((deliveries, size_bytes))
+            self._pending.append((deliveries, size_bytes))
             self._settle()
 
-    def tell(self) -> str:
-        """Return how much is acknowledged and how fast that went."""
-        passed_s = max(time.monotonic() - self._begun_s, 1e-9)
-        with self._counting:
+    def describe(self) -> str:
+        """Return how many records are acknowledged, and at what rate."""
+        passed_s = max(time.monotonic() - self._start_s, 1e-9)
+        with self._lock:
             self._settle()
             count, size_bytes = self._acknowledged, self._acknowledged_bytes
         self._progress.update(self._bar, completed=size_bytes)
-        rates = f"{round(count / passed_s):,} records/s, {show_bytes(size_bytes / passed_s)}/s"
-        return f"{show_count(count, 'record')} in {passed_s:.1f} s: {rates}"
+        rates = f"{round(count / passed_s):,} records/s, {format_bytes(size_bytes / passed_s)}/s"
+        return f"{format_count(count, 'record')} in {passed_s:.1f} s: {rates}"
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._progress.stop()
         if kind is None:
-            click.echo(f"sent to {self._topic}: {self.tell()}", err=True)
+            click.echo(f"sent to {self._topic}: {self.describe()}", err=True)
             return
         self._settle()
-        acknowledged = self._acknowledged + sum(deliveries.committed_count for deliveries, _ in self._open)
-        told = f"{acknowledged:,} of {show_count(self._sent, 'record')} read"
-        click.echo(f"stopped; in {self._topic} for certain: {told}", err=True)
+        acknowledged = self._acknowledged + sum(deliveries.committed_count for deliveries, _ in self._pending)
+        click.echo(
+            f"stopped; acknowledged by {self._topic}: {acknowledged:,} of {format_count(self._sent, 'record')} read",
+            err=True,
+        )
 
     def _settle(self) -> None:
-        while self._open and self._open[0][0].is_done:
-            deliveries, size_bytes = self._open.popleft()
+        while self._pending and self._pending[0][0].is_done:
+            deliveries, size_bytes = self._pending.popleft()
             self._acknowledged += deliveries.committed_count
             self._acknowledged_bytes += size_bytes
 
 
-class _Told(ProgressColumn):
-    """What the tally says, beside the bar."""
+class _TallyColumn(ProgressColumn):
+    """The tally's count, beside the bar."""
 
     def __init__(self, tally: _Tally) -> None:
         super().__init__(Column(no_wrap=True))
         self._tally = tally
 
     def render(self, task: Task) -> Text:  # noqa: ARG002 - there is one
-        """Return what stands there now."""
-        return Text(self._tally.tell())
+        """Return the column's text."""
+        return Text(self._tally.describe())
+
+
+def read_files(paths: Iterable[str]) -> Iterator[list[bytes]]:
+    """Yield the lines of files, one file after the other; `-` is standard input."""
+    for path in paths:
+        if path == STANDARD_INPUT:
+            yield from read_lines(cast("BufferedReader", sys.stdin.buffer), "standard input")
+            continue
+        with open(path, "rb") as file:
+            yield from read_lines(file, path)
+
+
+def read_lines(stream: BufferedReader, name: str) -> Iterator[list[bytes]]:
+    """Yield the lines of a stream as they arrive, several at a time.
+
+    Raises:
+        TooLargeError: a line is longer than any record can be.
+    """
+    begun: list[bytes] = []
+    begun_bytes = 0
+    number = 1
+    # `read1` returns what is available: `read` would keep complete lines waiting for a full block.
+    while block := stream.read1(BLOCK_BYTES):
+        first, *rest = block.split(b"\n")
+        begun.append(first)
+        begun_bytes += len(first)
+        if begun_bytes > PAYLOAD_BYTES_MAX:
+            raise TooLargeError(f"line {number} of {name} is longer than {PAYLOAD_BYTES_MAX} bytes")
+        if rest:
+            lines = [b"".join(begun), *rest]
+            begun = [lines.pop()]
+            begun_bytes = len(begun[0])
+            number += len(lines)
+            yield lines
+    if begun_bytes:
+        yield [b"".join(begun)]
+
+
+def total_bytes(paths: Iterable[str]) -> int | None:
+    """Return the bytes to read; None if that is unknown, as for standard input and pipes."""
+    paths = list(paths)
+    if not all(path != STANDARD_INPUT and os.path.isfile(path) for path in paths):
+        return None
+    return sum(map(os.path.getsize, paths))

@@ -1,12 +1,11 @@
-"""`quiver producer`: see registered producers."""
+"""`quiver producer`: list registered producers."""
 
 from __future__ import annotations
 
 import click
 
-from quiver.cli.connection import connect, json_option, url_option
-from quiver.cli.output import Cell, print_json, print_table
-from quiver.cli.record_lines import format_time
+from quiver.cli.options import connect, json_option, url_option
+from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.gateway.cluster import INTERNAL_PREFIX
 
 
@@ -17,11 +16,11 @@ def producer() -> None:
 
 @producer.command("list", epilog="Example: quiver producer list --topic logs --json")
 @click.option("--topic", help="Only those of this topic.")
-@click.option("--all", "with_all", is_flag=True, help="Show those, too, that gateways send messages of HTTP with.")
+@click.option("--all", "with_all", is_flag=True, help="Include the producers with which gateways send HTTP messages.")
 @json_option
 @url_option
 def list_(*, topic: str | None, with_all: bool, as_json: bool, url: str) -> None:
-    """Print the registered producers and when they were last heard of."""
+    """Print the registered producers and when each was last seen."""
     with connect(url) as cluster:
         known = cluster.clients("producer", topic)
     found = [client for client in known if with_all or not client.name.startswith(INTERNAL_PREFIX)]

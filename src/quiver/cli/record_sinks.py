@@ -1,7 +1,7 @@
 """Where consumed records go: lines for people and programs, or Arrow and Parquet for tables.
 
-A sink takes what comes next from a consumer and writes it; when `take` returns, what it took is handed to the operating
-system, unless the sink is only whole when it is closed.
+A sink polls a consumer and writes the records. When `write_next` returns, the records are handed to the operating
+system, unless the format is complete only after `close`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import click
 import msgspec
 
 import quiver
-from quiver.cli.record_lines import describe_record, format_time, printable
+from quiver.cli.output import describe_record, format_time, printable
 from quiver.client.consumer import require_arrow
 from quiver.record.records import Record
 
 Format = Literal["text", "json", "arrow", "parquet"]
 
 POLL_RECORDS: Final = 10_000
-"""Most records that become lines at once."""
+"""Most records of one poll that become lines."""
 TABLE_BYTES: Final = 64 << 20
-"""About how large a table is that becomes record batches, or a row group."""
+"""Approximate size of one table, which becomes record batches or a row group."""
 TABLE_RECORDS_FIRST: Final = 1_000
-"""How many records are taken before anything is known about their size."""
+"""Records of the first table, before their size is known."""
 TABLE_RECORDS_MAX: Final = 1_000_000
 
 
 class Sink(Protocol):
-    """Takes records from a consumer and writes them."""
+    """Polls records from a consumer and writes them."""
 
     is_whole_when_closed: bool
-    """Whether what was written can be read only after `close`."""
+    """Whether the output can be read only after `close`."""
 
-    def take(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
-        """Write the records that are there; wait for the first at most so long. Return how many there were."""
+    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
+        """Write the next records; wait for the first one at most this long. Return how many were written."""
 
     def close(self) -> None:
-        """Write what belongs behind the records; the stream stays open."""
+        """Write the end of the format; the stream stays open."""
 
 
 class LineSink:
@@ -51,19 +51,19 @@ class LineSink:
         self._stream = stream
         self._render = render
 
-    def take(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
-        """Write the records that are there."""
+    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
+        """Write the next records as lines."""
         records = consumer.poll(min(records_max, POLL_RECORDS), timeout_s)
         self._stream.write(b"".join(map(self._render, records)))
         self._stream.flush()
         return len(records)
 
     def close(self) -> None:
-        """Do nothing: the last line is written."""
+        """Do nothing: every line is written."""
 
 
 class TableSink:
-    """Writes tables; `writer` is one of pyarrow's."""
+    """Writes tables with one of pyarrow's writers."""
 
     is_whole_when_closed = True
 
@@ -71,8 +71,8 @@ class TableSink:
         self._writer = writer
         self._records_max = TABLE_RECORDS_FIRST
 
-    def take(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
-        """Write the records that are there as one table."""
+    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
+        """Write the next records as one table."""
         table = consumer.fetch_arrow(min(records_max, self._records_max), timeout_s, with_headers=True)
         if table.num_rows:
             self._writer.write_table(table)
@@ -101,7 +101,7 @@ def open_sink(format_: Format, stream: BinaryIO, *, is_terminal: bool, is_file: 
 
             from quiver.client.tables import TABLE_SCHEMA
 
-            # Files can be read from anywhere, and tools expect that of them; a pipe cannot.
+            # Tools expect Arrow's file format in a file and seek in it; a pipe gets the stream format.
             opened = pa.PythonFile(cast("IOBase", stream), mode="w")
             return TableSink((pa.ipc.new_file if is_file else pa.ipc.new_stream)(opened, TABLE_SCHEMA))
         case "parquet":
@@ -114,12 +114,12 @@ def open_sink(format_: Format, stream: BinaryIO, *, is_terminal: bool, is_file: 
 
 
 def raw_line(record: Record) -> bytes:
-    """Return a value as it is, for pipes and files."""
+    """Return a value unchanged, for pipes and files."""
     return (record.value or b"") + b"\n"
 
 
 def printable_line(record: Record) -> bytes:
-    """Return a value as a terminal may have it."""
+    """Return a value with control characters escaped, for terminals."""
     return printable(record.value).encode() + b"\n"
 
 
@@ -129,14 +129,14 @@ def json_line(record: Record) -> bytes:
 
 
 def pretty_line(record: Record) -> bytes:
-    """Return a record with its time, place and key; plain."""
+    """Return a record with its time, partition, offset and key, without colours."""
     place = f"{format_time(record.timestamp)}  {record.partition}:{record.offset}"
     key = "" if record.key is None else f"  {printable(record.key)}"
     return f"{place}{key}  {printable(record.value)}\n".encode()
 
 
 def coloured_line(record: Record) -> bytes:
-    """Return the same, with what is not the value held back."""
+    """Return the same line with everything but the value dimmed or coloured."""
     place = click.style(f"{format_time(record.timestamp)}  {record.partition}:{record.offset}", dim=True)
     key = "" if record.key is None else "  " + click.style(printable(record.key), fg="cyan")
     return f"{place}{key}  {printable(record.value)}\n".encode()

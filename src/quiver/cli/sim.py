@@ -1,8 +1,8 @@
-"""`quiver sim`: try to break clusters under simulated faults, and replay what broke them.
+"""`quiver sim`: run simulated clusters under faults, and replay a seed that broke one.
 
-One seed is one cluster on simulated time, disks and network: of bare Raft members whose every event is checked, or,
-with `--cluster`, of whole nodes and clients whose history is judged. Exit code 1 means a finding, or a run that
-injected too little to mean anything.
+One seed is one cluster on simulated time, disks and network: bare Raft members whose every event is checked, or, with
+`--cluster`, whole nodes and clients whose history is judged. Exit code 1 means a finding, or a campaign that injected
+too few faults to be meaningful.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quiver.cli.exits import FOUND
+from quiver.cli.options import json_option
 from quiver.cli.output import print_json, print_table
 from quiver.testing import swarm
 from quiver.testing.campaign import Summary, run_campaign
@@ -29,28 +30,26 @@ _TAIL_LINES = 50
 
 @click.command(short_help="Try to break simulated clusters.", epilog="Example: quiver sim --seeds 1000 --jobs 2")
 @click.option(
-    "--seeds", "count", type=click.IntRange(min=1), default=100, show_default=True, help="How many seeds to run."
+    "--seeds", "count", type=click.IntRange(min=1), default=100, show_default=True, help="Number of seeds to run."
 )
-@click.option(
-    "--first", "first_seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first of them."
-)
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Begin no seed after so many minutes.")
+@click.option("--first", "first_seed", type=click.IntRange(min=0), default=0, show_default=True, help="First seed.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Start no seed after this many minutes.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
-    help="Run this seed alone; if it fails, show its last events and a shorter schedule.",
+    help="Run only this seed; if it fails, print its last events and a shorter schedule.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=lambda: os.cpu_count() or 1,
     show_default="one per core",
-    help="Processes to run at a time.",
+    help="Number of parallel processes.",
 )
 @click.option(
     "--cluster", "is_cluster", is_flag=True, help="Run whole nodes: managers, brokers, moves and SDK clients."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def sim(
     context: click.Context,
@@ -63,10 +62,10 @@ def sim(
     is_cluster: bool,
     as_json: bool,
 ) -> None:
-    """Run simulated clusters with the real consensus, driver and log, and everything going wrong around them.
+    """Run the real consensus, driver and log in simulated clusters under injected faults.
 
-    Each seed draws a cluster, its settings, its load and its faults, and is the same again whenever it is run. With
-    --cluster they are clusters of whole nodes.
+    A seed determines the cluster, its settings, its load and its faults; the same seed always gives the same run. With
+    --cluster, the clusters consist of whole nodes.
     """
     run: Run = simulate_cluster if is_cluster else simulate
     if seed is not None:

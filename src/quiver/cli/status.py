@@ -1,22 +1,22 @@
-"""`quiver status`: the whole cluster at a glance."""
+"""`quiver status`: print the state of the whole cluster."""
 
 from __future__ import annotations
 
 import click
 
-from quiver.cli.connection import connect, json_option, url_option
 from quiver.cli.hold import COLUMNS, hold_cells
+from quiver.cli.options import connect, json_option, url_option
 from quiver.cli.output import Cell, print_json, print_table
 from quiver.client.overview import ClusterOverview, NodeOverview
 
 
 @click.command(
-    short_help="Print the whole cluster.", epilog="Example: quiver status --json --url http://127.0.0.1:8002"
+    short_help="Print the state of the cluster.", epilog="Example: quiver status --json --url http://127.0.0.1:8002"
 )
 @json_option
 @url_option
 def status(*, as_json: bool, url: str) -> None:
-    """Print nodes, managers, topics with their partitions, replicas on their way, and who holds records."""
+    """Print nodes, managers, topics with their partitions, replica moves in progress, and holds."""
     with connect(url) as cluster:
         overview = cluster.status()
     if as_json:

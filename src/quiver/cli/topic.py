@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 import msgspec
 
-from quiver.cli.amounts import show_count
-from quiver.cli.connection import connect, json_option, topic_argument, url_option
-from quiver.cli.output import print_json, print_table
+from quiver.cli.options import connect, json_option, topic_argument, url_option
+from quiver.cli.output import format_count, print_json, print_table
 from quiver.wire.messages import RetentionInfo
 
 
@@ -18,11 +17,21 @@ def topic() -> None:
 
 @topic.command(epilog="Example: quiver topic create logs --partitions 6 --retention-ms 604800000")
 @topic_argument
-@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="How many partitions.")
-@click.option("--replicas", type=click.IntRange(min=1), help="Copies of each; three, or one per broker if fewer.")
-@click.option("--retention-ms", type=click.IntRange(min=1), help="Age at which records may go.")
-@click.option("--retention-bytes", type=click.IntRange(min=1), help="Size above which a partition's oldest may go.")
-@click.option("--until-consumed", is_flag=True, help="Records may go when every registered consumer has them.")
+@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Number of partitions.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    help="Replicas of each partition.  [default: 3, or one per broker if fewer]",
+)
+@click.option("--retention-ms", type=click.IntRange(min=1), help="Age at which records may be removed.")
+@click.option(
+    "--retention-bytes",
+    type=click.IntRange(min=1),
+    help="Size above which a partition's oldest records may be removed.",
+)
+@click.option(
+    "--until-consumed", is_flag=True, help="Records may be removed once every registered consumer has consumed them."
+)
 @url_option
 def create(
     *,
@@ -38,7 +47,7 @@ def create(
     retention = RetentionInfo(ms=retention_ms, bytes=retention_bytes, until_consumed=until_consumed)
     with connect(url) as cluster:
         cluster.create_topic(topic, partitions=partitions, replicas=replicas, retention=retention)
-    click.echo(f"created {topic} with {show_count(partitions, 'partition')}")
+    click.echo(f"created {topic} with {format_count(partitions, 'partition')}")
 
 
 @topic.command("list", epilog="Example: quiver topic list --json")
@@ -67,9 +76,7 @@ def describe(*, topic: str, as_json: bool, url: str) -> None:
         print_json(found)
         return
     kept = {key: value for key, value in msgspec.to_builtins(found.retention).items() if value}
-    click.echo(
-        f"{found.topic}: {found.replicas} replica{'s' * (found.replicas != 1)}, records kept {kept or 'for ever'}"
-    )
+    click.echo(f"{found.topic}: {found.replicas} replica{'s' * (found.replicas != 1)}, retention {kept or 'unlimited'}")
     rows = [
         (
             item.partition,
@@ -90,7 +97,7 @@ def describe(*, topic: str, as_json: bool, url: str) -> None:
 @click.argument("partitions", type=click.IntRange(min=1))
 @url_option
 def add_partitions(*, topic: str, partitions: int, url: str) -> None:
-    """Bring TOPIC to so many PARTITIONS; a key's records go to another partition from then on."""
+    """Raise the number of partitions of TOPIC to PARTITIONS; keys may map to other partitions from then on."""
     with connect(url) as cluster:
         cluster.add_partitions(topic, partitions)
     click.echo(f"{topic} has {partitions} partitions")
@@ -100,17 +107,17 @@ def add_partitions(*, topic: str, partitions: int, url: str) -> None:
 @topic_argument
 @url_option
 def delete(*, topic: str, url: str) -> None:
-    """Take TOPIC out of use; for a day (manager.purge_delay_ms) it can be had back with restore."""
+    """Delete TOPIC; it can be restored for a day (setting manager.purge_delay_ms)."""
     with connect(url) as cluster:
         cluster.delete_topic(topic)
-    click.echo(f"deleted {topic}; quiver topic restore {topic} brings it back")
+    click.echo(f"deleted {topic}; quiver topic restore {topic} undoes it")
 
 
 @topic.command(epilog="Example: quiver topic restore logs")
 @topic_argument
 @url_option
 def restore(*, topic: str, url: str) -> None:
-    """Take a deleted TOPIC back into use, with all its records."""
+    """Restore a deleted TOPIC with all its records."""
     with connect(url) as cluster:
         cluster.restore_topic(topic)
     click.echo(f"restored {topic}")

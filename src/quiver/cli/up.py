@@ -1,8 +1,8 @@
-"""`quiver up`: a whole cluster on this machine, as child processes in the foreground.
+"""`quiver up`: run a whole cluster on this machine, as child processes in the foreground.
 
-Each node is an ordinary `quiver node` with ports of its own; nothing here is known to the nodes. The children stay in
-this process's group, and each has a pipe from it as standard input: when this process dies, however it dies, the
-nodes stop by themselves. Nothing is restarted: what a node's death means is for its cluster, and its operator, to see.
+Each node is an ordinary `quiver node` with its own ports. The children stay in this process's group, and each has a
+pipe from it as standard input: when this process dies in any way, the pipes close and the nodes stop. A node that dies
+is reported and not restarted, so that its operator sees how the cluster copes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from quiver.errors import UnavailableError
 
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
-"""How long nodes may take to hand over and close before they are killed."""
+"""How long nodes may take to transfer leadership and close before they are killed."""
 _LOG_LINES = 15
 _MANAGERS = (5, 3, 1)
+"""Possible numbers of managers: odd, so that a majority survives the most failures."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One node that is to run."""
+class NodePlan:
+    """One node to run."""
 
     node: int
     roles: str
@@ -42,7 +43,7 @@ class Plan:
 
     @property
     def log_path(self) -> str:
-        """Return the file that takes what the node says."""
+        """Return the path of the node's log file."""
         return f"{self.directory}/node.log"
 
     @property
@@ -56,8 +57,10 @@ class Plan:
     context_settings={"ignore_unknown_options": True},
     epilog="Example: quiver up --nodes 3 --data ./quiver-data",
 )
-@click.option("--nodes", type=click.IntRange(1, 50), default=3, show_default=True, help="How many nodes to run.")
-@click.option("--data", default="./quiver-data", show_default=True, help="Directory of the nodes' directories.")
+@click.option("--nodes", type=click.IntRange(1, 50), default=3, show_default=True, help="Number of nodes to run.")
+@click.option(
+    "--data", default="./quiver-data", show_default=True, help="Directory that holds the nodes' data directories."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--http-port", type=click.IntRange(1, 65000), default=8002, show_default=True, help="HTTP port of the first node."
@@ -77,9 +80,9 @@ def up(
     wire_port: int,
     settings: tuple[str, ...],
 ) -> None:
-    """Run a cluster on this machine until Ctrl-C or SIGTERM; the next run on the same directory goes on with it.
+    """Run a cluster on this machine until Ctrl-C or SIGTERM; the next run on the same directory resumes it.
 
-    SETTINGS, behind a --, are given to every node as they are: quiver up -- --log-durability interval
+    SETTINGS, after a --, are passed to every node unchanged: quiver up -- --log-durability interval
     """
     plans = plan_nodes(nodes, data=data, host=host, http_port=http_port, wire_port=wire_port, settings=settings)
     context.exit(asyncio.run(_run(plans)))
@@ -87,8 +90,8 @@ def up(
 
 def plan_nodes(
     nodes: int, *, data: str, host: str, http_port: int, wire_port: int, settings: tuple[str, ...] = ()
-) -> list[Plan]:
-    """Return what to run: the first one, three or five nodes are managers, and all are brokers and gateways."""
+) -> list[NodePlan]:
+    """Return the nodes to run: the first one, three or five are managers; all are brokers and gateways."""
     managers = next(count for count in _MANAGERS if count <= nodes)
     join = ",".join(f"{at + 1}@{host}:{wire_port + at}" for at in range(managers))
     plans = []
@@ -97,19 +100,19 @@ def plan_nodes(
         http, wire = f"{host}:{http_port + at}", f"{host}:{wire_port + at}"
         directory = f"{data}/node-{at + 1}"
         arguments = ("--id", str(at + 1), "--roles", roles, "--data", directory, "--http", http, "--wire", wire)
-        plans.append(Plan(at + 1, roles, http, wire, directory, (*arguments, "--join", join, *settings)))
+        plans.append(NodePlan(at + 1, roles, http, wire, directory, (*arguments, "--join", join, *settings)))
     return plans
 
 
 class _Child:
     """A node's process."""
 
-    def __init__(self, plan: Plan, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, plan: NodePlan, process: asyncio.subprocess.Process) -> None:
         self.plan = plan
         self.process = process
 
     @classmethod
-    async def start(cls, plan: Plan) -> _Child:
+    async def start(cls, plan: NodePlan) -> _Child:
         with _open_log(plan) as log:
             process = await asyncio.create_subprocess_exec(
                 *plan.command,
@@ -121,10 +124,10 @@ class _Child:
         return cls(plan, process)
 
     async def wait_ready(self) -> None:
-        """Return when the node says that it is ready.
+        """Return when the node prints that it is ready.
 
         Raises:
-            UnavailableError: it ended instead.
+            UnavailableError: the node ended first.
         """
         assert self.process.stdout is not None
         async for line in self.process.stdout:
@@ -133,19 +136,21 @@ class _Child:
         raise _not_ready(self.plan)
 
     async def watch(self) -> None:
-        """Tell when the node ends."""
+        """Report the end of the node."""
         code = await self.process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         again = shlex.join(("quiver", "node", *self.plan.arguments))
         click.echo(f"node {self.plan.node} (pid {self.process.pid}) {how}; to start it again: {again}")
 
     def signal(self, number: signal.Signals) -> None:
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)  # `send_signal` would take the exit status away from `wait`
+                os.kill(
+                    self.process.pid, number
+                )  # `send_signal` may poll and consume the exit status that `wait` needs
 
 
-async def _run(plans: list[Plan]) -> int:
+async def _run(plans: list[NodePlan]) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -156,7 +161,7 @@ async def _run(plans: list[Plan]) -> int:
         await _wait_all_ready(children, stopping)
         if stopped.is_set():
             return 0
-        _tell(children)
+        _print_nodes(children)
         return await _watch(children, stopping)
     finally:
         stopping.cancel()
@@ -164,10 +169,10 @@ async def _run(plans: list[Plan]) -> int:
 
 
 async def _wait_all_ready(children: list[_Child], stopping: asyncio.Future[Any]) -> None:
-    """Return when every node is ready, or when told to stop.
+    """Return when every node is ready, or when a signal asks to stop.
 
     Raises:
-        UnavailableError: a node ended, or takes too long; the message shows what it said last.
+        UnavailableError: a node ended or takes too long; the message shows the end of its log.
     """
     ready = asyncio.gather(*(child.wait_ready() for child in children))
     await asyncio.wait((ready, stopping), timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -179,13 +184,13 @@ async def _wait_all_ready(children: list[_Child], stopping: asyncio.Future[Any])
         raise _not_ready(children[0].plan)
 
 
-def _not_ready(plan: Plan) -> UnavailableError:
+def _not_ready(plan: NodePlan) -> UnavailableError:
     return UnavailableError(
         f"node {plan.node} did not become ready; the end of {plan.log_path}:\n{_tail(plan.log_path)}"
     )
 
 
-def _tell(children: list[_Child]) -> None:
+def _print_nodes(children: list[_Child]) -> None:
     rows = [
         (
             child.plan.node,
@@ -203,7 +208,7 @@ def _tell(children: list[_Child]) -> None:
 
 
 async def _watch(children: list[_Child], stopping: asyncio.Future[Any]) -> int:
-    """Wait until told to stop, or until no node is left."""
+    """Wait until a signal asks to stop, or until no node is left; return the exit code."""
     watching = asyncio.gather(*(child.watch() for child in children))
     await asyncio.wait((watching, stopping), return_when=asyncio.FIRST_COMPLETED)
     watching.cancel()
@@ -224,7 +229,7 @@ async def _stop(children: list[_Child]) -> None:
         await ended
 
 
-def _open_log(plan: Plan) -> BinaryIO:
+def _open_log(plan: NodePlan) -> BinaryIO:
     os.makedirs(plan.directory, exist_ok=True)
     return open(plan.log_path, "ab")
 

@@ -1,0 +1,125 @@
+"""Options, arguments and examples that commands share, and the connection that `--url` names.
+
+`StartType` parses a start position as users write it: `earliest`, `latest`, an offset, a time, or an age.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+import quiver
+from quiver.errors import QuiverError
+
+if TYPE_CHECKING:
+    from quiver.client.consumer import Where
+
+DEFAULT_URL = "http://127.0.0.1:8002"
+COMPLETION_TIMEOUT_S = 2.0
+"""How long the completion of a topic's name may keep a shell waiting for the cluster."""
+START_HELP = "earliest, latest, an offset, a time (2026-01-31T12:00; UTC unless it has a zone), or an age (15m)"
+
+_AGE = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def examples(*commands: str) -> str:
+    """Return a help epilog that shows commands as they are typed, one per line."""
+    if len(commands) == 1:
+        return f"Example: {commands[0]}"
+    # `\b` tells click not to rewrap the lines that follow.
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def url_option(command: Command) -> Command:
+    """Add `--url` to a command."""
+    return click.option(
+        "--url",
+        default=DEFAULT_URL,
+        show_default=True,
+        help="Any node of the cluster, or several separated by commas: HTTP or wire addresses.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """Add `--json` to a command."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def json_lines_option(command: Command) -> Command:
+    """Add `--json` to a command that prints a stream."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
+
+
+def partitions_option(command: Command) -> Command:
+    """Add `--partition`, which may be repeated, to a command."""
+    return click.option(
+        "--partition",
+        "partitions",
+        type=click.IntRange(min=0),
+        metavar="N",
+        multiple=True,
+        help="Only this partition; may be repeated.",
+    )(command)
+
+
+def topic_argument(command: Command) -> Command:
+    """Add TOPIC, which shells complete with the names of existing topics, to a command."""
+    return click.argument("topic", shell_complete=_complete_topic)(command)
+
+
+def connect(url: str, **options: Any) -> quiver.Cluster:
+    """Return a connection to the cluster; use as ``with``."""
+    return quiver.connect(*(part.strip() for part in url.split(",") if part.strip()), **options)
+
+
+def _complete_topic(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    url = context.params.get("url") or DEFAULT_URL
+    with suppress(QuiverError), connect(url, timeout=COMPLETION_TIMEOUT_S) as cluster:
+        return [topic for topic in cluster.list_topics() if topic.startswith(incomplete)]
+    return []
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A start position in every partition: an offset or word, or else a time."""
+
+    offset: Where | None = None
+    timestamp: datetime | None = None
+
+
+class StartType(click.ParamType[Start]):
+    """Parse a `Start`."""
+
+    name = "where"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        """Return the placeholder that the help shows."""
+        return "WHERE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Start:
+        """Return the start position that a word stands for; fail with a usage error if it stands for none."""
+        if isinstance(value, Start):
+            return value
+        if value in ("earliest", "latest"):
+            return Start(offset=value)
+        if value.isascii() and value.isdigit():
+            return Start(offset=int(value))
+        try:
+            return Start(timestamp=_parse_time(value))
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is none of: {START_HELP}", param, ctx)
+
+
+def _parse_time(value: str) -> datetime:
+    if age := _AGE.fullmatch(value):
+        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+    moment = datetime.fromisoformat(value)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
