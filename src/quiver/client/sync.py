@@ -95,7 +95,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """The id of the cluster."""
+        """The id of the cluster, once a node has answered."""
         return self._cluster.cluster_id
 
     # -- topics ----------------------------------------------------------------------------------
@@ -109,7 +109,11 @@ class Cluster:
         retention: RetentionInfo | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Create a topic; raises `ConflictError` (`topic_exists`) if there is one, unless `exist_ok`."""
+        """Create a topic; its partitions take records when this returns or soon after.
+
+        Raises:
+            ConflictError: it exists (`topic_exists`), unless `exist_ok`.
+        """
         self._run(
             self._cluster.create_topic(topic, partitions, replicas=replicas, retention=retention, exist_ok=exist_ok)
         )
