@@ -18,11 +18,10 @@ import pytest
 
 from quiver.errors import StorageError
 from quiver.model import ConsumerId, Index, NodeId, Offset, ProducerId
-from quiver.partition.appending import Appender
 from quiver.partition.cursors import CursorMoves
-from quiver.partition.entries import Trim, build_entry
-from quiver.partition.maintenance import Housekeeping
-from quiver.partition.producers import ProducerTable
+from quiver.partition.entries import TrimEntry, build_entry
+from quiver.partition.maintenance import Maintenance
+from quiver.partition.producers import Deduplicator
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.replica import Replica
 from quiver.partition.state import PartitionState
@@ -277,25 +276,25 @@ def open_without_writing_again(writer: Writer) -> None:
         writer._planner.replaced(active.size_bytes)
 
 
-async def be_ready_at_once(leading: ProposalGate) -> None:
-    if not leading._member.raft.is_leader:
-        await leading._member.read_barrier()
-    if leading.term != leading._member.raft.term:
-        leading.term = leading._member.raft.term
-        for forget in leading.on_new_term:
+async def be_ready_at_once(gate: ProposalGate) -> None:
+    if not gate._member.raft.is_leader:
+        await gate._member.read_barrier()
+    if gate.term != gate._member.raft.term:
+        gate.term = gate._member.raft.term
+        for forget in gate.on_new_term:
             forget()
 
 
 def forget_producers(state: PartitionState, saved: bytes) -> None:
     _restore_partition(state, saved)
-    state.producers = ProducerTable()
+    state.producers.replace(())
 
 
-def nothing_in_flight(_: Appender, __: ProducerId) -> list[Any]:
+def nothing_in_flight(_: Deduplicator, __: ProducerId) -> list[Any]:
     return []
 
 
-async def read_local_end(replica: Replica) -> Offset:
+async def read_local_end(replica: Replica, _: object) -> Offset:
     return replica.high_watermark
 
 
@@ -367,16 +366,16 @@ def plan_from_what_is_committed(moves: CursorMoves, consumer_id: ConsumerId) -> 
 
 
 @asynccontextmanager
-async def settle_without_waiting(leading: ProposalGate) -> AsyncIterator[None]:
-    await leading.wait_ready()
+async def quiesce_without_waiting(gate: ProposalGate) -> AsyncIterator[None]:
+    await gate.wait_ready()
     yield
 
 
-async def trim_to_the_end(housekeeping: Housekeeping, now_ms: int) -> None:
+async def trim_to_the_end(maintenance: Maintenance, now_ms: int) -> None:
     del now_ms
-    state = housekeeping._state
-    await housekeeping._leading.wait_ready()
-    housekeeping._leading.propose(build_entry(Trim(state.applied_index, state.end_offset)))
+    state = maintenance._state
+    await maintenance._gate.wait_ready()
+    maintenance._gate.propose(build_entry(TrimEntry(state.applied_index, state.end_offset)))
 
 
 def blank_that_seems_whole(last_index: Index, end_offset: Offset) -> bytes:
@@ -385,10 +384,10 @@ def blank_that_seems_whole(last_index: Index, end_offset: Offset) -> bytes:
     return PartitionState.snapshot(state)
 
 
-async def fence_here_alone(appender: Appender, producer_id: ProducerId, epoch: int) -> int:
-    await appender._leading.wait_ready()
-    appender._state.producers.fence(producer_id, epoch)
-    return appender._expected(producer_id, epoch)
+async def fence_here_alone(replica: Replica, producer_id: ProducerId, epoch: int) -> int:
+    await replica._gate.wait_ready()
+    replica._state.producers.fence(producer_id, epoch)
+    return replica._deduplicator.expected_sequence(producer_id, epoch)
 
 
 async def trim_before_it_is_saved(shortener: LogCompactor, first_index: Index, make_state: MakeState) -> None:
@@ -454,17 +453,17 @@ ABLATIONS = [
     without("lost_disk_comes_back_under_its_id", LOST, (World, "replace", come_back_under_the_old_id)),
     without("dedup_does_not_wait_for_the_new_term", RETRIES, (ProposalGate, "_catch_up", be_ready_at_once)),
     without("dedup_is_not_in_snapshots", SNAPSHOTS, (PartitionState, "restore", forget_producers)),
-    without("dedup_ignores_what_is_in_flight", RETRIES, (Appender, "_unsettled", nothing_in_flight)),
-    without("reads_do_not_ask_the_quorum", READS, (Replica, "read_end_offset", read_local_end)),
+    without("dedup_ignores_what_is_in_flight", RETRIES, (Deduplicator, "_unsettled", nothing_in_flight)),
+    without("reads_do_not_ask_the_quorum", READS, (Replica, "find_offset", read_local_end)),
     without("readers_see_what_is_not_committed", READS, (Replica, "read", read_everything)),
     without("cursor_moves_before_it_is_committed", CONSUMERS, (CursorMoves, "move", move_before_it_is_committed)),
     without("cursors_on_their_way_are_ignored", CONSUMERS, (CursorMoves, "planned", plan_from_what_is_committed)),
-    without("summary_does_not_wait_for_what_is_in_flight", TRIMS, (ProposalGate, "settle", settle_without_waiting)),
-    without("trim_without_a_summary", TRIMS, (Housekeeping, "_trim", trim_to_the_end)),
+    without("summary_does_not_wait_for_what_is_in_flight", TRIMS, (ProposalGate, "quiesce", quiesce_without_waiting)),
+    without("trim_without_a_summary", TRIMS, (Maintenance, "_trim", trim_to_the_end)),
     without("state_at_the_log_s_start_is_taken_for_whole", TRIMS, (PartitionState, "blank", blank_that_seems_whole)),
     without("log_is_trimmed_before_its_start_is_saved", TRIMS, (LogCompactor, "trim", trim_before_it_is_saved)),
     without("checkpoint_is_sent_as_a_snapshot", TRIMS, (Persistence, "load_snapshot", send_the_newest_state)),
-    without("fence_is_not_replicated", EPOCHS, (Appender, "begin_epoch", fence_here_alone)),
+    without("fence_is_not_replicated", EPOCHS, (Replica, "begin_epoch", fence_here_alone)),
     without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),
     without(
         "bug_lost_proposals_are_told_late",

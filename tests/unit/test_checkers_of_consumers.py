@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
-from quiver.partition import Consumed
-from quiver.partition.entries import Contents, Summary, Trim, build_entry
+from quiver.partition import ConsumeResult
+from quiver.partition.entries import StateSnapshot, StateSnapshotEntry, TrimEntry, build_entry
 from quiver.record import Batch, build_batch, stamp
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.checkers.consumers import check_consumed, check_nothing_skipped
@@ -28,7 +28,7 @@ def batch(index: int, offset: int, *values: bytes) -> Batch:
 
 
 BATCHES = (batch(1, 0, b"a", b"b"), batch(2, 2, b"c"), batch(3, 3, b"d", b"e"))
-SUMMARY = stamped(build_entry(Summary(Contents())), 4, 5)
+SUMMARY = stamped(build_entry(StateSnapshotEntry(StateSnapshot())), 4, 5)
 
 
 def committed(*batches: Batch) -> CommittedLog:
@@ -39,8 +39,8 @@ def committed(*batches: Batch) -> CommittedLog:
     return log
 
 
-def consumed(*batches: Batch, first: int, cursor: int) -> Consumed:
-    return Consumed(list(batches), Offset(first), Offset(cursor), Offset(5))
+def consumed(*batches: Batch, first: int, cursor: int) -> ConsumeResult:
+    return ConsumeResult(list(batches), Offset(first), Offset(cursor), Offset(5))
 
 
 def finds(invariant: str, act: Callable[[], object]) -> None:
@@ -58,7 +58,7 @@ def finds(invariant: str, act: Callable[[], object]) -> None:
         consumed(BATCHES[1], BATCHES[2], first=2, cursor=5),
     ],
 )
-def test_records_up_to_the_cursor_are_left_alone(sound: Consumed) -> None:
+def test_records_up_to_the_cursor_are_left_alone(sound: ConsumeResult) -> None:
     check_consumed(sound, committed(*BATCHES), node=N1)
 
 
@@ -72,7 +72,7 @@ def test_records_up_to_the_cursor_are_left_alone(sound: Consumed) -> None:
         consumed(first=2, cursor=3),
     ],
 )
-def test_gaps_and_wrong_cursors_are_found(unsound: Consumed) -> None:
+def test_gaps_and_wrong_cursors_are_found(unsound: ConsumeResult) -> None:
     finds("I17", lambda: check_consumed(unsound, committed(*BATCHES), node=N1))
 
 
@@ -89,10 +89,12 @@ def test_skipped_records_are_found_unless_a_call_can_have_taken_them_along() -> 
 
 
 def test_trim_to_a_summary_moves_the_start() -> None:
-    log = committed(*BATCHES, SUMMARY, stamped(build_entry(Trim(Index(4), Offset(5))), 5, 5))
+    log = committed(*BATCHES, SUMMARY, stamped(build_entry(TrimEntry(Index(4), Offset(5))), 5, 5))
     assert log.first_offset == 5
 
 
-@pytest.mark.parametrize("trim", [Trim(Index(3), Offset(3)), Trim(Index(4), Offset(4)), Trim(Index(5), Offset(5))])
-def test_trim_to_anything_else_is_found(trim: Trim) -> None:
+@pytest.mark.parametrize(
+    "trim", [TrimEntry(Index(3), Offset(3)), TrimEntry(Index(4), Offset(4)), TrimEntry(Index(5), Offset(5))]
+)
+def test_trim_to_anything_else_is_found(trim: TrimEntry) -> None:
     finds("I18", lambda: committed(*BATCHES, SUMMARY, stamped(build_entry(trim), 5, 5)))

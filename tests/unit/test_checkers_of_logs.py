@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
-from quiver.partition.entries import Fence, build_entry
+from quiver.partition.entries import FenceEntry, build_entry
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.testing.checkers import CommittedLog, check_ack, check_end_read, check_sends
 from quiver.testing.finding import Finding
@@ -114,7 +114,7 @@ def test_batch_of_a_fenced_epoch_is_found() -> None:
 
 
 def test_batch_behind_the_fence_that_shuts_it_out_is_found() -> None:
-    fence = stamped(build_entry(Fence(ProducerId(5), 1)), 4, 3, 1)
+    fence = stamped(build_entry(FenceEntry(ProducerId(5), 1)), 4, 3, 1)
     finds("I11", lambda: committed(*SOUND, fence, batch(5, 3, b"d", sequence=3)))
 
 

@@ -17,7 +17,7 @@ from quiver.broker.table import PartitionTable
 from quiver.errors import NotLeaderError, TrimmedError
 from quiver.metadata import Registration, StartFrom, View
 from quiver.model import NO_PRODUCER, Buffer, ConsumerId, Offset
-from quiver.partition import Replica, Start
+from quiver.partition import DefaultStart, Replica
 from quiver.record import decode_header
 from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
 from quiver.wire.exchange import Done, Response
@@ -140,7 +140,7 @@ class BrokerRequests:
     async def _take_each(self, view: View, replica: Replica, request: ConsumeMany) -> Answer:
         ids = request.consumer_ids
         starts = {id_: _start_of(self._hear_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
-        records = await replica.take_each([(id_, starts[id_]) for id_ in ids])
+        records = await replica.consume_many([(id_, starts[id_]) for id_ in ids])
         return Taken(), (encode_taken(records),)
 
     async def _move_cursor(self, view: View, replica: Replica, request: MoveCursor) -> Answer:
@@ -195,5 +195,5 @@ class BrokerRequests:
         return MembersFound(voters=tuple(sorted(voters)), learners=tuple(sorted(learners))), ()
 
 
-def _start_of(registration: Registration) -> Start:
+def _start_of(registration: Registration) -> DefaultStart:
     return "latest" if registration.start is StartFrom.LATEST else "earliest"

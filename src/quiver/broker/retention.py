@@ -10,7 +10,7 @@ from __future__ import annotations
 from quiver.broker.table import Held, PartitionTable
 from quiver.metadata import Changed, ConsumerRow, MetadataStore, Table, View
 from quiver.model import Index, TopicId
-from quiver.partition import Replica, Retention
+from quiver.partition import Replica, RetentionPolicy
 
 
 class RetentionRules:
@@ -34,18 +34,18 @@ class RetentionRules:
         replica.set_retention(find_retention(self._store.view(), held))
 
 
-def find_retention(view: View, held: Held) -> Retention:
+def find_retention(view: View, held: Held) -> RetentionPolicy:
     """Return how long records of a replica's partition are kept; for good if its topic is not known any more."""
     topic = view.topics.get(held.key[0])
     if topic is None:
-        return Retention()
+        return RetentionPolicy()
     bounds = topic.retention
     consumers = frozenset(
         consumer_id
         for consumer_id in (view.consumers_of(topic.topic_id) if bounds.until_consumed else ())
         if any(item.covers(*held.key) for item in view.consumers[consumer_id].registrations)
     )
-    return Retention(
+    return RetentionPolicy(
         age_ms=bounds.ms,
         size_bytes=bounds.bytes,
         consumers=consumers or None,

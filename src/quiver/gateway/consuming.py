@@ -27,10 +27,10 @@ from quiver.gateway.http import HttpResponse
 from quiver.gateway.messages import show_record
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.producing import Hear
-from quiver.gateway.recent import DecodedBatchCache
 from quiver.gateway.registrations import Allowed, Registrations
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
+from quiver.record.batch_cache import DecodedBatchCache, decode_batches_cached
 from quiver.wire.messages import (
     Consume,
     Consumed,
@@ -51,7 +51,11 @@ RECORD_BYTES_GUESSED = 1024
 TURNS_MAX = 100_000
 """How many consumers' turns are remembered; one that is forgotten begins at its first partition."""
 
+CACHED_BYTES_MAX = 32 * 1024 * 1024
+"""Limit of the cache of decoded batches."""
+
 Taken = list[tuple[PartitionId, Record]]
+BatchCache = DecodedBatchCache[tuple[tuple[TopicId, PartitionId], bytes]]
 
 
 class ConsumerCalls:
@@ -77,7 +81,7 @@ class ConsumerCalls:
         self._settings = settings
         self._turns: dict[tuple[int, TopicId], PartitionId] = {}
         """Which partition gave something last."""
-        self._recent = DecodedBatchCache()
+        self._batches: BatchCache = DecodedBatchCache(bytes_max=CACHED_BYTES_MAX)
         self._taking = ConsumeCoalescer(router, self._show, nothing=NOTHING)
 
     async def close(self) -> None:
@@ -221,7 +225,7 @@ class ConsumerCalls:
             del self._turns[next(iter(self._turns))]
 
     def _read(self, allowed: Allowed, consumer_id: int, deadline: Deadline) -> _Reading:
-        return _Reading(self._router, self._recent, allowed, ConsumerId(consumer_id), deadline)
+        return _Reading(self._router, self._batches, allowed, ConsumerId(consumer_id), deadline)
 
     async def _allowed(self, given: contract.ConsumeBody | contract.GetSize, deadline: Deadline) -> Allowed:
         return await self._registrations.consumer(given.consumer_id, given.topic, deadline=deadline)
@@ -243,7 +247,7 @@ class _Reading:
     def __init__(
         self,
         router: Router,
-        recent: DecodedBatchCache,
+        batches: BatchCache,
         allowed: Allowed,
         consumer_id: ConsumerId,
         deadline: Deadline,
@@ -251,7 +255,7 @@ class _Reading:
         self.allowed = allowed
         self.consumer_id = consumer_id
         self._router = router
-        self._recent = recent
+        self._batches = batches
         self._topic = allowed.topic.name
         self._deadline = deadline
         self._cursors: dict[PartitionId, Offset] = {}
@@ -294,7 +298,8 @@ class _Reading:
 
     def _decode(self, partition_id: PartitionId, payload: memoryview, consumed: Consumed) -> Taken:
         try:
-            batches = self._recent.decode(self.allowed.topic.topic_id, partition_id, payload)
+            partition = (self.allowed.topic.topic_id, partition_id)
+            batches = decode_batches_cached(payload, self._batches, partition=partition)
             records = (batch.records(consumed.first_offset, consumed.cursor) for batch in batches)
             return [(partition_id, record) for some in records for record in some]
         except DecodeError as error:

@@ -1,8 +1,8 @@
-"""Cursors on their way: moves that arrive while an entry is in flight go together into the next one.
+"""Cursor moves in flight: moves requested while an entry is in flight are batched into the next entry.
 
-The leader knows where a cursor *will* be when all that is on its way has arrived, and plans the next read from there,
-so that two reads of one consumer never get the same record. A plan stands on the plans before it: when an entry fails,
-everything that was planned behind it is refused, too, and plans start again from what is committed.
+The leader tracks the *planned* position of each cursor, after every move in flight, and plans the next read from there,
+so that two reads of one consumer never get the same record. A plan depends on the plans before it: when an entry fails,
+all later moves are refused as well, and planning restarts from the committed cursors.
 """
 
 from __future__ import annotations
@@ -12,115 +12,120 @@ from collections.abc import Mapping
 
 from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
 from quiver.model import ConsumerId, Offset
-from quiver.partition.entries import Cursors, build_entry
-from quiver.partition.proposal_gate import ProposalGate, Proposed
+from quiver.partition.entries import CursorsEntry, build_entry
+from quiver.partition.proposal_gate import ProposalFuture, ProposalGate
 from quiver.partition.state import PartitionState
 
 CURSORS_MAX = 100_000
-"""How many consumers may have a cursor in one partition: an entry of all of them has some 2 MB."""
+"""Consumers that may have a cursor in one partition: an entry with all of them is about 2 MB."""
 
 
 class CursorMoves:
-    """The moves of one partition's cursors that are not committed yet, on its leader."""
+    """The uncommitted cursor moves of one partition, on its leader."""
 
-    def __init__(self, leading: ProposalGate, state: PartitionState, *, cursors_max: int = CURSORS_MAX) -> None:
-        self._leading = leading
+    def __init__(self, gate: ProposalGate, state: PartitionState, *, cursors_max: int = CURSORS_MAX) -> None:
+        self._gate = gate
         self._state = state
         self._cursors_max = cursors_max
         self._planned: dict[ConsumerId, Offset] = {}
-        """Where cursors will be that are in flight or queued."""
+        """Positions of the cursors whose moves are in flight or queued."""
         self._queued: dict[ConsumerId, Offset] = {}
         self._queued_done: asyncio.Future[None] | None = None
-        self._flying_done: asyncio.Future[None] | None = None
-        leading.on_new_term.append(self._begin_term)
+        self._in_flight_done: asyncio.Future[None] | None = None
+        gate.on_new_term.append(self._reset)
 
     def planned(self, consumer_id: ConsumerId) -> Offset | None:
-        """Return where a consumer will be, never before the first record; None if it has no cursor."""
+        """Return a consumer's planned cursor, at least the first offset; None if it has no cursor."""
         planned = self._planned.get(consumer_id)
         if planned is None:
             return self._state.cursor(consumer_id)
         return max(planned, self._state.first_offset)
 
     def move(self, moves: Mapping[ConsumerId, Offset]) -> asyncio.Future[None]:
-        """Begin to move cursors; to be called in the turn of the loop in which `ProposalGate.wait_ready` returned.
+        """Start to move cursors; call it in the turn of the event loop in which `ProposalGate.wait_ready` returned.
 
         The future is done when the moves are committed and applied. It fails with `UnavailableError` if they were
-        not done, and with `OutcomeUnknownError` if another leader decides.
+        not done, and with `OutcomeUnknownError` if a new leader decides their outcome.
 
         Raises:
-            OverloadedError: not done; too many consumers have cursors here.
+            OverloadedError: not done; too many consumers have cursors in this partition.
         """
-        known = len(self._state.cursors) + len(self._planned)  # at most: some may be counted twice
+        known = len(self._state.cursors) + len(self._planned)  # an upper bound: a consumer may be counted twice
         if known + len(moves) > self._cursors_max and any(self.planned(consumer) is None for consumer in moves):
-            raise OverloadedError(f"not done: {self._cursors_max} consumers have cursors in this partition")
+            raise OverloadedError(
+                f"not done: {self._cursors_max} consumers, the maximum, have cursors in this partition; unregister some"
+            )
         if self._queued_done is None:
             self._queued_done = asyncio.get_running_loop().create_future()
         done = self._queued_done
         self._planned.update(moves)
         self._queued.update(moves)
-        if self._flying_done is None:
+        if self._in_flight_done is None:
             self._send()
         return done
 
     def settled(self) -> asyncio.Future[None] | None:
-        """Return what is done when all that is planned now is committed; None if nothing is on its way."""
-        return self._queued_done or self._flying_done
+        """Return a future for the commit of every move planned so far; None if no move is in flight."""
+        return self._queued_done or self._in_flight_done
 
     def _send(self) -> None:
-        """Propose what is queued, as one entry."""
-        if self._leading.is_held:
-            self._leading.call_when_resumed(self._go_on)
+        """Propose the queued moves as one entry."""
+        if self._gate.is_paused:
+            self._gate.call_when_resumed(self._send_queued)
             return
         done, self._queued_done = self._queued_done, None
         moves, self._queued = self._queued, {}
-        assert done is not None, "something is queued"
-        self._flying_done = done
-        if not self._leading.is_ready:
-            self._fail(UnavailableError("not done: leadership was lost"))
+        assert done is not None, "moves are queued"
+        self._in_flight_done = done
+        if not self._gate.is_ready:
+            self._fail(UnavailableError("not done: this node lost leadership of the partition; retry"))
             return
         try:
-            proposed = self._leading.propose(build_entry(Cursors(tuple(sorted(moves.items())))))
+            proposed = self._gate.propose(build_entry(CursorsEntry(tuple(sorted(moves.items())))))
         except QuiverError as error:
             self._fail(error)
             return
         proposed.add_done_callback(lambda outcome: self._settle(done, moves, outcome))
 
-    def _settle(self, done: asyncio.Future[None], moves: Mapping[ConsumerId, Offset], outcome: Proposed) -> None:
-        if self._flying_done is not done:
-            return  # of an earlier term
+    def _settle(self, done: asyncio.Future[None], moves: Mapping[ConsumerId, Offset], outcome: ProposalFuture) -> None:
+        if self._in_flight_done is not done:
+            return  # a proposal of an earlier term
         error = outcome.exception()
         if error is not None:
             self._fail(error)
             return
-        self._flying_done = None
+        self._in_flight_done = None
         for consumer_id, offset in moves.items():
             if self._planned.get(consumer_id) == offset and consumer_id not in self._queued:
                 del self._planned[consumer_id]
         if not done.done():
             done.set_result(None)
-        self._go_on()
+        self._send_queued()
 
-    def _go_on(self) -> None:
-        if self._flying_done is None and self._queued_done is not None:
+    def _send_queued(self) -> None:
+        if self._in_flight_done is None and self._queued_done is not None:
             self._send()
 
     def _fail(self, error: BaseException) -> None:
-        """Refuse what was on its way, and all that was planned behind it."""
-        flying, self._flying_done = self._flying_done, None
-        _reject(flying, error)
-        self._begin_term()
+        """Refuse the moves in flight and every move planned after them."""
+        in_flight, self._in_flight_done = self._in_flight_done, None
+        _reject(in_flight, error)
+        self._reset()
 
-    def _begin_term(self) -> None:
-        """Drop all plans: what flew may be done or not, what was queued is not."""
-        flying, self._flying_done = self._flying_done, None
+    def _reset(self) -> None:
+        """Drop all plans: the outcome of moves in flight is unknown, queued moves were not done."""
+        in_flight, self._in_flight_done = self._in_flight_done, None
         queued, self._queued_done = self._queued_done, None
         self._planned.clear()
         self._queued.clear()
-        _reject(flying, OutcomeUnknownError("leadership was lost before a cursor's move was known to be committed"))
-        _reject(queued, UnavailableError("not done: a cursor's move before this one failed"))
+        _reject(
+            in_flight,
+            OutcomeUnknownError("perhaps done: this node lost leadership before the cursor's move was committed"),
+        )
+        _reject(queued, UnavailableError("not done: an earlier cursor move of this partition failed; retry"))
 
 
 def _reject(done: asyncio.Future[None] | None, error: BaseException) -> None:
     if done is not None and not done.done():
         done.set_exception(error)
-        done.exception()  # nobody may be waiting any more
+        done.exception()  # marks it as retrieved: every caller may have been cancelled

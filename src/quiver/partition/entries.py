@@ -1,12 +1,12 @@
-"""The partition's own entries: what stands in its log beside records. Pure.
+"""The log entries of a partition that are not records. Pure.
 
-Each is a control batch, so that it takes an index and no offset (R21). Its payload is `CONTROL_STATE`, a byte of
-version, and a tagged msgpack array. `docs/protocol/partition.md` describes them.
+Each is a control batch: it uses an index but no offset (R21). Its payload is `CONTROL_STATE`, a version byte, and a
+tagged msgpack array. `docs/protocol/partition.md` describes the format.
 
 - *fence*: a producer has begun an epoch;
 - *cursors*: consumers have moved, many in one entry;
-- *summary*: the whole state, as every entry before this one has led to it;
-- *trim*: the records below an offset are gone, and entries below a summary are no longer needed.
+- *state snapshot*: the whole state after every entry before this one;
+- *trim*: records below an offset are removed, and entries below a state snapshot are no longer needed.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ VERSION = 1
 _PREFIX = CONTROL_STATE + bytes([VERSION])
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One remembered batch of a producer: its sequence numbers, half-open, and the offset of its first record."""
+class SentBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One remembered batch of a producer: its half-open range of sequences and the offset of its first record."""
 
     first_sequence: int
     end_sequence: int
     base_offset: Offset
 
 
-class ProducerRow(msgspec.Struct, frozen=True, array_like=True):
-    """One producer; `sent` holds its newest batches, over all its epochs, oldest first."""
+class ProducerSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """One producer in a state snapshot; `sent` holds its newest batches of all epochs, oldest first."""
 
     producer_id: ProducerId
     epoch: int
     next_sequence: int
-    sent: tuple[Sent, ...]
+    sent: tuple[SentBatch, ...]
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A summary in the log, and what lies before it: how far records go, how many bytes, how new."""
+class TrimPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A state snapshot in the log, to which the log may be trimmed, with the totals of the records before it."""
 
     index: Index
     offset: Offset
@@ -48,73 +48,76 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     newest_ms: int
 
 
-class Contents(msgspec.Struct, frozen=True, array_like=True):
-    """A partition's whole state but for where it stands; equal states give equal bytes."""
+class StateSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A partition's whole state, except for its position in the log; equal states give equal bytes."""
 
     first_offset: Offset = Offset(0)
     """Records below it were trimmed."""
     trimmed_index: Index = Index(0)
-    """Entries below it are not needed any more: one before a summary, or 0."""
+    """Entries below it are no longer needed: the index of a state snapshot, or 0."""
     record_bytes: int = 0
-    """The size of all batches of records there ever were."""
+    """Total size of all batches of records ever appended."""
     newest_ms: int = 0
-    """The latest time at which records were appended, by the clocks of their leaders."""
-    producers: tuple[ProducerRow, ...] = ()
-    """The one that was silent longest first."""
+    """The latest append time of a record, by the clocks of the leaders."""
+    producers: tuple[ProducerSnapshot, ...] = ()
+    """Least recently active first."""
     cursors: tuple[tuple[ConsumerId, Offset], ...] = ()
-    """By consumer."""
-    marks: tuple[Mark, ...] = ()
-    """The summary that was last trimmed to, and those since, oldest first."""
+    """Sorted by consumer."""
+    trim_points: tuple[TrimPoint, ...] = ()
+    """The state snapshot of the last trim and those since, oldest first."""
 
 
-class Fence(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A producer has begun an epoch: batches of earlier ones are refused from here on."""
+class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A producer has begun an epoch: batches of earlier epochs are refused from here on."""
 
     producer_id: ProducerId
     epoch: int
 
 
-class Cursors(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Consumers' cursors are at these offsets now."""
+class CursorsEntry(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Sets consumers' cursors."""
 
     cursors: tuple[tuple[ConsumerId, Offset], ...]
 
 
-class Summary(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The state before this entry, whole: who knows nothing of what was before knows everything from here on."""
+class StateSnapshotEntry(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The whole state before this entry: a replica needs no earlier entry to know the state from here on."""
 
-    contents: Contents
+    contents: StateSnapshot
 
 
-class Trim(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Records below `offset` are gone, and entries below `index`, a summary's, are no longer needed."""
+class TrimEntry(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Removes records below `offset`; entries below `index`, a state snapshot's, are no longer needed."""
 
     index: Index
     offset: Offset
 
 
-Entry = Fence | Cursors | Summary | Trim
+PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry
 
-_decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+_decoder: msgspec.msgpack.Decoder[PartitionEntry] = msgspec.msgpack.Decoder(PartitionEntry)
 
 
-def build_entry(entry: Entry) -> bytes:
-    """Return the unstamped control batch that holds an entry."""
+def build_entry(entry: PartitionEntry) -> bytes:
+    """Return an entry as a control batch, not yet stamped with index and term."""
     return build_control_batch(_PREFIX + msgspec.msgpack.encode(entry), timestamp=0)
 
 
-def decode_entry(batch: Batch) -> Entry | None:
-    """Return the partition's entry in a control batch; None if it belongs to the layer below.
+def decode_entry(batch: Batch) -> PartitionEntry | None:
+    """Return the partition entry in a control batch; None if the batch belongs to the replication layer.
 
     Raises:
-        DecodeError: an entry of a version or kind that this program does not know.
+        DecodeError: the entry's version or kind is unsupported, or its bytes are malformed.
     """
     payload = bytes(batch.payload())
     if payload[:1] != CONTROL_STATE:
         return None
     if payload[1:2] != _PREFIX[1:]:
-        raise DecodeError(f"a partition's entry of unknown version {payload[1:2]!r}")
+        raise DecodeError(
+            f"the partition entry at index {batch.header.index} has unsupported version {payload[1:2].hex()}; "
+            "upgrade this node"
+        )
     try:
         return _decoder.decode(payload[2:])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"a partition's entry that cannot be read: {error}") from None
+        raise DecodeError(f"the partition entry at index {batch.header.index} cannot be decoded: {error}") from None

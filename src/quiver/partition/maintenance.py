@@ -1,8 +1,13 @@
-"""What a replica does beside answering: checkpoints, summaries, trims, and a log that gets shorter.
+"""Background work of a replica: checkpoints, state snapshots, retention, and removal of trimmed log segments.
 
-Every replica takes a checkpoint after so many bytes, and removes from its log what a committed trim allows. The leader,
-besides, writes a summary now and then, and a trim when retention lets records go. Each step can be cut off by a
-crash: what is due is found from the state again.
+Every replica saves a checkpoint after a number of bytes, and removes the log prefix that a committed trim allows. The
+leader also writes state snapshots into the log, and a trim entry when the retention policy allows it. A crash may
+interrupt any step: what is due is derived from the state again.
+
+A partition is trimmed to a state snapshot only, never to an offset in between: a replica that starts there learns the
+whole state from the first entry that it keeps. A bound is therefore kept to within the distance of two snapshots: never
+too early, at most a little late. If a policy has several bounds, records go as soon as any of them allows it, unless a
+hold keeps them. `find_trim` and `is_snapshot_due` are pure.
 """
 
 from __future__ import annotations
@@ -10,50 +15,71 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
+
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
 from quiver.errors import LogClosedError, QuiverError, StorageError
 from quiver.logs import facts
-from quiver.partition.entries import Summary, Trim, build_entry
+from quiver.model import ConsumerId, Offset
+from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint, build_entry
 from quiver.partition.proposal_gate import ProposalGate
-from quiver.partition.retention import KEEP_EVERYTHING, find_trim, is_summary_due
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
 from quiver.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
+SNAPSHOTS_PER_BOUND = 8
+"""State snapshots within a retention bound: records stay at most an eighth of the bound longer."""
+SNAPSHOT_BYTES_MIN = 4096
+"""Bytes of records that are not worth a state snapshot, however small a bound is."""
 
-class Housekeeping:
-    """The background work of one replica. `run` is its life; `stop` ends it between two pieces of work."""
 
-    def __init__(
-        self, member: Member, state: PartitionState, leading: ProposalGate, settings: PartitionSettings
-    ) -> None:
-        self.retention = KEEP_EVERYTHING
-        """What the leader goes by from its next look on."""
+class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How long records are kept; without a bound, forever."""
+
+    age_ms: int | None = None
+    """Remove records that were appended longer ago than this."""
+    size_bytes: int | None = None
+    """Remove the oldest records while at least this many bytes remain."""
+    consumers: frozenset[ConsumerId] | None = None
+    """Remove records that all of these consumers have passed; one without a cursor keeps everything."""
+    held_offset: Offset | None = None
+    """Keep records from this offset on, regardless of the bounds: a hold protects them."""
+
+
+KEEP_EVERYTHING = RetentionPolicy()
+
+
+class Maintenance:
+    """The background work of one replica: `run` until `stop`, which never interrupts a step."""
+
+    def __init__(self, member: Member, state: PartitionState, gate: ProposalGate, settings: PartitionSettings) -> None:
+        self.policy = KEEP_EVERYTHING
+        """The retention policy that the leader applies from the next round on."""
         self._member = member
         self._state = state
-        self._leading = leading
+        self._gate = gate
         self._settings = settings
         self._work = asyncio.Event()
         self._is_stopped = False
-        self._at_work = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._saved_bytes = state.record_bytes
         self._trimmed_index = member.log.first_index
 
     def note_applied(self) -> None:
-        """Look whether what was just applied makes work."""
+        """Wake `run` if the batches that were just applied make work."""
         state = self._state
         new_bytes = state.record_bytes - self._saved_bytes
         if new_bytes >= self._settings.checkpoint_bytes or state.trimmed_index > self._trimmed_index:
             self._work.set()
-        summarised_bytes = state.marks[-1].record_bytes if state.marks else 0
-        if state.record_bytes - summarised_bytes >= self._settings.summary_bytes and self._member.raft.is_leader:
+        snapshot_bytes = state.trim_points[-1].record_bytes if state.trim_points else 0
+        if state.record_bytes - snapshot_bytes >= self._settings.summary_bytes and self._member.raft.is_leader:
             self._work.set()
 
     async def run(self, clock: Clock) -> None:
-        """Do what is due, when it is due, until `stop`.
+        """Do work when it is due, and check once per retention interval, until `stop`.
 
         Raises:
             StorageError: the disk failed; the node stops.
@@ -65,24 +91,24 @@ class Housekeeping:
             except TimeoutError:
                 pass
             self._work.clear()
-            await self.tend(clock.wall_ms())
+            await self.maintain(clock.wall_ms())
 
-    async def tend(self, now_ms: int) -> None:
-        """Do once what is due now."""
-        async with self._at_work:
+    async def maintain(self, now_ms: int) -> None:
+        """Do everything that is due now, once; `now_ms` is the wall clock."""
+        async with self._lock:
             if self._is_stopped:
                 return
             try:
-                await self._shorten()
+                await self._remove_trimmed()
                 if self._state.record_bytes - self._saved_bytes >= self._settings.checkpoint_bytes:
                     await self._checkpoint()
             except LogClosedError:
-                return  # the node has stopped under it
+                return  # the node stopped meanwhile
             if self._member.raft.is_leader:
-                await self._retain(now_ms)
+                await self._apply_retention(now_ms)
 
     async def stop(self) -> None:
-        """Let `run` end, and save the state, so that the next start has nothing to replay; idempotent.
+        """End `run` and save a checkpoint, so that the next start has nothing to replay; idempotent.
 
         Raises:
             StorageError: the disk failed; the node stops.
@@ -91,44 +117,92 @@ class Housekeeping:
             return
         self._is_stopped = True
         self._work.set()
-        async with self._at_work:
+        async with self._lock:
             await self._checkpoint()
 
-    async def _shorten(self) -> None:
-        """Remove what a committed trim allows."""
+    async def _remove_trimmed(self) -> None:
+        """Remove the log prefix that a committed trim allows."""
         index = self._state.trimmed_index
         if index > self._trimmed_index and await self._member.trim(index, PartitionState.blank):
             self._trimmed_index = index
 
     async def _checkpoint(self) -> None:
-        saved_bytes = self._state.record_bytes
+        saved_bytes = self._state.record_bytes  # read first: batches may be applied while the checkpoint is written
         await self._member.checkpoint()
         self._saved_bytes = saved_bytes
 
-    async def _retain(self, now_ms: int) -> None:
-        """Write a summary or a trim, if one is due; a refusal means that it is for another leader, or for later."""
+    async def _apply_retention(self, now_ms: int) -> None:
+        """Write a state snapshot and a trim if they are due; after a refusal, a later round or leader retries."""
         try:
-            if is_summary_due(self._state, self.retention, self._settings, now_ms=now_ms):
-                await self._summarise()
-            if find_trim(self._state, self.retention, now_ms=now_ms) is not None:
+            if is_snapshot_due(self._state, self.policy, self._settings, now_ms=now_ms):
+                await self._write_snapshot()
+            if find_trim(self._state, self.policy, now_ms=now_ms) is not None:
                 await self._trim(now_ms)
         except StorageError:
             raise
         except QuiverError as error:
-            logger.debug("retention put off", extra=facts(group=self._member.group, reason=error.message))
+            logger.debug("retention deferred", extra=facts(group=self._member.group, reason=error.message))
 
-    async def _summarise(self) -> None:
-        """Write down the state that everything proposed before has led to; nothing else is proposed meanwhile."""
-        async with self._leading.settle():
-            if not self._leading.is_current:
-                return  # another leader will
-            done = self._leading.propose_settled(build_entry(Summary(self._state.contents())))
+    async def _write_snapshot(self) -> None:
+        """Write the state into the log, at an index that follows everything the state includes."""
+        async with self._gate.quiesce():
+            if not self._gate.is_current:
+                return  # the new leader writes it
+            done = self._gate.propose_quiesced(build_entry(StateSnapshotEntry(self._state.contents())))
         await asyncio.shield(done)
 
     async def _trim(self, now_ms: int) -> None:
-        await self._leading.wait_ready()
-        mark = find_trim(self._state, self.retention, now_ms=now_ms)
-        if mark is None:
-            return  # an earlier leader has seen to it
-        await asyncio.shield(self._leading.propose(build_entry(Trim(mark.index, mark.offset))))
-        logger.info("records trimmed", extra=facts(group=self._member.group, first_offset=mark.offset))
+        await self._gate.wait_ready()
+        point = find_trim(self._state, self.policy, now_ms=now_ms)
+        if point is None:
+            return  # an earlier leader has already trimmed
+        await asyncio.shield(self._gate.propose(build_entry(TrimEntry(point.index, point.offset))))
+        logger.info("records trimmed", extra=facts(group=self._member.group, first_offset=point.offset))
+
+
+def find_trim(state: PartitionState, policy: RetentionPolicy, *, now_ms: int) -> TrimPoint | None:
+    """Return the newest point to which the partition may be trimmed now; None if nothing may go."""
+    return next(
+        (
+            point
+            for point in reversed(state.trim_points)
+            if point.index > state.trimmed_index and _may_trim(state, point, policy, now_ms)
+        ),
+        None,
+    )
+
+
+def is_snapshot_due(
+    state: PartitionState, policy: RetentionPolicy, settings: PartitionSettings, *, now_ms: int
+) -> bool:
+    """Return whether the log has grown, or aged, enough since its last state snapshot."""
+    last = state.trim_points[-1] if state.trim_points else None
+    new_bytes = state.record_bytes - (last.record_bytes if last is not None else 0)
+    new_entries = state.applied_index - (last.index if last is not None else 0)
+    if new_bytes >= _snapshot_distance_bytes(policy, settings) or new_entries >= settings.summary_entries:
+        return True
+    if policy.age_ms is None or not new_bytes:
+        return False
+    return now_ms - (last.newest_ms if last is not None else 0) >= policy.age_ms // SNAPSHOTS_PER_BOUND
+
+
+def _snapshot_distance_bytes(policy: RetentionPolicy, settings: PartitionSettings) -> int:
+    if policy.size_bytes is None:
+        return settings.summary_bytes
+    return min(settings.summary_bytes, max(policy.size_bytes // SNAPSHOTS_PER_BOUND, SNAPSHOT_BYTES_MIN))
+
+
+def _may_trim(state: PartitionState, point: TrimPoint, policy: RetentionPolicy, now_ms: int) -> bool:
+    """Return whether all records before a trim point may go."""
+    if policy.held_offset is not None and point.offset > policy.held_offset:
+        return False
+    is_old = policy.age_ms is not None and now_ms - point.newest_ms > policy.age_ms
+    is_over = policy.size_bytes is not None and state.record_bytes - point.record_bytes >= policy.size_bytes
+    return is_old or is_over or _is_consumed(state, point, policy)
+
+
+def _is_consumed(state: PartitionState, point: TrimPoint, policy: RetentionPolicy) -> bool:
+    if not policy.consumers:
+        return False  # without consumers, nothing has been consumed
+    cursors = state.cursors
+    return all(cursors.get(consumer, -1) >= point.offset for consumer in policy.consumers)

@@ -1,13 +1,15 @@
-"""Which batches of which producers are in the log: what makes a retry land once (R20).
+"""Deduplication: makes a retried batch land once (R20).
 
-Every data batch carries (producer id, epoch, sequence of its first record). Sequences go on across epochs: an epoch
-only says who may send. The table remembers for each producer its epoch, the number that must come next and its last
-few batches, so that a retry is answered with the offset that the first send got, also by a leader that was a follower
-then, and also in a later epoch than it was first sent in. It is a pure function of the committed log: every replica
-has the same one at the same index, in the same order, so that all forget the same producer when there are too many.
+Every data batch carries (producer id, epoch, sequence of its first record). Sequences continue across epochs; an epoch
+only decides which producer instance may send.
 
-A producer that was forgotten, or that is new, must begin with sequence 0: a retry older than the window or a
-batch after a gap is refused rather than appended. Refusing is always safe, guessing is not.
+- `ProducerTable` is replicated state: per producer the epoch, the next sequence and the last few batches. It is a pure
+  function of the committed log, so every replica has the same table at the same index and evicts the same producer when
+  the table is full. A retry gets the offset of the first send, also from a new leader and also in a later epoch.
+- `Deduplicator` exists on the leader only: it adds the batches and fences that are proposed but not yet committed.
+
+A new or evicted producer must start at sequence 0. A retry older than the window, or a batch after a gap, is refused
+rather than appended: refusing is always safe, guessing is not.
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ from enum import StrEnum
 
 import msgspec
 
+from quiver.errors import FencedError, OutOfSequenceError
 from quiver.model import NO_PRODUCER, Offset, ProducerId
-from quiver.partition.entries import ProducerRow, Sent
+from quiver.partition.entries import FenceEntry, ProducerSnapshot, SentBatch
+from quiver.partition.proposal_gate import ProposalFuture
 from quiver.record import BatchHeader
 
 WINDOW_BATCHES = 8
-"""How many batches of a producer are remembered; clients may have no more than five unanswered."""
+"""Batches remembered per producer; a client has at most five in flight."""
 PRODUCERS_MAX = 100_000
-"""How many producers one partition remembers: some 50 MB at the most."""
+"""Producers remembered per partition: about 50 MB at most."""
 
 
-class Kind(StrEnum):
-    """What a batch is to the table."""
+class SequenceKind(StrEnum):
+    """How a batch relates to the producer's committed batches."""
 
     NEW = "new"
     DUPLICATE = "duplicate"
@@ -38,30 +42,30 @@ class Kind(StrEnum):
 
 
 class SequenceDecision(msgspec.Struct, frozen=True):
-    """What is to be done with a batch; `base_offset` is set for a duplicate: what the batch got before."""
+    """The table's decision about a batch; `base_offset` is the committed offset of a duplicate."""
 
-    kind: Kind
+    kind: SequenceKind
     base_offset: Offset | None = None
 
 
-NEW = SequenceDecision(Kind.NEW)
-GAP = SequenceDecision(Kind.GAP)
-FENCED = SequenceDecision(Kind.FENCED)
+NEW = SequenceDecision(SequenceKind.NEW)
+GAP = SequenceDecision(SequenceKind.GAP)
+FENCED = SequenceDecision(SequenceKind.FENCED)
 
 
 class ProducerState:
-    """What is known of one producer."""
+    """The committed state of one producer."""
 
     __slots__ = ("epoch", "next_sequence", "sent")
 
-    def __init__(self, epoch: int, next_sequence: int = 0, sent: Iterable[Sent] = ()) -> None:
+    def __init__(self, epoch: int, next_sequence: int = 0, sent: Iterable[SentBatch] = ()) -> None:
         self.epoch = epoch
         self.next_sequence = next_sequence
         self.sent = deque(sent, maxlen=WINDOW_BATCHES)
 
 
 class ProducerTable:
-    """The producers of one partition, the one that was silent longest first."""
+    """The producers of one partition, least recently active first."""
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
         self._producers: dict[ProducerId, ProducerState] = {}
@@ -71,7 +75,7 @@ class ProducerTable:
         return len(self._producers)
 
     def judge(self, header: BatchHeader) -> SequenceDecision:
-        """Tell what a batch is, by what is committed; changes nothing."""
+        """Compare a batch with the committed batches of its producer; changes nothing."""
         if header.producer_id == NO_PRODUCER:
             return NEW
         known = self._producers.get(header.producer_id)
@@ -84,47 +88,143 @@ class ProducerTable:
         end_sequence = header.base_sequence + header.record_count
         for sent in known.sent:
             if (sent.first_sequence, sent.end_sequence) == (header.base_sequence, end_sequence):
-                return SequenceDecision(Kind.DUPLICATE, sent.base_offset)
+                return SequenceDecision(SequenceKind.DUPLICATE, sent.base_offset)
         return GAP
 
     def next_sequence(self, producer_id: ProducerId, epoch: int) -> int | None:
-        """Return the number that must come next in an epoch; None if the epoch is fenced."""
+        """Return the next sequence expected in an epoch; None if the epoch is fenced."""
         known = self._producers.get(producer_id)
         if known is None:
             return 0
         return known.next_sequence if epoch >= known.epoch else None
 
     def apply(self, header: BatchHeader) -> None:
-        """Take note of a committed batch. One that should not be in the log changes nothing."""
-        if header.producer_id == NO_PRODUCER or header.is_control or self.judge(header).kind is not Kind.NEW:
+        """Record a committed batch. A duplicate, out-of-sequence or fenced batch changes nothing."""
+        if header.producer_id == NO_PRODUCER or header.is_control or self.judge(header).kind is not SequenceKind.NEW:
             return
-        known = self._hear(header.producer_id, header.producer_epoch)
+        known = self._touch(header.producer_id, header.producer_epoch)
         end_sequence = header.base_sequence + header.record_count
-        known.sent.append(Sent(header.base_sequence, end_sequence, header.base_offset))
+        known.sent.append(SentBatch(header.base_sequence, end_sequence, header.base_offset))
         known.next_sequence = end_sequence
 
     def fence(self, producer_id: ProducerId, epoch: int) -> None:
-        """Take note of a committed fence; an older one than is known changes nothing."""
+        """Record a committed fence; a fence older than the known epoch changes nothing."""
         known = self._producers.get(producer_id)
         if known is None or epoch >= known.epoch:
-            self._hear(producer_id, epoch)
+            self._touch(producer_id, epoch)
 
-    def rows(self) -> tuple[ProducerRow, ...]:
+    def rows(self) -> tuple[ProducerSnapshot, ...]:
         """Return the table for a snapshot: the same rows, in the same order, on every replica."""
         return tuple(
-            ProducerRow(producer_id, known.epoch, known.next_sequence, tuple(known.sent))
+            ProducerSnapshot(producer_id, known.epoch, known.next_sequence, tuple(known.sent))
             for producer_id, known in self._producers.items()
         )
 
-    def replace(self, rows: Iterable[ProducerRow]) -> None:
-        """Become the table that these rows came from."""
+    def replace(self, rows: Iterable[ProducerSnapshot]) -> None:
+        """Replace the table with the rows of a snapshot."""
         self._producers = {row.producer_id: ProducerState(row.epoch, row.next_sequence, row.sent) for row in rows}
 
-    def _hear(self, producer_id: ProducerId, epoch: int) -> ProducerState:
-        """Return a producer that has just been heard of in an epoch; others may have to be forgotten for it."""
+    def _touch(self, producer_id: ProducerId, epoch: int) -> ProducerState:
+        """Mark a producer as the most recently active, and return it; evict the least recently active if full."""
         known = self._producers.pop(producer_id, None) or ProducerState(epoch)
         known.epoch = epoch
-        self._producers[producer_id] = known  # last: it was silent shortest
+        self._producers[producer_id] = known  # re-inserted last: the dict's order is the order of eviction
         if len(self._producers) > self._producers_max:
             del self._producers[next(iter(self._producers))]
         return known
+
+
+class _InFlight(msgspec.Struct, frozen=True):
+    """A batch that this leader has proposed, or a fence (an empty sequence range)."""
+
+    epoch: int
+    first_sequence: int
+    end_sequence: int
+    done: ProposalFuture
+
+
+class Deduplicator:
+    """Checks batches against the committed table and against the leader's own proposals in flight.
+
+    Checking and adding must happen in one turn of the event loop, so that no other proposal comes between them.
+    """
+
+    def __init__(self, producers: ProducerTable) -> None:
+        self._producers = producers
+        self._in_flight: dict[ProducerId, list[_InFlight]] = {}
+
+    def find_duplicate(self, header: BatchHeader) -> Offset | ProposalFuture | None:
+        """Return the offset or the pending proposal of an earlier send of this batch; None if it must be proposed.
+
+        Raises:
+            FencedError: not done; the producer has begun a later epoch.
+            OutOfSequenceError: not done; the batch does not follow the producer's last batch.
+        """
+        decision = self._producers.judge(header)
+        if decision.kind is SequenceKind.FENCED:
+            raise fenced(header.producer_id, header.producer_epoch)
+        if decision.base_offset is not None:
+            return decision.base_offset
+        if header.producer_id == NO_PRODUCER:
+            return None
+        self.check_epoch(header.producer_id, header.producer_epoch)
+        end_sequence = header.base_sequence + header.record_count
+        for sent in self._unsettled(header.producer_id):
+            if (sent.first_sequence, sent.end_sequence) == (header.base_sequence, end_sequence):
+                return sent.done
+        expected = self.expected_sequence(header.producer_id, header.producer_epoch)
+        if header.base_sequence != expected:
+            raise OutOfSequenceError(
+                f"not done: producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}"
+            )
+        return None
+
+    def check_epoch(self, producer_id: ProducerId, epoch: int) -> None:
+        """Refuse an epoch that is fenced, or that a fence in flight will fence.
+
+        Raises:
+            FencedError: not done; the producer has begun a later epoch.
+        """
+        in_flight = self._unsettled(producer_id)
+        will_be_fenced = bool(in_flight) and in_flight[-1].epoch > epoch
+        if will_be_fenced or self._producers.next_sequence(producer_id, epoch) is None:
+            raise fenced(producer_id, epoch)
+
+    def expected_sequence(self, producer_id: ProducerId, epoch: int) -> int:
+        """Return the next sequence expected from a producer, after everything in flight."""
+        in_flight = self._unsettled(producer_id)
+        if in_flight:
+            return in_flight[-1].end_sequence
+        return self._producers.next_sequence(producer_id, epoch) or 0
+
+    def add_batch(self, header: BatchHeader, done: ProposalFuture) -> None:
+        """Track a proposed batch until it has an outcome."""
+        if header.producer_id != NO_PRODUCER:
+            end_sequence = header.base_sequence + header.record_count
+            sent = _InFlight(header.producer_epoch, header.base_sequence, end_sequence, done)
+            self._in_flight.setdefault(header.producer_id, []).append(sent)
+
+    def add_fence(self, fence: FenceEntry, done: ProposalFuture, *, next_sequence: int) -> None:
+        """Track a proposed fence until it has an outcome; `next_sequence` is the one expected when it was proposed."""
+        self._in_flight.setdefault(fence.producer_id, []).append(
+            _InFlight(fence.epoch, next_sequence, next_sequence, done)
+        )
+
+    def clear(self) -> None:
+        """Forget everything in flight: a new term decides about it."""
+        self._in_flight.clear()
+
+    def _unsettled(self, producer_id: ProducerId) -> list[_InFlight]:
+        """Return a producer's proposals without an outcome; the others are in the table already, or were refused.
+
+        A refused proposal takes down all that were queued after it, so no gap is left here.
+        """
+        in_flight = [sent for sent in self._in_flight.pop(producer_id, ()) if not sent.done.done()]
+        if in_flight:
+            self._in_flight[producer_id] = in_flight
+        return in_flight
+
+
+def fenced(producer_id: ProducerId, epoch: int) -> FencedError:
+    """Return the error for a batch or fence of an epoch that its producer has left."""
+    return FencedError(f"not done: epoch {epoch} of producer {producer_id} is fenced; a newer instance has taken over")

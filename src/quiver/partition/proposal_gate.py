@@ -1,11 +1,11 @@
-"""A replica's leadership: whether it may answer, and the one way in which it proposes.
+"""Decides when a replica may answer, and makes all of its proposals.
 
-A new leader answers and checks only after everything that earlier leaders committed is applied here (R10): before
-that, a retry of a batch that its predecessor took would look new, and a cursor would be an old one. It proposes only
-in the very term that it has caught up in.
+A new leader answers and checks requests only after it has applied everything that earlier leaders committed (R10).
+Before that, a retry of a batch that its predecessor accepted would look new, and a cursor would be stale. It proposes
+only in the term in which it has caught up.
 
-Proposals can be held for a moment (`settle`), so that somebody may write down a state that everything proposed
-before has led to. Whoever wants to propose waits for `wait_ready` and proposes in the same turn of the loop.
+`quiesce` pauses proposals for a moment, so that a state snapshot covers every proposal made before it. A caller that
+proposes awaits `wait_ready` and then proposes without suspending in between.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from quiver.model import Buffer, Term
 from quiver.record import BatchHeader
 from quiver.replication import Member
 
-Proposed = asyncio.Future[list[BatchHeader]]
+ProposalFuture = asyncio.Future[list[BatchHeader]]
 
 
 class ProposalGate:
-    """The right of one replica to answer and to propose."""
+    """The permission of one replica to answer and to propose."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._pending: set[Proposed] = set()
+        self._pending: set[ProposalFuture] = set()
         self._resumed: asyncio.Future[None] | None = None
         self.term: Term | None = None
-        """The term that this replica has caught up in, as a leader."""
+        """The term in which this replica has caught up as the leader."""
         self.on_new_term: list[Callable[[], None]] = []
-        """Called when it has caught up in another term: what was planned in the last one is void."""
+        """Called when the replica has caught up in a new term; everything planned in the previous term is void."""
 
     @property
-    def is_held(self) -> bool:
-        """Tell whether proposals are held back for a moment."""
+    def is_paused(self) -> bool:
+        """Return whether `quiesce` is holding proposals back."""
         return self._resumed is not None
 
     @property
     def is_current(self) -> bool:
-        """Tell whether this replica leads in the term that it has caught up in."""
+        """Return whether this replica leads in the term in which it has caught up."""
         raft = self._member.raft
         return self.term == raft.term and raft.is_leader
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether this replica leads, has caught up, and may propose at once."""
+        """Return whether this replica leads, has caught up, and may propose immediately."""
         return self._resumed is None and self.is_current
 
     async def wait_ready(self) -> None:
-        """Wait until this replica may check and propose; true until the caller suspends again.
+        """Wait until this replica may check and propose; holds until the caller suspends again.
 
         Raises:
-            NotLeaderError: it does not lead; see its `leader`.
-            UnavailableError: it is closing.
+            NotLeaderError: this replica does not lead; the error names the leader, if known.
+            UnavailableError: this replica is closing.
         """
         while not self.is_ready:
             if self._resumed is not None:
@@ -63,24 +63,24 @@ class ProposalGate:
                 await self._catch_up()
 
     async def wait_confirmed(self) -> None:
-        """Wait until this replica has proved that it leads and has applied all that was committed before this call."""
+        """Wait until a quorum confirms this leader and everything committed before this call is applied."""
         await self._member.read_barrier()
         await self.wait_ready()
 
-    def propose(self, data: Buffer) -> Proposed:
-        """Propose a batch; to be called in the turn of the loop in which `wait_ready` returned.
+    def propose(self, data: Buffer) -> ProposalFuture:
+        """Propose a batch; call it in the same turn of the event loop in which `wait_ready` returned.
 
         Raises:
             UnavailableError: not done; this member is closing.
         """
-        assert self.is_ready, "a replica proposes when it is ready to"
+        assert self.is_ready, "propose follows wait_ready without suspending"
         return self._propose(data)
 
     @asynccontextmanager
-    async def settle(self) -> AsyncIterator[None]:
-        """Hold back proposals and wait until those before have an outcome; inside, the state is that of them all.
+    async def quiesce(self) -> AsyncIterator[None]:
+        """Pause proposals and wait until every earlier one has an outcome; inside, the state includes all of them.
 
-        Let nothing but one proposal, by `propose_settled`, happen inside, without suspending.
+        The body makes at most one proposal, with `propose_quiesced`, and does not suspend.
         """
         await self.wait_ready()
         self._resumed = asyncio.get_running_loop().create_future()
@@ -92,27 +92,28 @@ class ProposalGate:
             resumed, self._resumed = self._resumed, None
             resumed.set_result(None)
 
-    def propose_settled(self, data: Buffer) -> Proposed:
-        """Propose the one batch that `settle` is for.
+    def propose_quiesced(self, data: Buffer) -> ProposalFuture:
+        """Propose the one batch of a `quiesce` block.
 
         Raises:
-            NotLeaderError: not done; this replica leads no more.
+            NotLeaderError: not done; this replica no longer leads.
         """
         return self._propose(data)
 
     def call_when_resumed(self, callback: Callable[[], None]) -> None:
-        """Call back when proposals are no longer held back."""
-        assert self._resumed is not None, "proposals are held back"
+        """Call `callback` when the current `quiesce` block ends."""
+        assert self._resumed is not None, "proposals are paused"
         self._resumed.add_done_callback(lambda _: callback())
 
-    def _propose(self, data: Buffer) -> Proposed:
+    def _propose(self, data: Buffer) -> ProposalFuture:
+        # The term pins the proposal to the leadership that was checked: a later term must refuse it.
         done = self._member.propose_nowait([data], term=self.term)
         self._pending.add(done)
         done.add_done_callback(self._pending.discard)
         return done
 
     async def _catch_up(self) -> None:
-        """Wait, once in each term, until all that earlier leaders committed is applied here."""
+        """Wait, once per term, until everything that earlier leaders committed is applied here."""
         raft = self._member.raft
         term = raft.term
         await self._member.read_barrier()

@@ -1,8 +1,9 @@
-"""One replica of a partition, as its broker sees it: appends that land once, reads that are current, cursors.
+"""One replica of a partition, as its broker uses it: appends, reads, cursors.
 
-`Replica` is the way in and owns nothing but the parts: `leading` says when it may answer, `appending` lets batches
-land once, `cursors` and `consuming` move consumers, `arrivals` lets readers wait. Only a leader that has caught up
-in its term answers (R10); every other replica refuses with `NotLeaderError` and names the leader.
+`Replica` is the public interface; it owns the append path and composes the other parts: `ProposalGate` (when it may
+answer), `Deduplicator` (batches land once), `CursorMoves` and `ConsumeHandler` (consumers), `FetchWaiters` (long polls)
+and `Maintenance` (background work). Only a leader that has caught up in its term answers (R10); every other replica
+refuses with `NotLeaderError` and names the leader.
 """
 
 from __future__ import annotations
@@ -15,58 +16,69 @@ import msgspec
 
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
-from quiver.errors import NotLeaderError, OutOfRangeError, UnavailableError
+from quiver.errors import DecodeError, NotLeaderError, OutOfRangeError, OutOfSequenceError, UnavailableError
 from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
-from quiver.partition.appending import Appended, Appender
-from quiver.partition.consume_handler import Consumed, ConsumeHandler, ConsumeRequest, Start, Taker, check_in_range
+from quiver.partition.consume_handler import (
+    ConsumeHandler,
+    ConsumeRequest,
+    ConsumeResult,
+    ConsumerStart,
+    DefaultStart,
+)
 from quiver.partition.cursors import CursorMoves
-from quiver.partition.fetch_waiters import FetchWaiters
-from quiver.partition.maintenance import Housekeeping
-from quiver.partition.proposal_gate import ProposalGate
-from quiver.partition.repair import repairing
-from quiver.partition.retention import Retention
+from quiver.partition.entries import FenceEntry, build_entry
+from quiver.partition.maintenance import Maintenance, RetentionPolicy
+from quiver.partition.producers import Deduplicator, fenced
+from quiver.partition.proposal_gate import ProposalFuture, ProposalGate
+from quiver.partition.reads import FetchWaiters, check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
-from quiver.record import Batch, Record
+from quiver.record import Batch, BatchHeader, Record, decode_header, verify_payload
 from quiver.replication import Member, find_in_sync
 from quiver.storage import DiskSpace
 from quiver.tasks import timeout
 
 OnRole = Callable[[Role, Term, NodeId | None], None]
 
-
 SILENCE_MS_MAX = 2_000
-"""A voter that was not heard of for so long does not count as in sync."""
+"""A voter that has been silent for longer does not count as in sync."""
 DEFAULTS = PartitionSettings()
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica at one moment; `in_sync` is empty unless it leads."""
+    """A snapshot of a replica; `in_sync` is empty unless it leads."""
 
     group: GroupId
     role: Role
     epoch: Term
     leader: NodeId | None
     is_ready: bool
-    """Whether it leads and knows everything that is committed."""
+    """Whether it leads and has applied everything that is committed."""
     first_offset: Offset
     end_offset: Offset
-    """The high watermark, as far as known here."""
+    """The high watermark known to this replica."""
     size_bytes: int
-    """What its log takes on disk."""
+    """Size of its log on disk."""
     in_sync: tuple[NodeId, ...]
     voters: tuple[NodeId, ...]
     learners: tuple[NodeId, ...]
     consumers: int
-    """How many have a cursor here."""
+    """Number of consumers with a cursor."""
     producers: int
-    """How many are remembered."""
+    """Number of producers remembered for deduplication."""
     waiting: int
-    """Readers that wait for records."""
+    """Number of readers waiting for records."""
 
 
-class Fetched(msgspec.Struct, frozen=True):
-    """Committed batches from the one that holds the wanted offset on, and where the partition begins and ends."""
+class AppendResult(msgspec.Struct, frozen=True):
+    """The offset of an appended batch; `is_duplicate` if an earlier send of the same batch put it there."""
+
+    base_offset: Offset
+    is_duplicate: bool = False
+
+
+class FetchResult(msgspec.Struct, frozen=True):
+    """Committed batches, starting with the one that contains the requested offset, and the partition's bounds."""
 
     batches: list[Batch]
     first_offset: Offset
@@ -74,8 +86,8 @@ class Fetched(msgspec.Struct, frozen=True):
     """The high watermark."""
 
 
-class CursorsRead(msgspec.Struct, frozen=True):
-    """Cursors, in the order in which they were asked for (None: no cursor yet), and the partition's bounds."""
+class CursorsResult(msgspec.Struct, frozen=True):
+    """Cursors in the order of the request (None: no cursor yet), and the partition's bounds."""
 
     cursors: tuple[Offset | None, ...]
     first_offset: Offset
@@ -83,7 +95,7 @@ class CursorsRead(msgspec.Struct, frozen=True):
 
 
 class Replica:
-    """One replica of a partition, over its member of the Raft group."""
+    """One replica of a partition, on top of its member of the Raft group."""
 
     def __init__(
         self,
@@ -97,37 +109,39 @@ class Replica:
         """Called when the replica's role or leader changes."""
         self._member = member
         self._state = state
-        self._leading = ProposalGate(member)
-        self._appender = Appender(self._leading, state, space)
-        self._moves = CursorMoves(self._leading, state)
-        self._consuming = ConsumeHandler(self._leading, state, self._moves, member)
-        self._arrivals = FetchWaiters()
-        self._housekeeping = Housekeeping(member, state, self._leading, settings)
+        self._space = space
+        self._gate = ProposalGate(member)
+        self._deduplicator = Deduplicator(state.producers)
+        self._gate.on_new_term.append(self._deduplicator.clear)
+        self._moves = CursorMoves(self._gate, state)
+        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, member)
+        self._waiters = FetchWaiters()
+        self._maintenance = Maintenance(member, state, self._gate, settings)
         member.on_role = self._handle_role
         state.on_applied = self._handle_applied
 
     @property
     def member(self) -> Member:
-        """Return the replica's part in its group."""
+        """Return the replica's member of the Raft group."""
         return self._member
 
     @property
     def state(self) -> PartitionState:
-        """Return what the committed batches have led to; only the driver changes it."""
+        """Return the applied state; only the replication driver changes it."""
         return self._state
 
     @property
     def first_offset(self) -> Offset:
-        """Return where the records begin, as far as known here."""
+        """Return the offset of the first record, as far as this replica knows."""
         return self._state.first_offset
 
     @property
     def high_watermark(self) -> Offset:
-        """Return the first offset not known here to be committed; perhaps not the newest one there is."""
+        """Return the first offset not known to be committed; a follower's value may be stale."""
         return self._state.end_offset
 
     def status(self, *, now_ms: int) -> ReplicaStatus:
-        """Return a snapshot for people and metrics; `now_ms` by the monotonic clock."""
+        """Return a snapshot for operators and metrics; `now_ms` is the monotonic clock."""
         raft = self._member.raft.status()
         return ReplicaStatus(
             group=self._member.group,
@@ -143,124 +157,147 @@ class Replica:
             learners=raft.configuration.learners,
             consumers=len(self._state.cursors),
             producers=len(self._state.producers),
-            waiting=len(self._arrivals),
+            waiting=len(self._waiters),
         )
 
     # -- life ------------------------------------------------------------------------------------
 
     async def run(self, clock: Clock) -> None:
-        """Do what a replica does beside answering, until `close`: checkpoints, summaries, retention.
+        """Run the background work (checkpoints, state snapshots, retention) until `close`.
 
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        await self._housekeeping.run(clock)
+        await self._maintenance.run(clock)
 
-    def set_retention(self, retention: Retention) -> None:
-        """Let records be kept by these bounds from now on."""
-        self._housekeeping.retention = retention
+    def set_retention(self, policy: RetentionPolicy) -> None:
+        """Apply this retention policy from now on."""
+        self._maintenance.policy = policy
 
-    async def tend(self, now_ms: int) -> None:
-        """Do at once what `run` would do at its next look; `now_ms` by the wall clock."""
-        await self._housekeeping.tend(now_ms)
+    async def maintain(self, now_ms: int) -> None:
+        """Run one round of the background work immediately; `now_ms` is the wall clock."""
+        await self._maintenance.maintain(now_ms)
 
     async def close(self) -> None:
-        """End `run`, send waiting readers away, and save the state; the member is closed by its replicator. Idempotent.
+        """End `run`, fail waiting readers, and save the state; the replicator closes the member. Idempotent.
 
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        self._arrivals.fail(UnavailableError("this replica is closing; ask another"))
-        await self._housekeeping.stop()
+        self._waiters.fail(UnavailableError(f"not done: the replica of group {self._member.group} is closing; retry"))
+        await self._maintenance.stop()
 
     # -- producers -------------------------------------------------------------------------------
 
-    async def append(self, data: Buffer) -> Appended:
-        """Append a batch as its producer built it, once; return where it is when it is committed.
+    async def append(self, data: Buffer) -> AppendResult:
+        """Append a batch as its producer built it, once; return its offset when it is committed.
 
-        Takes the buffer over. At most five batches of one producer may be unanswered at a time.
+        Takes ownership of the buffer. A producer may have at most five unanswered batches.
 
         Raises:
-            DecodeError: not done; the bytes are not one batch of records.
-            OutOfSequenceError: not done; it does not follow the producer's last batch.
+            DecodeError: not done; the bytes are not exactly one batch of records.
+            OutOfSequenceError: not done; the batch does not follow the producer's last batch.
             FencedError: not done; the producer has begun a later epoch.
             NotLeaderError: not done; another replica leads.
-            UnavailableError: not done; this replica is overloaded or cannot take it now.
-            OutcomeUnknownError: perhaps done; send the very same batch again.
+            UnavailableError: not done; this replica is overloaded or its disk is nearly full.
+            OutcomeUnknownError: perhaps done; send the identical batch again.
         """
-        return await self._appender.append(data)
+        header = _checked_header(data)
+        await self._gate.wait_ready()
+        try:
+            duplicate = self._deduplicator.find_duplicate(header)
+        except OutOfSequenceError:
+            # A deposed leader that has not noticed yet lacks the newest batches: confirm leadership before refusing.
+            await self._gate.wait_confirmed()
+            duplicate = self._deduplicator.find_duplicate(header)
+        if duplicate is None:
+            # No await since the check: nothing may be proposed between it and this batch.
+            headers = await asyncio.shield(self._propose(header, data))
+            return AppendResult(headers[0].base_offset)
+        if isinstance(duplicate, asyncio.Future):
+            duplicate = (await asyncio.shield(duplicate))[0].base_offset
+        return AppendResult(duplicate, is_duplicate=True)
 
     async def begin_epoch(self, producer_id: ProducerId, epoch: int) -> int:
-        """Fence off a producer's earlier epochs, durably; return the sequence that its next record must have.
+        """Fence a producer's earlier epochs, durably; return the sequence that its next record must have.
 
-        Sequences go on across epochs. Asking again for the same epoch is fine.
+        Sequences continue across epochs. Repeating the call for the same epoch is safe.
 
         Raises:
             FencedError: the producer has begun a later epoch.
             UnavailableError: not done; this replica does not lead or is overloaded.
-            OutcomeUnknownError: perhaps done; ask again.
+            OutcomeUnknownError: perhaps done; repeat the call.
         """
-        return await self._appender.begin_epoch(producer_id, epoch)
+        await self._gate.wait_ready()
+        self._deduplicator.check_epoch(producer_id, epoch)
+        next_sequence = self._deduplicator.expected_sequence(producer_id, epoch)
+        fence = FenceEntry(producer_id, epoch)
+        done = self._gate.propose(build_entry(fence))
+        self._deduplicator.add_fence(fence, done, next_sequence=next_sequence)
+        await asyncio.shield(done)
+        committed_sequence = self._state.producers.next_sequence(producer_id, epoch)
+        if committed_sequence is None:
+            raise fenced(producer_id, epoch)
+        return committed_sequence
+
+    def _propose(self, header: BatchHeader, data: Buffer) -> ProposalFuture:
+        if self._space is not None:
+            self._space.admit(len(data))
+        done = self._gate.propose(data)
+        self._deduplicator.add_batch(header, done)
+        return done
 
     # -- readers ---------------------------------------------------------------------------------
 
-    async def fetch(self, offset: Offset, *, bytes_max: int, wait_ms: int = 0) -> Fetched:
-        """Return committed batches from the one that holds `offset`; wait for one, at most `wait_ms`, if there is none.
+    async def fetch(self, offset: Offset, *, bytes_max: int, wait_ms: int = 0) -> FetchResult:
+        """Return committed batches, starting with the one that contains `offset`; wait up to `wait_ms` for the first.
 
-        At least one batch is returned if there is one, however large it is.
+        Returns at least one batch if there is one, even if it exceeds `bytes_max`.
 
         Raises:
-            TrimmedError: the offset lies below the first record.
-            OutOfRangeError: the offset lies behind the high watermark.
-            NotLeaderError: another replica leads, or this one has lost leadership while it waited.
-            OverloadedError: too many wait.
+            TrimmedError: the offset is below the first record.
+            OutOfRangeError: the offset is beyond the high watermark.
+            NotLeaderError: another replica leads, or this one lost leadership during the wait.
+            OverloadedError: too many readers wait.
         """
-        await self._leading.wait_ready()
+        await self._gate.wait_ready()
         fetched = await self._fetch(offset, bytes_max)
         if wait_ms and not fetched.batches and await self._wait_past(offset, wait_ms):
-            await self._leading.wait_ready()
+            await self._gate.wait_ready()
             fetched = await self._fetch(offset, bytes_max)
         return fetched
 
     async def wait_past(self, offset: Offset) -> None:
-        """Wait until there is a committed record at `offset`; cancel to give up.
+        """Wait until there is a committed record at `offset`; cancel to stop waiting.
 
         Raises:
-            NotLeaderError: this replica does not lead, or no longer.
-            OverloadedError: too many wait.
+            NotLeaderError: this replica does not lead, or lost leadership during the wait.
+            OverloadedError: too many readers wait.
         """
-        await self._leading.wait_ready()
+        await self._gate.wait_ready()
         if self._state.end_offset <= offset:
-            await self._arrivals.wait_past(offset)
+            await self._waiters.wait_past(offset)
 
     async def find_offset(self, at: Literal["earliest", "latest"] | int) -> Offset:
-        """Return the first offset, the high watermark, or the first record not older than a timestamp (ms).
+        """Return the first offset, the high watermark, or the offset of the first record at or after a timestamp (ms).
 
-        The answer is no older than the call. If every record is older than the timestamp it is the high watermark.
+        Linearizable. If every record is older than the timestamp, the result is the high watermark.
 
         Raises:
             NotLeaderError: another replica leads.
         """
-        await self._leading.wait_confirmed()
+        await self._gate.wait_confirmed()
         first_offset, end_offset = self._state.first_offset, self._state.end_offset
         if at == "earliest":
             return first_offset
         if at == "latest":
             return end_offset
-        with repairing(self._member):
+        with repair_on_damage(self._member):
             found = await self._member.log.find_timestamp(at, first_offset=first_offset, end_offset=end_offset)
         return end_offset if found is None else found
 
-    async def read_end_offset(self) -> Offset:
-        """Return the high watermark, no older than this call.
-
-        Raises:
-            UnavailableError: this replica does not lead, or is overloaded.
-        """
-        return await self.find_offset("latest")
-
     async def read(self, first_offset: Offset, *, bytes_max: int) -> list[Batch]:
-        """Return batches that are committed as far as known here, leader or not; see `Log.read_records` for errors."""
+        """Return batches that this replica knows to be committed, leader or not; raises as `Log.read_records` does."""
         return await self._member.log.read_records(first_offset, end_offset=self._state.end_offset, bytes_max=bytes_max)
 
     # -- consumers -------------------------------------------------------------------------------
@@ -270,92 +307,94 @@ class Replica:
         consumer_id: ConsumerId,
         *,
         offset: Offset | None = None,
-        default_start: Start = "earliest",
+        default_start: DefaultStart = "earliest",
         records_max: int = 1,
         bytes_max: int,
         wait_ms: int = 0,
-    ) -> Consumed:
-        """Return records at a consumer's cursor, and move it behind them in the same replicated step.
+    ) -> ConsumeResult:
+        """Return records at a consumer's cursor and move the cursor past them, in one replicated step.
 
-        A consumer without a cursor begins at `default_start`. With `offset` the records from there are returned,
-        and the cursor is set behind them: safe to repeat. If there is none, one is waited for, at most `wait_ms`.
+        A consumer without a cursor starts at `default_start`. With `offset`, the records from that offset are returned
+        and the cursor moves past them: safe to repeat. If there is no record, waits up to `wait_ms` for one.
 
         Raises:
-            TrimmedError: not done; `offset` lies below the first record.
-            OutOfRangeError: not done; `offset` lies behind the high watermark.
+            TrimmedError: not done; `offset` is below the first record.
+            OutOfRangeError: not done; `offset` is beyond the high watermark.
             NotLeaderError: not done; another replica leads.
-            UnavailableError: not done; this replica is overloaded, or a move before this one failed.
-            OutcomeUnknownError: the cursor may have moved, and nothing is returned.
+            UnavailableError: not done; this replica is overloaded, or an earlier move of the cursor failed.
+            OutcomeUnknownError: the cursor may have moved; no records are returned.
         """
-        wish = ConsumeRequest(
+        request = ConsumeRequest(
             consumer_id=consumer_id,
             offset=offset,
             default_start=default_start,
             records_max=records_max,
             bytes_max=bytes_max,
         )
-        consumed = await self._consuming.consume(wish)
+        consumed = await self._consume_handler.consume(request)
         if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
-            consumed = await self._consuming.consume(wish)
+            consumed = await self._consume_handler.consume(request)
         return consumed
 
-    async def take_each(self, takers: Sequence[Taker]) -> list[Record | None]:
-        """Return the record at each consumer's cursor, and move all of them in one replicated step.
+    async def consume_many(self, consumers: Sequence[ConsumerStart]) -> list[Record | None]:
+        """Return the record at each consumer's cursor and move all of the cursors, in one replicated step.
 
-        A consumer that is named twice gets two. The list ends early if the records are large: nothing was done for
-        those behind.
+        A consumer named twice gets two records. The list is shorter than `consumers` if the records are large; nothing
+        was done for the consumers beyond its end.
 
-        Raises as `consume` without an offset; then nothing was done for anybody, or all is unknown.
+        Raises as `consume` without an offset; the error applies to all of the consumers.
         """
-        return await self._consuming.take_each(takers)
+        return await self._consume_handler.consume_many(consumers)
 
     async def move_cursors(
         self, cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]], *, only_new: bool = False
     ) -> None:
-        """Set consumers' cursors; with `only_new` leave those alone that have one. All of them move, or none.
+        """Set consumers' cursors, all or none; with `only_new`, skip consumers that already have one.
 
         Raises:
-            OutOfRangeError: not done; an offset lies behind the high watermark.
+            OutOfRangeError: not done; an offset is beyond the high watermark.
             UnavailableError: not done; this replica does not lead or is overloaded.
             OutcomeUnknownError: perhaps done.
         """
         wanted = list(cursors)
-        await self._leading.wait_ready()
+        await self._gate.wait_ready()
         if any(offset != "latest" and offset > self._state.end_offset for _, offset in wanted):
-            await self._leading.wait_confirmed()
+            await self._gate.wait_confirmed()
         end_offset = self._state.end_offset
         moves = {consumer: end_offset if offset == "latest" else offset for consumer, offset in wanted}
-        if any(not 0 <= offset <= end_offset for offset in moves.values()):
-            raise OutOfRangeError(f"a cursor is set behind the end, {end_offset}", code="offset_out_of_range")
+        for consumer, offset in moves.items():
+            if not 0 <= offset <= end_offset:
+                message = f"not done: offset {offset} for consumer {consumer} is not within 0 and the high watermark"
+                raise OutOfRangeError(f"{message} {end_offset}", code="offset_out_of_range")
         if only_new:
             moves = {consumer: offset for consumer, offset in moves.items() if self._moves.planned(consumer) is None}
         moved = self._moves.move(moves) if moves else self._moves.settled()
         if moved is not None:
             await asyncio.shield(moved)
 
-    async def get_cursors(self, consumer_ids: Sequence[ConsumerId]) -> CursorsRead:
-        """Return where consumers are, no older than this call.
+    async def get_cursors(self, consumer_ids: Sequence[ConsumerId]) -> CursorsResult:
+        """Return the consumers' cursors. Linearizable.
 
         Raises:
             NotLeaderError: another replica leads.
         """
-        await self._leading.wait_confirmed()
+        await self._gate.wait_confirmed()
         state = self._state
         found = tuple(state.cursor(consumer_id) for consumer_id in consumer_ids)
-        return CursorsRead(found, state.first_offset, state.end_offset)
+        return CursorsResult(found, state.first_offset, state.end_offset)
 
-    # -- parts -----------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------
 
-    async def _fetch(self, offset: Offset, bytes_max: int) -> Fetched:
+    async def _fetch(self, offset: Offset, bytes_max: int) -> FetchResult:
         state = self._state
-        await check_in_range(self._leading, state, offset)
+        await check_in_range(self._gate, state, offset)
         end_offset = state.end_offset
-        with repairing(self._member):
+        with repair_on_damage(self._member):
             batches = await self._member.log.read_records(offset, end_offset=end_offset, bytes_max=bytes_max)
-        return Fetched(batches, state.first_offset, end_offset)
+        return FetchResult(batches, state.first_offset, end_offset)
 
     async def _wait_past(self, offset: Offset, wait_ms: int) -> bool:
-        """Wait for a record at `offset`; tell whether it came in time."""
+        """Wait up to `wait_ms` for a record at `offset`; return whether there is one."""
         try:
             async with timeout(wait_ms / 1000):
                 await self.wait_past(offset)
@@ -364,11 +403,23 @@ class Replica:
         return True
 
     def _handle_applied(self) -> None:
-        self._arrivals.wake(self._state.end_offset)
-        self._housekeeping.note_applied()
+        self._waiters.wake(self._state.end_offset)
+        self._maintenance.note_applied()
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
-        if role is not Role.LEADER and len(self._arrivals):
-            self._arrivals.fail(NotLeaderError("leadership was lost while a reader waited", leader=leader))
+        if role is not Role.LEADER and len(self._waiters):
+            lost = NotLeaderError(
+                f"not done: this node lost leadership of group {self._member.group} during the wait; retry",
+                leader=leader,
+            )
+            self._waiters.fail(lost)
         if self.on_role is not None:
             self.on_role(role, term, leader)
+
+
+def _checked_header(data: Buffer) -> BatchHeader:
+    header = decode_header(data)
+    if header.is_control or header.batch_bytes != len(data):
+        raise DecodeError(f"not done: the {len(data)} bytes are not exactly one batch of records")
+    verify_payload(data, header)
+    return header

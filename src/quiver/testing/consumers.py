@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quiver.clock import Rng
 from quiver.errors import OutOfRangeError, QuiverError, TrimmedError, UnavailableError
 from quiver.model import GroupId, NodeId, Offset
-from quiver.partition import Consumed, CursorsRead, Replica
+from quiver.partition import ConsumeResult, CursorsResult, Replica
 from quiver.record import Record
 from quiver.tasks import timeout
 from quiver.testing.checkers.consumers import check_consumed, check_nothing_skipped, check_taken
@@ -62,10 +62,10 @@ class _ConsumingClient(Client):
             self._guess = None
             raise TimeoutError from error
 
-    async def _consume(self, *, offset: Offset | None, records_max: int, wait_ms: int = 0) -> Consumed | None:
+    async def _consume(self, *, offset: Offset | None, records_max: int, wait_ms: int = 0) -> ConsumeResult | None:
         consumer_id = self.consumer_id  # of now: a late copy of the call must not speak for whom comes after
 
-        def work(replica: Replica) -> Awaitable[Consumed]:
+        def work(replica: Replica) -> Awaitable[ConsumeResult]:
             return replica.consume(
                 consumer_id, offset=offset, records_max=records_max, bytes_max=_BYTES_MAX, wait_ms=wait_ms
             )
@@ -135,7 +135,7 @@ class Taker(_ConsumingClient):
 
     async def _take_each(self, count: int) -> list[int]:
         def work(replica: Replica) -> Awaitable[list[Record | None]]:
-            return replica.take_each([(self.consumer_id, "earliest")] * count)
+            return replica.consume_many([(self.consumer_id, "earliest")] * count)
 
         answer = await self._ask(work)
         if answer is None:
@@ -185,7 +185,7 @@ class Keeper(_ConsumingClient):
     async def _look(self) -> None:
         consumer_id = self.consumer_id
 
-        def work(replica: Replica) -> Awaitable[CursorsRead]:
+        def work(replica: Replica) -> Awaitable[CursorsResult]:
             return replica.get_cursors([consumer_id])
 
         answer = await self._ask(work)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quiver.errors import DamageError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Term
 from quiver.partition import PartitionState, Replica
-from quiver.partition.entries import Contents
+from quiver.partition.entries import StateSnapshot
 from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
@@ -58,22 +58,22 @@ class ObservedState(PartitionState):
     def snapshot(self) -> bytes:
         """Show the state that is saved."""
         state = super().snapshot()
-        if self.is_whole:
+        if self.is_complete:
             self._committed.snapshot(self._node, self.applied_index, state)
         return state
 
     def restore(self, state: bytes) -> None:
         """Show the state that is restored."""
         super().restore(state)
-        if state and self.is_whole:
+        if state and self.is_complete:
             self._committed.snapshot(self._node, self.applied_index, super().snapshot())
 
-    def _summarise(self, contents: Contents, batch: Batch) -> None:
+    def _apply_snapshot(self, contents: StateSnapshot, batch: Batch) -> None:
         """Show that a summary says what this replica knows, if it knows everything."""
-        if self.is_whole:
+        if self.is_complete:
             facts = {"node": self._node, "group": self._committed.group, "index": batch.header.index}
             require(self.contents() == contents, "I14", "a summary is not the state that it stands for", **facts)
-        super()._summarise(contents, batch)
+        super()._apply_snapshot(contents, batch)
 
 
 class ObservedReplicator(Replicator):
@@ -322,7 +322,7 @@ class SimulatedNode:
             if self.world.knobs.retention is None:
                 await replica.member.take_snapshot()
             else:
-                await replica.tend(self.clock.wall_ms())
+                await replica.maintain(self.clock.wall_ms())
                 await replica.member.checkpoint()
         except StorageError as error:
             self.world.trace.record("snapshot_failed", self.world.now_ms, self.id, type(error).__name__)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quiver.clock import Rng
 from quiver.errors import RequestError, UnavailableError
 from quiver.model import NO_PRODUCER, GroupId, NodeId, Offset
-from quiver.partition import Appended
+from quiver.partition import AppendResult
 from quiver.record import build_batch
 from quiver.replication import Member
 from quiver.testing.finding import found, require
@@ -122,7 +122,7 @@ async def _pour(world: World, group: GroupId, leader: SimulatedNode, member: Mem
         await asyncio.sleep(_POUR_S)
 
 
-def _look_away(done: asyncio.Future[Appended]) -> None:
+def _look_away(done: asyncio.Future[AppendResult]) -> None:
     """Take note of an outcome that nobody waits for."""
     if not done.cancelled():
         done.exception()

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from quiver.clock import Rng
 from quiver.config import KIB, LogSettings, PartitionSettings, ReplicationSettings
 from quiver.model import NodeId
-from quiver.partition import Retention
+from quiver.partition import RetentionPolicy
 from quiver.testing.latency import Latency
 
 _T = TypeVar("_T")
@@ -139,7 +139,7 @@ class Knobs:
     drifts_ppm: tuple[int, ...] = ()
     consumers: int = 0
     partition: PartitionSettings = field(default_factory=PartitionSettings)
-    retention: Retention | None = None
+    retention: RetentionPolicy | None = None
     """What partitions are trimmed by; None: logs are shortened by snapshots."""
 
     def drift_ppm(self, node: NodeId) -> int:
@@ -222,9 +222,9 @@ def _draw_partition(rng: Rng) -> PartitionSettings:
     )
 
 
-def _draw_retention(rng: Rng) -> Retention:
+def _draw_retention(rng: Rng) -> RetentionPolicy:
     size_bytes = _pick(rng, (2 * KIB, 8 * KIB, 64 * KIB))
-    return _pick(rng, (Retention(), Retention(age_ms=3_000), *[Retention(size_bytes=size_bytes)] * 3))
+    return _pick(rng, (RetentionPolicy(), RetentionPolicy(age_ms=3_000), *[RetentionPolicy(size_bytes=size_bytes)] * 3))
 
 
 def _draw_weights(rng: Rng, profile: Profile) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from quiver.clock import Rng
 from quiver.errors import OutcomeUnknownError, OutOfSequenceError, QuiverError, StorageError, UnavailableError
 from quiver.model import GroupId, NodeId, Offset, ProducerId
-from quiver.partition import Appended
+from quiver.partition import AppendResult
 from quiver.record import Batch, build_batch
 from quiver.tasks import timeout
 from quiver.testing.checkers.sends import check_ack, check_end_read
@@ -132,7 +132,7 @@ class ProducingClient(Client):
         asked = self.target()
         in_order = self._unanswered[0] is send
 
-        async def append(node: SimulatedNode) -> Appended:
+        async def append(node: SimulatedNode) -> AppendResult:
             return await node.serve(self.group).append(bytearray(data))
 
         try:
@@ -160,7 +160,7 @@ class ProducingClient(Client):
         )
         send.may_be_done = True
 
-    def _take_answer(self, send: Send, appended: Appended) -> None:
+    def _take_answer(self, send: Send, appended: AppendResult) -> None:
         check_ack(send, appended.base_offset, self.world.observer.committed[self.group])
         send.outcome = "ok"
         send.base_offset = appended.base_offset
@@ -224,7 +224,7 @@ class Reader(Client):
         read = EndRead(self.group, self.world.loop.now_ns, history.acked_end(self.group))
 
         async def read_end(node: SimulatedNode) -> Offset:
-            return await node.serve(self.group).read_end_offset()
+            return await node.serve(self.group).find_offset("latest")
 
         end_offset = await self.world.courier.call(asked, read_end)
         check_end_read(read, end_offset, self.world.observer.committed[self.group], node=asked)

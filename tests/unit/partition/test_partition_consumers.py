@@ -16,16 +16,16 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import ConsumerId, NodeId, Offset
-from quiver.partition import Consumed, PartitionState, Replica, Taker
-from quiver.partition.consume_handler import TAKEN_BYTES_MAX
+from quiver.partition import ConsumeResult, ConsumerStart, PartitionState, Replica
+from quiver.partition.consume_handler import CONSUMED_BYTES_MAX
 from quiver.partition.cursors import CursorMoves
-from quiver.partition.fetch_waiters import FetchWaiters
+from quiver.partition.reads import FetchWaiters
 from quiver.raft import Role
 
 ALICE, BOB = ConsumerId(1), ConsumerId(2)
 
 
-def values_of(consumed: Consumed) -> list[bytes | None]:
+def values_of(consumed: ConsumeResult) -> list[bytes | None]:
     """Return the values that are meant."""
     return [
         found.value
@@ -94,8 +94,8 @@ def test_each_taker_gets_the_record_at_its_cursor_in_one_step() -> None:
         await replica.move_cursors([(BOB, Offset(2))])
         before = replica.member.applied_index
         carol, dave = ConsumerId(3), ConsumerId(4)
-        takers: list[Taker] = [(ALICE, "earliest"), (BOB, "earliest"), (carol, "latest"), (ALICE, "earliest")]
-        taken = await replica.take_each([*takers, (dave, "earliest")])
+        takers: list[ConsumerStart] = [(ALICE, "earliest"), (BOB, "earliest"), (carol, "latest"), (ALICE, "earliest")]
+        taken = await replica.consume_many([*takers, (dave, "earliest")])
         assert [found and (found.offset, found.value) for found in taken] == [
             (0, b"0"),
             (2, b"2"),
@@ -114,7 +114,7 @@ def test_takers_and_readers_of_one_consumer_never_share_a_record() -> None:
         values = await fill(replica, 60)
 
         async def take() -> list[bytes | None]:
-            return [found.value for found in await replica.take_each([(ALICE, "earliest")] * 2) if found]
+            return [found.value for found in await replica.consume_many([(ALICE, "earliest")] * 2) if found]
 
         async def read() -> list[bytes | None]:
             return values_of(await replica.consume(ALICE, records_max=3, bytes_max=LARGE))
@@ -135,7 +135,7 @@ def test_takers_far_behind_are_served_from_the_disk() -> None:
             for number, taker in enumerate(takers):
                 await replica.move_cursors([(taker, Offset(number * 10 + number % 10))])
             for step in range(3):
-                taken = await replica.take_each([(taker, "earliest") for taker in takers])
+                taken = await replica.consume_many([(taker, "earliest") for taker in takers])
                 wanted = [number * 10 + number % 10 + step for number in range(40)]
                 assert [found and found.offset for found in taken] == [at if at < 400 else None for at in wanted]
 
@@ -144,21 +144,21 @@ def test_takers_far_behind_are_served_from_the_disk() -> None:
 
 def test_answer_to_takers_ends_early_when_records_are_large() -> None:
     async def test(replica: Replica) -> None:
-        large = bytes(TAKEN_BYTES_MAX // 2 + 1)
+        large = bytes(CONSUMED_BYTES_MAX // 2 + 1)
         for _ in range(3):
             await replica.append(record(large))
-        assert [found and found.offset for found in await replica.take_each([(ALICE, "earliest")] * 3)] == [0]
+        assert [found and found.offset for found in await replica.consume_many([(ALICE, "earliest")] * 3)] == [0]
         assert replica.state.cursors == {ALICE: 1}
-        assert [found and found.offset for found in await replica.take_each([(ALICE, "earliest")] * 3)] == [1]
+        assert [found and found.offset for found in await replica.consume_many([(ALICE, "earliest")] * 3)] == [1]
 
     run(test)
 
 
 def test_takers_who_find_nothing_write_nothing_once_they_have_a_cursor() -> None:
     async def test(replica: Replica) -> None:
-        await replica.take_each([(ALICE, "earliest"), (BOB, "earliest")])
+        await replica.consume_many([(ALICE, "earliest"), (BOB, "earliest")])
         before = replica.member.log.end_index
-        assert await replica.take_each([(ALICE, "earliest"), (BOB, "earliest")]) == [None, None]
+        assert await replica.consume_many([(ALICE, "earliest"), (BOB, "earliest")]) == [None, None]
         assert replica.member.log.end_index == before
 
     run(test)
@@ -281,8 +281,8 @@ def test_replica_that_does_not_lead_refuses_everything() -> None:
 
 def test_too_many_cursors_are_refused() -> None:
     async def test(replica: Replica) -> None:
-        moves = CursorMoves(replica._leading, replica.state, cursors_max=2)
-        await replica._leading.wait_ready()
+        moves = CursorMoves(replica._gate, replica.state, cursors_max=2)
+        await replica._gate.wait_ready()
         await moves.move({ALICE: Offset(0), BOB: Offset(0)})
         with pytest.raises(OverloadedError):
             moves.move({ConsumerId(3): Offset(0)})

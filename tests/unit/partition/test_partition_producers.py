@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.model import NO_PRODUCER, Offset, ProducerId
-from quiver.partition.producers import WINDOW_BATCHES, Kind, ProducerTable
+from quiver.partition.producers import WINDOW_BATCHES, ProducerTable, SequenceKind
 from quiver.record import BatchHeader
 from quiver.record.header import KIND_CONTROL
 
@@ -31,36 +31,36 @@ def table_of(headers: Iterable[BatchHeader]) -> ProducerTable:
 
 
 def test_first_batch_of_a_producer_is_new() -> None:
-    assert ProducerTable().judge(batch(0)).kind is Kind.NEW
+    assert ProducerTable().judge(batch(0)).kind is SequenceKind.NEW
 
 
 def test_unknown_producer_must_begin_with_sequence_0() -> None:
-    assert ProducerTable().judge(batch(3)).kind is Kind.GAP
+    assert ProducerTable().judge(batch(3)).kind is SequenceKind.GAP
 
 
 def test_batch_that_follows_the_last_one_is_new() -> None:
-    assert table_of([batch(0, count=4)]).judge(batch(4)).kind is Kind.NEW
+    assert table_of([batch(0, count=4)]).judge(batch(4)).kind is SequenceKind.NEW
 
 
 def test_batch_behind_a_gap_is_refused() -> None:
-    assert table_of([batch(0, count=4)]).judge(batch(5)).kind is Kind.GAP
+    assert table_of([batch(0, count=4)]).judge(batch(5)).kind is SequenceKind.GAP
 
 
 def test_retry_gets_the_offset_of_the_first_send() -> None:
     table = table_of([batch(0, count=2, offset=100), batch(2, count=3, offset=140), batch(5, offset=200)])
-    assert table.judge(batch(2, count=3)).kind is Kind.DUPLICATE
+    assert table.judge(batch(2, count=3)).kind is SequenceKind.DUPLICATE
     assert table.judge(batch(2, count=3)).base_offset == 140
 
 
 def test_batch_that_overlaps_a_known_one_is_refused() -> None:
-    assert table_of([batch(0, count=4), batch(4)]).judge(batch(0, count=2)).kind is Kind.GAP
+    assert table_of([batch(0, count=4), batch(4)]).judge(batch(0, count=2)).kind is SequenceKind.GAP
 
 
 def test_each_of_the_last_batches_is_remembered_and_no_more() -> None:
     table = table_of(batch(number, offset=number) for number in range(WINDOW_BATCHES + 3))
     for number in range(3, WINDOW_BATCHES + 3):
         assert table.judge(batch(number)).base_offset == number
-    assert table.judge(batch(2)).kind is Kind.GAP
+    assert table.judge(batch(2)).kind is SequenceKind.GAP
 
 
 def test_window_holds_more_than_the_five_batches_that_may_be_in_flight() -> None:
@@ -69,34 +69,34 @@ def test_window_holds_more_than_the_five_batches_that_may_be_in_flight() -> None
 
 def test_sequences_go_on_in_a_later_epoch_and_the_earlier_one_is_fenced() -> None:
     table = table_of([batch(0), batch(1), batch(2, epoch=1, offset=9)])
-    assert table.judge(batch(3)).kind is Kind.FENCED
+    assert table.judge(batch(3)).kind is SequenceKind.FENCED
     assert table.judge(batch(2, epoch=1)).base_offset == 9
-    assert table.judge(batch(3, epoch=1)).kind is Kind.NEW
+    assert table.judge(batch(3, epoch=1)).kind is SequenceKind.NEW
 
 
 def test_later_epoch_must_begin_where_the_last_one_ended() -> None:
     table = table_of([batch(0)])
-    assert table.judge(batch(0, count=2, epoch=1)).kind is Kind.GAP
-    assert table.judge(batch(2, epoch=1)).kind is Kind.GAP
-    assert table.judge(batch(1, epoch=1)).kind is Kind.NEW
+    assert table.judge(batch(0, count=2, epoch=1)).kind is SequenceKind.GAP
+    assert table.judge(batch(2, epoch=1)).kind is SequenceKind.GAP
+    assert table.judge(batch(1, epoch=1)).kind is SequenceKind.NEW
 
 
 def test_fence_sets_the_epoch_and_keeps_the_sequence_and_the_window() -> None:
     table = table_of([batch(0, count=3, offset=40)])
     table.fence(ProducerId(7), 2)
-    assert table.judge(batch(3, epoch=1)).kind is Kind.FENCED
-    assert table.judge(batch(3, epoch=2)).kind is Kind.NEW
+    assert table.judge(batch(3, epoch=1)).kind is SequenceKind.FENCED
+    assert table.judge(batch(3, epoch=2)).kind is SequenceKind.NEW
     retried = table.judge(batch(0, count=3, epoch=2))
-    assert (retried.kind, retried.base_offset) == (Kind.DUPLICATE, 40)
+    assert (retried.kind, retried.base_offset) == (SequenceKind.DUPLICATE, 40)
     table.fence(ProducerId(7), 1)
-    assert table.judge(batch(3, epoch=1)).kind is Kind.FENCED, "an older fence changes nothing"
+    assert table.judge(batch(3, epoch=1)).kind is SequenceKind.FENCED, "an older fence changes nothing"
 
 
 def test_fence_of_an_unknown_producer_makes_it_known() -> None:
     table = ProducerTable()
     table.fence(ProducerId(7), 4)
     assert table.next_sequence(ProducerId(7), 4) == 0
-    assert table.judge(batch(0, epoch=3)).kind is Kind.FENCED
+    assert table.judge(batch(0, epoch=3)).kind is SequenceKind.FENCED
 
 
 def test_next_sequence_is_known_by_epoch() -> None:
@@ -110,7 +110,7 @@ def test_next_sequence_is_known_by_epoch() -> None:
 def test_batches_without_a_producer_are_always_new_and_leave_no_trace() -> None:
     header = batch(0, producer=NO_PRODUCER)
     table = table_of([header])
-    assert table.judge(header).kind is Kind.NEW
+    assert table.judge(header).kind is SequenceKind.NEW
     assert len(table) == 0
 
 
@@ -130,8 +130,8 @@ def test_producer_that_was_silent_longest_is_forgotten_first() -> None:
     table = ProducerTable(producers_max=2)
     for header in (batch(0, producer=1), batch(0, producer=2), batch(1, producer=1), batch(0, producer=3)):
         table.apply(header)
-    assert table.judge(batch(1, producer=2)).kind is Kind.GAP
-    assert table.judge(batch(2, producer=1)).kind is Kind.NEW
+    assert table.judge(batch(1, producer=2)).kind is SequenceKind.GAP
+    assert table.judge(batch(2, producer=1)).kind is SequenceKind.NEW
     assert len(table) == 2
 
 
@@ -150,7 +150,7 @@ def test_table_agrees_with_a_plain_list_of_everything(sends: list[tuple[int, int
         header = batch(sequence, count=count, producer=producer, epoch=epoch, offset=len(log))
         verdict = table.judge(header)
         assert verdict.kind is plain_kind(log, header)
-        if verdict.kind is Kind.NEW:
+        if verdict.kind is SequenceKind.NEW:
             table.apply(header)
             log.append(header)
     copy = ProducerTable()
@@ -158,15 +158,15 @@ def test_table_agrees_with_a_plain_list_of_everything(sends: list[tuple[int, int
     assert copy.rows() == table.rows()
 
 
-def plain_kind(log: list[BatchHeader], header: BatchHeader) -> Kind:
+def plain_kind(log: list[BatchHeader], header: BatchHeader) -> SequenceKind:
     own = [sent for sent in log if sent.producer_id == header.producer_id]
     epoch = max((sent.producer_epoch for sent in own), default=-1)
     if header.producer_epoch < epoch:
-        return Kind.FENCED
+        return SequenceKind.FENCED
     expected = sum(sent.record_count for sent in own)
     if header.base_sequence == expected:
-        return Kind.NEW
+        return SequenceKind.NEW
     recent = own[-WINDOW_BATCHES:]
     if any((sent.base_sequence, sent.record_count) == (header.base_sequence, header.record_count) for sent in recent):
-        return Kind.DUPLICATE
-    return Kind.GAP
+        return SequenceKind.DUPLICATE
+    return SequenceKind.GAP

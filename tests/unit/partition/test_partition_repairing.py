@@ -17,7 +17,7 @@ ALICE = ConsumerId(1)
 READS: dict[str, Callable[[Replica], Awaitable[object]]] = {
     "fetch": lambda replica: replica.fetch(Offset(0), bytes_max=LARGE),
     "consume": lambda replica: replica.consume(ALICE, bytes_max=LARGE),
-    "take_each": lambda replica: replica.take_each([(ALICE, "earliest")]),
+    "consume_many": lambda replica: replica.consume_many([(ALICE, "earliest")]),
     "find_offset": lambda replica: replica.find_offset(2),
 }
 

@@ -10,14 +10,14 @@ from partition_world import batch, record, run
 from quiver.config import ReplicationSettings
 from quiver.errors import DecodeError, FencedError, NotLeaderError, OutOfSequenceError, OverloadedError
 from quiver.model import Offset, ProducerId
-from quiver.partition import Appended, PartitionState, Replica
+from quiver.partition import AppendResult, PartitionState, Replica
 from quiver.record import build_control_batch
 
 
 def test_append_returns_where_the_batch_is() -> None:
     async def test(replica: Replica) -> None:
-        assert await replica.append(batch(0)) == Appended(Offset(0))
-        assert await replica.append(batch(1)) == Appended(Offset(1))
+        assert await replica.append(batch(0)) == AppendResult(Offset(0))
+        assert await replica.append(batch(1)) == AppendResult(Offset(1))
         assert replica.high_watermark == 2
 
     run(test)
@@ -27,7 +27,7 @@ def test_retry_is_answered_with_the_first_offset() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(batch(0))
         await replica.append(batch(1))
-        assert await replica.append(batch(0)) == Appended(Offset(0), is_duplicate=True)
+        assert await replica.append(batch(0)) == AppendResult(Offset(0), is_duplicate=True)
         assert replica.high_watermark == 2
 
     run(test)
@@ -86,7 +86,7 @@ def test_earlier_epoch_is_fenced_by_one_on_its_way() -> None:
 def test_batches_without_a_producer_are_all_appended() -> None:
     async def test(replica: Replica) -> None:
         for number in range(3):
-            assert await replica.append(record(b"v")) == Appended(Offset(number))
+            assert await replica.append(record(b"v")) == AppendResult(Offset(number))
 
     run(test)
 
@@ -122,7 +122,7 @@ def test_member_that_does_not_lead_refuses_appends_and_reads() -> None:
         with pytest.raises(NotLeaderError):
             await replica.append(batch(0))
         with pytest.raises(NotLeaderError):
-            await replica.read_end_offset()
+            await replica.find_offset("latest")
 
     run(test, voters=(1, 2, 3))
 
@@ -131,7 +131,7 @@ def test_end_and_records_are_read() -> None:
     async def test(replica: Replica) -> None:
         for number in range(3):
             await replica.append(batch(number, value=b"%d" % number))
-        assert await replica.read_end_offset() == 3
+        assert await replica.find_offset("latest") == 3
         batches = await replica.read(Offset(1), bytes_max=1 << 16)
         assert [found.values() for found in batches] == [[b"1"], [b"2"]]
         assert replica.state.applied_index == replica.member.applied_index
@@ -174,9 +174,9 @@ def test_retry_in_a_new_epoch_finds_what_was_sent_in_the_old_one() -> None:
         fenced = asyncio.ensure_future(replica.begin_epoch(ProducerId(3), 2))
         await asyncio.sleep(0)
         on_its_way = await replica.append(batch(0, epoch=2, count=2))
-        assert on_its_way == Appended(Offset(0), is_duplicate=True)
-        assert (await first, await fenced) == (Appended(Offset(0)), 2)
-        assert await replica.append(batch(0, epoch=2, count=2)) == Appended(Offset(0), is_duplicate=True)
+        assert on_its_way == AppendResult(Offset(0), is_duplicate=True)
+        assert (await first, await fenced) == (AppendResult(Offset(0)), 2)
+        assert await replica.append(batch(0, epoch=2, count=2)) == AppendResult(Offset(0), is_duplicate=True)
         assert replica.high_watermark == 2
 
     run(test)

@@ -10,10 +10,10 @@ from partition_world import DIRECTORY, LARGE, Partition, batch, record, run, run
 from quiver.config import LogSettings, PartitionSettings
 from quiver.errors import DiskFullError, FencedError, TrimmedError
 from quiver.model import Buffer, ConsumerId, Index, Offset, ProducerId, Term
-from quiver.partition import PartitionState, Replica, Retention
-from quiver.partition.entries import Mark, Summary, Trim, build_entry, decode_entry
-from quiver.partition.retention import find_trim, is_summary_due
-from quiver.partition.state import MARKS_MAX
+from quiver.partition import PartitionState, Replica, RetentionPolicy
+from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint, build_entry, decode_entry
+from quiver.partition.maintenance import find_trim, is_snapshot_due
+from quiver.partition.state import TRIM_POINTS_MAX
 from quiver.raft import Role
 from quiver.record import Batch, stamp
 from quiver.storage import DiskSpace
@@ -23,16 +23,16 @@ SMALL = PartitionSettings(checkpoint_bytes=4096, summary_bytes=2048, retention_i
 SMALL_LOG = LogSettings(segment_bytes_max=2048, tail_cache_bytes_max=1000)
 
 
-def state_with(*marks: Mark, end: int = 100, record_bytes: int = 1000) -> PartitionState:
+def state_with(*points: TrimPoint, end: int = 100, record_bytes: int = 1000) -> PartitionState:
     state = PartitionState()
-    state.marks = list(marks)
+    state.trim_points = list(points)
     state.end_offset, state.record_bytes = Offset(end), record_bytes
     state.applied_index = Index(200)
     return state
 
 
-def mark(index: int, offset: int, record_bytes: int, newest_ms: int) -> Mark:
-    return Mark(Index(index), Offset(offset), record_bytes, newest_ms)
+def mark(index: int, offset: int, record_bytes: int, newest_ms: int) -> TrimPoint:
+    return TrimPoint(Index(index), Offset(offset), record_bytes, newest_ms)
 
 
 MARKS = (mark(10, 5, 100, 1_000), mark(20, 15, 400, 2_000), mark(30, 25, 700, 3_000))
@@ -42,35 +42,35 @@ MARKS = (mark(10, 5, 100, 1_000), mark(20, 15, 400, 2_000), mark(30, 25, 700, 3_
 
 
 def test_nothing_goes_without_a_bound() -> None:
-    assert find_trim(state_with(*MARKS), Retention(), now_ms=1 << 50) is None
+    assert find_trim(state_with(*MARKS), RetentionPolicy(), now_ms=1 << 50) is None
 
 
 @pytest.mark.parametrize(("now_ms", "index"), [(1_500, None), (2_001, 10), (3_500, 20), (9_000, 30)])
 def test_records_go_when_all_before_a_summary_are_too_old(now_ms: int, index: int | None) -> None:
-    found = find_trim(state_with(*MARKS), Retention(age_ms=1_000), now_ms=now_ms)
+    found = find_trim(state_with(*MARKS), RetentionPolicy(age_ms=1_000), now_ms=now_ms)
     assert (found.index if found is not None else None) == index
 
 
 @pytest.mark.parametrize(("size_bytes", "index"), [(901, None), (900, 10), (600, 20), (0, 30)])
 def test_records_go_while_enough_bytes_stay(size_bytes: int, index: int | None) -> None:
-    found = find_trim(state_with(*MARKS), Retention(size_bytes=size_bytes), now_ms=0)
+    found = find_trim(state_with(*MARKS), RetentionPolicy(size_bytes=size_bytes), now_ms=0)
     assert (found.index if found is not None else None) == index
 
 
 def test_records_go_when_every_consumer_is_past_them() -> None:
     state = state_with(*MARKS)
-    both = Retention(consumers=frozenset((ALICE, BOB)))
+    both = RetentionPolicy(consumers=frozenset((ALICE, BOB)))
     state.cursors = {ALICE: Offset(40)}
     assert find_trim(state, both, now_ms=0) is None, "one without a cursor holds everything back"
     state.cursors[BOB] = Offset(15)
     found = find_trim(state, both, now_ms=0)
     assert found is not None
     assert found.index == 20
-    assert find_trim(state, Retention(consumers=frozenset()), now_ms=0) is None, "nobody has read anything"
+    assert find_trim(state, RetentionPolicy(consumers=frozenset()), now_ms=0) is None, "nobody has read anything"
 
 
 def test_any_bound_is_enough() -> None:
-    retention = Retention(age_ms=1_000, consumers=frozenset((ALICE,)))
+    retention = RetentionPolicy(age_ms=1_000, consumers=frozenset((ALICE,)))
     assert find_trim(state_with(*MARKS), retention, now_ms=9_000) == MARKS[2]
 
 
@@ -80,9 +80,9 @@ def test_what_somebody_holds_stays_whatever_the_bounds_say(kind: str, held: int,
     state = state_with(*MARKS)
     state.cursors = {ALICE: Offset(40)}
     retention = {
-        "age": Retention(age_ms=1, held_offset=Offset(held)),
-        "size": Retention(size_bytes=0, held_offset=Offset(held)),
-        "consumed": Retention(consumers=frozenset((ALICE,)), held_offset=Offset(held)),
+        "age": RetentionPolicy(age_ms=1, held_offset=Offset(held)),
+        "size": RetentionPolicy(size_bytes=0, held_offset=Offset(held)),
+        "consumed": RetentionPolicy(consumers=frozenset((ALICE,)), held_offset=Offset(held)),
     }[kind]
     found = find_trim(state, retention, now_ms=9_000)
     assert (found.index if found is not None else None) == index
@@ -91,25 +91,25 @@ def test_what_somebody_holds_stays_whatever_the_bounds_say(kind: str, held: int,
 def test_what_was_trimmed_is_not_trimmed_again() -> None:
     state = state_with(*MARKS)
     state.trimmed_index = Index(30)
-    assert find_trim(state, Retention(size_bytes=0), now_ms=0) is None
+    assert find_trim(state, RetentionPolicy(size_bytes=0), now_ms=0) is None
 
 
 def test_summary_is_due_by_bytes_by_entries_and_by_age() -> None:
     settings = PartitionSettings(summary_bytes=1 << 20, summary_entries=171)
     state = state_with(*MARKS)
-    assert not is_summary_due(state, Retention(), settings, now_ms=1 << 50)
-    assert is_summary_due(state_with(*MARKS, record_bytes=700 + (1 << 20)), Retention(), settings, now_ms=0)
-    assert is_summary_due(state_with(MARKS[0], record_bytes=100), Retention(), settings, now_ms=0), "190 entries"
-    assert not is_summary_due(state, Retention(age_ms=8_000), settings, now_ms=3_999)
-    assert is_summary_due(state, Retention(age_ms=8_000), settings, now_ms=4_000)
+    assert not is_snapshot_due(state, RetentionPolicy(), settings, now_ms=1 << 50)
+    assert is_snapshot_due(state_with(*MARKS, record_bytes=700 + (1 << 20)), RetentionPolicy(), settings, now_ms=0)
+    assert is_snapshot_due(state_with(MARKS[0], record_bytes=100), RetentionPolicy(), settings, now_ms=0), "190 entries"
+    assert not is_snapshot_due(state, RetentionPolicy(age_ms=8_000), settings, now_ms=3_999)
+    assert is_snapshot_due(state, RetentionPolicy(age_ms=8_000), settings, now_ms=4_000)
     nothing_new = state_with(*MARKS, record_bytes=700)
-    assert not is_summary_due(nothing_new, Retention(age_ms=8_000), settings, now_ms=1 << 50)
+    assert not is_snapshot_due(nothing_new, RetentionPolicy(age_ms=8_000), settings, now_ms=1 << 50)
 
 
 def test_small_bound_in_bytes_brings_summaries_closer_together() -> None:
     settings, state = PartitionSettings(), state_with(record_bytes=10_000)
-    assert not is_summary_due(state, Retention(), settings, now_ms=0)
-    assert is_summary_due(state, Retention(size_bytes=80_000), settings, now_ms=0)
+    assert not is_snapshot_due(state, RetentionPolicy(), settings, now_ms=0)
+    assert is_snapshot_due(state, RetentionPolicy(size_bytes=80_000), settings, now_ms=0)
 
 
 # -- summaries and trims in the log ----------------------------------------------------------------
@@ -124,13 +124,13 @@ def test_blank_state_becomes_whole_by_a_summary() -> None:
     whole = PartitionState()
     whole.apply([entry(1, batch(0, count=3), offset=0)])
     whole.cursors[ALICE] = Offset(2)
-    summary = entry(2, build_entry(Summary(whole.contents())), offset=3)
+    summary = entry(2, build_entry(StateSnapshotEntry(whole.contents())), offset=3)
     whole.apply([summary])
     late = PartitionState()
     late.restore(PartitionState.blank(Index(1), Offset(3)))
-    assert not late.is_whole
+    assert not late.is_complete
     late.apply([summary])
-    assert late.is_whole
+    assert late.is_complete
     assert late.snapshot() == whole.snapshot()
 
 
@@ -138,27 +138,27 @@ def test_summary_changes_nothing_but_that_it_is_remembered() -> None:
     state = PartitionState()
     state.apply([entry(1, batch(0, count=3), offset=0)])
     before = state.contents()
-    state.apply([entry(2, build_entry(Summary(before)), offset=3)])
-    assert state.marks == [mark(2, 3, before.record_bytes, 5)]
-    state.marks.clear()
+    state.apply([entry(2, build_entry(StateSnapshotEntry(before)), offset=3)])
+    assert state.trim_points == [mark(2, 3, before.record_bytes, 5)]
+    state.trim_points.clear()
     assert state.contents() == before
 
 
 def test_marks_are_thinned_out_and_the_newest_stays() -> None:
     state = PartitionState()
-    for index in range(1, 3 * MARKS_MAX):
-        state.apply([entry(index, build_entry(Summary(state.contents())), offset=0)])
-    assert len(state.marks) <= MARKS_MAX
-    assert state.marks[-1].index == 3 * MARKS_MAX - 1
-    assert [found.index for found in state.marks] == sorted(found.index for found in state.marks)
+    for index in range(1, 3 * TRIM_POINTS_MAX):
+        state.apply([entry(index, build_entry(StateSnapshotEntry(state.contents())), offset=0)])
+    assert len(state.trim_points) <= TRIM_POINTS_MAX
+    assert state.trim_points[-1].index == 3 * TRIM_POINTS_MAX - 1
+    assert [found.index for found in state.trim_points] == sorted(found.index for found in state.trim_points)
 
 
 def test_older_trim_does_not_bring_records_back() -> None:
     state = state_with(*MARKS)
-    state.apply([entry(201, build_entry(Trim(Index(20), Offset(15))), offset=100)])
-    state.apply([entry(202, build_entry(Trim(Index(10), Offset(5))), offset=100)])
+    state.apply([entry(201, build_entry(TrimEntry(Index(20), Offset(15))), offset=100)])
+    state.apply([entry(202, build_entry(TrimEntry(Index(10), Offset(5))), offset=100)])
     assert (state.first_offset, state.trimmed_index) == (15, 20)
-    assert [found.index for found in state.marks] == [20, 30]
+    assert [found.index for found in state.trim_points] == [20, 30]
 
 
 async def fill(replica: Replica, count: int) -> None:
@@ -172,11 +172,11 @@ def test_old_records_go_and_reads_below_are_told_so() -> None:
         partition.settings, partition.log_settings = SMALL, SMALL_LOG
         async with partition.life() as replica:
             await replica.move_cursors([(ALICE, Offset(0))])
-            replica.set_retention(Retention(size_bytes=4096))
+            replica.set_retention(RetentionPolicy(size_bytes=4096))
             for _ in range(10):
                 await fill(replica, 20)
-                await replica.tend(partition.clock.wall_ms())
-            await replica.tend(partition.clock.wall_ms())
+                await replica.maintain(partition.clock.wall_ms())
+            await replica.maintain(partition.clock.wall_ms())
             first = replica.first_offset
             assert 0 < first < 200
             assert 0 < replica.member.log.first_offset <= first
@@ -200,7 +200,7 @@ def test_idle_partition_is_trimmed_by_age() -> None:
     async def test(partition: Partition) -> None:
         partition.settings = SMALL
         async with partition.life() as replica:
-            replica.set_retention(Retention(age_ms=60_000))
+            replica.set_retention(RetentionPolicy(age_ms=60_000))
             working = asyncio.ensure_future(replica.run(partition.clock))
             await fill(replica, 10)
             await asyncio.sleep(50)
@@ -218,17 +218,17 @@ def test_restart_without_a_checkpoint_replays_from_the_logs_start_to_the_same_st
         partition.settings = PartitionSettings(summary_bytes=2048)
         partition.log_settings = SMALL_LOG
         async with partition.life() as replica:
-            replica.set_retention(Retention(size_bytes=4096))
+            replica.set_retention(RetentionPolicy(size_bytes=4096))
             for _ in range(8):
                 await fill(replica, 20)
                 await replica.move_cursors([(ALICE, replica.high_watermark)])
-                await replica.tend(partition.clock.wall_ms())
-            await replica.tend(partition.clock.wall_ms())
+                await replica.maintain(partition.clock.wall_ms())
+            await replica.maintain(partition.clock.wall_ms())
             before = replica.state.contents()
             assert before.first_offset > 0
         partition.disk.remove(f"{DIRECTORY}/checkpoint")
         async with partition.life() as replica:
-            assert replica.state.is_whole
+            assert replica.state.is_complete
             assert replica.state.contents() == before
             assert (await replica.append(batch(159, value=b"%06d" % 159 * 10))).is_duplicate
 
@@ -278,7 +278,7 @@ def test_summary_holds_exactly_what_was_proposed_before_it() -> None:
             calls += [asyncio.ensure_future(replica.append(record(b"x" * 500))) for _ in range(5)]
             await asyncio.sleep(0)
             moving = asyncio.ensure_future(replica.move_cursors([(ALICE, Offset(3))]))
-            tending = asyncio.ensure_future(replica.tend(partition.clock.wall_ms()))
+            tending = asyncio.ensure_future(replica.maintain(partition.clock.wall_ms()))
             await asyncio.sleep(0)
             later = asyncio.ensure_future(replica.append(batch(25)))
             await asyncio.gather(*calls, moving, tending, later)
@@ -286,7 +286,7 @@ def test_summary_holds_exactly_what_was_proposed_before_it() -> None:
             entries = await log.read_entries(Index(1), end_index=log.end_index, bytes_max=LARGE)
             replayed, summaries = PartitionState(), 0
             for found in entries:
-                if found.header.is_control and isinstance(summary := decode_entry(found), Summary):
+                if found.header.is_control and isinstance(summary := decode_entry(found), StateSnapshotEntry):
                     assert replayed.contents() == summary.contents
                     summaries += 1
                 replayed.apply([found])

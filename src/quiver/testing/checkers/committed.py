@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, ProducerId, Term
-from quiver.partition.entries import Fence, Trim, decode_entry
+from quiver.partition.entries import FenceEntry, TrimEntry, decode_entry
 from quiver.record import Batch, BatchHeader
 from quiver.testing.checkers.trims import check_trim
 from quiver.testing.finding import found, require
@@ -119,10 +119,10 @@ class CommittedLog:
 
     def _follow_entry(self, batch: Batch) -> None:
         entry = decode_entry(batch)
-        if isinstance(entry, Fence):
+        if isinstance(entry, FenceEntry):
             epoch, expected = self._producers.get(entry.producer_id, (0, 0))
             self._producers[entry.producer_id] = (max(epoch, entry.epoch), expected)
-        elif isinstance(entry, Trim):
+        elif isinstance(entry, TrimEntry):
             check_trim(entry, self.batches, index=batch.header.index)
             self.first_offset = max(self.first_offset, entry.offset)
 

@@ -7,13 +7,13 @@ the end.
 from __future__ import annotations
 
 from quiver.model import NodeId, Offset
-from quiver.partition import Consumed
+from quiver.partition import ConsumeResult
 from quiver.record import Record
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.finding import require
 
 
-def check_consumed(consumed: Consumed, committed: CommittedLog, *, node: NodeId) -> None:
+def check_consumed(consumed: ConsumeResult, committed: CommittedLog, *, node: NodeId) -> None:
     """Judge the records that a consumer was given: committed ones, without a gap, up to the cursor."""
     facts = {"group": committed.group, "node": node, "first": consumed.first_offset, "cursor": consumed.cursor}
     for batch in consumed.batches:

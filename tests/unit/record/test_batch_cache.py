@@ -1,0 +1,93 @@
+"""The cache of decoded batches: a batch is decoded once while it is cached, and the cache stays within its bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiver.errors import DecodeError
+from quiver.model import Index, Offset, PartitionId, Term, TopicId
+from quiver.record import Batch, build_batch, stamp
+from quiver.record.batch_cache import DecodedBatchCache, decode_batches_cached
+
+Key = tuple[TopicId, PartitionId]
+Cache = DecodedBatchCache[tuple[Key, bytes]]
+
+PARTITION: Key = (TopicId(1), PartitionId(0))
+OTHER_PARTITION: Key = (TopicId(1), PartitionId(1))
+LARGE = 1 << 20
+
+
+def decode(cache: Cache, payload: bytes | bytearray, partition: Key = PARTITION) -> list[Batch]:
+    return list(decode_batches_cached(memoryview(payload), cache, partition=partition))
+
+
+def batch(first: int, *values: bytes) -> bytes:
+    data = build_batch(list(values), timestamp=1)
+    return bytes(stamp(data, term=Term(1), index=Index(first + 1), base_offset=Offset(first), append_timestamp=1))
+
+
+FIRST = batch(0, b"a", b"b")
+SECOND = batch(2, b"c", b"d", b"e")
+SINGLE = batch(5, b"f")
+
+
+def test_batches_of_a_payload_are_read_in_order() -> None:
+    payload = FIRST + SECOND + SINGLE
+    found = decode(Cache(bytes_max=LARGE), payload)
+    assert [value for one in found for value in one.values()] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+def test_batch_is_decoded_once() -> None:
+    cache = Cache(bytes_max=LARGE)
+    (first,) = decode(cache, FIRST)
+    (again,) = decode(cache, bytearray(FIRST))
+    assert again is first
+
+
+def test_equal_batches_of_other_partitions_are_others() -> None:
+    cache = Cache(bytes_max=LARGE)
+    (first,) = decode(cache, FIRST)
+    (other,) = decode(cache, FIRST, OTHER_PARTITION)
+    assert other is not first
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    cache = Cache(bytes_max=len(FIRST) + len(SECOND) - 1)
+    (first,) = decode(cache, FIRST)
+    (second,) = decode(cache, SECOND)
+    (second_again,) = decode(cache, SECOND)
+    (first_again,) = decode(cache, FIRST)
+    assert second_again is second
+    assert first_again is not first
+
+
+def test_batch_larger_than_the_bound_is_read_all_the_same() -> None:
+    cache = Cache(bytes_max=1)
+    for _ in range(2):
+        (found,) = decode(cache, SECOND)
+        assert len(found) == 3
+
+
+def test_damaged_batch_is_noticed() -> None:
+    damaged = bytearray(FIRST)
+    damaged[-1] ^= 1
+    with pytest.raises(DecodeError):
+        decode(Cache(bytes_max=LARGE), damaged)
+
+
+def test_number_of_batches_is_bounded() -> None:
+    cache: DecodedBatchCache[int] = DecodedBatchCache(bytes_max=LARGE, batches_max=2)
+    for number, data in enumerate((FIRST, SECOND, SINGLE)):
+        cache.add(number, Batch.decode(data))
+    assert [key for key, _ in cache.items()] == [2, 1]
+    assert cache.get(1) is not None
+    assert [key for key, _ in cache.items()] == [1, 2]
+
+
+def test_batch_added_again_replaces_the_first() -> None:
+    cache: DecodedBatchCache[int] = DecodedBatchCache(bytes_max=len(FIRST) + len(SECOND))
+    cache.add(0, Batch.decode(FIRST))
+    again = cache.add(0, Batch.decode(FIRST))
+    assert cache.get(0) is again
+    cache.add(1, Batch.decode(SECOND))
+    assert cache.get(0) is again, "the replaced copy no longer counts"
