@@ -342,17 +342,17 @@ def test_reader_that_waits_is_told_when_leadership_is_lost() -> None:
 def test_readers_that_give_up_leave_nothing_behind() -> None:
     async def test(replica: Replica) -> None:
         del replica
-        arrivals = FetchWaiters(waiters_max=100)
+        waiters = FetchWaiters(waiters_max=100)
         for _ in range(5):
-            waiting = [asyncio.ensure_future(arrivals.wait_past(Offset(7))) for _ in range(100)]
+            waiting = [asyncio.ensure_future(waiters.wait_past(Offset(7))) for _ in range(100)]
             await asyncio.sleep(0)
             with pytest.raises(OverloadedError):
-                await arrivals.wait_past(Offset(7))
+                await waiters.wait_past(Offset(7))
             for reader in waiting:
                 reader.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        assert len(arrivals) == 0
-        assert len(arrivals._waiting) <= 100
+        assert len(waiters) == 0
+        assert len(waiters._waiting) <= 100
 
     run(test)
 
