@@ -5,8 +5,8 @@
 Three nodes in this process, each on its own thread and loop, three replicas, fsync on. One client sends one request at
 a time and waits for its answer. A profile hook on the thread of the leading node counts calls of Python functions
 (a resumed coroutine counts as one, as it costs one) and calls of C functions; processor time is measured in rounds
-without the hook. Calls hardly vary between machines and runs, which makes them a better guard than a clock. `--top 30` lists the functions that
-are called most.
+without the hook. Calls hardly vary between machines and runs, which makes them a better guard than a clock. `--top 30`
+lists the functions that are called most.
 """
 
 from __future__ import annotations

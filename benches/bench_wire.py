@@ -24,8 +24,8 @@ from typing import Any
 from quiver.clock import SystemClock
 from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, PeerNetwork, RequestPool, RequestServer, WireSettings, format_address
-from quiver.wire.exchange import Request, Response
 from quiver.wire.messages import AnyRequest, Fetch, Fetched, FindOffset, OffsetFound, Produce, Produced
+from quiver.wire.requests import Request, Response
 from table import Row, show
 
 MIB = 1 << 20

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from quiver.addresses import format_address, parse_address
-from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng, SystemClock
 from quiver.config import Settings
 from quiver.metadata import Database, open_database, sqlite_url
 from quiver.model import Buffer, NodeId
 from quiver.replication.network import LostHandler, MessageHandler, Network
+from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, Identity, SystemDisk, ThreadExecutor
 from quiver.storage.layout import metadata_database
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer

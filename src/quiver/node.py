@@ -2,7 +2,7 @@
 
 A node opens its copy of the metadata (as a voter if it is a manager, else as a learner), follows it to know its peers,
 and runs its roles on top: `Manager` decides, `Broker` holds replicas, `Gateway` speaks HTTP. Requests come in through
-`handle`, which only sends each to its owner. What lies outside of the process is in `Environment`, so that the
+`dispatch`, which passes each to its handler. What lies outside of the process is in `Environment`, so that the
 same node runs on real sockets and disks and under simulation.
 
 Life: ``async with Node(settings, environment)``; `wait_ready`; `wait_failed` returns when it must end. Leaving the
@@ -14,36 +14,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from quiver import __version__
 from quiver.addresses import format_address, parse_address
 from quiver.broker import Broker, Introduction
-from quiver.broker.requests import BrokerRequest
 from quiver.config import Settings
+from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import StorageError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.encryption import make_http_context
 from quiver.logs import facts
-from quiver.manager import AdminService, Manager
+from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import METADATA_GROUP, MetadataStore, Table
 from quiver.metadata.rows import ALL_ROLES
-from quiver.model import Buffer, Index, NodeId
+from quiver.model import Index, NodeId
 from quiver.raft import Configuration
 from quiver.replication import Member, Replicator
 from quiver.storage import Identity, claim_directory, save_identity
 from quiver.storage.layout import metadata_log, replicas
+from quiver.tasks import TaskScope
 from quiver.wire import Caller
 from quiver.wire.description import DescribeNode, NodeDescribed
-from quiver.wire.exchange import Response
-from quiver.wire.messages import AnyRequest
+from quiver.wire.serving import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Node:
         self._member: Member
         self._broker: Broker
         self._gateway: Gateway | None = None
-        self._administration: AdminService
+        self._dispatcher: RequestDispatcher
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -98,19 +97,20 @@ class Node:
             settings=self._settings.metadata,
         )
         stack.push_async_callback(self._store.close)
+        self._dispatcher = RequestDispatcher(self._store, world.clock)
         self._network = await stack.enter_async_context(
             world.open_network(identity, peers=self._other_managers(), identity_of=self._identity_of)
         )
         replicator = await stack.enter_async_context(self._make_replicator())
         self._member = await self._open_metadata(replicator, identity)
         stack.push_async_callback(self._store.hand_over, timeout_ms=HAND_OVER_MS)
-        tasks = await stack.enter_async_context(_Background())
+        tasks = await stack.enter_async_context(TaskScope())
         tasks.start(self._follow_peers())
         tasks.start(self._watch_failure(replicator))
         tasks.start(self._store.keep_compact())
         self._gateway = await self._open_gateway(stack)
         await self._open_roles(stack, replicator, identity)
-        self._network.serve(self.handle)
+        self._network.serve(self._dispatcher.handle)
         stack.push_async_callback(self._network.stop_serving, GRACE_MS)
         if self._gateway is not None:
             await self._gateway.serve()
@@ -174,15 +174,15 @@ class Node:
                 self._store, clock=world.clock, settings=settings.manager, cluster_id=settings.node.cluster
             )
             await stack.enter_async_context(manager)
-        self._administration = AdminService(
+        router = NodeRouter(
             self.id,
             self._store,
             self._network.transport,
             clock=world.clock,
-            settings=settings.manager,
+            rng=world.rng,
             seeds=self._managers,
-            heartbeats=manager,
         )
+        admin = AdminService(self._store, router, clock=world.clock, settings=settings.manager, heartbeats=manager)
         introduction = Introduction(
             node=self.id,
             identity=identity.identity,
@@ -196,16 +196,16 @@ class Node:
             introduction=introduction,
             store=self._store,
             replicator=replicator,
-            transport=self._network.transport,
+            router=router,
             settings=settings,
             disk=world.disk,
             executor=world.executor,
             clock=world.clock,
             rng=world.rng,
             directory=replicas(settings.node.data),
-            seeds=self._managers,
         )
         await stack.enter_async_context(self._broker)
+        self._dispatcher.add(admin.handlers() | self._broker.handlers() | {DescribeNode: self._handle_describe})
 
     async def _open_gateway(self, stack: AsyncExitStack) -> Gateway | None:
         """Take the HTTP address, which this node is to be known by, without serving yet."""
@@ -215,7 +215,7 @@ class Node:
         services = GatewayServices(
             node=self.id,
             wire_address=lambda: self.wire_address,
-            handler=self.handle,
+            handler=self._dispatcher.handle,
             transport=self._network.transport,
             view=self._store.view,
             hear=lambda kind, id_: self._broker.hear(kind, id_),  # noqa: PLW0108 - there is none yet
@@ -259,8 +259,11 @@ class Node:
         """Wait until this node must end: its disk or its database can no longer be trusted."""
         return await asyncio.shield(self._failure)
 
+    async def _handle_describe(self, _: Caller, request: DescribeNode, __: memoryview) -> Answer:
+        return self.describe(request), ()
+
     def describe(self, request: DescribeNode) -> NodeDescribed:
-        """Return what this node tells of itself."""
+        """Return this node's status."""
         status = self._store.status()
         view = self._store.view()
         topic = None if request.topic is None else view.topic(request.topic)
@@ -281,18 +284,6 @@ class Node:
             holds=len(view.holds),
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
         )
-
-    # -- work ------------------------------------------------------------------------------------
-
-    async def handle(
-        self, caller: Caller, request: AnyRequest, payload: memoryview
-    ) -> tuple[Response, Sequence[Buffer]]:
-        """Answer a request, whoever on this node can; raises errors of `quiver.errors`."""
-        if isinstance(request, DescribeNode):
-            return self.describe(request), ()
-        if isinstance(request, BrokerRequest):
-            return await self._broker.handle(caller, request, payload)
-        return await self._administration.handle(caller, request, payload)
 
     # -- peers -----------------------------------------------------------------------------------
 
@@ -326,25 +317,3 @@ class Node:
 
     async def _watch_failure(self, replicator: Replicator) -> None:
         self._fail(await replicator.wait_failed())
-
-
-class _Background:
-    """Tasks that run as long as their owner; the first failure of one is raised when they end."""
-
-    def __init__(self) -> None:
-        self._group = asyncio.TaskGroup()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        return self
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(self._group.create_task(work))
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await self._group.__aexit__(kind, error, trace)

@@ -15,10 +15,10 @@ from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, Frame, FrameReader, Kind, WireSettings, encode_frame
 from quiver.wire.envelope import decode_response, encode_cancel, encode_request, encode_response
-from quiver.wire.exchange import Response
 from quiver.wire.failures import restore
 from quiver.wire.handshake import decode_refusal, encode_hello, make_hello, make_requester_hello
 from quiver.wire.messages import AnyRequest, FindOffset, OffsetFound, Produce, Produced
+from quiver.wire.requests import Response
 
 KIB = 1024
 FIND = FindOffset(topic_id=TopicId(1), partition_id=PartitionId(0), at=5)

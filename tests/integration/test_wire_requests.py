@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from wire_hosts import Host, client, error_of, node, run, serve, wait_until
 
-from quiver.client.transport import Transport
 from quiver.errors import (
     NotAllowedError,
     NotLeaderError,
@@ -22,8 +21,8 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import Buffer, GroupId, Index, NodeId, Offset, PartitionId, TopicId
+from quiver.routing.transport import Transport
 from quiver.wire import Caller, PoolStatus, RequestPool, WireSettings
-from quiver.wire.exchange import Done, Request, Response
 from quiver.wire.messages import (
     AnyRequest,
     BrokerHeartbeatRequest,
@@ -42,6 +41,7 @@ from quiver.wire.messages import (
     RestoreTopicRequest,
     SubmitCommand,
 )
+from quiver.wire.requests import Done, Request, Response
 
 Answer = tuple[Response, Sequence[Buffer]]
 KIB = 1024

@@ -18,8 +18,8 @@ from quiver.clock import SystemClock
 from quiver.errors import ConfigError, UnavailableError
 from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, PeerNetwork, RequestPool, TlsSettings, WireSettings
-from quiver.wire.exchange import Response
 from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, HeartbeatTaken, Produce, Produced
+from quiver.wire.requests import Response
 from quiver.wire.tls import judge_certificate, make_client_context, make_server_context
 
 MIB = 1 << 20

@@ -136,7 +136,7 @@ def test_large_partition_is_read_by_several_tasks(
     [
         ({"bogus": "1"}, "there is no option 'bogus'"),
         ({"startingOffsets": '{"other": {"0": 1}}'}, "which is not read"),
-        ({"subscribe": "no-such-topic"}, "there is no topic 'no-such-topic'"),
+        ({"subscribe": "no-such-topic"}, "unknown topic 'no-such-topic'"),
         ({"subscribe": "", "subscribePattern": "nothing-.*"}, "no topic matches"),
     ],
 )

@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "quiver"
 
 LAYERS = (
     ("model", "clock", "tasks"),
+    ("backoff",),
     ("errors",),
     ("addresses",),
     ("config",),
@@ -25,6 +26,7 @@ LAYERS = (
     ("raft",),
     ("storage",),
     ("wire",),
+    ("routing",),
     ("replication",),
     ("partition",),
     ("metadata",),
@@ -34,6 +36,7 @@ LAYERS = (
     ("manager",),
     ("broker",),
     ("gateway",),
+    ("dispatch",),
     ("environment",),
     ("node",),
     ("testing",),
@@ -42,11 +45,11 @@ LAYERS = (
 )
 """Lowest first. A module imports only from lines above its own, and from its own package."""
 
-CLIENT = ("errors", "model", "clock", "tasks", "addresses", "record", "wire")
-ONLY_FROM = {"client": CLIENT, "classic": (), "spark": (*CLIENT, "client", "logs")}
+CLIENT = ("errors", "model", "clock", "tasks", "backoff", "addresses", "record", "wire", "routing")
+ONLY_FROM = {"routing": CLIENT, "client": CLIENT, "classic": (), "spark": (*CLIENT, "client", "logs")}
 """Packages that may use less than all that lies above them: the SDK is to be installed without the server."""
 
-FROM_THE_ROOT = ("errors", "record", "wire", "client")
+FROM_THE_ROOT = ("errors", "record", "wire", "routing", "client")
 """What the root package shows to users, and may therefore name."""
 
 PURE_METADATA = (

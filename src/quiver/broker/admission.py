@@ -7,45 +7,9 @@ judged no earlier than this node knows as much. The wait ends with the request's
 from __future__ import annotations
 
 from quiver.broker.table import Key
-from quiver.clock import Clock
-from quiver.errors import ConflictError, NotAllowedError, NotFoundError, UnavailableError
-from quiver.metadata import ConsumerRow, MetadataStore, ProducerRow, Registration, View
-from quiver.model import ConsumerId, Index, ProducerId, TopicId
-from quiver.tasks import timeout
-from quiver.wire.serving import Caller
-
-WAIT_SHARE = 0.8
-"""How much of its remaining time a request may wait; the rest is for the answer to arrive in time."""
-
-
-class Admission:
-    """The questions that are asked before a request is carried out."""
-
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
-
-    def wait_ms(self, caller: Caller, wanted_ms: int | None = None) -> float:
-        """Return for how long a request may wait for something: as it wants, within its own time."""
-        within_ms = caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE
-        return within_ms if wanted_ms is None else min(wanted_ms, within_ms)
-
-    async def wait_known(self, caller: Caller, index: Index) -> View:
-        """Return the metadata, once this node knows it up to an index.
-
-        Raises:
-            UnavailableError: not done; the caller's time was nearly over before.
-        """
-        if self._store.applied_index < index:
-            try:
-                async with timeout(self.wait_ms(caller) / 1000):
-                    await self._store.wait_applied(index)
-            except TimeoutError:
-                message = (
-                    f"not done: this node knows the metadata up to {self._store.applied_index}, not yet to {index}"
-                )
-                raise UnavailableError(message, code="behind") from None
-        return self._store.view()
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError
+from quiver.metadata import ConsumerRow, ProducerRow, Registration, View
+from quiver.model import ConsumerId, ProducerId, TopicId
 
 
 def check_producer(view: View, producer_id: ProducerId, epoch: int, *, key: Key) -> None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from quiver.broker.admission import Admission
 from quiver.broker.balance import LeaderBalancer
 from quiver.broker.lags import find_lags
 from quiver.broker.moves import Mover
-from quiver.broker.nodes import Nodes
 from quiver.broker.replica_manager import ReplicaManager
 from quiver.broker.reporter import ClientKind, Introduction, Reporter
-from quiver.broker.requests import Answer, BrokerRequest, BrokerRequests
+from quiver.broker.requests import BrokerRequests
 from quiver.broker.retention import RetentionRules
 from quiver.broker.table import Held, HeldState, PartitionTable
-from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
 from quiver.model import NodeId, Term, TopicId
 from quiver.partition import Replica
@@ -34,7 +32,8 @@ from quiver.replication import Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
 from quiver.wire.description import LagInfo, ReplicaInfo
 from quiver.wire.messages import LeaderInfo
-from quiver.wire.serving import Caller
+from quiver.wire.requests import Request
+from quiver.wire.serving import RequestHandler
 
 
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +63,13 @@ class Broker:
         introduction: Introduction,
         store: MetadataStore,
         replicator: Replicator,
-        transport: Transport,
+        router: NodeRouter,
         settings: Settings,
         disk: Disk,
         executor: Executor,
         clock: Clock,
         rng: Rng,
         directory: str,
-        seeds: Mapping[NodeId, str],
     ) -> None:
         node = introduction.node
         self._node = node
@@ -79,7 +77,6 @@ class Broker:
         self._clock = clock
         self._closings_max = settings.broker.openings_max
         self._replicator = replicator
-        self._nodes = Nodes(store, transport, seeds=seeds)
         self._table = PartitionTable(
             node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
         )
@@ -92,7 +89,7 @@ class Broker:
             folders=GroupFolders(disk, directory),
             store=store,
             replicator=replicator,
-            nodes=self._nodes,
+            router=router,
             executor=executor,
             clock=clock,
             rng=rng,
@@ -102,7 +99,7 @@ class Broker:
         )
         self._reporter = Reporter(
             introduction,
-            nodes=self._nodes,
+            router=router,
             clock=clock,
             rng=rng,
             interval_ms=settings.manager.heartbeat_interval_ms,
@@ -113,15 +110,16 @@ class Broker:
             node,
             table=self._table,
             store=store,
-            nodes=self._nodes,
+            router=router,
             clock=clock,
             on_unreported=self._reporter.hurry,
         )
         self._balancer = LeaderBalancer(node, table=self._table, store=store, clock=clock, settings=settings.broker)
         self._requests = BrokerRequests(
             self._table,
-            Admission(store, clock),
+            store.view,
             self._reporter.clients,
+            clock=clock,
             long_polls_max=settings.broker.long_polls_max,
         )
         self._tasks = asyncio.TaskGroup()
@@ -177,9 +175,9 @@ class Broker:
 
     # -- work ------------------------------------------------------------------------------------
 
-    async def handle(self, caller: Caller, request: BrokerRequest, payload: memoryview) -> Answer:
-        """Answer a request; see `BrokerRequests.handle` for errors."""
-        return await self._requests.handle(caller, request, payload)
+    def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
+        """Return the handlers of the requests that this broker serves, for `dispatch`."""
+        return self._requests.handlers()
 
     def hear(self, kind: ClientKind, id_: int) -> None:
         """Take note that a client lives, whose request came another way."""

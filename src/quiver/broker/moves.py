@@ -22,11 +22,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from quiver.broker.nodes import Nodes
 from quiver.broker.table import Held, Key, PartitionTable
 from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, RequestError, UnavailableError
 from quiver.logs import facts
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
     BrokerState,
     Changed,
@@ -61,14 +61,14 @@ class Mover:
         *,
         table: PartitionTable,
         store: MetadataStore,
-        nodes: Nodes,
+        router: NodeRouter,
         clock: Clock,
         on_unreported: Callable[[], None],
     ) -> None:
         self._node = node
         self._table = table
         self._store = store
-        self._nodes = nodes
+        self._router = router
         self._clock = clock
         self._on_unreported = on_unreported
         self._dirty: dict[Key, None] = {}
@@ -181,14 +181,14 @@ class Mover:
         Raises:
             UnavailableError: the primary was not reached, or the metadata means something else by now.
         """
-        view = await self._nodes.catch_up()
+        view = await self._router.catch_up()
         row = view.partitions.get(key)
         if row is None or wanted_voters(row, find_move(view, key)) != wanted:
             raise UnavailableError("the metadata was behind")
 
     async def _submit(self, command: Command[Done]) -> None:
         try:
-            await self._nodes.submit(command)
+            await self._router.submit(command)
         except QuiverError as error:
             if error.code != "unknown_move":  # else somebody was faster
                 raise

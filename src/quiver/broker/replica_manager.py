@@ -20,12 +20,12 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from quiver.broker.nodes import Nodes
 from quiver.broker.table import Held, HeldState, Key, PartitionTable
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
 from quiver.errors import DamageError, OutcomeUnknownError, QuiverError, StorageError, UnavailableError
 from quiver.logs import facts
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
     Change,
     Changed,
@@ -66,7 +66,7 @@ class ReplicaManager:
         folders: GroupFolders,
         store: MetadataStore,
         replicator: Replicator,
-        nodes: Nodes,
+        router: NodeRouter,
         executor: Executor,
         clock: Clock,
         rng: Rng,
@@ -80,7 +80,7 @@ class ReplicaManager:
         self._folders = folders
         self._store = store
         self._replicator = replicator
-        self._nodes = nodes
+        self._router = router
         self._executor = executor
         self._clock = clock
         self._rng = rng
@@ -246,7 +246,7 @@ class ReplicaManager:
         is_known = row.group_id in self._present or row.group_id in self._joined
         if is_known or row.epoch or self._node not in row.replicas:
             return None
-        now = (await self._nodes.catch_up()).partitions.get(row.key)
+        now = (await self._router.catch_up()).partitions.get(row.key)
         if now is None or not now.is_on(self._node):
             raise UnavailableError("the metadata was behind")
         return Configuration(voters=tuple(sorted(now.replicas))) if not now.epoch else None
@@ -302,7 +302,7 @@ class ReplicaManager:
 
     async def _settle_moved_away(self, row: Partition, held: Held | None) -> None:
         if held is not None or self._concerns_us(row.group_id):
-            members = await self._nodes.find_members(row)
+            members = await self._router.find_members(row)
             if self._node in members.voters or self._node in members.learners:
                 raise UnavailableError("the group still counts this node among its members")
             if self._store.view().partitions.get(row.key, row).is_on(self._node):
@@ -316,7 +316,7 @@ class ReplicaManager:
         await self._close(held)
         if group in self._unknown or not self._concerns_us(group):
             return
-        found = await self._nodes.ask_primary(GetMetadata(topics=(), groups=(group,), is_linearizable=True))
+        found = await self._router.ask_primary(GetMetadata(topics=(), groups=(group,), is_linearizable=True))
         if group in found.purged_groups:
             await self._leave(group, None)
         elif group not in self._keys:
@@ -342,7 +342,7 @@ class ReplicaManager:
 
     async def _submit_finish(self, move: Move) -> None:
         try:
-            await self._nodes.submit(FinishMove(now_ms=self._clock.wall_ms(), move_id=move.move_id))
+            await self._router.submit(FinishMove(now_ms=self._clock.wall_ms(), move_id=move.move_id))
         except QuiverError as error:
             if error.code != "unknown_move":  # else an earlier try has done it
                 raise

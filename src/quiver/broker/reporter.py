@@ -17,15 +17,15 @@ from typing import Literal
 
 import msgspec
 
-from quiver.broker.nodes import Nodes
 from quiver.clock import Clock, Rng
 from quiver.errors import QuiverError
 from quiver.logs import facts
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import NodeRole, RegisterBroker
 from quiver.model import NodeId, PartitionId, TopicId
 from quiver.tasks import timeout
-from quiver.wire.exchange import RESULTS_MAX
 from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, LeaderInfo
+from quiver.wire.requests import RESULTS_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Reporter:
         self,
         introduction: Introduction,
         *,
-        nodes: Nodes,
+        router: NodeRouter,
         clock: Clock,
         rng: Rng,
         interval_ms: int,
@@ -85,7 +85,7 @@ class Reporter:
     ) -> None:
         self.clients = ClientsHeard(clock)
         self._introduction = introduction
-        self._nodes = nodes
+        self._router = router
         self._clock = clock
         self._rng = rng
         self._interval_ms = interval_ms
@@ -125,7 +125,7 @@ class Reporter:
         try:
             if not self._is_introduced:
                 self._is_introduced = await self._register()  # its addresses may be others than in its last life
-            taken = await self._nodes.ask_primary(request)
+            taken = await self._router.ask_primary(request)
             if taken.is_known:
                 self._told.update({_key_of(lead): lead.epoch for lead in leads})
                 self._registered.set()
@@ -149,7 +149,7 @@ class Reporter:
             roles=me.roles,
         )
         try:
-            await self._nodes.submit(command)
+            await self._router.submit(command)
         except QuiverError as error:
             logger.warning("node not registered", extra=facts(node=me.node, code=error.code, reason=error.message))
             return False

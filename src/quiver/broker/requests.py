@@ -1,26 +1,25 @@
-"""Answer what clients ask of a partition's leader, and what other nodes ask about groups on this one.
+"""Handlers of the requests that clients send to a partition's leader, and nodes to a member of a group.
 
-Each request: wait until this node knows the metadata as far as the client does, find the leading replica, check that
-the client may, note that it lives, and let the replica do it. Nothing is decided here that the replica decides: bounds
-and checksums of batches, order of a producer's batches, offsets, cursors.
+A handler finds the leading replica, checks that the client is registered, records that the client is alive, and calls
+the replica. The replica itself checks bounds and checksums of batches, sequences of producers, offsets and cursors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import assert_never
+from typing import Any
 
-from quiver.broker.admission import Admission, check_consumer, check_is_awaited, check_producer
+from quiver.broker.admission import check_consumer, check_is_awaited, check_producer
 from quiver.broker.reporter import ClientsHeard
 from quiver.broker.table import PartitionTable
+from quiver.clock import Clock
 from quiver.errors import NotLeaderError, TrimmedError
 from quiver.metadata import Registration, StartFrom, View
-from quiver.model import NO_PRODUCER, Buffer, ConsumerId, Offset
-from quiver.partition import DefaultStart, Replica
+from quiver.model import NO_PRODUCER, ConsumerId, Offset
+from quiver.partition import DefaultStart
 from quiver.record import decode_header
 from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
-from quiver.wire.exchange import Done, Response
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
@@ -35,84 +34,85 @@ from quiver.wire.messages import (
     MembersFound,
     MoveCursor,
     OffsetFound,
-    PartitionRequest,
     Produce,
     Produced,
     ReadReplica,
     ReplicaRead,
 )
-from quiver.wire.serving import Caller
-
-BrokerRequest = PartitionRequest | ReadReplica | GetMembers
-"""What a broker answers itself."""
-Answer = tuple[Response, Sequence[Buffer]]
+from quiver.wire.requests import Done, Request
+from quiver.wire.serving import Answer, Caller, RequestHandler
 
 
 class BrokerRequests:
-    """The broker's answers."""
+    """The handlers of a broker's requests."""
 
     def __init__(
-        self, table: PartitionTable, admission: Admission, clients: ClientsHeard, *, long_polls_max: int
+        self,
+        table: PartitionTable,
+        view: Callable[[], View],
+        clients: ClientsHeard,
+        *,
+        clock: Clock,
+        long_polls_max: int,
     ) -> None:
         self._table = table
-        self._admission = admission
+        self._view = view
         self._clients = clients
+        self._clock = clock
         self._polls_left = long_polls_max
 
-    async def handle(self, caller: Caller, request: BrokerRequest, payload: memoryview) -> Answer:
-        """Carry out a request; raises what the replica raises, and as `PartitionTable.find_leader` does."""
-        if isinstance(request, GetMembers):
-            return await self._get_members(request)
-        view = await self._admission.wait_known(caller, request.known_index)
-        if isinstance(request, ReadReplica):
-            return await self._read_replica(request)
-        replica = self._table.find_leader(request.topic_id, request.partition_id)
-        match request:
-            case Produce():
-                return await self._produce(view, replica, request, payload)
-            case Fetch():
-                return await self._fetch(caller, replica, request)
-            case FindOffset():
-                return OffsetFound(offset=await replica.find_offset(request.at)), ()
-            case Consume():
-                return await self._consume(caller, view, replica, request)
-            case ConsumeMany():
-                return await self._take_each(view, replica, request)
-            case MoveCursor():
-                return await self._move_cursor(view, replica, request)
-            case GetCursors():
-                return await self._get_cursors(view, replica, request)
-            case BeginEpoch():
-                return await self._begin_epoch(view, replica, request)
-            case _:
-                assert_never(request)
+    def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
+        """Return the handlers of the requests that a broker serves, for `dispatch`.
+
+        Each raises the errors of the replica, and those of `PartitionTable.find_leader`.
+        """
+        return {
+            Produce: self._produce,
+            BeginEpoch: self._begin_epoch,
+            Fetch: self._fetch,
+            FindOffset: self._find_offset,
+            ReadReplica: self._read_replica,
+            Consume: self._consume,
+            ConsumeMany: self._consume_many,
+            MoveCursor: self._move_cursor,
+            GetCursors: self._get_cursors,
+            GetMembers: self._get_members,
+        }
 
     # -- producers -------------------------------------------------------------------------------
 
-    async def _produce(self, view: View, replica: Replica, request: Produce, payload: memoryview) -> Answer:
+    async def _produce(self, _: Caller, request: Produce, payload: memoryview) -> Answer:
+        key = (request.topic_id, request.partition_id)
+        replica, view = self._table.find_leader(*key), self._view()
         header = decode_header(payload)
         if header.producer_id != NO_PRODUCER:
-            key = (request.topic_id, request.partition_id)
             check_producer(view, header.producer_id, header.producer_epoch, key=key)
             self._clients.hear("producer", header.producer_id)
         check_is_awaited(view, request.topic_id)
         appended = await replica.append(payload)
         return Produced(base_offset=appended.base_offset, is_duplicate=appended.is_duplicate), ()
 
-    async def _begin_epoch(self, view: View, replica: Replica, request: BeginEpoch) -> Answer:
-        check_producer(view, request.producer_id, request.epoch, key=(request.topic_id, request.partition_id))
+    async def _begin_epoch(self, _: Caller, request: BeginEpoch, __: memoryview) -> Answer:
+        key = (request.topic_id, request.partition_id)
+        replica = self._table.find_leader(*key)
+        check_producer(self._view(), request.producer_id, request.epoch, key=key)
         self._clients.hear("producer", request.producer_id)
         return EpochBegun(next_sequence=await replica.begin_epoch(request.producer_id, request.epoch)), ()
 
     # -- readers ---------------------------------------------------------------------------------
 
-    async def _fetch(self, caller: Caller, replica: Replica, request: Fetch) -> Answer:
+    async def _fetch(self, caller: Caller, request: Fetch, _: memoryview) -> Answer:
+        replica = self._table.find_leader(request.topic_id, request.partition_id)
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.fetch(request.offset, bytes_max=request.bytes_max, wait_ms=wait_ms)
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 
-    async def _read_replica(self, request: ReadReplica) -> Answer:
+    async def _find_offset(self, _: Caller, request: FindOffset, __: memoryview) -> Answer:
+        replica = self._table.find_leader(request.topic_id, request.partition_id)
+        return OffsetFound(offset=await replica.find_offset(request.at)), ()
+
+    async def _read_replica(self, _: Caller, request: ReadReplica, __: memoryview) -> Answer:
         replica = self._table.find_replica(request.topic_id, request.partition_id)
         # Before the read: what is committed meanwhile is not in it.
         response = ReplicaRead(first_offset=replica.first_offset, end_offset=replica.high_watermark)
@@ -123,8 +123,9 @@ class BrokerRequests:
         batches = await replica.read(request.offset, bytes_max=request.bytes_max)
         return response, [batch.data for batch in batches]
 
-    async def _consume(self, caller: Caller, view: View, replica: Replica, request: Consume) -> Answer:
-        registration = self._hear_consumer(view, request.consumer_id, request)
+    async def _consume(self, caller: Caller, request: Consume, _: memoryview) -> Answer:
+        replica = self._table.find_leader(request.topic_id, request.partition_id)
+        registration = self._hear_consumer(self._view(), request.consumer_id, request)
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.consume(
                 request.consumer_id,
@@ -137,20 +138,23 @@ class BrokerRequests:
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 
-    async def _take_each(self, view: View, replica: Replica, request: ConsumeMany) -> Answer:
+    async def _consume_many(self, _: Caller, request: ConsumeMany, __: memoryview) -> Answer:
+        replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         ids = request.consumer_ids
         starts = {id_: _start_of(self._hear_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         records = await replica.consume_many([(id_, starts[id_]) for id_ in ids])
         return Taken(), (encode_taken(records),)
 
-    async def _move_cursor(self, view: View, replica: Replica, request: MoveCursor) -> Answer:
-        for consumer_id, _ in request.cursors:
+    async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:
+        replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
+        for consumer_id, _offset in request.cursors:
             self._hear_consumer(view, consumer_id, request)
         await replica.move_cursors(request.cursors, only_new=request.only_new)
         return Done(), ()
 
-    async def _get_cursors(self, view: View, replica: Replica, request: GetCursors) -> Answer:
+    async def _get_cursors(self, _: Caller, request: GetCursors, __: memoryview) -> Answer:
         key = (request.topic_id, request.partition_id)
+        replica, view = self._table.find_leader(*key), self._view()
         starts = [check_consumer(view, consumer_id, key=key).start for consumer_id in request.consumer_ids]
         found = await replica.get_cursors(request.consumer_ids)
         bounds: dict[StartFrom | None, Offset] = {StartFrom.LATEST: found.end_offset}
@@ -175,13 +179,13 @@ class BrokerRequests:
             return
         self._polls_left -= 1
         try:
-            yield int(self._admission.wait_ms(caller, wanted_ms))
+            yield int(min(wanted_ms, caller.wait_ms(self._clock.monotonic_ms())))
         finally:
             self._polls_left += 1
 
     # -- other nodes -----------------------------------------------------------------------------
 
-    async def _get_members(self, request: GetMembers) -> Answer:
+    async def _get_members(self, _: Caller, request: GetMembers, __: memoryview) -> Answer:
         """Prove that this node leads the group before telling who belongs to it."""
         held = self._table.get_group(request.group)
         if held is None or held.replica is None:

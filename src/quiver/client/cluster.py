@@ -18,21 +18,20 @@ from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, require_a
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
 from quiver.client.holds import find_holds, place_hold, release_hold
 from quiver.client.lag import PartitionLag, find_lag, reset_cursors
-from quiver.client.metadata_cache import MetadataCache
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
 from quiver.client.ranges import At, NamedCursors, RangeReader, TopicOffsets, find_offsets
 from quiver.client.replicas import ReplicaReader
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
-from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
 from quiver.record import Batch
+from quiver.routing.metadata_cache import MetadataCache
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
+from quiver.routing.transport import Transport
 from quiver.wire.description import DescribeNode, ReplicaInfo
-from quiver.wire.exchange import Done, R, Request
 from quiver.wire.holds import HoldInfo
 from quiver.wire.messages import (
     AddPartitionsRequest,
@@ -51,6 +50,7 @@ from quiver.wire.messages import (
     RetentionInfo,
     TopicInfo,
 )
+from quiver.wire.requests import Done, R, Request
 
 if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
@@ -108,8 +108,8 @@ class AsyncCluster:
         self._seeds = parse_seeds(addresses)
         self._transport, self._owned, self._http_get = transport, owned, http_get
         self._rng = rng
-        self._directory = MetadataCache(clock)
-        self.router = Router(transport, self._directory, clock=clock, rng=rng, options=self.options)
+        self._cache = MetadataCache(clock)
+        self.router = Router(transport, self._cache, clock=clock, rng=rng, options=self.options)
         self._cursors = NamedCursors(self.router)
         self._made = AsyncExitStack()
 
@@ -130,7 +130,7 @@ class AsyncCluster:
         return self
 
     async def _find_nodes(self, deadline: Deadline) -> None:
-        retry = self.router.retry(GetMetadata, deadline)
+        retry = self.router.retry(deadline, is_read=True)
         while True:
             try:
                 timeout_ms = max(1, min(deadline.remaining_ms, self.options.attempt_timeout_ms))
@@ -138,9 +138,9 @@ class AsyncCluster:
                 break
             except UnavailableError as error:
                 await retry.wait_turn(error)
-        self._directory.seeds = tuple(seeds)
+        self._cache.seeds = tuple(seeds)
         found, _ = await self.router.ask(GetMetadata(topics=()), deadline=deadline)
-        self._directory.take(found, asked="")
+        self._cache.take(found, asked="")
 
     async def close(self) -> None:
         """Close every producer and consumer that was made here, then the connections; idempotent."""
@@ -157,7 +157,7 @@ class AsyncCluster:
     @property
     def cluster_id(self) -> str:
         """The id of the cluster, once a node has answered."""
-        return self._directory.cluster_id
+        return self._cache.cluster_id
 
     # -- topics ----------------------------------------------------------------------------------
 
@@ -188,8 +188,8 @@ class AsyncCluster:
             if exist_ok and error.code == "topic_exists":
                 return
             raise
-        self._directory.see(created.index)
-        self._directory.forget_topic(topic)
+        self._cache.see(created.index)
+        self._cache.forget_topic(topic)
 
     async def delete_topic(self, topic: str) -> None:
         """Take a topic out of use; `restore_topic` brings it back for a while."""
@@ -242,7 +242,7 @@ class AsyncCluster:
     async def brokers(self) -> list[NodeInfo]:
         """Return all nodes, by id."""
         await self.router.refresh_all(deadline=self.router.deadline())
-        return sorted(self._directory.nodes.values(), key=lambda node: node.node)
+        return sorted(self._cache.nodes.values(), key=lambda node: node.node)
 
     async def drain(self, broker: int, *, is_undone: bool = False) -> None:
         """Move everything off a broker; or, undone, let it hold replicas again."""
@@ -264,7 +264,7 @@ class AsyncCluster:
         self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None
     ) -> list[ClientInfo]:
         """Return the registered producers and consumers, or one kind of them."""
-        request = ListClients(kind=kind, topic=topic, known_index=self._directory.known_index)
+        request = ListClients(kind=kind, topic=topic)
         return list((await self._ask(request)).clients)
 
     async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
@@ -517,18 +517,18 @@ class AsyncCluster:
 
     async def _change(self, request: Request[Done], topic: str) -> None:
         self._see(await self._ask(request))
-        self._directory.forget_topic(topic)
+        self._cache.forget_topic(topic)
 
     def _see(self, done: Done) -> None:
-        self._directory.see(done.index)
+        self._cache.see(done.index)
 
     async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:
         """Return what the leaders say of a topic's partitions; without those whose leader cannot be asked."""
         found: dict[PartitionId, ReplicaInfo] = {}
         nodes = {node for partition in topic.partitions for node in partition.replicas}
         request = DescribeNode(with_replicas=True, topic=topic.topic)
-        for node in sorted(nodes & self._directory.nodes.keys()):
-            address = self._directory.nodes[node].wire_address
+        for node in sorted(nodes & self._cache.nodes.keys()):
+            address = self._cache.nodes[node].wire_address
             try:
                 described = await self.router.ask_at(address, request, deadline=self.router.deadline())
             except (UnavailableError, NotFoundError):

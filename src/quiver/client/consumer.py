@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Literal, Self
 from quiver.client.cursors import Cursors
 from quiver.client.options import TIME_MS_MAX, ConsumerOptions, to_ms
 from quiver.client.prefetch import PartitionReader, find_offset
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.client.tasks import Tasks, together
 from quiver.errors import (
     NotFoundError,
@@ -31,6 +29,8 @@ from quiver.errors import (
 )
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import CursorsFound
 
 if TYPE_CHECKING:

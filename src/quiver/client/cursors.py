@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.errors import RequestError
 from quiver.model import ConsumerId, Offset, PartitionId
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import (
     CursorsFound,
     GetCursors,
@@ -49,7 +49,7 @@ class Cursors:
             request_id=name,
         )
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.directory.see(registered.index)
+        self._router.cache.see(registered.index)
         self.consumer_id = registered.consumer_id
 
     async def find_start(
@@ -74,7 +74,6 @@ class Cursors:
                 topic_id=topic.topic_id,
                 partition_id=partition_id,
                 consumer_ids=consumer_ids,
-                known_index=self._router.directory.known_index,
             )
 
         return (await self._router.ask_leader(self._topic, partition_id, build, deadline=deadline))[0]
@@ -97,7 +96,6 @@ class Cursors:
                 partition_id=partition_id,
                 cursors=(cursor,),
                 only_new=only_new,
-                known_index=self._router.directory.known_index,
             )
 
         await self._router.ask_leader(self._topic, partition_id, build, deadline=deadline)

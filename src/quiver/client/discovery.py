@@ -17,8 +17,8 @@ import msgspec
 
 from quiver.addresses import format_address, parse_address
 from quiver.client.tasks import Tasks
-from quiver.client.transport import Transport
 from quiver.errors import QuiverError, RequestError, UnavailableError
+from quiver.routing.transport import Transport
 from quiver.tasks import timeout
 from quiver.wire.messages import GetMetadata
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quiver.client.ranges import check_incarnation, check_partition
-from quiver.client.router import Router
 from quiver.errors import OutOfRangeError
 from quiver.model import Offset, PartitionId, TopicId
+from quiver.routing.router import Router
 from quiver.wire.holds import HoldInfo, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 
 
@@ -48,7 +48,7 @@ async def place_hold(
         owner=owner,
     )
     done, _ = await router.ask(request, deadline=deadline)
-    router.directory.see(done.index)
+    router.cache.see(done.index)
 
 
 async def release_hold(router: Router, name: str, topic: str | None = None) -> None:
@@ -56,10 +56,10 @@ async def release_hold(router: Router, name: str, topic: str | None = None) -> N
     deadline = router.deadline()
     topic_id = None if topic is None else (await router.find_topic(topic, deadline=deadline)).topic_id
     done, _ = await router.ask(ReleaseHoldRequest(name=name, topic_id=topic_id), deadline=deadline)
-    router.directory.see(done.index)
+    router.cache.see(done.index)
 
 
 async def find_holds(router: Router) -> list[HoldInfo]:
     """Return the holds that there are, by topic and name."""
-    request = ListHolds(known_index=router.directory.known_index)
+    request = ListHolds()
     return list((await router.ask(request, deadline=router.deadline()))[0].holds)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.model import PartitionId, ProducerId
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import RegisterProducerRequest, Selection
 
 
@@ -35,7 +35,7 @@ class Identity:
         known_id = self.producer_id if self.producer_id >= 0 else None
         request = RegisterProducerRequest(topics=self._topics, name=self.name, producer_id=known_id)
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.directory.see(registered.index)
+        self._router.cache.see(registered.index)
         self.producer_id, self.epoch = registered.producer_id, registered.epoch
 
     async def renew(self, *, after_epoch: int, deadline: Deadline) -> None:

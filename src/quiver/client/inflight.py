@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import deque
 
 from quiver.client.delivery import Outcome
-from quiver.client.retry import Deadline
 from quiver.client.sources import Source
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import ProducerId
 from quiver.record import Compression, reseal_batch
+from quiver.routing.retry import Deadline
 
 
 class InflightBatch:

@@ -12,10 +12,10 @@ import msgspec
 
 from quiver.client.cursors import Cursors
 from quiver.client.prefetch import find_offset
-from quiver.client.router import Router
 from quiver.client.tasks import together
 from quiver.errors import NotAllowedError, NotFoundError, OutOfRangeError
 from quiver.model import ConsumerId, Offset, PartitionId
+from quiver.routing.router import Router
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from quiver.errors import OutOfRangeError
 from quiver.record import Compression
+from quiver.routing.router import RouterOptions
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -22,7 +23,7 @@ _Time = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 _PositiveTime = Annotated[int, Meta(ge=1, le=TIME_MS_MAX)]
 
 
-class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterOptions(RouterOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a client talks to its cluster."""
 
     timeout_ms: _PositiveTime = 30_000

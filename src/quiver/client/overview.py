@@ -10,9 +10,9 @@ import asyncio
 
 import msgspec
 
-from quiver.client.router import Router
 from quiver.errors import QuiverError
 from quiver.model import Index, NodeId, PartitionId, TopicId
+from quiver.routing.router import Router
 from quiver.wire.description import DescribeNode, NodeDescribed, ReplicaInfo
 from quiver.wire.holds import HoldInfo, ListHolds
 from quiver.wire.messages import GetMetadata, ListMoves, MoveInfo, NodeInfo, PartitionInfo, RetentionInfo
@@ -88,7 +88,7 @@ async def find_overview(router: Router) -> ClusterOverview:
         UnavailableError: no node answers at all.
     """
     deadline = router.deadline()
-    found, _ = await router.ask(GetMetadata(known_index=router.directory.known_index), deadline=deadline)
+    found, _ = await router.ask(GetMetadata(), deadline=deadline)
     moves, _ = await router.ask(ListMoves(), deadline=deadline)
     holds, _ = await router.ask(ListHolds(), deadline=deadline)
     answers = await asyncio.gather(*(_describe(router, node) for node in found.nodes))

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from quiver.client.options import ConsumerOptions
-from quiver.client.router import Router
 from quiver.client.tasks import Tasks
 from quiver.errors import DamageError, QuiverError, TrimmedError
 from quiver.model import Offset, PartitionId
 from quiver.record import Batch, decode_batches
+from quiver.routing.router import Router
 from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ class PartitionReader:
                 offset=offset,
                 bytes_max=self._options.fetch_bytes,
                 wait_ms=wait_ms,
-                known_index=self._router.directory.known_index,
             )
 
         deadline = self._router.deadline()
@@ -205,7 +204,6 @@ async def find_offset(router: Router, topic: str, partition_id: PartitionId, at:
             topic_id=info.topic_id,
             partition_id=partition_id,
             at=at,  # type: ignore[arg-type] # one of the two words or a number, checked by the caller
-            known_index=router.directory.known_index,
         )
 
     found, _ = await router.ask_leader(topic, partition_id, build, deadline=router.deadline())

@@ -18,14 +18,14 @@ from quiver.client.chunks import arrow_columns, cut_columns, cut_values, is_arro
 from quiver.client.delivery import Deliveries, Delivery, Outcome, fresh
 from quiver.client.identity import Identity
 from quiver.client.options import ProducerOptions
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.client.sender import PartitionSender
 from quiver.client.sources import RECORD_BYTES, Columns, RecordHeaders, Source, Stored
 from quiver.client.tasks import Tasks
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId, ProducerId
 from quiver.record import Batch, Value
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import TopicInfo
 
 if TYPE_CHECKING:

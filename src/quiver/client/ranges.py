@@ -16,11 +16,11 @@ from typing import Final, Literal
 import msgspec
 
 from quiver.client.cursors import Cursors
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.errors import ConflictError, DamageError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
 from quiver.model import Offset, PartitionId, TopicId
 from quiver.record import Batch, decode_batches
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import Fetch, FindOffset, TopicInfo
 
 At = Literal["earliest", "latest"] | int
@@ -107,7 +107,6 @@ async def _find_offset(router: Router, topic: str, topic_id: TopicId, partition:
             topic_id=topic_id,
             partition_id=PartitionId(partition),
             at=at,
-            known_index=router.directory.known_index,
         )
 
     found, _ = await router.ask_leader(topic, PartitionId(partition), build, deadline=router.deadline())
@@ -199,7 +198,6 @@ class RangeReader:
                 offset=self._position,
                 bytes_max=self._bytes_wanted(),
                 wait_ms=WAIT_MS,
-                known_index=self._router.directory.known_index,
             )
 
         _, payload = await self._router.ask_leader(

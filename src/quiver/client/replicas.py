@@ -11,11 +11,11 @@ import asyncio
 from typing import Final
 
 from quiver.client.ranges import RangeReader, check_incarnation, check_partition
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.errors import DamageError, OutOfRangeError, UnavailableError
 from quiver.model import NodeId
 from quiver.record import Batch, decode_batches
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import ReadReplica, ReplicaRead
 
 BEHIND_S: Final = 0.1
@@ -52,7 +52,7 @@ class ReplicaReader(RangeReader):
 
     async def _fetch(self) -> list[Batch]:
         deadline, patience = self._router.deadline(), self._router.deadline(BEHIND_MS_MAX)
-        retry = self._router.retry(ReadReplica, deadline)
+        retry = self._router.retry(deadline, is_read=True)
         while True:
             try:
                 read, payload = await self._ask(deadline)
@@ -80,7 +80,6 @@ class ReplicaReader(RangeReader):
             partition_id=self._partition,
             offset=self._position,
             bytes_max=self._bytes_wanted(),
-            known_index=self._router.directory.known_index,
         )
         return await self._router.ask_node(self._node, request, deadline=deadline)
 

@@ -20,11 +20,11 @@ from quiver.client.accumulator import Accumulator
 from quiver.client.identity import Identity
 from quiver.client.inflight import InflightBatch, Parcels
 from quiver.client.options import ProducerOptions
-from quiver.client.retry import Deadline, Retry
-from quiver.client.router import Router
 from quiver.client.tasks import Tasks
 from quiver.errors import FencedError, OutOfSequenceError, QuiverError, RequestError
 from quiver.model import PartitionId
+from quiver.routing.retry import Deadline, Retry
+from quiver.routing.router import Router
 from quiver.wire.messages import BeginEpoch, Produce, TopicInfo
 
 if TYPE_CHECKING:
@@ -172,7 +172,6 @@ class PartitionSender:
         request = Produce(
             topic_id=self._topic.topic_id,
             partition_id=self._partition_id,
-            known_index=self._router.directory.known_index,
         )
         try:
             produced, _ = await self._router.try_leader(
@@ -254,7 +253,7 @@ class PartitionSender:
 
     async def _wait_turn(self, parcel: InflightBatch, error: QuiverError) -> None:
         if self._retry is None:
-            self._retry = self._router.retry(Produce, parcel.deadline)
+            self._retry = self._router.retry(parcel.deadline)
         if not isinstance(error, RequestError):
             await self._retry.wait_turn(error)
 
@@ -294,7 +293,6 @@ class PartitionSender:
                 partition_id=self._partition_id,
                 producer_id=self._identity.producer_id,
                 epoch=epoch,
-                known_index=self._router.directory.known_index,
             )
 
         begun, _ = await self._router.ask_leader(self._topic.topic, self._partition_id, build, deadline=deadline)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import msgspec
 
 from quiver import __version__
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.clock import Clock
 from quiver.errors import QuiverError, UnavailableError
 from quiver.gateway import contract
@@ -20,6 +18,8 @@ from quiver.gateway.openapi import make_document
 from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_page
 from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.model import NodeId
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.description import DescribeNode, NodeDescribed
 from quiver.wire.messages import (
     ClientInfo,
@@ -122,7 +122,7 @@ class ClusterCalls:
         """Show who was last heard of when."""
         deadline = self._deadline()
         found = await self._find(deadline)
-        request = ListClients(known_index=self._router.directory.known_index)
+        request = ListClients()
         listed = (await self._router.ask(request, deadline=deadline))[0]
         shown = [client for client in listed.clients if not client.name.startswith(INTERNAL_PREFIX)]
         return contract.Health(
@@ -185,11 +185,11 @@ class ClusterCalls:
 
     async def _change(self, request: DrainBroker | RemoveBroker) -> contract.Answer:
         done, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.directory.see(done.index)
+        self._router.cache.see(done.index)
         return contract.Answer()
 
     async def _find(self, deadline: Deadline, *, topics: tuple[str, ...] | None = ()) -> MetadataFound:
-        request = GetMetadata(topics=topics, known_index=self._router.directory.known_index)
+        request = GetMetadata(topics=topics)
         return (await self._router.ask(request, deadline=deadline))[0]
 
     async def _describe(self, *, with_replicas: bool, with_lags: bool = False) -> NodeDescribed:

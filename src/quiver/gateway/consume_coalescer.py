@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.gateway.failures import failure_of
 from quiver.gateway.http import HttpResponse
 from quiver.metadata import Topic
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.consume_many import ConsumeMany, decode_taken
 from quiver.wire.messages import TopicInfo
 
@@ -146,7 +146,6 @@ class ConsumeCoalescer:
                 topic_id=info.topic_id,
                 partition_id=place.partition_id,
                 consumer_ids=consumer_ids,
-                known_index=self._router.directory.known_index,
             )
 
         deadline = calls[0].deadline

@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
 from quiver.errors import DecodeError, NotAllowedError, NotFoundError, OutcomeUnknownError, QuiverError, RequestError
@@ -31,6 +29,8 @@ from quiver.gateway.registrations import Allowed, Registrations
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
 from quiver.record.batch_cache import DecodedBatchCache, decode_batches_cached
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import (
     Consume,
     Consumed,
@@ -101,7 +101,7 @@ class ConsumerCalls:
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
         )
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.directory.see(registered.index)
+        self._router.cache.see(registered.index)
         if given.from_ == "latest":
             await self._begin_at_end(given, registered.consumer_id, deadline)
         return contract.ConsumerRegisteredAnswer(consumer_id=registered.consumer_id)
@@ -121,7 +121,6 @@ class ConsumerCalls:
                     partition_id=partition_id,
                     cursors=((consumer_id, "latest"),),
                     only_new=True,
-                    known_index=self._router.directory.known_index,
                 ),
                 deadline=deadline,
             )
@@ -288,7 +287,6 @@ class _Reading:
                 records_max=count,
                 bytes_max=bytes_max,
                 wait_ms=wait_ms,
-                known_index=self._router.directory.known_index,
             ),
             deadline=self._deadline,
             wait_ms=wait_ms,
@@ -348,7 +346,6 @@ class _Reading:
                     offset=offset,
                     bytes_max=0,
                     wait_ms=wait_ms,
-                    known_index=self._router.directory.known_index,
                 ),
                 deadline=self._deadline,
                 wait_ms=wait_ms,
@@ -367,7 +364,6 @@ class _Reading:
                 topic_id=info.topic_id,
                 partition_id=partition_id,
                 consumer_ids=(self.consumer_id,),
-                known_index=self._router.directory.known_index,
             ),
             deadline=self._deadline,
         )

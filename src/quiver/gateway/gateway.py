@@ -14,10 +14,6 @@ from typing import Self
 import msgspec
 
 from quiver.addresses import format_address, parse_address
-from quiver.client.metadata_cache import MetadataCache
-from quiver.client.options import ClusterOptions
-from quiver.client.router import Router
-from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
 from quiver.gateway.application import Handler as RouteHandler
@@ -25,7 +21,6 @@ from quiver.gateway.application import RoutedApplication
 from quiver.gateway.cluster import ClusterCalls, welcome_page
 from quiver.gateway.consuming import ConsumerCalls
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
-from quiver.gateway.loopback import LoopbackTransport
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.producing import Hear, ProducerCalls
 from quiver.gateway.registrations import Registrations
@@ -33,6 +28,10 @@ from quiver.gateway.topic_producers import TopicProducers
 from quiver.gateway.topics import TopicCalls
 from quiver.metadata import View
 from quiver.model import NodeId
+from quiver.routing.loopback import LoopbackTransport
+from quiver.routing.metadata_cache import MetadataCache
+from quiver.routing.router import Router, RouterOptions
+from quiver.routing.transport import Transport
 from quiver.wire import Handler
 
 
@@ -72,9 +71,9 @@ class Gateway:
         transport = LoopbackTransport(
             services.transport, address=services.wire_address, handler=services.handler, clock=clock
         )
-        options = ClusterOptions(timeout_ms=settings.request_timeout_ms, client_name="gateway")
-        directory = MetadataCache(clock, (services.wire_address(),))
-        self._router = Router(transport, directory, clock=clock, rng=rng, options=options)
+        options = RouterOptions(timeout_ms=settings.request_timeout_ms)
+        cache = MetadataCache(clock, (services.wire_address(),))
+        self._router = Router(transport, cache, clock=clock, rng=rng, options=options)
         self._packers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
         self.application = RoutedApplication(self._handlers(rng), browser_page=welcome_page())
         host, port = parse_address(listen)

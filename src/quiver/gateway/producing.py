@@ -14,10 +14,8 @@ from typing import Any, Literal
 from quiver.client.chunks import partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.producer import ProducerCore
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.clock import Clock
-from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverError, RequestError
+from quiver.errors import FencedError, NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.cluster import INTERNAL_PREFIX
 from quiver.gateway.failures import failure_of
@@ -30,7 +28,9 @@ from quiver.gateway.topic_producers import TopicProducers
 from quiver.metadata import Topic
 from quiver.model import PartitionId, ProducerId
 from quiver.record import build_batch
-from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducerRequest, Selection
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
+from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducerRequest, Selection, TopicInfo
 
 Hear = Callable[[Literal["producer", "consumer"], int], None]
 """Take note that a client lives."""
@@ -71,7 +71,7 @@ class ProducerCalls:
         selection = Selection(topic=given.topic, partitions=partitions)
         request = RegisterProducerRequest(topics=(selection,), name=given.prod_name or "")
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.directory.see(registered.index)
+        self._router.cache.see(registered.index)
         sequences: dict[str, int] = {}
         if registered.epoch > 0:
             sequences = await self._begin_epoch(given, registered.producer_id, registered.epoch, deadline)
@@ -96,7 +96,6 @@ class ProducerCalls:
                     partition_id=partition_id,
                     producer_id=producer_id,
                     epoch=epoch,
-                    known_index=self._router.directory.known_index,
                 ),
                 deadline=deadline,
             )
@@ -205,15 +204,11 @@ class ProducerCalls:
         return partition_id, produced.base_offset
 
     async def _send_batch(self, topic: str, partition_id: PartitionId, batch: bytes, deadline: Deadline) -> Produced:
-        retry = self._router.retry(Produce, deadline)
-        while True:
-            info = await self._router.find_topic(topic, deadline=deadline)
-            known_index = self._router.directory.known_index
-            request = Produce(topic_id=info.topic_id, partition_id=partition_id, known_index=known_index)
-            try:
-                return (await self._router.try_leader(info, partition_id, request, (batch,), deadline=deadline))[0]
-            except QuiverError as error:
-                await retry.wait_turn(await self._router.explain(error, info, partition_id, deadline=deadline))
+        def build(info: TopicInfo) -> Produce:
+            return Produce(topic_id=info.topic_id, partition_id=partition_id)
+
+        produced, _ = await self._router.ask_leader(topic, partition_id, build, (batch,), deadline=deadline)
+        return produced
 
     def _target(self, allowed: Allowed, partition_id: int | None, key: str | None) -> int | None:
         """Return the partition of a message; None if any will do."""

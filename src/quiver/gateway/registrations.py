@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.metadata import ALL_PARTITIONS, ConsumerRow, ProducerRow, Topic, View
 from quiver.model import ConsumerId, PartitionId, ProducerId
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.messages import GetMetadata
 
 KNOWN_MAX = 100_000

@@ -14,13 +14,13 @@ import asyncio
 from quiver.client.delivery import Delivery
 from quiver.client.options import ProducerOptions
 from quiver.client.producer import ProducerCore
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.client.sources import RECORD_BYTES
 from quiver.errors import FencedError, OverloadedError, QuiverError, UnavailableError
 from quiver.gateway.cluster import INTERNAL_PREFIX
 from quiver.metadata import Topic
 from quiver.model import NodeId, Offset, PartitionId, TopicId
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 
 TOPICS_MAX = 1_000
 """Topics that are produced to at once."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from quiver.client.retry import Deadline
-from quiver.client.router import Router
 from quiver.clock import Rng
 from quiver.errors import NotFoundError, QuiverError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.fanout import try_all
 from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
+from quiver.routing.retry import Deadline
+from quiver.routing.router import Router
 from quiver.wire.description import DescribeNode, ReplicaInfo
 from quiver.wire.messages import (
     CreateTopicRequest,
@@ -50,14 +50,14 @@ class TopicCalls:
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
         )
         created, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.directory.see(created.index)
+        self._router.cache.see(created.index)
         return contract.TopicCreatedAnswer(topic=name, partitions=created.partitions)
 
     async def delete_topic(self, given: contract.TopicPath) -> contract.Answer:
         """Delete a topic."""
         done, _ = await self._router.ask(DeleteTopicRequest(topic=given.topic), deadline=self._deadline())
-        self._router.directory.see(done.index)
-        self._router.directory.forget_topic(given.topic)
+        self._router.cache.see(done.index)
+        self._router.cache.forget_topic(given.topic)
         return contract.Answer()
 
     async def list_partitions(self, given: contract.TopicPath) -> contract.Partitions:
@@ -114,7 +114,7 @@ class TopicCalls:
         return found.topics[0], found
 
     async def _metadata(self, topics: tuple[str, ...] | None, deadline: Deadline) -> MetadataFound:
-        request = GetMetadata(topics=topics, known_index=self._router.directory.known_index)
+        request = GetMetadata(topics=topics)
         return (await self._router.ask(request, deadline=deadline))[0]
 
     def _deadline(self) -> Deadline:

@@ -5,8 +5,9 @@ does. `Manager` runs on managers, and works on the primary: `liveness` hears hea
 `repairs` finds. `placement` and `repairs` only compute.
 """
 
-from quiver.manager.admin_service import AdministrativeRequest, AdminService
+from quiver.manager.admin_service import AdminService
 from quiver.manager.changes import Heartbeats
 from quiver.manager.manager import Manager, ManagerStatus
+from quiver.manager.node_router import NodeRouter
 
-__all__ = ["AdminService", "AdministrativeRequest", "Heartbeats", "Manager", "ManagerStatus"]
+__all__ = ["AdminService", "Heartbeats", "Manager", "ManagerStatus", "NodeRouter"]

@@ -1,41 +1,26 @@
-"""What any node answers about the cluster, and where it takes what only the primary can do.
+"""Answers requests about the cluster on every node.
 
-Reads are answered from this node's own copy of the metadata, at most `metadata.staleness_ms_max` old, and no older than
-the index that the asker knows already; linearizable ones by the primary. What changes something is done on the primary
-(`changes`); every other node hands it on (`handing_on`). Nothing is kept here.
+Reads are served from this node's own copy of the metadata, at most `metadata.staleness_ms_max` old; linearizable reads
+by the primary. Changes are made by the primary (`changes`); any other node forwards them (`node_router`). The service
+keeps no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
+from typing import Any, get_args
 
-from quiver.client.transport import Transport
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
-from quiver.errors import NotAllowedError, UnavailableError
+from quiver.errors import NotAllowedError
 from quiver.manager import describe
 from quiver.manager.changes import ChangeRequest, Changes, Heartbeats
-from quiver.manager.forwarding import Answer, Forwarder
+from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
-from quiver.model import Index, NodeId
-from quiver.tasks import timeout
 from quiver.wire.holds import ListHolds
-from quiver.wire.messages import (
-    BrokerHeartbeatRequest,
-    GetMetadata,
-    ListClients,
-    ListMoves,
-    MetadataFound,
-    SubmitCommand,
-)
-from quiver.wire.serving import Caller
-
-AdministrativeRequest = GetMetadata | ListClients | ListMoves | ListHolds | ChangeRequest
-"""What is answered here."""
-
-WAIT_SHARE = 0.8
-"""How much of a caller's time may pass until this node knows what the caller does; the rest is for saying no."""
+from quiver.wire.messages import GetMetadata, ListClients, ListMoves
+from quiver.wire.requests import Request
+from quiver.wire.serving import Answer, Caller, RequestHandler
 
 
 class AdminService:
@@ -43,64 +28,59 @@ class AdminService:
 
     def __init__(
         self,
-        node: NodeId,
         store: MetadataStore,
-        transport: Transport,
+        router: NodeRouter,
         *,
         clock: Clock,
         settings: ManagerSettings,
-        seeds: Mapping[NodeId, str] | None = None,
         heartbeats: Heartbeats | None = None,
     ) -> None:
         self._store = store
+        self._router = router
         self._clock = clock
         self._settings = settings
         self._changes = Changes(store, clock=clock, settings=settings, heartbeats=heartbeats)
-        self._route = Forwarder(node, store, transport, clock=clock, seeds=seeds)
 
-    async def handle(self, caller: Caller, request: AdministrativeRequest, payload: memoryview) -> Answer:
-        """Answer a request; raises errors of `quiver.errors`, each true about whether it was done."""
-        match request:
-            case GetMetadata(is_linearizable=True):
-                return await self._route.carry_out(
-                    request, payload, deadline_ms=caller.deadline_ms, locally=partial(self._read_current, request)
-                )
-            case GetMetadata():
-                await self._wait_known(request.known_index, caller)
-                view = await self._store.read()
-                return describe.describe_metadata(view, request, primary=self._store.primary), ()
-            case ListClients():
-                await self._wait_known(request.known_index, caller)
-                view = await self._store.read()
-                now_ms, alive_ms = self._clock.wall_ms(), self._settings.client_alive_ms
-                return describe.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms), ()
-            case ListMoves():
-                return describe.describe_moves(await self._store.read()), ()
-            case ListHolds():
-                await self._wait_known(request.known_index, caller)
-                return describe.describe_holds(await self._store.read()), ()
-            case _:
-                return await self._change(caller, request, payload)
+    def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
+        """Return the handlers of the requests that any node serves, for `dispatch`."""
+        reads: dict[type[Request[Any]], RequestHandler] = {
+            GetMetadata: self._get_metadata,
+            ListClients: self._list_clients,
+            ListMoves: self._list_moves,
+            ListHolds: self._list_holds,
+        }
+        return reads | dict.fromkeys(get_args(ChangeRequest), self._change)
 
-    async def _read_current(self, request: GetMetadata) -> tuple[MetadataFound, tuple[()]]:
+    async def _get_metadata(self, caller: Caller, request: GetMetadata, payload: memoryview) -> Answer:
+        if request.is_linearizable:
+            # Not before this node has caught up: the primary may be asked by a node that lags behind.
+            return await self._router.forward(
+                request, payload, deadline_ms=caller.deadline_ms, locally=partial(self._read_current, request)
+            )
+        if request.known_index > self._store.applied_index:
+            await self._store.wait_known(request.known_index, caller.wait_ms(self._clock.monotonic_ms()))
+        view = await self._store.read()
+        return describe.describe_metadata(view, request, primary=self._store.primary), ()
+
+    async def _list_clients(self, _: Caller, request: ListClients, __: memoryview) -> Answer:
+        view = await self._store.read()
+        now_ms, alive_ms = self._clock.wall_ms(), self._settings.client_alive_ms
+        return describe.describe_clients(view, request, now_ms=now_ms, alive_ms=alive_ms), ()
+
+    async def _list_moves(self, _: Caller, __: ListMoves, ___: memoryview) -> Answer:
+        return describe.describe_moves(await self._store.read()), ()
+
+    async def _list_holds(self, _: Caller, __: ListHolds, ___: memoryview) -> Answer:
+        return describe.describe_holds(await self._store.read()), ()
+
+    async def _read_current(self, request: GetMetadata) -> Answer:
         view = await self._store.read(linearizable=True)
         return describe.describe_metadata(view, request, primary=self._store.primary), ()
 
-    async def _wait_known(self, index: Index, caller: Caller) -> None:
-        """Wait until this node knows as much as the asker."""
-        if self._store.applied_index >= index:
-            return
-        try:
-            async with timeout(caller.remaining_ms(self._clock.monotonic_ms()) * WAIT_SHARE / 1000):
-                await self._store.wait_applied(index)
-        except TimeoutError:
-            message = f"this node knows the metadata up to {self._store.applied_index}, not yet up to {index}"
-            raise UnavailableError(message, code="behind") from None
-
     async def _change(self, caller: Caller, request: ChangeRequest, payload: memoryview) -> Answer:
-        if isinstance(request, SubmitCommand | BrokerHeartbeatRequest) and not caller.is_node:
-            raise NotAllowedError("not done: only nodes may ask for this")
-        return await self._route.carry_out(
+        if request.is_for_nodes and not caller.is_node:
+            raise NotAllowedError("not done: only nodes may send this request")
+        return await self._router.forward(
             request,
             payload,
             deadline_ms=caller.deadline_ms,

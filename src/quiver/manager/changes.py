@@ -20,7 +20,6 @@ from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, UnavailableError
 from quiver.manager.describe import read_retention
-from quiver.manager.forwarding import Answer
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
 from quiver.metadata import (
     AddPartitionsCommand,
@@ -50,7 +49,8 @@ from quiver.metadata.commands import decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index
 from quiver.wire import holds, messages
-from quiver.wire.exchange import Done
+from quiver.wire.requests import Done
+from quiver.wire.serving import Answer
 
 SingleRequest = (
     messages.ConfigureTopicRequest

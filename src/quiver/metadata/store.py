@@ -321,6 +321,19 @@ class MetadataStore:
         """Return once everything up to an index is applied here, or the store closes."""
         await self._history.wait_newer(Index(index - 1))
 
+    async def wait_known(self, index: Index, timeout_ms: float) -> None:
+        """Return once everything up to an index is applied here.
+
+        Raises:
+            UnavailableError: not done; this node has not caught up within the timeout (`behind`).
+        """
+        try:
+            async with timeout(timeout_ms / 1000):
+                await self.wait_applied(index)
+        except TimeoutError:
+            message = f"not done: this node has applied the metadata up to index {self.applied_index}, not yet {index}"
+            raise UnavailableError(message, code="behind") from None
+
     async def wait_stored(self, index: Index) -> None:
         """Return once this manager's database stands for an index; see `Projector.wait_stored`."""
         await self._projector.wait_stored(index)

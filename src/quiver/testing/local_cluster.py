@@ -21,17 +21,17 @@ from types import TracebackType
 from typing import Any, Self
 
 import quiver
-from quiver.client.transport import Transport
 from quiver.config import Settings, load_settings
 from quiver.environment import NodeNetwork, SystemEnvironment
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.network import LostHandler, MessageHandler
+from quiver.routing.transport import Transport
 from quiver.storage import Identity
 from quiver.wire import Handler
-from quiver.wire.exchange import Request
 from quiver.wire.handshake import IdentityOf
+from quiver.wire.requests import Request
 
 READY_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 30

@@ -44,13 +44,12 @@ from quiver.model import (
 from quiver.record import Batch, stamp
 from quiver.tasks import timeout
 from quiver.testing.latency import Latency
-from quiver.wire import description, exchange
+from quiver.wire import description, requests
 from quiver.wire import messages as wire
 from quiver.wire.consume_many import ConsumeMany
 from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
-from quiver.wire.traits import READS
 
-R = TypeVar("R", bound=exchange.Response)
+R = TypeVar("R", bound=requests.Response)
 WINDOW_BATCHES = 8
 """How many batches of a producer a partition remembers."""
 
@@ -224,7 +223,7 @@ class MemoryCluster:
     # -- the seam --------------------------------------------------------------------------------
 
     async def call(
-        self, address: str, request: exchange.Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
+        self, address: str, request: requests.Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
     ) -> tuple[R, memoryview]:
         """Carry a request to a node and its answer back, unless a fault prevents it."""
         data = b"".join(payload)
@@ -234,7 +233,7 @@ class MemoryCluster:
         except TimeoutError:
             raise self._unanswered(request, "time ran out") from None
 
-    async def _carry(self, address: str, request: exchange.Request[R], data: bytes) -> tuple[R, memoryview]:
+    async def _carry(self, address: str, request: requests.Request[R], data: bytes) -> tuple[R, memoryview]:
         node = next((node for node, known in self.nodes.items() if known == address), None)
         if node is None or node in self.stopped or self._happens(self.faults.lost_request):
             await self._travel()
@@ -243,7 +242,7 @@ class MemoryCluster:
             await self._travel()
             raise self._unanswered(request, "the connection broke")
         await self._travel()
-        self.calls.append((address, exchange.request_name(request)))
+        self.calls.append((address, requests.request_name(request)))
         response, parts = await self._answer(node, request, data)
         await self._travel()
         if node in self.stopped or self._happens(self.faults.lost_answer):
@@ -256,12 +255,12 @@ class MemoryCluster:
     def _happens(self, probability: float) -> bool:
         return bool(probability) and self._rng.random() < probability
 
-    def _unanswered(self, request: exchange.Request[Any], why: str) -> QuiverError:
-        return UnavailableError(why, code="unanswered") if type(request) in READS else OutcomeUnknownError(why)
+    def _unanswered(self, request: requests.Request[Any], why: str) -> QuiverError:
+        return UnavailableError(why, code="unanswered") if request.is_read else OutcomeUnknownError(why)
 
     # -- nodes -----------------------------------------------------------------------------------
 
-    async def _answer(self, node: NodeId, request: Any, data: bytes) -> tuple[exchange.Response, list[bytes]]:
+    async def _answer(self, node: NodeId, request: Any, data: bytes) -> tuple[requests.Response, list[bytes]]:
         match request:
             case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.MoveCursor():
                 return await self._answer_leader(node, request, data)
@@ -270,7 +269,7 @@ class MemoryCluster:
             case _:
                 return self._answer_any(node, request), []
 
-    def _answer_any(self, node: NodeId, request: Any) -> exchange.Response:
+    def _answer_any(self, node: NodeId, request: Any) -> requests.Response:
         match request:
             case wire.GetMetadata():
                 return self._metadata(request)
@@ -303,7 +302,7 @@ class MemoryCluster:
             case _:
                 return self._change_topic(request)
 
-    def _place_hold(self, request: PlaceHoldRequest) -> exchange.Done:
+    def _place_hold(self, request: PlaceHoldRequest) -> requests.Done:
         topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
         self.holds[request.topic_id, request.name] = HoldInfo(
             name=request.name,
@@ -315,9 +314,9 @@ class MemoryCluster:
         )
         return self._done()
 
-    def _done(self) -> exchange.Done:
+    def _done(self) -> requests.Done:
         self._index += 1
-        return exchange.Done(index=Index(self._index))
+        return requests.Done(index=Index(self._index))
 
     def _find(self, name: str) -> MemoryTopic:
         topic = self.topics.get(name)
@@ -371,7 +370,7 @@ class MemoryCluster:
         self._index += 1
         return topic
 
-    def _change_topic(self, request: Any) -> exchange.Done:
+    def _change_topic(self, request: Any) -> requests.Done:
         match request:
             case wire.DeleteTopicRequest():
                 self._find(request.topic).is_deleted = True
@@ -386,7 +385,7 @@ class MemoryCluster:
             case wire.ConfigureTopicRequest():
                 self._find(request.topic).retention = request.retention
             case _:
-                raise ConflictError(f"{exchange.request_name(request)} is not for this cluster", code="unknown_request")
+                raise ConflictError(f"{requests.request_name(request)} is not for this cluster", code="unknown_request")
         return self._done()
 
     def _register_producer(self, request: wire.RegisterProducerRequest) -> wire.ProducerRegistered:
@@ -454,7 +453,7 @@ class MemoryCluster:
 
     # -- partitions ------------------------------------------------------------------------------
 
-    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[exchange.Response, list[bytes]]:
+    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[requests.Response, list[bytes]]:
         topic = next((topic for topic in self.topics.values() if topic.topic_id == request.topic_id), None)
         if topic is None or topic.is_deleted:
             raise NotFoundError(f"there is no topic {request.topic_id}", code="unknown_topic")
@@ -480,7 +479,7 @@ class MemoryCluster:
             raise NotAllowedError(f"producer {producer_id} is not registered", code="not_registered")
         return partition.append(data, now_ms=self._clock.wall_ms())
 
-    async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[exchange.Response, list[bytes]]:
+    async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[requests.Response, list[bytes]]:
         if request.offset >= partition.end_offset and request.wait_ms:
             try:
                 async with timeout(request.wait_ms / 1000):
@@ -490,7 +489,7 @@ class MemoryCluster:
         parts = partition.read(request.offset, request.bytes_max)
         return wire.Fetched(first_offset=partition.first_offset, end_offset=partition.end_offset), parts
 
-    def _answer_place(self, partition: MemoryPartition, request: Any) -> exchange.Response:
+    def _answer_place(self, partition: MemoryPartition, request: Any) -> requests.Response:
         match request:
             case wire.FindOffset(at="earliest"):
                 return wire.OffsetFound(offset=partition.first_offset)
@@ -511,4 +510,4 @@ class MemoryCluster:
                     cursors=cursors, first_offset=partition.first_offset, end_offset=partition.end_offset
                 )
             case _:
-                raise ConflictError(f"{exchange.request_name(request)} is not for this cluster", code="unknown_request")
+                raise ConflictError(f"{requests.request_name(request)} is not for this cluster", code="unknown_request")

@@ -1,6 +1,6 @@
 """Requests between nodes in memory, with delays and loss: the twin of `quiver.wire`'s server and pool.
 
-It implements the `Transport` seam of `quiver.client.transport` and keeps its promise of truth: a caller hears *not
+It implements the `Transport` seam of `quiver.routing.transport` and keeps its promise of truth: a caller hears *not
 done* only of a request that no handler has seen, or that its handler refused; whatever may have been done is *unknown*.
 What cuts the simulated network cuts requests, too. Requests, responses and errors cross as bytes, so that no two nodes
 ever share an object.
@@ -26,11 +26,10 @@ from quiver.tasks import timeout
 from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import LAN_LATENCY, SimulatedNetwork
-from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.failures import Failure, describe, restore
 from quiver.wire.messages import AnyRequest
+from quiver.wire.requests import Request, Response, request_name
 from quiver.wire.serving import Caller, Handler
-from quiver.wire.traits import READS
 
 R = TypeVar("R", bound=Response)
 
@@ -221,7 +220,7 @@ class SimulatedRequester:
             payload=b"".join(payload),
             timeout_ms=timeout_ms,
             done=asyncio.get_running_loop().create_future(),
-            is_read=type(request) in READS,
+            is_read=request.is_read,
         )
         self._transport.send(exchange, address)
         try:

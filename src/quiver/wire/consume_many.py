@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from quiver.errors import DecodeError
-from quiver.model import Buffer, ConsumerId, Index, PartitionId, TopicId
+from quiver.model import Buffer, ConsumerId, PartitionId, TopicId
 from quiver.record import Record
-from quiver.wire.exchange import Request, Response
+from quiver.wire.requests import Request, Response
 
 TAKERS_MAX = 1_000
 
@@ -34,11 +34,16 @@ class ConsumeMany(Request[Taken], frozen=True, tag="take_each"):
     """Take a record for each of these consumers at its cursor, in one replicated step; who is named twice gets two."""
 
     response = Taken
+    waits_for_index = True
 
     topic_id: TopicId
     partition_id: PartitionId
     consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=TAKERS_MAX)]
-    known_index: Index = Index(0)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """See `Request`."""
+        return False
 
 
 def encode_taken(records: Sequence[Record | None]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
-from quiver.wire.exchange import Name, Request, Response
+from quiver.wire.requests import Name, Request, Response
 
 LAGS_MAX = 200
 """How many lags a node tells of at most: they become labels of metrics."""
@@ -65,6 +65,7 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
     """Ask the node that is reached about itself; never handed on."""
 
     response = NodeDescribed
+    is_read = True
 
     with_replicas: bool = False
     with_digest: bool = False

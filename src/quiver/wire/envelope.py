@@ -17,11 +17,10 @@ from msgspec import Meta
 
 from quiver.errors import DecodeError, RequestError
 from quiver.model import Buffer
-from quiver.wire.exchange import Request, Response
 from quiver.wire.failures import Failure
 from quiver.wire.frames import HEAD_BYTES_MAX, Frame, Kind, encode_frame
 from quiver.wire.messages import AnyRequest
-from quiver.wire.traits import BATCH_CARRIERS
+from quiver.wire.requests import Request, Response
 
 TIMEOUT_MS_MAX = 24 * 3_600_000
 """Longest time that a request may be given; what asks for more gets this."""
@@ -83,7 +82,7 @@ def encode_request(
     """Return the buffers of a request's frame; large parts are not copied and must not change until they are sent."""
     timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
     head = _encode((correlation_id, timeout_ms, request))
-    check_payload = bool(parts) and type(request) not in BATCH_CARRIERS
+    check_payload = bool(parts) and not request.carries_batches
     if len(head) > HEAD_BYTES_MAX:
         body = _encode(request)
         head, parts, check_payload = _encode((correlation_id, timeout_ms, None, len(body))), (body, *parts), True
@@ -95,7 +94,7 @@ def encode_response(
 ) -> list[Buffer]:
     """Return the buffers of the frame that answers `request`; large parts are not copied, as above."""
     head = _encode((correlation_id, response))
-    check_payload = bool(parts) and type(request) not in BATCH_CARRIERS
+    check_payload = bool(parts) and not request.carries_batches
     if len(head) > HEAD_BYTES_MAX:
         body = _encode(response)
         head, parts, check_payload = _encode((correlation_id, None, None, len(body))), (body, *parts), True

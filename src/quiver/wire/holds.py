@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quiver.model import Index, Offset, PartitionId, TopicId
-from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
+from quiver.model import Offset, PartitionId, TopicId
+from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
 
 HeldOffsets = Annotated[tuple[tuple[PartitionId, Offset], ...], Meta(max_length=RESULTS_MAX)]
 """From where on records are held, by partition."""
@@ -36,8 +36,8 @@ class ListHolds(Request[HoldsFound], frozen=True, tag="list_holds"):
     """Ask who holds records."""
 
     response = HoldsFound
-
-    known_index: Index = Index(0)
+    waits_for_index = True
+    is_read = True
 
 
 class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
@@ -51,6 +51,11 @@ class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
     lasting_ms: Count
     owner: Name = ""
 
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return True
+
 
 class ReleaseHoldRequest(Request[Done], frozen=True, tag="release_hold"):
     """Let a hold go, on one topic or on all; one that is gone already is no error."""
@@ -59,3 +64,8 @@ class ReleaseHoldRequest(Request[Done], frozen=True, tag="release_hold"):
 
     name: Name
     topic_id: TopicId | None = None
+
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return True

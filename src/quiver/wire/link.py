@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from quiver.addresses import Address, format_address
+from quiver.backoff import Backoff
 from quiver.errors import RequestError
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
@@ -57,7 +58,11 @@ class Link:
         self._connection: OutgoingConnection | None = None
         self._incarnation: int | None = None
         self._is_waiting = False
-        self._attempts = 0
+        self._backoff = Backoff(
+            context.rng,
+            first_ms=context.settings.reconnect_delay_ms_min,
+            max_ms=context.settings.reconnect_delay_ms_max,
+        )
         self._hurry = asyncio.Event()
 
     @property
@@ -108,8 +113,9 @@ class Link:
             if self._connection is not None:
                 await self._connection.wait_closed()
             lasted_ms = self.context.clock.monotonic_ms() - started_at_ms
-            # A connection that breaks as soon as it is made must not be made again at full speed.
-            self._attempts = 0 if lasted_ms >= self.context.settings.reconnect_delay_ms_max else self._attempts + 1
+            # A connection that breaks as soon as it is made must not be dialled again at full speed.
+            if lasted_ms >= self.context.settings.reconnect_delay_ms_max:
+                self._backoff.reset()
             await self._wait_to_retry()
 
     def hurry(self, incarnation: int) -> None:
@@ -149,13 +155,9 @@ class Link:
                 self._start_waiting()
 
     async def _wait_to_retry(self) -> None:
-        settings = self.context.settings
-        doublings = min(max(self._attempts - 1, 0), 16)
-        delay_ms = min(settings.reconnect_delay_ms_max, settings.reconnect_delay_ms_min << doublings)
         self._hurry.clear()
         with suppress(TimeoutError):
-            # Jitter keeps the nodes that lost a peer together from dialling it together for ever.
-            async with timeout(delay_ms * (0.5 + self.context.rng.random() / 2) / 1000):
+            async with timeout(self._backoff.next_ms() / 1000):
                 await self._hurry.wait()
 
     def _start_waiting(self) -> None:

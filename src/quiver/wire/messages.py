@@ -16,8 +16,8 @@ from msgspec import Meta
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.consume_many import ConsumeMany
 from quiver.wire.description import DescribeNode
-from quiver.wire.exchange import RESULTS_MAX, Count, Done, Name, Request, Response
 from quiver.wire.holds import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
+from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
 
 # -- the cluster -------------------------------------------------------------------------------------
 
@@ -81,9 +81,9 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
     """Ask where things are; topics by name (unknown ones are left out of the answer), or all of them with None."""
 
     response = MetadataFound
+    is_read = True
 
     topics: tuple[Name, ...] | None = None
-    known_index: Index = Index(0)
     is_linearizable: bool = False
     """Whether the answer must be no older than the request: the primary is asked."""
     groups: Annotated[tuple[GroupId, ...], Meta(max_length=RESULTS_MAX)] = ()
@@ -113,10 +113,11 @@ class ListClients(Request[ClientsFound], frozen=True, tag="list_clients"):
     """Ask for producers, consumers, or both."""
 
     response = ClientsFound
+    waits_for_index = True
+    is_read = True
 
     kind: Literal["producer", "consumer", ""] = ""
     topic: Name | None = None
-    known_index: Index = Index(0)
 
 
 class MoveInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +142,7 @@ class ListMoves(Request[MovesFound], frozen=True, tag="list_moves"):
     """Ask which replicas are on their way."""
 
     response = MovesFound
+    is_read = True
 
 
 # -- administration ----------------------------------------------------------------------------------
@@ -166,6 +168,11 @@ class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic")
     retention: RetentionInfo = RetentionInfo()
     request_id: Name = ""
 
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return bool(self.request_id)
+
 
 class ConfigureTopicRequest(Request[Done], frozen=True, tag="configure_topic"):
     """Change when records of a topic may go."""
@@ -174,6 +181,11 @@ class ConfigureTopicRequest(Request[Done], frozen=True, tag="configure_topic"):
 
     topic: Name
     retention: RetentionInfo
+
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return True
 
 
 class AddPartitionsRequest(Request[Done], frozen=True, tag="add_partitions"):
@@ -192,6 +204,11 @@ class DeleteTopicRequest(Request[Done], frozen=True, tag="delete_topic"):
 
     topic: Name
 
+    @property
+    def is_repeatable(self) -> bool:
+        """See `Request`."""
+        return False
+
 
 class RestoreTopicRequest(Request[Done], frozen=True, tag="restore_topic"):
     """Take the newest deleted topic of a name back into use."""
@@ -199,6 +216,11 @@ class RestoreTopicRequest(Request[Done], frozen=True, tag="restore_topic"):
     response = Done
 
     topic: Name
+
+    @property
+    def is_repeatable(self) -> bool:
+        """See `Request`."""
+        return False
 
 
 class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
@@ -209,6 +231,11 @@ class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
     broker: NodeId
     is_undone: bool = False
 
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return True
+
 
 class RemoveBroker(Request[Done], frozen=True, tag="remove_broker"):
     """Forget a broker that is drained, or dead and empty."""
@@ -217,11 +244,21 @@ class RemoveBroker(Request[Done], frozen=True, tag="remove_broker"):
 
     broker: NodeId
 
+    @property
+    def is_repeatable(self) -> bool:
+        """See `Request`."""
+        return False
+
 
 class RebalanceBrokers(Request[Done], frozen=True, tag="rebalance_brokers"):
     """Move replicas until every eligible broker has its share."""
 
     response = Done
+
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return True
 
 
 # -- clients -----------------------------------------------------------------------------------------
@@ -251,6 +288,12 @@ class RegisterProducerRequest(Request[ProducerRegistered], frozen=True, tag="reg
     name: Name = ""
     producer_id: ProducerId | None = None
 
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        # A repeat begins one more epoch, and the caller only ever learns of the last one.
+        return bool(self.name) or self.producer_id is not None
+
 
 class ConsumerRegistered(Response, frozen=True):
     """A consumer's id."""
@@ -272,6 +315,11 @@ class RegisterConsumerRequest(Request[ConsumerRegistered], frozen=True, tag="reg
     start: Literal["earliest", "latest"] = "earliest"
     request_id: Name = ""
 
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return bool(self.request_id) or self.consumer_id is not None
+
 
 class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
     """Drop a producer or consumer: retention no longer waits for it."""
@@ -280,6 +328,11 @@ class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
 
     kind: Literal["producer", "consumer"]
     id: int
+
+    @property
+    def is_repeatable(self) -> bool:
+        """See `Request`."""
+        return False
 
 
 # -- data, asked of the partition's leader -----------------------------------------------------------
@@ -296,10 +349,11 @@ class Produce(Request[Produced], frozen=True, tag="produce"):
     """Append the one batch that is the payload, once; answered when it is committed."""
 
     response = Produced
+    waits_for_index = True
+    carries_batches = True
 
     topic_id: TopicId
     partition_id: PartitionId
-    known_index: Index = Index(0)
 
 
 class Fetched(Response, frozen=True):
@@ -318,13 +372,15 @@ class Fetch(Request[Fetched], frozen=True, tag="fetch"):
     """
 
     response = Fetched
+    waits_for_index = True
+    is_read = True
+    carries_batches = True
 
     topic_id: TopicId
     partition_id: PartitionId
     offset: Offset
     bytes_max: Count = 1024 * 1024
     wait_ms: Count = 0
-    known_index: Index = Index(0)
 
 
 class ReplicaRead(Response, frozen=True):
@@ -342,12 +398,14 @@ class ReadReplica(Request[ReplicaRead], frozen=True, tag="read_replica"):
     """
 
     response = ReplicaRead
+    waits_for_index = True
+    is_read = True
+    carries_batches = True
 
     topic_id: TopicId
     partition_id: PartitionId
     offset: Offset
     bytes_max: Count = 1024 * 1024
-    known_index: Index = Index(0)
 
 
 class OffsetFound(Response, frozen=True):
@@ -360,11 +418,12 @@ class FindOffset(Request[OffsetFound], frozen=True, tag="find_offset"):
     """Ask for the first offset, the high watermark, or the first record not older than a timestamp (ms)."""
 
     response = OffsetFound
+    waits_for_index = True
+    is_read = True
 
     topic_id: TopicId
     partition_id: PartitionId
     at: Literal["earliest", "latest"] | int
-    known_index: Index = Index(0)
 
 
 class Consumed(Response, frozen=True):
@@ -383,6 +442,8 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
     """
 
     response = Consumed
+    waits_for_index = True
+    carries_batches = True
 
     topic_id: TopicId
     partition_id: PartitionId
@@ -391,19 +452,23 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
     records_max: Count = 1
     bytes_max: Count = 1024 * 1024
     wait_ms: Count = 0
-    known_index: Index = Index(0)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """See `Request`."""
+        return self.offset is not None
 
 
 class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
     """Set consumers' cursors; with `only_new` leave those alone that have one."""
 
     response = Done
+    waits_for_index = True
 
     topic_id: TopicId
     partition_id: PartitionId
     cursors: tuple[tuple[ConsumerId, Offset | Literal["latest"]], ...]
     only_new: bool = False
-    known_index: Index = Index(0)
 
 
 class CursorsFound(Response, frozen=True):
@@ -418,11 +483,12 @@ class GetCursors(Request[CursorsFound], frozen=True, tag="get_cursors"):
     """Ask where consumers are; how much they have left is the difference to `end_offset`."""
 
     response = CursorsFound
+    waits_for_index = True
+    is_read = True
 
     topic_id: TopicId
     partition_id: PartitionId
     consumer_ids: tuple[ConsumerId, ...]
-    known_index: Index = Index(0)
 
 
 class EpochBegun(Response, frozen=True):
@@ -435,12 +501,12 @@ class BeginEpoch(Request[EpochBegun], frozen=True, tag="begin_epoch"):
     """Fence off a producer's earlier epochs in a partition, durably, and learn how far they have come."""
 
     response = EpochBegun
+    waits_for_index = True
 
     topic_id: TopicId
     partition_id: PartitionId
     producer_id: ProducerId
     epoch: Count
-    known_index: Index = Index(0)
 
 
 # -- between nodes -----------------------------------------------------------------------------------
@@ -456,6 +522,7 @@ class SubmitCommand(Request[CommandSubmitted], frozen=True, tag="submit_command"
     """Carry out a command on the metadata; the payload is the command. For nodes only."""
 
     response = CommandSubmitted
+    is_for_nodes = True
 
 
 class LeaderInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -484,12 +551,18 @@ class BrokerHeartbeatRequest(Request[HeartbeatTaken], frozen=True, tag="heartbea
     """Tell the primary that a broker lives, what it has come to lead, and which clients it has heard of."""
 
     response = HeartbeatTaken
+    is_for_nodes = True
 
     node: NodeId
     identity: Name
     leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Those that the primary may not know yet."""
     clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
+
+    @property
+    def is_idempotent(self) -> bool:
+        """See `Request`."""
+        return True
 
 
 class MembersFound(Response, frozen=True):
@@ -503,6 +576,8 @@ class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
     """Ask a group's leader who belongs to it: what a broker must know before it deletes a replica."""
 
     response = MembersFound
+    is_read = True
+    is_for_nodes = True
 
     group: GroupId
 

@@ -20,6 +20,7 @@ from quiver.clock import Clock, Rng
 from quiver.config import TlsSettings, WireSettings
 from quiver.errors import invariant
 from quiver.model import Buffer, NodeId
+from quiver.tasks import TaskScope
 from quiver.wire.context import Context, Heard
 from quiver.wire.handshake import Hello, IdentityOf, make_hello
 from quiver.wire.link import Link
@@ -90,7 +91,7 @@ class PeerNetwork:
         self._accepting = asyncio.Event()
         self._is_running = False
         self._is_closed = False
-        self._group = asyncio.TaskGroup()
+        self._tasks = TaskScope(self.close)
         self._supervisor: asyncio.Task[None] | None = None
         self._runs: dict[NodeId, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
@@ -100,8 +101,8 @@ class PeerNetwork:
 
     async def __aenter__(self) -> Self:
         self.address = await self._listener.bind(*self.address)
-        await self._group.__aenter__()
-        self._supervisor = self._group.create_task(self._run())
+        await self._tasks.__aenter__()
+        self._supervisor = self._tasks.start(self._run())
         return self
 
     def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
@@ -131,14 +132,9 @@ class PeerNetwork:
         await asyncio.gather(*(connection.wait_closed() for connection in self._context.connections))
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
-        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
-        try:
-            await self.close()
-        finally:
-            await self._group.__aexit__(*told)
+        await self._tasks.__aexit__(kind, error, trace)
 
     async def _run(self) -> None:
         await self._started.wait()
@@ -152,7 +148,7 @@ class PeerNetwork:
         raise self._failure
 
     def _launch(self, link: Link) -> None:
-        self._runs[link.peer] = self._group.create_task(link.run())
+        self._runs[link.peer] = self._tasks.start(link.run())
 
     # Peers.
 

@@ -17,11 +17,11 @@ from quiver.addresses import parse_address
 from quiver.config import TlsSettings, WireSettings
 from quiver.errors import OverloadedError, UnavailableError
 from quiver.model import Buffer, NodeId
-from quiver.tasks import timeout, timeout_at
+from quiver.tasks import TaskScope, timeout, timeout_at
 from quiver.wire.connection import Connection
-from quiver.wire.exchange import Request, Response
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.requesting import RequestConnection
+from quiver.wire.requests import Request, Response
 from quiver.wire.status import PoolStatus
 from quiver.wire.tls import make_client_context
 
@@ -58,15 +58,15 @@ class RequestPool:
         self._usable: dict[str, RequestConnection] = {}
         self._dials: dict[str, _Dial] = {}
         self._connections: set[Connection] = set()
-        self._group = asyncio.TaskGroup()
+        self._tasks = TaskScope(self.close)
         self._sweeper: asyncio.Task[None] | None = None
         self._is_closed = False
 
     # Life.
 
     async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        self._sweeper = self._group.create_task(self._close_idle())
+        await self._tasks.__aenter__()
+        self._sweeper = self._tasks.start(self._close_idle())
         return self
 
     async def close(self) -> None:
@@ -80,14 +80,9 @@ class RequestPool:
         await asyncio.gather(*(connection.wait_closed() for connection in tuple(self._connections)))
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
-        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
-        try:
-            await self.close()
-        finally:
-            await self._group.__aexit__(*told)
+        await self._tasks.__aexit__(kind, error, trace)
 
     def status(self) -> PoolStatus:
         """Return a snapshot."""
@@ -140,7 +135,7 @@ class RequestPool:
         host, port = parse_address(address)
         if len(self._usable) + len(self._dials) >= ADDRESSES_MAX:
             raise OverloadedError(f"connections to {ADDRESSES_MAX} other addresses are open")
-        dial = self._dials[address] = self._group.create_task(self._dial(host, port))
+        dial = self._dials[address] = self._tasks.start(self._dial(host, port))
         dial.add_done_callback(lambda _: self._finish_dial(address, dial))
         return dial
 

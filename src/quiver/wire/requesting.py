@@ -21,7 +21,6 @@ from quiver.model import Buffer
 from quiver.tasks import timeout_at
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import Answered, decode_body, decode_response, encode_cancel, encode_request
-from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.failures import restore
 from quiver.wire.frames import Frame, Kind
 from quiver.wire.handshake import (
@@ -35,7 +34,7 @@ from quiver.wire.handshake import (
     refuse,
 )
 from quiver.wire.outbox import FLUSH_FRAMES, Outbox
-from quiver.wire.traits import READS
+from quiver.wire.requests import Request, Response, request_name
 
 R = TypeVar("R", bound=Response)
 
@@ -283,7 +282,7 @@ def _unanswered(pending: _Pending, reason: str, code: str, *, is_sent: bool) -> 
     name = request_name(pending.request)
     if not is_sent:
         return UnavailableError(f"{name} was not sent: {reason}", code=code)
-    if type(pending.request) in READS:
+    if pending.request.is_read:
         return UnavailableError(f"{name} was not answered: {reason}", code=code)
     return OutcomeUnknownError(f"{name} was sent and not answered: {reason}", code=code)
 
@@ -292,7 +291,7 @@ def _read_body(request: Request[R], body: Buffer) -> R:
     try:
         return cast("R", decode_body(body, request.response))
     except DecodeError as error:
-        if type(request) in READS:
+        if request.is_read:
             raise
         # It was answered, so it was not refused; what became of it only a newer program can read.
         raise OutcomeUnknownError(error.message, code=error.code) from None

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -34,19 +34,20 @@ from quiver.errors import (
 )
 from quiver.logs import facts
 from quiver.model import Buffer, NodeId
-from quiver.tasks import timeout
+from quiver.tasks import TaskScope, timeout
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import Asked, encode_failure, encode_response
-from quiver.wire.exchange import Response, request_name
 from quiver.wire.failures import Failure, describe
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
 from quiver.wire.messages import AnyRequest
+from quiver.wire.requests import Response, request_name
 from quiver.wire.session import RequestSession
 from quiver.wire.status import ServerStatus
-from quiver.wire.traits import FOR_NODES, READS
 
 logger = logging.getLogger(__name__)
 
+WAIT_SHARE = 0.8
+"""Share of a request's remaining time that its handler may spend on waiting."""
 OVERLOAD_RETRY_AFTER_MS = 100
 """When a client that was refused at a bound may try again."""
 
@@ -71,8 +72,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Return how much time is left at `now_ms` of the monotonic clock; 0 once it is over."""
         return max(0, self.deadline_ms - now_ms)
 
+    def wait_ms(self, now_ms: int) -> float:
+        """Return how long its handler may wait for something; the rest is for the answer to arrive in time."""
+        return self.remaining_ms(now_ms) * WAIT_SHARE
 
-Handler = Callable[[Caller, AnyRequest, memoryview], Awaitable[tuple[Response, Sequence[Buffer]]]]
+
+Answer = tuple[Response, Sequence[Buffer]]
+"""A response and its payload in parts, which must not change any more."""
+RequestHandler = Callable[[Caller, Any, memoryview], Awaitable[Answer]]
+"""Carry out a request of one type; raises errors of `quiver.errors`."""
+Handler = Callable[[Caller, AnyRequest, memoryview], Awaitable[Answer]]
 """Carry out a request, whose payload may be kept and never changes; return the response and its payload in parts.
 
 Parts must not change any more. The handler is cancelled when the caller's time is over, when its connection ends, and
@@ -107,7 +116,7 @@ class Call:
     def end_error(self) -> QuiverError:
         """Return what is true of a request that was ended: not done, or perhaps."""
         name = request_name(self.request)
-        if not self.is_begun or type(self.request) in READS:
+        if not self.is_begun or self.request.is_read:
             return UnavailableError(f"{name} was not done: {self.end_code}", code=self.end_code)
         return OutcomeUnknownError(f"{name} was perhaps done: {self.end_code}", code=self.end_code)
 
@@ -132,7 +141,7 @@ class RequestServer:
         self._refused = 0
         self._failed = 0
         self._loop: asyncio.AbstractEventLoop
-        self._group = asyncio.TaskGroup()
+        self._tasks = TaskScope(self.close)
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -141,7 +150,7 @@ class RequestServer:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        await self._group.__aenter__()
+        await self._tasks.__aenter__()
         return self
 
     def start(self, handler: Handler) -> None:
@@ -165,14 +174,9 @@ class RequestServer:
         await asyncio.gather(*(session.wait_closed() for session in sessions))
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
-        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
-        try:
-            await self.close()
-        finally:
-            await self._group.__aexit__(*told)
+        await self._tasks.__aexit__(kind, error, trace)
 
     def status(self) -> ServerStatus:
         """Return a snapshot."""
@@ -229,13 +233,13 @@ class RequestServer:
             self._client_requests += 1
         session.begin(call)
         call.timer = self._loop.call_later(asked.timeout_ms / 1000, call.end, "timed_out")
-        call.task = self._group.create_task(self._run(call))
+        call.task = self._tasks.start(self._run(call))
 
     def _check(self, session: RequestSession, asked: Asked) -> AnyRequest | QuiverError:
         request = asked.request
         if isinstance(request, QuiverError):
             return request
-        if type(request) in FOR_NODES and session.node is None:
+        if request.is_for_nodes and session.node is None:
             return NotAllowedError(f"{request_name(request)} is for nodes only")
         if self._is_closed:
             return UnavailableError("the node stops", code="stopping")
@@ -294,4 +298,4 @@ class RequestServer:
 def _describe_bug(error: Exception, request: AnyRequest) -> Failure:
     """Return what the caller is told of a bug: by its name alone, and that what it asked for may have been done."""
     shown = QuiverError(f"the node failed: {type(error).__name__}", code="internal_error")
-    return describe(shown, outcome="not_done" if type(request) in READS else "unknown")
+    return describe(shown, outcome="not_done" if request.is_read else "unknown")

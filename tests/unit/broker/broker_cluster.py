@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quiver.broker import Broker, Introduction
-from quiver.broker.requests import Answer, BrokerRequest
 from quiver.clock import Clock, Rng
 from quiver.config import BrokerSettings, LogSettings, ManagerSettings, PartitionSettings, ReplicationSettings, Settings
+from quiver.dispatch import RequestDispatcher
 from quiver.errors import (
     NotLeaderError,
     OutcomeUnknownError,
     StorageError,
     UnavailableError,
 )
-from quiver.manager import Manager
-from quiver.manager.admin_service import AdminService
+from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import (
     ALL_ROLES,
     METADATA_GROUP,
@@ -58,10 +57,9 @@ from quiver.testing import (
     SimulatedNetwork,
     SimulatedTransport,
 )
-from quiver.wire.description import DescribeNode
-from quiver.wire.exchange import Request, Response
-from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, Fetch, HeartbeatTaken, Produce, Produced
-from quiver.wire.serving import Caller
+from quiver.wire.messages import BrokerHeartbeatRequest, Fetch, HeartbeatTaken, Produce, Produced
+from quiver.wire.requests import Request, Response
+from quiver.wire.serving import Answer, Caller
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Response)
@@ -96,7 +94,6 @@ class Node:
         self.failures: list[StorageError] = []
         self.database: Database
         self.store: MetadataStore
-        self.administration: AdminService
         self.replicator: Replicator
         self.broker: Broker | None = None
         self._stop: asyncio.Event
@@ -179,14 +176,10 @@ class Node:
     async def _serve(self, executor: Executor, clock: Clock, rng: Rng, manager: Manager) -> None:
         cluster = self.cluster
         transport = cluster.transport.port(self.id, name=f"node-{self.id}")
-        self.administration = AdminService(
-            self.id,
-            self.store,
-            transport,
-            clock=clock,
-            settings=self.cluster.settings.manager,
-            seeds=cluster.addresses,
-            heartbeats=manager,
+        router_rng = cluster.streams.stream(f"router-{self.id}-{self.lives}")
+        router = NodeRouter(self.id, self.store, transport, clock=clock, rng=router_rng, seeds=cluster.addresses)
+        admin = AdminService(
+            self.store, router, clock=clock, settings=self.cluster.settings.manager, heartbeats=manager
         )
         introduction = Introduction(
             node=self.id,
@@ -198,26 +191,23 @@ class Node:
             introduction=introduction,
             store=self.store,
             replicator=self.replicator,
-            transport=transport,
+            router=router,
             settings=self.cluster.settings,
             disk=self.disk,
             executor=executor,
             clock=clock,
             rng=rng,
             directory=DIRECTORY,
-            seeds=cluster.addresses,
         ) as self.broker:
-            cluster.transport.serve(self.address, self.id, self._handle, clock=clock)
+            dispatcher = RequestDispatcher(self.store, clock)
+            dispatcher.add(admin.handlers() | self.broker.handlers())
+            if not cluster.is_managed:
+                dispatcher.add({BrokerHeartbeatRequest: self._handle_heartbeat})
+            cluster.transport.serve(self.address, self.id, dispatcher.handle, clock=clock)
             await self._stop.wait()
 
-    async def _handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
-        assert self.broker is not None
-        if isinstance(request, BrokerRequest):
-            return await self.broker.handle(caller, request, payload)
-        if isinstance(request, BrokerHeartbeatRequest) and not self.cluster.is_managed:
-            return await self._take_heartbeat(request), ()
-        assert not isinstance(request, DescribeNode)
-        return await self.administration.handle(caller, request, payload)
+    async def _handle_heartbeat(self, _: Caller, request: BrokerHeartbeatRequest, __: memoryview) -> Answer:
+        return await self._take_heartbeat(request), ()
 
     async def _take_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatTaken:
         view = await self.store.read(linearizable=True)

@@ -19,8 +19,8 @@ from quiver.errors import (
 from quiver.metadata import RegisterConsumerCommand, RegisterProducerCommand, Retention, Selection
 from quiver.model import GroupId, Index, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import build_batch
-from quiver.wire.exchange import Request
 from quiver.wire.messages import GetMembers, Produce
+from quiver.wire.requests import Request
 
 
 def batch(value: bytes = b"a", *, producer_id: int = -1, sequence: int = 0) -> bytes:

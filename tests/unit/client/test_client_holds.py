@@ -38,7 +38,7 @@ def test_hold_is_for_one_incarnation_of_a_topic() -> None:
             await cluster.create_topic("logs", partitions=1)
             topic_id = (await cluster.offsets("logs")).topic_id
             await cluster.delete_topic("logs")
-            with pytest.raises(NotFoundError, match="no topic 'logs'"):
+            with pytest.raises(NotFoundError, match="unknown topic 'logs'"):
                 await cluster.hold("logs", "q", {0: 0})
             await cluster.create_topic("logs", partitions=1)
             with pytest.raises(ConflictError, match="made anew"):

@@ -27,7 +27,7 @@ from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicI
 from quiver.record import Batch, Record
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
-from quiver.wire import Caller, exchange
+from quiver.wire import Caller, requests
 from quiver.wire import messages as wire
 from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
 
@@ -58,12 +58,12 @@ class GatewayCluster(MemoryCluster):
 
     async def handle(
         self, caller: Caller, request: wire.AnyRequest, payload: memoryview
-    ) -> tuple[exchange.Response, Sequence[Buffer]]:
+    ) -> tuple[requests.Response, Sequence[Buffer]]:
         """Answer as the first node does, without a network in between."""
-        self.calls.append(("self", exchange.request_name(request)))
+        self.calls.append(("self", requests.request_name(request)))
         return await self._answer(NodeId(1), request, bytes(payload))
 
-    def _answer_any(self, node: NodeId, request: Any) -> exchange.Response:
+    def _answer_any(self, node: NodeId, request: Any) -> requests.Response:
         match request:
             case wire.GetMetadata(is_linearizable=True):
                 self.linearizable_reads += 1
@@ -79,7 +79,7 @@ class GatewayCluster(MemoryCluster):
                 return consumer
         return super()._answer_any(node, request)
 
-    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[exchange.Response, list[bytes]]:
+    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[requests.Response, list[bytes]]:
         if not isinstance(request, wire.Consume | ConsumeMany):
             return await super()._answer_leader(node, request, data)
         probe = wire.FindOffset(topic_id=request.topic_id, partition_id=request.partition_id, at="latest")

@@ -13,16 +13,16 @@ import metadata_cluster
 from metadata_world import NOW_MS, register_broker
 
 from quiver.config import ManagerSettings
+from quiver.dispatch import RequestDispatcher
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
-from quiver.manager import AdminService, Manager
+from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import Command, FinishMove, Move, MoveState, PromoteMove, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
 from quiver.testing.transport import SimulatedTransport
-from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, LeaderInfo, SubmitCommand
-from quiver.wire.serving import Handler
+from quiver.wire.requests import Request, Response, request_name
 
 R = TypeVar("R", bound=Response)
 
@@ -80,7 +80,7 @@ class Port:
 class WorldManager(metadata_cluster.Manager):
     """A manager that answers requests."""
 
-    administration: AdminService
+    admin: AdminService
 
     @property
     def world(self) -> World:
@@ -89,7 +89,7 @@ class WorldManager(metadata_cluster.Manager):
 
     @property
     def is_serving(self) -> bool:
-        return self.is_up and hasattr(self, "administration")
+        return self.is_up and hasattr(self, "admin")
 
     @property
     def address(self) -> str:
@@ -102,17 +102,19 @@ class WorldManager(metadata_cluster.Manager):
     async def work(self) -> None:
         now_ms = self.cluster.loop.now_ns // 1_000_000
         clock = SimulatedClock(self.cluster.loop, wall_start_ms=NOW_MS + now_ms)  # on from life to life
-        self.administration = AdminService(
-            self.id,
+        rng = self.cluster.streams.stream(f"router-{self.id}-{self.lives}")
+        transport = self.world.wire.port(self.id)
+        router = NodeRouter(self.id, self.store, transport, clock=clock, rng=rng, seeds=self.world.addresses)
+        self.admin = AdminService(
             self.store,
-            self.world.wire.port(self.id),
+            router,
             clock=clock,
             settings=self.world.manager_settings,
-            seeds=self.world.addresses,
             heartbeats=getattr(self, "manager", None),
         )
-        handler = cast("Handler", self.administration.handle)
-        self.world.wire.transport.serve(self.address, self.id, handler, clock=clock)
+        dispatcher = RequestDispatcher(self.store, clock)
+        dispatcher.add(self.admin.handlers())
+        self.world.wire.transport.serve(self.address, self.id, dispatcher.handle, clock=clock)
         await asyncio.Event().wait()
 
 

@@ -26,7 +26,6 @@ from quiver.errors import (
 from quiver.metadata import BeginMove, BrokerState, TopicState
 from quiver.metadata.commands import decode_result, encode_payload
 from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
-from quiver.wire.exchange import Request
 from quiver.wire.holds import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.messages import (
     AddPartitionsRequest,
@@ -49,6 +48,7 @@ from quiver.wire.messages import (
     Selection,
     SubmitCommand,
 )
+from quiver.wire.requests import Request
 
 A_NODE = NodeId(7)
 
@@ -398,12 +398,12 @@ def test_heartbeat_is_taken_by_managers_that_have_somebody_to_take_it() -> None:
     run(test)
 
 
-def test_request_is_handed_on_once() -> None:
+def test_request_is_forwarded_once() -> None:
     async def test(world: World) -> None:
         await world.join(1)
         primary, replica = await world.primary(), await world.replica()
         await world.wait(lambda: replica.store.primary)
-        error = await refusal(world, CreateTopicRequest(topic="a", is_handed_on=True), of=replica.id)
+        error = await refusal(world, CreateTopicRequest(topic="a", is_forwarded=True), of=replica.id)
         assert isinstance(error, NotLeaderError)
         assert (error.leader, error.code) == (primary.id, "not_primary")
         assert world.wire.asked == [(address(replica), "create_topic")]
@@ -440,7 +440,7 @@ def test_lost_answer_leaves_the_outcome_open() -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
         await world.ask(CreateTopicRequest(topic="logs"))
-        world.wire.loses_answer = lambda request: request.is_handed_on
+        world.wire.loses_answer = lambda request: request.is_forwarded
         error = await refusal(world, DeleteTopicRequest(topic="logs"))
         assert error.outcome == "unknown"
         assert world.wire.asked.count((address(await world.primary()), "delete_topic")) == 1
@@ -464,7 +464,7 @@ def test_request_that_bears_it_is_tried_again_when_its_answer_was_lost(request_:
         lost: list[Request[Any]] = []
 
         def loses(request: Request[Any]) -> bool:
-            if request.is_handed_on and len(lost) < 2:
+            if request.is_forwarded and len(lost) < 2:
                 lost.append(request)
                 return True
             return False
@@ -485,9 +485,9 @@ def test_what_was_perhaps_done_is_never_said_to_be_not_done() -> None:
         answered: list[Request[Any]] = []
 
         def loses_answer(request: Request[Any]) -> bool:
-            if request.is_handed_on:
+            if request.is_forwarded:
                 answered.append(request)
-            return request.is_handed_on
+            return request.is_forwarded
 
         world.wire.loses_answer = loses_answer
         world.wire.loses_request = lambda request: bool(answered)

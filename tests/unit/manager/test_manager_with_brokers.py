@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from broker_cluster import Cluster, Node
 
-from quiver.broker.requests import Answer
 from quiver.config import ManagerSettings
 from quiver.manager import Manager
 from quiver.metadata import BrokerState, NotPrimaryError
 from quiver.model import NodeId, TopicId
 from quiver.raft import Configuration
 from quiver.testing import SimulatedClock
-from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, CreateTopicRequest, DrainBroker, HeartbeatTaken
-from quiver.wire.serving import Caller
+from quiver.wire.messages import BrokerHeartbeatRequest, CreateTopicRequest, DrainBroker, HeartbeatTaken
+from quiver.wire.serving import Answer, Caller
 
 QUICK = ManagerSettings(
     heartbeat_interval_ms=200,
@@ -49,12 +48,10 @@ class ManagedNode(Node):
         async with Manager(self.store, clock=clock, settings=QUICK, cluster_id="c1") as self.manager:
             await asyncio.Event().wait()
 
-    async def _handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
-        if isinstance(request, BrokerHeartbeatRequest):
-            if self.manager is None:
-                raise NotPrimaryError("not done: this node is starting")
-            return HeartbeatTaken(is_known=await self.manager.hear(request)), ()
-        return await super()._handle(caller, request, payload)
+    async def _handle_heartbeat(self, _: Caller, request: BrokerHeartbeatRequest, __: memoryview) -> Answer:
+        if self.manager is None:
+            raise NotPrimaryError("not done: this node is starting")
+        return HeartbeatTaken(is_known=await self.manager.hear(request)), ()
 
 
 class ManagedCluster(Cluster):

@@ -127,7 +127,7 @@ def test_result_that_is_none_is_a_decode_error(data: bytes) -> None:
 
 @settings(deadline=None)
 @given(commands())
-def test_command_is_handed_on_as_it_stands_in_its_batch(command: AnyCommand) -> None:
+def test_command_is_forwarded_as_it_stands_in_its_batch(command: AnyCommand) -> None:
     data = encode_payload(command)
     assert decode_payload(data) == command
     assert data in encode_command(command)

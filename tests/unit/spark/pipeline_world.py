@@ -18,7 +18,7 @@ from quiver.spark import connections
 from quiver.spark.pipelines import Job, JobProgress, JobResult, JobRun
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
-from quiver.wire.exchange import Request
+from quiver.wire.requests import Request
 
 
 class World:

@@ -18,7 +18,7 @@ from quiver.spark.ledger import TRANSACTIONS, Journal, StagedPart, ledger_of_que
 from quiver.spark.sink import ExactlyOnceSink, publish_unnamed
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import MemoryCluster
-from quiver.wire.exchange import Request
+from quiver.wire.requests import Request
 
 LEDGER = ledger_of_query("q")
 

@@ -11,8 +11,8 @@ import pytest
 from quiver.errors import NotLeaderError, OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import GroupId, NodeId
 from quiver.testing import RandomStreams, SimulatedClock, SimulatedLoop, SimulatedNetwork, SimulatedTransport
-from quiver.wire.exchange import Response
 from quiver.wire.messages import AnyRequest, CommandSubmitted, GetMembers, MembersFound, SubmitCommand
+from quiver.wire.requests import Response
 from quiver.wire.serving import Caller
 
 ONE, TWO = NodeId(1), NodeId(2)

@@ -29,7 +29,7 @@ from quiver.gateway.http.deadlines import Deadlines
 from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse
 from quiver.gateway.http.reader import HttpRefusal
 from quiver.logs import facts
-from quiver.tasks import timeout
+from quiver.tasks import TaskScope, timeout
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ class HttpServer:
         self._tls = tls
         self._on_answered = on_answered
         self._server: asyncio.Server | None = None
-        self._group = asyncio.TaskGroup()
+        self._tasks = TaskScope(self._end)
+        self._grace_ms = 0
         self._tick: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         self._is_closing = False
@@ -109,7 +110,7 @@ class HttpServer:
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
         self.address = self._server.sockets[0].getsockname()[:2]
-        await self._group.__aenter__()
+        await self._tasks.__aenter__()
         return self
 
     async def serve(self) -> None:
@@ -139,16 +140,17 @@ class HttpServer:
             connection.abort()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The group needs to know of a cancellation, which may be its own; any other error of the body goes on as it is.
-        told = (kind, error, traceback) if isinstance(error, asyncio.CancelledError) else (None, None, None)
+        self._grace_ms = 0 if error is not None else self.settings.shutdown_grace_ms
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def _end(self) -> None:
         try:
-            await self.close(grace_ms=0 if error is not None else self.settings.shutdown_grace_ms)
+            await self.close(grace_ms=self._grace_ms)
         finally:
             if self._tick is not None:
                 self._tick.cancel()
-            await self._group.__aexit__(*told)
 
     def status(self) -> HttpStatus:
         """Return a snapshot."""
@@ -219,7 +221,7 @@ class HttpServer:
         except Exception as error:  # noqa: BLE001 - one request must not end the node
             return self._fail(error)
         if asyncio.iscoroutine(answer):
-            return self._group.create_task(self._guard(answer))
+            return self._tasks.start(self._guard(answer))
         assert isinstance(answer, HttpResponse | asyncio.Future)
         return answer
 

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from quiver.client.transport import Transport
 from quiver.clock import Clock, Rng
 from quiver.environment import NodeNetwork
 from quiver.metadata import Database
 from quiver.model import Buffer, NodeId
 from quiver.replication.network import LostHandler, MessageHandler
+from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, Identity
 from quiver.testing.network import SimulatedNetwork
 from quiver.testing.transport import SimulatedTransport

@@ -167,7 +167,6 @@ class Taker(Client):
                 consumer_id=consumer_id,
                 records_max=count,
                 bytes_max=FETCH_BYTES,
-                known_index=router.directory.known_index,
             )
 
         consumed, payload = await router.ask_leader(self.topic.name, partition_id, build, deadline=router.deadline())
@@ -182,7 +181,6 @@ class Taker(Client):
                 topic_id=info.topic_id,
                 partition_id=partition_id,
                 consumer_ids=(consumer_id,) * count,
-                known_index=router.directory.known_index,
             )
 
         _, payload = await router.ask_leader(self.topic.name, partition_id, build, deadline=router.deadline())

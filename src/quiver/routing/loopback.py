@@ -1,7 +1,7 @@
-"""The way to nodes, with a short cut to the one that this gateway is part of.
+"""A transport that passes requests for the local node to its handler instead of a socket.
 
-What is asked of this node's own address goes to its handler without a socket. It is held to its time all the same, and
-the truth about what became of it is told in the same words.
+Deadlines and outcomes are those of a real connection: a handler that runs past its deadline is cancelled, and the
+caller gets `UnavailableError` for a read and `OutcomeUnknownError` for anything else.
 """
 
 from __future__ import annotations
@@ -9,24 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from quiver.client.transport import Transport
 from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer
+from quiver.routing.transport import Transport
 from quiver.tasks import timeout
 from quiver.wire import Caller, Handler
-from quiver.wire.exchange import Request, Response, request_name
 from quiver.wire.messages import AnyRequest
-from quiver.wire.traits import READS
+from quiver.wire.requests import Request, Response, request_name
 
 R = TypeVar("R", bound=Response)
 
 CALLER_NAME = "gateway"
-"""What a node sees its own gateway as."""
+"""The name by which a node logs its own gateway."""
 
 
 class LoopbackTransport:
-    """Ask other nodes through `transport`, and this one, at `address`, through its handler."""
+    """Send requests for `address` to `handler`, all others through `transport`."""
 
     def __init__(self, transport: Transport, *, address: Callable[[], str], handler: Handler, clock: Clock) -> None:
         self._transport = transport
@@ -52,9 +51,9 @@ class LoopbackTransport:
 
 def _late(request: Request[R], timeout_ms: int) -> QuiverError:
     name = request_name(request)
-    if type(request) in READS:
-        return UnavailableError(f"{name} was not answered in {timeout_ms} ms", code="timed_out")
-    return OutcomeUnknownError(f"{name} was perhaps done: not answered in {timeout_ms} ms", code="timed_out")
+    if request.is_read:
+        return UnavailableError(f"{name} was not answered within {timeout_ms} ms", code="timed_out")
+    return OutcomeUnknownError(f"{name} may have been done: no answer within {timeout_ms} ms", code="timed_out")
 
 
 def _join(parts: Sequence[Buffer]) -> memoryview:

@@ -30,13 +30,34 @@ R = TypeVar("R", bound=Response)
 class Request(
     msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
 ):
-    """What all requests share; `R` is the response that it gets."""
+    """What all requests share; `R` is the type of the response."""
 
     response: ClassVar[type[Response]]
-    """How its response is read."""
+    """The type that the response is decoded to."""
+    is_read: ClassVar[bool] = False
+    """Whether it changes nothing: after any failure it may be sent again."""
+    waits_for_index: ClassVar[bool] = False
+    """Whether it is handled only once its receiver has applied the metadata up to `known_index`."""
+    is_for_nodes: ClassVar[bool] = False
+    """Whether plain clients are refused."""
+    carries_batches: ClassVar[bool] = False
+    """Whether the payload of the request or of its response is batches, which have checksums of their own."""
 
-    is_handed_on: bool = False
-    """Whether a node has handed it on to the one that it takes for the primary: it is not handed on again."""
+    is_forwarded: bool = False
+    """Whether a node forwarded it to the node that it takes for the primary, which must not forward it again."""
+    known_index: Index = Index(0)
+    """The metadata index that the sender has seen; `routing` sets it. A receiver that lags behind catches up first, so
+    that a client that has just registered is not refused."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Tell whether a client may send it again after an unknown outcome: a repeated delete may hit a new topic."""
+        return True
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Tell whether a repeat after success changes nothing and gets the same response."""
+        return self.is_read
 
 
 class Done(Response, frozen=True):

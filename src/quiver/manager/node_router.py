@@ -1,0 +1,201 @@
+"""A node's requests to other nodes: by id, to the primary, and to the leader of a partition's group.
+
+Addresses come from the metadata, or from the seeds that the node was started with. `ask` and what builds on it make one
+attempt: their callers know whether a repeat is safe. `forward` serves a client's request that only the primary can do,
+on this node if it is the primary, else by forwarding it; it retries until the caller's deadline, so that callers wait
+during an election instead of failing. Its rules:
+
+- An attempt that was not done is repeated. One of unknown outcome is repeated only if the request is idempotent.
+- Once an attempt had an unknown outcome, the final error is *unknown*.
+- A request is forwarded once: its receiver does it, or answers who could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from quiver.backoff import Backoff
+from quiver.clock import Clock, Rng
+from quiver.errors import (
+    DiskFullError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    OverloadedError,
+    QuiverError,
+    UnavailableError,
+)
+from quiver.metadata import Command, MetadataStore, NotPrimaryError, Partition, View
+from quiver.metadata.commands import encode_payload
+from quiver.model import Buffer, NodeId
+from quiver.routing.transport import Transport
+from quiver.wire.messages import GetMembers, GetMetadata, MembersFound, SubmitCommand
+from quiver.wire.requests import R, Request
+from quiver.wire.serving import Answer
+
+REQUEST_TIMEOUT_MS = 5_000
+"""Timeout of a request to another node: longer than an election takes."""
+BACKOFF_MS_FIRST = 25
+BACKOFF_MS_MAX = 500
+ATTEMPT_MS_MIN = 100
+"""Time that a further attempt needs: a shorter one could leave unknown what is known to be not done."""
+ATTEMPT_MS_MAX = 3_000
+"""Timeout of one attempt of an idempotent request: a primary that hangs must not use up the caller's time."""
+FINAL_CODES = frozenset(("brokers_dead", "behind"))
+"""Refusals that a further attempt within the same call does not change."""
+
+
+class NodeRouter:
+    """The requests of one node to the others; `seeds` are the managers that it was started with."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        store: MetadataStore,
+        transport: Transport,
+        *,
+        clock: Clock,
+        rng: Rng,
+        seeds: Mapping[NodeId, str] | None = None,
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._transport = transport
+        self._clock, self._rng = clock, rng
+        self._seeds = dict(sorted((seeds or {}).items()))
+        self._turns = count()
+
+    # -- one attempt -----------------------------------------------------------------------------
+
+    async def ask(self, node: NodeId, request: Request[R], payload: Sequence[Buffer] = ()) -> R:
+        """Ask a node.
+
+        Raises:
+            UnavailableError: not done; its address is not known, or it was not reached.
+            QuiverError: the node's own error, or `OutcomeUnknownError` if its answer was lost.
+        """
+        address = self._address(node)
+        response, _ = await self._transport.call(address, request, payload, timeout_ms=REQUEST_TIMEOUT_MS)
+        return response
+
+    async def ask_primary(self, request: Request[R], payload: Sequence[Buffer] = ()) -> R:
+        """Ask the primary, or a seed, which forwards, while this node does not know the primary; raises as `ask`."""
+        primary = self._store.primary
+        if primary is None and self._seeds:
+            seeds = list(self._seeds)
+            primary = seeds[next(self._turns) % len(seeds)]
+        if primary is None:
+            raise UnavailableError("not done: this node does not know the primary yet")
+        return await self.ask(primary, request, payload)
+
+    async def submit(self, command: Command[Any]) -> None:
+        """Submit a command to the metadata; raises as `MetadataStore.submit` and `ask` do."""
+        if self._store.is_primary:
+            await self._store.submit(command)
+        else:
+            await self.ask_primary(SubmitCommand(), [encode_payload(command)])
+
+    async def catch_up(self) -> View:
+        """Return this node's metadata once it is no older than this call; raises as `ask` does."""
+        found = await self.ask_primary(GetMetadata(topics=(), is_linearizable=True))
+        await self._store.wait_applied(found.index)
+        return self._store.view()
+
+    async def find_members(self, partition: Partition) -> MembersFound:
+        """Ask a partition's leader for the members of its group.
+
+        Raises:
+            UnavailableError: no replica answered that could prove its leadership.
+        """
+        asked: set[NodeId] = set()
+        waiting = [node for node in (partition.leader, *partition.replicas) if node is not None]
+        while waiting:
+            node = waiting.pop(0)
+            if node in asked:
+                continue
+            asked.add(node)
+            try:
+                return await self.ask(node, GetMembers(group=partition.group_id))
+            except NotLeaderError as error:
+                if error.leader is not None:
+                    waiting.insert(0, error.leader)
+            except (UnavailableError, OutcomeUnknownError):
+                continue  # a read: the next node may be asked whatever the outcome was
+        raise UnavailableError(
+            f"not done: none of nodes {sorted(asked)} proved that it leads group {partition.group_id}"
+        )
+
+    # -- on behalf of a client -------------------------------------------------------------------
+
+    async def forward(
+        self,
+        request: Request[Any],
+        payload: Buffer,
+        *,
+        deadline_ms: int,
+        locally: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        """Have the primary do a request; `locally` does it on this node. The deadline is by the monotonic clock.
+
+        Raises:
+            UnavailableError: not done; no primary was found in time, or it could not do it now.
+            OutcomeUnknownError: the outcome is unknown.
+            QuiverError: the primary's own error.
+        """
+        hint: NodeId | None = None
+        backoff = Backoff(self._rng, first_ms=BACKOFF_MS_FIRST, max_ms=BACKOFF_MS_MAX)
+        unknown: OutcomeUnknownError | None = None
+        while True:
+            try:
+                return await self._attempt(request, payload, hint, deadline_ms=deadline_ms, locally=locally)
+            except (UnavailableError, OutcomeUnknownError) as error:
+                failure: QuiverError = error
+            if isinstance(failure, OutcomeUnknownError):
+                unknown = failure
+            known, hint = hint, failure.leader if isinstance(failure, NotLeaderError) else None
+            # The first hint is followed immediately; a chain of hints is not, or two nodes could bounce a request.
+            wait_ms = 0.0 if hint is not None and known is None else backoff.next_ms()
+            is_over = self._clock.monotonic_ms() + wait_ms + ATTEMPT_MS_MIN >= deadline_ms
+            if is_over or request.is_forwarded or not _is_retried(request, failure):
+                raise unknown or failure
+            if wait_ms:
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _attempt(
+        self,
+        request: Request[Any],
+        payload: Buffer,
+        hint: NodeId | None,
+        *,
+        deadline_ms: int,
+        locally: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        if self._store.is_primary:
+            return await locally()
+        primary = hint or self._store.primary
+        if request.is_forwarded or primary is None or primary == self._node:
+            raise NotPrimaryError(f"not done: node {self._node} is not the primary", leader=self._store.primary)
+        timeout_ms = max(1, deadline_ms - self._clock.monotonic_ms())
+        if request.is_idempotent:
+            timeout_ms = min(timeout_ms, ATTEMPT_MS_MAX)
+        forwarded = msgspec.structs.replace(request, is_forwarded=True)
+        parts = (payload,) if len(payload) else ()
+        response, data = await self._transport.call(self._address(primary), forwarded, parts, timeout_ms=timeout_ms)
+        return response, (data,) if len(data) else ()
+
+    def _address(self, node: NodeId) -> str:
+        broker = self._store.view().brokers.get(node)
+        address = self._seeds.get(node) if broker is None else broker.wire_address
+        if address is None:
+            raise UnavailableError(f"not done: this node does not know the address of node {node} yet")
+        return address
+
+
+def _is_retried(request: Request[Any], failure: QuiverError) -> bool:
+    if isinstance(failure, OutcomeUnknownError):
+        return request.is_idempotent
+    return not isinstance(failure, OverloadedError | DiskFullError) and failure.code not in FINAL_CODES
