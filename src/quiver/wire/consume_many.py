@@ -34,16 +34,12 @@ class ConsumeMany(Request[Taken], frozen=True, tag="take_each"):
     """Take a record for each of these consumers at its cursor, in one replicated step; who is named twice gets two."""
 
     response = Taken
+    _repeatable = False
     waits_for_index = True
 
     topic_id: TopicId
     partition_id: PartitionId
     consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=TAKERS_MAX)]
-
-    @property
-    def is_repeatable(self) -> bool:
-        """See `Request`."""
-        return False
 
 
 def encode_taken(records: Sequence[Record | None]) -> bytes:

@@ -44,6 +44,7 @@ class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
     """Keep a topic's records from these offsets on for `lasting_ms`; asked again, it is renewed and moved."""
 
     response = Done
+    _idempotent = True
 
     topic_id: TopicId
     name: Name
@@ -51,21 +52,12 @@ class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
     lasting_ms: Count
     owner: Name = ""
 
-    @property
-    def is_idempotent(self) -> bool:
-        """See `Request`."""
-        return True
-
 
 class ReleaseHoldRequest(Request[Done], frozen=True, tag="release_hold"):
     """Let a hold go, on one topic or on all; one that is gone already is no error."""
 
     response = Done
+    _idempotent = True
 
     name: Name
     topic_id: TopicId | None = None
-
-    @property
-    def is_idempotent(self) -> bool:
-        """See `Request`."""
-        return True

@@ -178,14 +178,10 @@ class ConfigureTopicRequest(Request[Done], frozen=True, tag="configure_topic"):
     """Change when records of a topic may go."""
 
     response = Done
+    _idempotent = True
 
     topic: Name
     retention: RetentionInfo
-
-    @property
-    def is_idempotent(self) -> bool:
-        """See `Request`."""
-        return True
 
 
 class AddPartitionsRequest(Request[Done], frozen=True, tag="add_partitions"):
@@ -201,64 +197,44 @@ class DeleteTopicRequest(Request[Done], frozen=True, tag="delete_topic"):
     """Take a topic out of use; it can be restored for a while."""
 
     response = Done
+    _repeatable = False
 
     topic: Name
-
-    @property
-    def is_repeatable(self) -> bool:
-        """See `Request`."""
-        return False
 
 
 class RestoreTopicRequest(Request[Done], frozen=True, tag="restore_topic"):
     """Take the newest deleted topic of a name back into use."""
 
     response = Done
+    _repeatable = False
 
     topic: Name
-
-    @property
-    def is_repeatable(self) -> bool:
-        """See `Request`."""
-        return False
 
 
 class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
     """Move everything off a broker, or, undone, let it hold replicas again."""
 
     response = Done
+    _idempotent = True
 
     broker: NodeId
     is_undone: bool = False
-
-    @property
-    def is_idempotent(self) -> bool:
-        """See `Request`."""
-        return True
 
 
 class RemoveBroker(Request[Done], frozen=True, tag="remove_broker"):
     """Forget a broker that is drained, or dead and empty."""
 
     response = Done
+    _repeatable = False
 
     broker: NodeId
-
-    @property
-    def is_repeatable(self) -> bool:
-        """See `Request`."""
-        return False
 
 
 class RebalanceBrokers(Request[Done], frozen=True, tag="rebalance_brokers"):
     """Move replicas until every eligible broker has its share."""
 
     response = Done
-
-    @property
-    def is_idempotent(self) -> bool:
-        """See `Request`."""
-        return True
+    _idempotent = True
 
 
 # -- clients -----------------------------------------------------------------------------------------
@@ -325,14 +301,10 @@ class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
     """Drop a producer or consumer: retention no longer waits for it."""
 
     response = Done
+    _repeatable = False
 
     kind: Literal["producer", "consumer"]
     id: int
-
-    @property
-    def is_repeatable(self) -> bool:
-        """See `Request`."""
-        return False
 
 
 # -- data, asked of the partition's leader -----------------------------------------------------------
@@ -551,6 +523,7 @@ class BrokerHeartbeatRequest(Request[HeartbeatTaken], frozen=True, tag="heartbea
     """Tell the primary that a broker lives, what it has come to lead, and which clients it has heard of."""
 
     response = HeartbeatTaken
+    _idempotent = True
     is_for_nodes = True
 
     node: NodeId
@@ -558,11 +531,6 @@ class BrokerHeartbeatRequest(Request[HeartbeatTaken], frozen=True, tag="heartbea
     leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Those that the primary may not know yet."""
     clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
-
-    @property
-    def is_idempotent(self) -> bool:
-        """See `Request`."""
-        return True
 
 
 class MembersFound(Response, frozen=True):

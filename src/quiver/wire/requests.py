@@ -40,6 +40,8 @@ class Request(
     """Whether it is handled only once its receiver has applied the metadata up to `known_index`."""
     is_for_nodes: ClassVar[bool] = False
     """Whether plain clients are refused."""
+    _repeatable: ClassVar[bool] = True
+    _idempotent: ClassVar[bool] = False
     carries_batches: ClassVar[bool] = False
     """Whether the payload of the request or of its response is batches, which have checksums of their own."""
 
@@ -52,12 +54,12 @@ class Request(
     @property
     def is_repeatable(self) -> bool:
         """Tell whether a client may send it again after an unknown outcome: a repeated delete may hit a new topic."""
-        return True
+        return self._repeatable
 
     @property
     def is_idempotent(self) -> bool:
         """Tell whether a repeat after success changes nothing and gets the same response."""
-        return self.is_read
+        return self.is_read or self._idempotent
 
 
 class Done(Response, frozen=True):
