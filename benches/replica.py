@@ -55,9 +55,9 @@ class Commands:
 
     async def status(self) -> dict[str, Any]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        statuses = [member.raft.status() for member in self._members]
+        statuses = [member.raft_status() for member in self._members]
         return {
-            "leads": sum(member.is_leader for member in self._members),
+            "leads": sum(member.is_ready for member in self._members),
             "hibernating": sum(status.hibernating for status in statuses),
             "commit": statuses[0].commit_index,
             "cpu_s": time.process_time(),

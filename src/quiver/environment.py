@@ -19,7 +19,7 @@ from quiver.clock import Clock, Rng, SystemClock
 from quiver.config import Settings
 from quiver.metadata import Database, open_database, sqlite_url
 from quiver.model import Buffer, NodeId
-from quiver.replication.network import LostHandler, MessageHandler, Network
+from quiver.replication.interfaces import LostHandler, MessageHandler, Network
 from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, Identity, SystemDisk, ThreadExecutor
 from quiver.storage.layout import metadata_database

@@ -17,7 +17,7 @@ from quiver.metadata import METADATA_GROUP, Database, MetadataStore, open_databa
 from quiver.model import Buffer, NodeId
 from quiver.raft import Configuration
 from quiver.replication import Member, Replicator
-from quiver.replication.network import LostHandler, MessageHandler
+from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.storage import SystemDisk, ThreadExecutor
 
 NODE = NodeId(1)
@@ -31,9 +31,6 @@ class Nowhere:
 
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
         raise AssertionError("a node that is alone has nobody to send to")
-
-    def backlog_bytes(self, to: NodeId) -> int:
-        return 0
 
 
 @dataclass

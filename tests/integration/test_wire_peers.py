@@ -16,7 +16,7 @@ import pytest
 from quiver.clock import SystemClock
 from quiver.errors import ConfigError, InvariantBroken, RequestError
 from quiver.model import NodeId
-from quiver.replication.network import Network
+from quiver.replication.interfaces import Network
 from quiver.wire import Address, FrameReader, Kind, PeerNetwork, PeerStatus, WireSettings, encode_frame
 from quiver.wire.handshake import encode_hello, make_hello
 
@@ -151,7 +151,9 @@ async def receive_messages(source: socket.socket, count: int) -> list[bytes]:
 
 
 def test_network_is_the_real_side_of_the_seam() -> None:
-    network: Network = Node(1).network
+    network = Node(1).network
+    seam: Network = network
+    assert seam is network
     assert network.backlog_bytes(NodeId(2)) == 0
 
 

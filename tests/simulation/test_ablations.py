@@ -31,6 +31,7 @@ from quiver.replication.applier import Applier
 from quiver.replication.log_compactor import LogCompactor, MakeState
 from quiver.replication.member import Member
 from quiver.replication.persistence import Persistence
+from quiver.replication.sender import MemberSender
 from quiver.storage import recovery
 from quiver.storage.disk import File
 from quiver.storage.flush import Flush, SegmentWrite, write_all
@@ -277,10 +278,10 @@ def open_without_writing_again(writer: Writer) -> None:
 
 
 async def be_ready_at_once(gate: ProposalGate) -> None:
-    if not gate._member.raft.is_leader:
+    if not gate._member.is_leader:
         await gate._member.read_barrier()
-    if gate.term != gate._member.raft.term:
-        gate.term = gate._member.raft.term
+    if gate.term != gate._member.term:
+        gate.term = gate._member.term
         for forget in gate.on_new_term:
             forget()
 
@@ -333,12 +334,12 @@ def fail_without_a_note(member: Member, error: StorageError) -> None:
     member._host.fail(error)
 
 
-def send_no_probe(member: Member, permission: SendEntries, batches: list[Batch]) -> None:
+def send_no_probe(sender: MemberSender, permission: SendEntries, batches: list[Batch]) -> None:
     if batches or permission.first_index < permission.end_index:
-        _send_append(member, permission, batches)
+        _send_append(sender, permission, batches)
     else:
-        member._carry_out(
-            member._raft.sent(permission.to, ticket=permission.ticket, end_index=permission.first_index, size_bytes=0)
+        sender._carry_out(
+            sender._raft.sent(permission.to, ticket=permission.ticket, end_index=permission.first_index, size_bytes=0)
         )
 
 
@@ -350,7 +351,7 @@ def lose_late(member: Member, output: Any, *rest: Any) -> None:
 
 def lose_when_finished(member: Member, step: Any) -> None:
     if step.output.proposals_lost is not None:
-        member._waiters.lose(step.output.proposals_lost)
+        member._pending.lose(step.output.proposals_lost)
     _finish(member, step)
 
 
@@ -390,10 +391,10 @@ async def fence_here_alone(replica: Replica, producer_id: ProducerId, epoch: int
     return replica._deduplicator.expected_sequence(producer_id, epoch)
 
 
-async def trim_before_it_is_saved(shortener: LogCompactor, first_index: Index, make_state: MakeState) -> None:
+async def trim_before_it_is_saved(compactor: LogCompactor, first_index: Index, make_state: MakeState) -> None:
     del make_state
-    await shortener._log.truncate_prefix(first_index)
-    shortener._raft.compacted(shortener._log.first_index)
+    await compactor._log.truncate_prefix(first_index)
+    compactor._raft.compacted(compactor._log.first_index)
 
 
 def send_the_newest_state(persistence: Persistence, needed_index: Index) -> Any:
@@ -408,7 +409,7 @@ _save = HardStateFile.save
 _sync = SimulatedFile.sync
 _restore_partition = PartitionState.restore
 _plan_save = Persistence.plan_save
-_send_append = Member._send_append
+_send_append = MemberSender._send_append
 _carry_out = Member._carry_out
 _finish = Member._finish
 
@@ -473,7 +474,7 @@ ABLATIONS = [
     ),
     without("bug_offsets_ignore_what_waits", MEMBERS, (Member, "_planned_end_offset", end_offset_of_log)),
     without("bug_damage_met_while_reading_stays", DAMAGE, (Member, "handle_failure", fail_without_a_note)),
-    without("bug_restarted_member_is_not_probed", CALM, (Member, "_send_append", send_no_probe)),
+    without("bug_restarted_member_is_not_probed", CALM, (MemberSender, "_send_append", send_no_probe)),
 ]
 
 

@@ -12,14 +12,14 @@ from quiver.raft import (
     AppendResponse,
     Configuration,
     InitialState,
-    Message,
     Raft,
     RaftConfig,
+    RaftMessage,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
-from quiver.replication.codec import Item
+from quiver.replication.codec import GroupMessage
 from quiver.testing.checkers import CommittedLog, ConfigurationChecker, ElectionChecker, PromiseChecker
 from quiver.testing.checkers.configurations import quorums_meet
 from quiver.testing.checkers.durability import check_majority
@@ -84,7 +84,7 @@ def ack(index: int, term: int = 5) -> AppendResponse:
     return AppendResponse(Term(term), True, Index(index), Index(index), Index(index), 0)
 
 
-def say(judge: PromiseChecker, message: Message, member: Raft, *, durable_end: int = 100, to: NodeId = N2) -> None:
+def say(judge: PromiseChecker, message: RaftMessage, member: Raft, *, durable_end: int = 100, to: NodeId = N2) -> None:
     judge.say(to, message, member, Durable(durable_end))  # type: ignore[arg-type] # as much of a log as is looked at
 
 
@@ -157,21 +157,21 @@ def test_vote_without_an_acknowledged_entry_that_was_never_committed_is_fine() -
 
 def test_member_that_ignores_a_later_term_is_found() -> None:
     judge = PromiseChecker(N1, committed())
-    judge.hear(N2, Item(GROUP, plain=VoteRequest(Term(9), Index(0), Term(0))), raft(term=5), None)
-    finds("I2", lambda: judge.hear(N2, Item(GROUP, plain=ack(1, term=9)), raft(term=5), None))
+    judge.hear(N2, GroupMessage(GROUP, plain=VoteRequest(Term(9), Index(0), Term(0))), raft(term=5), None)
+    finds("I2", lambda: judge.hear(N2, GroupMessage(GROUP, plain=ack(1, term=9)), raft(term=5), None))
 
 
 def test_leader_that_believes_too_much_is_found() -> None:
     judge = PromiseChecker(N1, committed())
     member = leading(1)
     member.receive(N2, AppendResponse(Term(6), True, Index(1), Index(1), Index(1), 0), 0)
-    judge.hear(N2, Item(GROUP, plain=ack(1, term=6)), member, Holding(True, True))
-    finds("I6", lambda: judge.hear(N2, Item(GROUP, plain=ack(1, term=6)), member, Holding(False, False)))
+    judge.hear(N2, GroupMessage(GROUP, plain=ack(1, term=6)), member, Holding(True, True))
+    finds("I6", lambda: judge.hear(N2, GroupMessage(GROUP, plain=ack(1, term=6)), member, Holding(False, False)))
 
 
 def test_leader_that_believes_an_answer_of_an_earlier_term_is_found() -> None:
     judge, member = PromiseChecker(N1, committed()), leading(1)
-    late, timely = Item(GROUP, plain=ack(1, term=5)), Item(GROUP, plain=ack(1, term=6))
+    late, timely = GroupMessage(GROUP, plain=ack(1, term=5)), GroupMessage(GROUP, plain=ack(1, term=6))
     assert judge.belief(N2, timely, member) is None, "it may move what is believed"
     belief = judge.belief(N2, late, member)
     judge.hear(N2, late, member, Holding(True, True), belief)

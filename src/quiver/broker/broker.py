@@ -222,9 +222,9 @@ class Broker:
         replica.on_role = handle_role
         self._retention.tell(held, replica)
         self._tasks.create_task(replica.run(self._clock))
-        if replica.member.raft.is_leader:
-            handle_role(Role.LEADER, replica.member.raft.term, self._node)
+        if replica.member.is_leader:
+            handle_role(Role.LEADER, replica.member.term, self._node)
 
     def _leads(self) -> Iterator[LeaderInfo]:
         for held, replica in self._table.led():
-            yield LeaderInfo(held.key[0], held.key[1], replica.member.raft.term)
+            yield LeaderInfo(held.key[0], held.key[1], replica.member.term)

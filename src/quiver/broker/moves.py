@@ -131,8 +131,8 @@ class Mover:
         row = view.partitions.get(held.key)
         if row is None:
             return True
-        configuration = member.raft.configuration
-        if configuration.is_joint or not member.is_leader:
+        configuration = member.configuration
+        if configuration.is_joint or not member.is_ready:
             return False
         move = find_move(view, held.key)
         wanted = wanted_voters(row, move)
@@ -150,7 +150,7 @@ class Mover:
         staying = [node for node in self._table.in_sync(replica) if node in wanted and node != self._node]
         if not missing.issubset(configuration.learners):
             member.change_membership(voters=voters, learners=tuple(missing))
-        elif not all(member.raft.is_caught_up(node) for node in missing):
+        elif not all(member.is_caught_up(node) for node in missing):
             return False
         elif self._node not in wanted and len(voters) > 1:
             if staying:

@@ -193,7 +193,7 @@ class BrokerRequests:
         member = held.replica.member
         await member.read_barrier()
         # Whoever is let go only by an entry that is not committed yet may still be needed.
-        known = (member.raft.configuration, member.raft.committed_configuration)
+        known = (member.configuration, member.committed_configuration)
         voters = {node for item in known for node in (*item.voters, *item.voters_outgoing)}
         learners = {node for item in known for node in item.learners} - voters
         return MembersFound(voters=tuple(sorted(voters)), learners=tuple(sorted(learners))), ()

@@ -51,7 +51,7 @@ class Held:
     @property
     def is_leader(self) -> bool:
         """Tell whether the replica is open and leads, ready or not."""
-        return self.replica is not None and self.replica.member.raft.is_leader
+        return self.replica is not None and self.replica.member.is_leader
 
     def open(self, replica: Replica) -> None:
         """Take the open replica."""
@@ -111,7 +111,7 @@ class PartitionTable:
 
         Stricter than what is shown: leadership is handed to one of them, who must be there.
         """
-        status = replica.member.raft.status()
+        status = replica.member.raft_status()
         return find_in_sync(status, now_ms=self._clock.monotonic_ms(), silence_ms_max=self._silence_ms_max)
 
     def describe(self, held: Held) -> ReplicaInfo:

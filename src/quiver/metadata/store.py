@@ -141,7 +141,7 @@ class MetadataStore:
         member = self._require_member()
         status = member.status().raft
         voters = [peer for peer in status.peers if peer.node in status.configuration.voters]
-        if not member.is_leader or not voters:
+        if not member.is_ready or not voters:
             return
         best = max(voters, key=lambda peer: (peer.match_index, -peer.node))
         with suppress(QuiverError, TimeoutError):
@@ -175,7 +175,7 @@ class MetadataStore:
     @property
     def is_primary(self) -> bool:
         """Tell whether this manager takes writes."""
-        return self._member is not None and self._member.is_leader
+        return self._member is not None and self._member.is_ready
 
     @property
     def is_closed(self) -> bool:
@@ -185,7 +185,7 @@ class MetadataStore:
     @property
     def members(self) -> Configuration:
         """Return who belongs to the metadata's group, as far as known here."""
-        return self._require_member().raft.configuration
+        return self._require_member().configuration
 
     async def wait_primary(self, *, is_primary: bool) -> None:
         """Return once this manager is the primary, or, with `is_primary` false, no longer; or the store closes."""
@@ -308,7 +308,7 @@ class MetadataStore:
             except UnavailableError as error:
                 raise NotPrimaryError(error.message, leader=member.leader) from error
         else:
-            alone_ms = member.raft.leader_silence_ms(self._clock.monotonic_ms())
+            alone_ms = member.leader_silence_ms()
             if alone_ms > self._settings.staleness_ms_max:
                 raise UnavailableError(f"this node has had no primary for {alone_ms} ms; ask another")
         return self.view()

@@ -75,7 +75,7 @@ class Maintenance:
         if new_bytes >= self._settings.checkpoint_bytes or state.trimmed_index > self._trimmed_index:
             self._work.set()
         snapshot_bytes = state.trim_points[-1].record_bytes if state.trim_points else 0
-        if state.record_bytes - snapshot_bytes >= self._settings.summary_bytes and self._member.raft.is_leader:
+        if state.record_bytes - snapshot_bytes >= self._settings.summary_bytes and self._member.is_leader:
             self._work.set()
 
     async def run(self, clock: Clock) -> None:
@@ -104,7 +104,7 @@ class Maintenance:
                     await self._checkpoint()
             except LogClosedError:
                 return  # the node stopped meanwhile
-            if self._member.raft.is_leader:
+            if self._member.is_leader:
                 await self._apply_retention(now_ms)
 
     async def stop(self) -> None:

@@ -41,8 +41,8 @@ class ProposalGate:
     @property
     def is_current(self) -> bool:
         """Return whether this replica leads in the term in which it has caught up."""
-        raft = self._member.raft
-        return self.term == raft.term and raft.is_leader
+        member = self._member
+        return self.term == member.term and member.is_leader
 
     @property
     def is_ready(self) -> bool:
@@ -114,10 +114,10 @@ class ProposalGate:
 
     async def _catch_up(self) -> None:
         """Wait, once per term, until everything that earlier leaders committed is applied here."""
-        raft = self._member.raft
-        term = raft.term
-        await self._member.read_barrier()
-        if raft.term == term != self.term:
+        member = self._member
+        term = member.term
+        await member.read_barrier()
+        if member.term == term != self.term:
             self.term = term
             for forget in self.on_new_term:
                 forget()

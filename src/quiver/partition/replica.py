@@ -142,13 +142,13 @@ class Replica:
 
     def status(self, *, now_ms: int) -> ReplicaStatus:
         """Return a snapshot for operators and metrics; `now_ms` is the monotonic clock."""
-        raft = self._member.raft.status()
+        raft = self._member.raft_status()
         return ReplicaStatus(
             group=self._member.group,
             role=raft.role,
             epoch=raft.term,
             leader=raft.leader,
-            is_ready=self._member.is_leader,
+            is_ready=self._member.is_ready,
             first_offset=self._state.first_offset,
             end_offset=self._state.end_offset,
             size_bytes=self._member.log.status().size_bytes,

@@ -19,17 +19,17 @@ from quiver.raft.messages import (
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
-    Message,
     Outgoing,
-    Snapshot,
+    RaftMessage,
+    SnapshotMetadata,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
 from quiver.raft.output import HardState, Output, ReadReady, Role, RoleChange, SendEntries, SendSnapshot
-from quiver.raft.progress import PeerStatus, ProgressState
+from quiver.raft.progress import ProgressState, RaftPeerStatus
 from quiver.raft.safeguards import Safeguard
-from quiver.raft.status import Status
+from quiver.raft.status import RaftStatus
 
 __all__ = [
     "Append",
@@ -42,21 +42,21 @@ __all__ = [
     "HeartbeatResponse",
     "InitialState",
     "InstallSnapshot",
-    "Message",
     "Outgoing",
     "Output",
-    "PeerStatus",
     "ProgressState",
     "Raft",
     "RaftConfig",
+    "RaftMessage",
+    "RaftPeerStatus",
+    "RaftStatus",
     "ReadReady",
     "Role",
     "RoleChange",
     "Safeguard",
     "SendEntries",
     "SendSnapshot",
-    "Snapshot",
-    "Status",
+    "SnapshotMetadata",
     "TimeoutNow",
     "VoteRequest",
     "VoteResponse",

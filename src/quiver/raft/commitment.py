@@ -10,10 +10,10 @@ from quiver.model import Index
 from quiver.raft import membership, sending
 from quiver.raft.leadership import Leadership
 from quiver.raft.output import ReadReady
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def advance(state: State, leadership: Leadership) -> None:
+def advance(state: RaftState, leadership: Leadership) -> None:
     """Commit what a quorum holds. The member may not be the leader any more afterwards."""
     index = leadership.agreed_match()
     if index < leadership.first_own_index and state.guards.commit_own_term_only:
@@ -30,12 +30,12 @@ def advance(state: State, leadership: Leadership) -> None:
     membership.after_commit(state, leadership)
 
 
-def is_ready(state: State, leadership: Leadership) -> bool:
+def is_ready(state: RaftState, leadership: Leadership) -> bool:
     """Tell whether the leader has committed in its own term, so that it knows all that is committed (§8)."""
     return state.log.commit >= leadership.first_own_index
 
 
-def read(state: State, leadership: Leadership, context: int) -> None:
+def read(state: RaftState, leadership: Leadership, context: int) -> None:
     """Let a read wait for proof that its leader still leads."""
     if not is_ready(state, leadership) and state.guards.read_after_own_term_commit:
         leadership.reads.hold(context)
@@ -47,7 +47,7 @@ def read(state: State, leadership: Leadership, context: int) -> None:
     begin_read_round(state, leadership)
 
 
-def begin_read_round(state: State, leadership: Leadership) -> None:
+def begin_read_round(state: RaftState, leadership: Leadership) -> None:
     """Begin a round for the reads that need one, unless an earlier round is still on its way."""
     reads = leadership.reads
     if reads.has_round_on_its_way(state.round) or not reads.needs_round_after(state.round):
@@ -56,7 +56,7 @@ def begin_read_round(state: State, leadership: Leadership) -> None:
     release_reads(state, leadership)
 
 
-def release_reads(state: State, leadership: Leadership) -> None:
+def release_reads(state: RaftState, leadership: Leadership) -> None:
     """Answer the reads whose round a quorum has answered, then begin the next round if one is needed."""
     ready = leadership.reads.release(leadership.agreed_round())
     if ready:
@@ -64,7 +64,7 @@ def release_reads(state: State, leadership: Leadership) -> None:
         begin_read_round(state, leadership)
 
 
-def _serve_held_reads(state: State, leadership: Leadership) -> None:
+def _serve_held_reads(state: RaftState, leadership: Leadership) -> None:
     index = Index(state.log.commit)
     if leadership.reads.make_ready(index=index, needed_round=state.round + 1):
         begin_read_round(state, leadership)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from quiver.errors import ConfigError
 from quiver.model import Index, NodeId, Term
 from quiver.raft.configuration import Configuration
-from quiver.raft.messages import Snapshot
+from quiver.raft.messages import SnapshotMetadata
 from quiver.raft.safeguards import Safeguard
 
 
@@ -77,6 +77,6 @@ class InitialState(Struct, frozen=True, kw_only=True):
     commit: Index = Index(0)
     """A lower bound of what is committed, if known: the applied index, for one."""
     configurations: tuple[tuple[Index, Configuration], ...] = ()
-    snapshot: Snapshot | None = None
+    snapshot: SnapshotMetadata | None = None
     recover_until: Index | None = None
     """Set when the log lost entries that this member may have acknowledged: the last such index (R18)."""

@@ -39,15 +39,15 @@ from quiver.raft.messages import (
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
-    Message,
+    RaftMessage,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
 from quiver.raft.output import Output, Role
 from quiver.raft.progress import LOST, SNAPSHOT
-from quiver.raft.state import Campaign, State
-from quiver.raft.status import Status
+from quiver.raft.state import Campaign, RaftState
+from quiver.raft.status import RaftStatus
 
 
 class Raft:
@@ -56,7 +56,7 @@ class Raft:
     __slots__ = ("_state",)
 
     def __init__(self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int) -> None:
-        self._state = State(config, initial, rng=rng, now_ms=now_ms)
+        self._state = RaftState(config, initial, rng=rng, now_ms=now_ms)
 
     # Questions
 
@@ -148,7 +148,7 @@ class Raft:
         leadership = self._state.leadership
         return leadership is not None and membership.is_caught_up(self._state, leadership, node)
 
-    def status(self) -> Status:
+    def status(self) -> RaftStatus:
         """Return an immutable snapshot for people, metrics and tests."""
         return status.describe(self._state)
 
@@ -166,7 +166,7 @@ class Raft:
             election.campaign(state)
         return state.finish()
 
-    def receive(self, from_: NodeId, message: Message, now_ms: int) -> Output:
+    def receive(self, from_: NodeId, message: RaftMessage, now_ms: int) -> Output:
         """Take a message from another member."""
         state = self._state
         state.begin(now_ms)
@@ -356,13 +356,13 @@ class Raft:
         else:
             follower.note_durable(state)
 
-    def _meet_other_term(self, from_: NodeId, message: Message) -> bool:
+    def _meet_other_term(self, from_: NodeId, message: RaftMessage) -> bool:
         """Apply §5.1 to a message of another term; tell whether to go on with it."""
         if message.term > self._state.term:
             return self._meet_later_term(from_, message)
         return self._meet_earlier_term(from_, message)
 
-    def _meet_later_term(self, from_: NodeId, message: Message) -> bool:
+    def _meet_later_term(self, from_: NodeId, message: RaftMessage) -> bool:
         state = self._state
         match message:
             case VoteRequest():
@@ -382,7 +382,7 @@ class Raft:
         state.become_follower(message.term, from_ if is_from_leader else None)
         return True
 
-    def _meet_earlier_term(self, from_: NodeId, message: Message) -> bool:
+    def _meet_earlier_term(self, from_: NodeId, message: RaftMessage) -> bool:
         state = self._state
         match message:
             case Append() | Heartbeat() | InstallSnapshot():
@@ -395,7 +395,7 @@ class Raft:
                 pass  # a transfer that is over
         return False
 
-    def _dispatch(self, from_: NodeId, message: Message) -> None:
+    def _dispatch(self, from_: NodeId, message: RaftMessage) -> None:
         state, leadership = self._state, self._state.leadership
         match message:
             case Append():

@@ -13,10 +13,10 @@ from quiver.raft.configuration import majority_of
 from quiver.raft.leader import become_leader
 from quiver.raft.messages import VoteRequest, VoteResponse
 from quiver.raft.output import Role
-from quiver.raft.state import Campaign, State
+from quiver.raft.state import Campaign, RaftState
 
 
-def campaign(state: State, *, transfer: bool = False) -> None:
+def campaign(state: RaftState, *, transfer: bool = False) -> None:
     """Begin an election if this member has the right to: pre-vote first, unless the leader asked for it."""
     if not state.may_campaign():
         return
@@ -26,7 +26,7 @@ def campaign(state: State, *, transfer: bool = False) -> None:
         _ask_pre_votes(state)
 
 
-def doubt_leader(state: State) -> None:
+def doubt_leader(state: RaftState) -> None:
     """Stop counting the leader as fresh, and campaign within half an election timeout if it stays silent.
 
     The wait is drawn, as ever, so that members that notice together do not campaign together (§5.2).
@@ -38,7 +38,7 @@ def doubt_leader(state: State) -> None:
     state.election_deadline_ms = min(state.election_deadline_ms, deadline_ms)
 
 
-def handle_vote_request(state: State, from_: NodeId, message: VoteRequest) -> None:
+def handle_vote_request(state: RaftState, from_: NodeId, message: VoteRequest) -> None:
     """Give or refuse a vote; a vote leaves only after it is durable (R2)."""
     granted = _is_grantable(state, from_, message)
     if granted and not message.pre:
@@ -53,7 +53,7 @@ def handle_vote_request(state: State, from_: NodeId, message: VoteRequest) -> No
     state.send(from_, VoteResponse(term, granted=granted, pre=message.pre))
 
 
-def handle_vote_response(state: State, from_: NodeId, message: VoteResponse) -> None:
+def handle_vote_response(state: RaftState, from_: NodeId, message: VoteResponse) -> None:
     """Count an answer, if it belongs to the current campaign."""
     current = state.campaign
     if current is None or current.pre != message.pre:
@@ -64,14 +64,14 @@ def handle_vote_response(state: State, from_: NodeId, message: VoteResponse) -> 
     _count(state, current)
 
 
-def refuse_pre_vote(state: State, to: NodeId) -> None:
+def refuse_pre_vote(state: RaftState, to: NodeId) -> None:
     """Refuse for the leader's sake, so that the asker need not wait for its timeout."""
     if state.tracing:
         state.trace(f"refuses n{to} a pre-vote: its leader is alive")
     state.send(to, VoteResponse(state.term, granted=False, pre=True))
 
 
-def _is_grantable(state: State, from_: NodeId, message: VoteRequest) -> bool:
+def _is_grantable(state: RaftState, from_: NodeId, message: VoteRequest) -> bool:
     if not state.may_vote():
         return False
     if message.term == state.term and state.guards.single_vote_per_term:
@@ -84,20 +84,20 @@ def _is_grantable(state: State, from_: NodeId, message: VoteRequest) -> bool:
     return (message.last_term, message.last_index) >= (terms.last_term, terms.last_index)
 
 
-def _ask_pre_votes(state: State) -> None:
+def _ask_pre_votes(state: RaftState) -> None:
     """Ask who would vote. Nothing durable changes; the silent leader no longer counts as ours (R9)."""
     state.role = Role.PRE_CANDIDATE
     _begin(state, Campaign(pre=True), term=Term(state.term + 1), transfer=False)
 
 
-def _ask_votes(state: State, *, transfer: bool) -> None:
+def _ask_votes(state: RaftState, *, transfer: bool) -> None:
     """Ask for votes in a new term, having voted for ourselves."""
     state.enter_term(Term(state.term + 1), vote=state.id)
     state.role = Role.CANDIDATE
     _begin(state, Campaign(pre=False), term=state.term, transfer=transfer)
 
 
-def _begin(state: State, current: Campaign, *, term: Term, transfer: bool) -> None:
+def _begin(state: RaftState, current: Campaign, *, term: Term, transfer: bool) -> None:
     state.campaign = current
     state.leader = None
     state.reset_election_timer()
@@ -112,7 +112,7 @@ def _begin(state: State, current: Campaign, *, term: Term, transfer: bool) -> No
     _count(state, current)
 
 
-def _count(state: State, current: Campaign) -> None:
+def _count(state: RaftState, current: Campaign) -> None:
     """Win with a majority of every electorate; give up when one can no longer be had."""
     electorates = state.configuration.electorates
     if not state.guards.joint_quorum:

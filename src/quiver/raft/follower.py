@@ -13,10 +13,10 @@ from quiver.errors import invariant
 from quiver.model import Index, NodeId
 from quiver.raft import hibernation
 from quiver.raft.messages import Append, AppendResponse, Entry, Heartbeat, HeartbeatResponse
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def hear_leader(state: State, from_: NodeId, heard_round: int) -> None:
+def hear_leader(state: RaftState, from_: NodeId, heard_round: int) -> None:
     """Note a message from the leader of this term, following it if that is news (§5.2)."""
     if state.leader != from_:
         invariant(state.leader is None, "one leader per term", term=state.term, known=state.leader, other=from_)
@@ -28,7 +28,7 @@ def hear_leader(state: State, from_: NodeId, heard_round: int) -> None:
         state.round_heard = heard_round
 
 
-def handle_append(state: State, from_: NodeId, message: Append) -> None:
+def handle_append(state: RaftState, from_: NodeId, message: Append) -> None:
     """Take entries from the leader (§5.3, Figure 2)."""
     hear_leader(state, from_, message.round)
     if not _is_consistent(state, message):
@@ -47,7 +47,7 @@ def handle_append(state: State, from_: NodeId, message: Append) -> None:
         acknowledge(state, from_)
 
 
-def handle_heartbeat(state: State, from_: NodeId, message: Heartbeat) -> None:
+def handle_heartbeat(state: RaftState, from_: NodeId, message: Heartbeat) -> None:
     """Answer a heartbeat, or go to sleep with the group."""
     hear_leader(state, from_, message.round)
     _follow_commit(state, message.commit)
@@ -57,7 +57,7 @@ def handle_heartbeat(state: State, from_: NodeId, message: Heartbeat) -> None:
     report(state, from_)
 
 
-def report(state: State, to: NodeId) -> None:
+def report(state: RaftState, to: NodeId) -> None:
     """Tell a leader how far this member is, and that it is awake."""
     response = HeartbeatResponse(
         state.term,
@@ -70,14 +70,14 @@ def report(state: State, to: NodeId) -> None:
     state.send(to, response)
 
 
-def note_durable(state: State) -> None:
+def note_durable(state: RaftState) -> None:
     """Acknowledge to the leader what its write made durable here (R3)."""
     note_recovery(state)
     if state.leader is not None and state.acknowledgeable() > state.acknowledged:
         acknowledge(state, state.leader)
 
 
-def note_recovery(state: State) -> None:
+def note_recovery(state: RaftState) -> None:
     """End recovery once everything that may have been lost is back, under a current leader (R18)."""
     if state.recover_until is None or state.leader is None:
         return
@@ -88,7 +88,7 @@ def note_recovery(state: State) -> None:
             state.trace("recovered")
 
 
-def acknowledge(state: State, to: NodeId) -> None:
+def acknowledge(state: RaftState, to: NodeId) -> None:
     """Vouch for the log as far as it is equal and durable."""
     state.acknowledged = state.acknowledgeable()
     response = AppendResponse(
@@ -103,7 +103,7 @@ def acknowledge(state: State, to: NodeId) -> None:
     state.send(to, response)
 
 
-def refuse(state: State, to: NodeId) -> None:
+def refuse(state: RaftState, to: NodeId) -> None:
     """Tell a leader of an earlier term that it was replaced (§5.1)."""
     nothing = Index(0)
     response = AppendResponse(
@@ -117,7 +117,7 @@ def refuse(state: State, to: NodeId) -> None:
     state.send(to, response)
 
 
-def _is_consistent(state: State, message: Append) -> bool:
+def _is_consistent(state: RaftState, message: Append) -> bool:
     """Tell whether the entry before the new ones is the leader's (§5.3).
 
     What is committed here is in the leader's log (§5.4), so that it need not be looked up; it may be compacted.
@@ -130,7 +130,7 @@ def _is_consistent(state: State, message: Append) -> bool:
     return log.terms.term_at(message.prev_index) == message.prev_term
 
 
-def _unknown(state: State, message: Append) -> Sequence[Entry]:
+def _unknown(state: RaftState, message: Append) -> Sequence[Entry]:
     """Return the entries that are not in the log yet, having cut what conflicts with them."""
     entries = message.entries
     terms = state.log.terms
@@ -151,7 +151,7 @@ def _unknown(state: State, message: Append) -> Sequence[Entry]:
     return ()
 
 
-def _reject(state: State, from_: NodeId, message: Append) -> None:
+def _reject(state: RaftState, from_: NodeId, message: Append) -> None:
     """Say which append does not fit, and the highest entry that could be common (§5.3)."""
     log = state.log
     hint_index, hint_term = log.terms.highest_at_most(message.prev_index, message.prev_term)
@@ -170,7 +170,7 @@ def _reject(state: State, from_: NodeId, message: Append) -> None:
     state.send(from_, response)
 
 
-def _follow_commit(state: State, leader_commit: Index) -> None:
+def _follow_commit(state: RaftState, leader_commit: Index) -> None:
     """Commit what the leader has committed, as far as this log is known to be the leader's (§5.3)."""
     known = state.matched if state.guards.commit_never_beyond_matched else state.log.terms.last_index
     if leader_commit > state.log.commit:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from quiver.raft import sending
 from quiver.raft.leadership import Leadership
-from quiver.raft.messages import AppendResponse, Heartbeat, HeartbeatResponse, Message
-from quiver.raft.state import State
+from quiver.raft.messages import AppendResponse, Heartbeat, HeartbeatResponse, RaftMessage
+from quiver.raft.state import RaftState
 
 
-def try_sleep(state: State, leadership: Leadership) -> bool:
+def try_sleep(state: RaftState, leadership: Leadership) -> bool:
     """Put an idle group to sleep at a heartbeat; tell whether it sleeps now."""
     if not state.config.hibernation:
         return False
@@ -31,13 +31,13 @@ def try_sleep(state: State, leadership: Leadership) -> bool:
     return True
 
 
-def agrees(state: State, message: Heartbeat) -> bool:
+def agrees(state: RaftState, message: Heartbeat) -> bool:
     """Tell whether this follower has exactly what the leader says everybody has."""
     log = state.log
     return message.commit == log.commit == log.terms.last_index == log.durable == state.matched
 
 
-def stirs(state: State, message: Message) -> bool:
+def stirs(state: RaftState, message: RaftMessage) -> bool:
     """Tell whether a message wakes a sleeping member."""
     if state.leadership is None:
         return not (type(message) is Heartbeat and message.hibernate and message.term == state.term)
@@ -46,7 +46,7 @@ def stirs(state: State, message: Message) -> bool:
     return True
 
 
-def wake(state: State) -> None:
+def wake(state: RaftState) -> None:
     """Start timers afresh, as if everybody had just been heard."""
     if not state.hibernating:
         return
@@ -62,7 +62,7 @@ def wake(state: State) -> None:
         state.trace("wake")
 
 
-def _is_idle(state: State, leadership: Leadership) -> bool:
+def _is_idle(state: RaftState, leadership: Leadership) -> bool:
     log = state.log
     if not log.commit == log.durable == log.terms.last_index or leadership.reads or leadership.transfer is not None:
         return False

@@ -13,10 +13,10 @@ from quiver.raft import commitment, hibernation, sending, transfer
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import Entry, EntryKind
 from quiver.raft.output import Role
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def become_leader(state: State) -> None:
+def become_leader(state: RaftState) -> None:
     """Take over a won term: everybody is probed with a no-op of this term (§5.2, §5.4.2, §8)."""
     next_index = Index(state.log.terms.last_index + 1)
     leadership = Leadership(state.id, first_own_index=next_index, now_ms=state.now_ms)
@@ -34,14 +34,14 @@ def become_leader(state: State) -> None:
         sending.broadcast_heartbeat(state, leadership)
 
 
-def require_leadership(state: State) -> Leadership:
+def require_leadership(state: RaftState) -> Leadership:
     """Return the leadership, or refuse: nothing was done."""
     if state.leadership is None:
         raise UnavailableError("this member is not the leader")
     return state.leadership
 
 
-def require_proposable(state: State) -> Leadership:
+def require_proposable(state: RaftState) -> Leadership:
     """Return the leadership if it takes proposals now, or refuse: nothing was done."""
     leadership = require_leadership(state)
     if leadership.transfer is not None and state.guards.transfer_stops_proposals:
@@ -51,7 +51,7 @@ def require_proposable(state: State) -> Leadership:
     return leadership
 
 
-def propose(state: State, entries: Sequence[Entry]) -> None:
+def propose(state: RaftState, entries: Sequence[Entry]) -> None:
     """Append proposed entries, which carry the slots that come next (§5.3)."""
     leadership = require_proposable(state)
     size_bytes = sum([len(entry.data) for entry in entries])
@@ -68,7 +68,7 @@ def propose(state: State, entries: Sequence[Entry]) -> None:
         commitment.advance(state, leadership)
 
 
-def read(state: State, context: int) -> None:
+def read(state: RaftState, context: int) -> None:
     """Take a read, within the bound."""
     leadership = require_leadership(state)
     if len(leadership.reads) >= state.config.reads_pending_max:
@@ -77,14 +77,14 @@ def read(state: State, context: int) -> None:
     commitment.read(state, leadership, context)
 
 
-def note_durable(state: State, leadership: Leadership) -> None:
+def note_durable(state: RaftState, leadership: Leadership) -> None:
     """Count the leader's own copy, now that its disk holds it (R3)."""
     leadership.own.match = max(leadership.own.match, state.log.durable)
     if leadership.own.match > state.log.commit:
         commitment.advance(state, leadership)
 
 
-def tick(state: State, leadership: Leadership) -> None:
+def tick(state: RaftState, leadership: Leadership) -> None:
     """Do a heartbeat's work when it is due; rounds begun for reads in between do not put it off."""
     if state.now_ms < leadership.heartbeat_deadline_ms:
         return
@@ -107,7 +107,7 @@ def tick(state: State, leadership: Leadership) -> None:
     sending.send_to_all(state, leadership)
 
 
-def _has_quorum(state: State, leadership: Leadership) -> bool:
+def _has_quorum(state: RaftState, leadership: Leadership) -> bool:
     """Tell whether a quorum was heard from within an election timeout (dissertation §6.2)."""
     leadership.own.heard_ms = state.now_ms
     silence_ms = state.now_ms - leadership.quorum_heard_ms()

@@ -14,13 +14,13 @@ from quiver.errors import invariant
 from quiver.model import Index, Term
 from quiver.raft.config import InitialState
 from quiver.raft.configuration import ConfigurationHistory
-from quiver.raft.messages import Entry, Snapshot
+from quiver.raft.messages import Entry, SnapshotMetadata
 from quiver.raft.terms import TermMap
 
 NOTHING = range(0)
 
 
-class Log:
+class RaftLog:
     """The knowledge about one member's log."""
 
     __slots__ = ("applied", "commit", "configurations", "durable", "terms", "truncated_in")
@@ -87,7 +87,7 @@ class Log:
         self.commit = index
         return newly
 
-    def restore(self, snapshot: Snapshot, *, term: Term, matched: Index) -> None:
+    def restore(self, snapshot: SnapshotMetadata, *, term: Term, matched: Index) -> None:
         """Become the empty log after a snapshot.
 
         Until the driver reports the restore, only what was acknowledged in this term counts as durable:

@@ -19,10 +19,12 @@ from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import EntryKind, TimeoutNow
 from quiver.raft.progress import LOST
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]) -> None:
+def change(
+    state: RaftState, leadership: Leadership, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]
+) -> None:
     """Append the first step of a change to these voters and learners; nothing, if the log says already that they are.
 
     A configuration that the first members were given is in no log: asking for it writes it down, so that a
@@ -48,7 +50,7 @@ def change(state: State, leadership: Leadership, *, voters: tuple[NodeId, ...], 
     sending.append_own(state, leadership, EntryKind.CONFIG, first_step)
 
 
-def is_caught_up(state: State, leadership: Leadership, node: NodeId) -> bool:
+def is_caught_up(state: RaftState, leadership: Leadership, node: NodeId) -> bool:
     """Tell whether another member has the configuration in force and almost everything since."""
     progress = leadership.progress.get(node)
     if progress is None or progress.state is LOST:
@@ -57,7 +59,7 @@ def is_caught_up(state: State, leadership: Leadership, node: NodeId) -> bool:
     return progress.match >= state.log.configurations.active_index and lag <= state.config.promotion_lag_max
 
 
-def after_commit(state: State, leadership: Leadership) -> None:
+def after_commit(state: RaftState, leadership: Leadership) -> None:
     """Go on with a change whose latest step was committed."""
     configurations = state.log.configurations
     if configurations.active_index > state.log.commit:
@@ -68,7 +70,7 @@ def after_commit(state: State, leadership: Leadership) -> None:
         _leave(state, leadership)
 
 
-def _leave(state: State, leadership: Leadership) -> None:
+def _leave(state: RaftState, leadership: Leadership) -> None:
     """Step down as a removed leader: tell the commit, hand over, and follow (§6, R14)."""
     sending.broadcast_heartbeat(state, leadership)
     state.send(leadership.successor(state.configuration.voters), TimeoutNow(state.term))
@@ -77,7 +79,7 @@ def _leave(state: State, leadership: Leadership) -> None:
     state.become_follower(state.term, None)
 
 
-def _check_ready(state: State, leadership: Leadership) -> None:
+def _check_ready(state: RaftState, leadership: Leadership) -> None:
     if leadership.transfer is not None:
         raise UnavailableError("leadership is being transferred")
     if state.log.commit < leadership.first_own_index:
@@ -95,7 +97,7 @@ def _check_target(target: Configuration) -> None:
         raise RequestError("a node is named twice among voters and learners")
 
 
-def _check_promotable(state: State, leadership: Leadership, node: NodeId) -> None:
+def _check_promotable(state: RaftState, leadership: Leadership, node: NodeId) -> None:
     """Let only a learner become a voter that has its own addition and almost everything since."""
     if node not in state.configuration.learners:
         raise RequestError(f"node {node} must be a learner before it can be a voter")

@@ -45,7 +45,7 @@ class Entry(Struct, frozen=True, gc=False):
         return len(self.data)
 
 
-class Snapshot(Struct, frozen=True, gc=False):
+class SnapshotMetadata(Struct, frozen=True, gc=False):
     """What a snapshot stands for: everything up to `last_index`."""
 
     last_index: Index
@@ -129,7 +129,7 @@ class InstallSnapshot(Struct, frozen=True, gc=False, tag="install_snapshot"):
     """Say that the snapshot's content has arrived by the driver's own way (§7); answered by `AppendResponse`."""
 
     term: Term
-    snapshot: Snapshot
+    snapshot: SnapshotMetadata
     round: int
 
 
@@ -139,7 +139,7 @@ class TimeoutNow(Struct, frozen=True, gc=False, tag="timeout_now"):
     term: Term
 
 
-Message = (
+RaftMessage = (
     Append | AppendResponse | Heartbeat | HeartbeatResponse | VoteRequest | VoteResponse | InstallSnapshot | TimeoutNow
 )
 """Everything that `Raft.receive` takes."""
@@ -149,4 +149,4 @@ class Outgoing(Struct, frozen=True, gc=False):
     """A message and the member it is for."""
 
     to: NodeId
-    message: Message
+    message: RaftMessage

@@ -11,7 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from quiver.model import Index, NodeId, Term
-from quiver.raft.messages import Entry, Outgoing, Snapshot
+from quiver.raft.messages import Entry, Outgoing, SnapshotMetadata
 
 
 class Role(StrEnum):
@@ -111,7 +111,7 @@ class Output(Struct, gc=False):
     """When `Raft.tick` must be called at the latest; None: no need (hibernating, or no right to campaign)."""
     truncate_from: Index | None = None
     append: Sequence[Entry] = ()
-    restore: Snapshot | None = None
+    restore: SnapshotMetadata | None = None
     hard_state: HardState | None = None
     messages: list[Outgoing] = []
     messages_after_save: Sequence[Outgoing] = ()

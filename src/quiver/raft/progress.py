@@ -30,7 +30,7 @@ PROBE, REPLICATE, SNAPSHOT, LOST = ProgressState
 """The members by their short names: looking them up in the enum costs more than all that is done with them."""
 
 
-class PeerStatus(Struct, frozen=True):
+class RaftPeerStatus(Struct, frozen=True):
     """One member as its leader sees it, for people and metrics."""
 
     node: NodeId
@@ -165,9 +165,9 @@ class PeerProgress:
             is_waiting = self.state is SNAPSHOT and not self.ticket
         return is_waiting and now_ms - self.moved_ms >= timeout_ms
 
-    def status(self) -> PeerStatus:
+    def status(self) -> RaftPeerStatus:
         """Return a snapshot for people and metrics."""
-        return PeerStatus(
+        return RaftPeerStatus(
             node=self.node,
             state=self.state,
             match_index=self.match,

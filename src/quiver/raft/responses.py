@@ -11,10 +11,10 @@ from quiver.raft import commitment, sending, transfer
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import AppendResponse, HeartbeatResponse
 from quiver.raft.progress import LOST, PROBE, SNAPSHOT, PeerProgress
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def handle_append_response(state: State, leadership: Leadership, from_: NodeId, message: AppendResponse) -> None:
+def handle_append_response(state: RaftState, leadership: Leadership, from_: NodeId, message: AppendResponse) -> None:
     """Take an answer to an append or a snapshot."""
     progress = leadership.progress.get(from_)
     if progress is None or not _hear(state, leadership, progress, message):
@@ -28,7 +28,9 @@ def handle_append_response(state: State, leadership: Leadership, from_: NodeId, 
     _follow_up(state, leadership, progress, moved=moved)
 
 
-def handle_heartbeat_response(state: State, leadership: Leadership, from_: NodeId, message: HeartbeatResponse) -> None:
+def handle_heartbeat_response(
+    state: RaftState, leadership: Leadership, from_: NodeId, message: HeartbeatResponse
+) -> None:
     """Take an answer to a heartbeat: a proof of life that may reveal lost appends and lost answers."""
     progress = leadership.progress.get(from_)
     if progress is None or not _hear(state, leadership, progress, message):
@@ -42,7 +44,7 @@ def handle_heartbeat_response(state: State, leadership: Leadership, from_: NodeI
 
 
 def _hear(
-    state: State, leadership: Leadership, progress: PeerProgress, message: AppendResponse | HeartbeatResponse
+    state: RaftState, leadership: Leadership, progress: PeerProgress, message: AppendResponse | HeartbeatResponse
 ) -> bool:
     """Note that a member is alive and follows; tell whether its answer may be used."""
     if progress.state is LOST:
@@ -58,7 +60,7 @@ def _hear(
     return True
 
 
-def _note_restart(state: State, progress: PeerProgress, message: AppendResponse | HeartbeatResponse) -> bool:
+def _note_restart(state: RaftState, progress: PeerProgress, message: AppendResponse | HeartbeatResponse) -> bool:
     """Serve a member again that knows less than it said before; tell whether it can be trusted.
 
     A restart loses what was received but not durable, and that is fine. Less on disk than was acknowledged
@@ -78,7 +80,7 @@ def _note_restart(state: State, progress: PeerProgress, message: AppendResponse 
     return True
 
 
-def _advance(state: State, progress: PeerProgress, message: AppendResponse | HeartbeatResponse) -> bool:
+def _advance(state: RaftState, progress: PeerProgress, message: AppendResponse | HeartbeatResponse) -> bool:
     terms = state.log.terms
     known_before = max(progress.match, progress.received)
     match = min(message.match_index, terms.last_index)
@@ -94,7 +96,7 @@ def _advance(state: State, progress: PeerProgress, message: AppendResponse | Hea
     return moved
 
 
-def _follow_up(state: State, leadership: Leadership, progress: PeerProgress, *, moved: bool) -> None:
+def _follow_up(state: RaftState, leadership: Leadership, progress: PeerProgress, *, moved: bool) -> None:
     """Commit, send more and hand over, as far as the answer allows."""
     if moved and progress.match > state.log.commit:
         commitment.advance(state, leadership)
@@ -105,7 +107,7 @@ def _follow_up(state: State, leadership: Leadership, progress: PeerProgress, *, 
         transfer.advance(state, leadership.transfer, progress)
 
 
-def _back_off(state: State, progress: PeerProgress, message: AppendResponse) -> None:
+def _back_off(state: RaftState, progress: PeerProgress, message: AppendResponse) -> None:
     """Look for the common entry below a rejected append, skipping whole terms (§5.3)."""
     probing = progress.state is PROBE
     is_stale = message.rejected_index <= progress.match or (probing and message.rejected_index != progress.next - 1)

@@ -16,10 +16,10 @@ from quiver.raft.leadership import Leadership
 from quiver.raft.messages import Entry, EntryKind, Heartbeat
 from quiver.raft.output import SendEntries, SendSnapshot
 from quiver.raft.progress import LOST, PROBE, REPLICATE, PeerProgress
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def append(state: State, leadership: Leadership, entries: Sequence[Entry]) -> None:
+def append(state: RaftState, leadership: Leadership, entries: Sequence[Entry]) -> None:
     """Append to the leader's log and let the entries go to the members at once, beside the local write.
 
     Dissertation §10.2.1: the leader counts its own copy only when its disk says so, like anybody's.
@@ -29,20 +29,20 @@ def append(state: State, leadership: Leadership, entries: Sequence[Entry]) -> No
 
 
 def append_own(
-    state: State, leadership: Leadership, kind: EntryKind, configuration: Configuration | None = None
+    state: RaftState, leadership: Leadership, kind: EntryKind, configuration: Configuration | None = None
 ) -> None:
     """Append an entry that the core makes itself."""
     index = Index(state.log.terms.last_index + 1)
     append(state, leadership, (Entry(index, state.term, kind, b"", configuration),))
 
 
-def send_to_all(state: State, leadership: Leadership) -> None:
+def send_to_all(state: RaftState, leadership: Leadership) -> None:
     """Permit whatever each member may be sent now."""
     for progress in leadership.peers:
         maybe_send(state, progress)
 
 
-def maybe_send(state: State, progress: PeerProgress) -> None:
+def maybe_send(state: RaftState, progress: PeerProgress) -> None:
     """Permit one append to a member, if there is something to send and its window has room."""
     terms = state.log.terms
     if progress.ticket or not _has_room(state, progress):
@@ -72,14 +72,14 @@ def maybe_send(state: State, progress: PeerProgress) -> None:
     )
 
 
-def record_sent(state: State, progress: PeerProgress, *, end_index: Index, size_bytes: int) -> None:
+def record_sent(state: RaftState, progress: PeerProgress, *, end_index: Index, size_bytes: int) -> None:
     """Take note of what the driver sent under a permission, and permit the next append."""
     invariant(end_index <= state.log.terms.last_index + 1, "no member is sent what is not in the log")
     if progress.record_sent(end_index, size_bytes, now_ms=state.now_ms):
         maybe_send(state, progress)  # else nothing could be read: the next answer or heartbeat tries again
 
 
-def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool = False) -> None:
+def broadcast_heartbeat(state: RaftState, leadership: Leadership, *, hibernate: bool = False) -> None:
     """Begin a new round: every answer to it proves leadership after this moment."""
     state.round += 1
     leadership.begin_round(state.round, now_ms=state.now_ms)
@@ -89,7 +89,7 @@ def broadcast_heartbeat(state: State, leadership: Leadership, *, hibernate: bool
             state.send(progress.node, heartbeat)
 
 
-def _has_room(state: State, progress: PeerProgress) -> bool:
+def _has_room(state: RaftState, progress: PeerProgress) -> bool:
     if progress.state is REPLICATE:
         config = state.config
         is_full = len(progress.inflight) >= config.inflight_messages_max
@@ -97,7 +97,7 @@ def _has_room(state: State, progress: PeerProgress) -> bool:
     return progress.state is PROBE and not progress.probe_sent
 
 
-def _send_snapshot(state: State, progress: PeerProgress) -> None:
+def _send_snapshot(state: RaftState, progress: PeerProgress) -> None:
     """Permit a snapshot to a member whose next entry is no longer in the log (§7)."""
     progress.begin_snapshot(state.next_ticket())
     needed_index = state.log.terms.base_index

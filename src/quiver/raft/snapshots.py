@@ -12,10 +12,10 @@ from quiver.raft import follower
 from quiver.raft.leadership import Leadership
 from quiver.raft.messages import InstallSnapshot
 from quiver.raft.progress import SNAPSHOT, PeerProgress
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def handle_install(state: State, from_: NodeId, message: InstallSnapshot) -> None:
+def handle_install(state: RaftState, from_: NodeId, message: InstallSnapshot) -> None:
     """Take a snapshot, if it is ahead of this member."""
     follower.hear_leader(state, from_, message.round)
     log, snapshot = state.log, message.snapshot
@@ -40,7 +40,7 @@ def handle_install(state: State, from_: NodeId, message: InstallSnapshot) -> Non
         state.trace(f"restore snapshot up to {snapshot.last_index}")
 
 
-def note_restored(state: State, index: Index) -> bool:
+def note_restored(state: RaftState, index: Index) -> bool:
     """Count a snapshot as durable, now that log and state stand on it; tell whether it still matters."""
     if state.restoring != index:
         return False  # a later snapshot replaced it
@@ -49,7 +49,7 @@ def note_restored(state: State, index: Index) -> bool:
     return True
 
 
-def note_sent(state: State, leadership: Leadership, to: NodeId, ticket: int) -> None:
+def note_sent(state: RaftState, leadership: Leadership, to: NodeId, ticket: int) -> None:
     """Go on waiting for the answer: the snapshot has left."""
     progress = _holder(leadership, to, ticket)
     if progress is not None:

@@ -1,6 +1,6 @@
 """One member's state, and the transitions that every module needs: a new term, becoming a follower.
 
-The modules around this one are verbs on a `State`; it is their only common ground. They write what they
+The modules around this one are verbs on a `RaftState`; it is their only common ground. They write what they
 want done into `state.output`. Nothing here reads a clock: `now_ms` is what the last event said.
 
 Invariants: `leadership` is set exactly while the role is leader, `campaign` exactly while a candidate
@@ -17,8 +17,8 @@ from quiver.model import Index, NodeId, Term
 from quiver.raft.config import InitialState, RaftConfig
 from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
-from quiver.raft.log import Log
-from quiver.raft.messages import Entry, Message, Outgoing
+from quiver.raft.log import RaftLog
+from quiver.raft.messages import Entry, Outgoing, RaftMessage
 from quiver.raft.output import HardState, Output, Role, RoleChange
 from quiver.raft.safeguards import Guards
 
@@ -34,7 +34,7 @@ class Campaign:
         self.refused: set[NodeId] = set()
 
 
-class State:
+class RaftState:
     """Everything a member knows."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class State:
         self.tracing = config.trace
         self.rng = rng
         self.now_ms = now_ms
-        self.log = Log(initial)
+        self.log = RaftLog(initial)
         self.configuration = self.log.configurations.active
         self.is_voter = self.configuration.is_voter(self.id)
         is_saved = initial.term >= self.log.terms.last_term  # else the crash fell between the two writes (R4)
@@ -173,7 +173,7 @@ class State:
 
     # Effects
 
-    def send(self, to: NodeId, message: Message) -> None:
+    def send(self, to: NodeId, message: RaftMessage) -> None:
         """Queue a message."""
         self.output.messages.append(Outgoing(to, message))
 

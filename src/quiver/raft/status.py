@@ -7,11 +7,11 @@ from msgspec import Struct
 from quiver.model import Index, NodeId, Term
 from quiver.raft.configuration import Configuration
 from quiver.raft.output import Role
-from quiver.raft.progress import PeerStatus
-from quiver.raft.state import State
+from quiver.raft.progress import RaftPeerStatus
+from quiver.raft.state import RaftState
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class RaftStatus(Struct, frozen=True, kw_only=True):
     """A member at one moment; `peers` is empty unless it leads."""
 
     id: NodeId
@@ -25,7 +25,7 @@ class Status(Struct, frozen=True, kw_only=True):
     commit_index: Index
     applied_index: Index
     configuration: Configuration
-    peers: tuple[PeerStatus, ...]
+    peers: tuple[RaftPeerStatus, ...]
     transfer_to: NodeId | None
     uncommitted_bytes: int
     reads_pending: int
@@ -33,11 +33,11 @@ class Status(Struct, frozen=True, kw_only=True):
     recovering: bool
 
 
-def describe(state: State) -> Status:
+def describe(state: RaftState) -> RaftStatus:
     """Return a member's status."""
     log, leadership = state.log, state.leadership
     transfer = leadership.transfer if leadership is not None else None
-    return Status(
+    return RaftStatus(
         id=state.id,
         role=state.role,
         term=state.term,

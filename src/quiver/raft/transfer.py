@@ -12,10 +12,10 @@ from quiver.raft import sending
 from quiver.raft.leadership import Leadership, Transfer
 from quiver.raft.messages import TimeoutNow
 from quiver.raft.progress import LOST, PeerProgress
-from quiver.raft.state import State
+from quiver.raft.state import RaftState
 
 
-def begin(state: State, leadership: Leadership, to: NodeId) -> None:
+def begin(state: RaftState, leadership: Leadership, to: NodeId) -> None:
     """Start a transfer; asking again for the same target changes nothing.
 
     Raises:
@@ -36,7 +36,7 @@ def begin(state: State, leadership: Leadership, to: NodeId) -> None:
     advance(state, leadership.transfer, progress)
 
 
-def advance(state: State, transfer: Transfer, progress: PeerProgress) -> None:
+def advance(state: RaftState, transfer: Transfer, progress: PeerProgress) -> None:
     """Tell the target to campaign once it has the whole log."""
     if transfer.told or progress.node != transfer.to or progress.match < state.log.terms.last_index:
         return
@@ -44,7 +44,7 @@ def advance(state: State, transfer: Transfer, progress: PeerProgress) -> None:
     state.send(transfer.to, TimeoutNow(state.term))
 
 
-def expire(state: State, leadership: Leadership, transfer: Transfer) -> None:
+def expire(state: RaftState, leadership: Leadership, transfer: Transfer) -> None:
     """Give a transfer up that took too long, and take proposals again."""
     if state.now_ms < transfer.deadline_ms:
         return

@@ -1,7 +1,7 @@
-"""Tell the state machine what is committed, in order, and remember how far that has come.
+"""Apply committed entries to the state machine, in order, and track how far that has come.
 
-What is committed and durable here is applied in the event loop, from memory where the log still has it
-there; the rest is read from disk first. A restored snapshot moves the applier ahead at once.
+Entries that are committed and durable here are applied in the event loop, from memory where the log still caches
+them; the rest is read from disk first. A restored snapshot moves the applier ahead immediately.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import Callable
 from quiver.errors import StorageError, TrimmedError
 from quiver.model import Index
 from quiver.record import Batch
-from quiver.replication.host import Host
-from quiver.replication.machine import StateMachine
+from quiver.replication.interfaces import Host, StateMachine
 from quiver.storage import Log
 
 APPLY_BYTES_MAX = 1024 * 1024
-"""What is applied at once."""
+"""Most bytes passed to the state machine in one call, which bounds how long the event loop is held."""
 
 
 class Applier:
-    """The progress of one member's state machine."""
+    """Apply the log of one member to its state machine."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Applier:
         self._is_reading = False
 
     def advance(self, end_index: Index) -> None:
-        """Apply everything below `end_index`, now or as soon as it is read."""
+        """Apply all entries below `end_index`, now or as soon as they are read."""
         self._end_index = max(self._end_index, end_index)
         self._apply()
 
@@ -76,12 +75,12 @@ class Applier:
         try:
             batches = await self._log.read_entries(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
         except TrimmedError:
-            self._is_reading = False  # a snapshot has replaced the log and will be restored here in a moment
+            self._is_reading = False  # a snapshot has replaced the log; it is restored here next
             return
         except StorageError as error:
             self._on_unreadable(error)
             return
         self._is_reading = False
-        if self.index + 1 == first_index:  # else a snapshot was restored meanwhile
+        if self.index + 1 == first_index:  # else a snapshot was restored during the read
             self._apply_batches(batches)
         self._apply()

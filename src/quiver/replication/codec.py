@@ -1,12 +1,12 @@
-"""Messages of many groups in one piece of the network's.
+"""Encode messages of many groups into one envelope, the driver's unit on the network.
 
-    parcel = head length u32 · head (MessagePack) · payloads
+    envelope = header length u32 · header (MessagePack) · payloads
 
-The head lists the messages with their group and the length of the payload that belongs to each: the raw
-batches of an append, or a snapshot's file. Whatever several groups have for one node in one turn of the
-event loop travels together, heartbeats of a thousand groups as well as one append.
+The header lists the messages with their group and the length of each message's payload: the raw batches of an append,
+or a snapshot file. All messages that the groups of a node have for another node in one turn of the event loop travel
+in one envelope, whether heartbeats of a thousand groups or one append.
 
-Decoding checks everything before anything is handed on, batches down to their payload checksum; it raises
+Decoding verifies everything before anything is delivered, including the payload checksum of each batch. It raises
 `DecodeError` and nothing else.
 """
 
@@ -25,21 +25,21 @@ from quiver.raft import (
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
-    Message,
+    RaftMessage,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
 )
 from quiver.record import Batch, decode_batches
 from quiver.replication.entries import decode_entry
-from quiver.replication.opening import decode_snapshot_state
+from quiver.replication.member_files import decode_snapshot_state
 from quiver.storage import Snapshot, decode_snapshot
 
 _LENGTH = Layout("<I")
 
 
 class AppendHead(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="a"):
-    """An `Append` without its entries: those follow as batches."""
+    """An `Append` without its entries, which follow as batches."""
 
     term: Term
     prev_index: Index
@@ -53,7 +53,7 @@ PlainMessage = (
 )
 
 
-class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class GroupMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One message of one group; `append` or `plain` is set."""
 
     group: GroupId
@@ -62,73 +62,73 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     plain: PlainMessage | None = None
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What a parcel begins with."""
+class EnvelopeHeader(msgspec.Struct, frozen=True, array_like=True):
+    """The start of an envelope."""
 
     incarnation: int
-    """Which life of its process the sender is in."""
-    items: list[Item]
+    """Identifies the sender's process: it changes with every restart."""
+    messages: list[GroupMessage]
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
-    """One message as decoded: an item with its batches or snapshot bytes."""
+class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
+    """One decoded message with its batches or snapshot bytes."""
 
-    item: Item
+    message: GroupMessage
     batches: list[Batch]
     payload: memoryview
 
-    def as_message(self) -> tuple[Message, Snapshot | None]:
-        """Return the core's message, and the snapshot that came with it.
+    def as_message(self) -> tuple[RaftMessage, Snapshot | None]:
+        """Return the core's message and its snapshot, if it has one.
 
         Raises:
-            DecodeError: entries or a snapshot that this program does not know.
+            DecodeError: an entry or the snapshot is malformed or of an unknown kind.
         """
-        if self.item.append is not None:
-            head = self.item.append
+        if self.message.append is not None:
+            head = self.message.append
             entries = [decode_entry(batch) for batch in self.batches]
             return Append(head.term, head.prev_index, head.prev_term, entries, head.commit, head.round), None
-        message = self.item.plain
-        assert message is not None, "decoding lets nothing else through"
+        message = self.message.plain
+        assert message is not None, "`decode_envelope` checks that one of the two is set"
         if not isinstance(message, InstallSnapshot):
             return message, None
-        snapshot, mark = decode_snapshot(self.payload), message.snapshot
+        snapshot, metadata = decode_snapshot(self.payload), message.snapshot
         decode_snapshot_state(snapshot.state)
-        if (snapshot.last_index, snapshot.last_term) != (mark.last_index, mark.last_term):
-            raise DecodeError("a snapshot that is not the one announced")
+        if (snapshot.last_index, snapshot.last_term) != (metadata.last_index, metadata.last_term):
+            raise DecodeError(f"snapshot at index {snapshot.last_index}, announced as index {metadata.last_index}")
         return message, snapshot
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Head)
+_decoder = msgspec.msgpack.Decoder(EnvelopeHeader)
 
 
-def encode_parcel(incarnation: int, items: list[Item], payloads: Sequence[Buffer]) -> list[Buffer]:
-    """Return a parcel in parts; `payloads` are those of the items, in order."""
-    head = _encoder.encode(Head(incarnation, items))
-    return [_LENGTH.pack(len(head)) + head, *payloads]
+def encode_envelope(incarnation: int, messages: list[GroupMessage], payloads: Sequence[Buffer]) -> list[Buffer]:
+    """Return an envelope in parts; `payloads` are those of the messages, in order."""
+    header = _encoder.encode(EnvelopeHeader(incarnation, messages))
+    return [_LENGTH.pack(len(header)) + header, *payloads]
 
 
-def decode_parcel(data: memoryview) -> tuple[int, list[Received]]:
-    """Return the sender's incarnation and the messages of a parcel, every checksum verified.
+def decode_envelope(data: memoryview) -> tuple[int, list[ReceivedMessage]]:
+    """Return the sender's incarnation and the messages of an envelope, with every checksum verified.
 
     Raises:
-        DecodeError: the bytes are not a parcel.
+        DecodeError: the bytes are not an envelope.
     """
     if len(data) < _LENGTH.size:
-        raise DecodeError("a parcel without a head")
+        raise DecodeError(f"envelope of {len(data)} bytes is too short for its header length")
     position = _LENGTH.size + int(_LENGTH.unpack_from(data)[0])
     try:
-        head = _decoder.decode(data[_LENGTH.size : position])
+        header = _decoder.decode(data[_LENGTH.size : position])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"a parcel whose head cannot be read: {error}") from None
+        raise DecodeError(f"malformed envelope header: {error}") from None
     received = []
-    for item in head.items:
-        end = position + item.payload_bytes
-        if item.payload_bytes < 0 or end > len(data) or (item.append is None) == (item.plain is None):
-            raise DecodeError("a parcel whose parts do not add up")
+    for message in header.messages:
+        end = position + message.payload_bytes
+        if message.payload_bytes < 0 or end > len(data) or (message.append is None) == (message.plain is None):
+            raise DecodeError("malformed envelope: a payload length or a message is invalid")
         payload = data[position:end]
-        received.append(Received(item, list(decode_batches(payload)) if item.append else [], payload))
+        received.append(ReceivedMessage(message, list(decode_batches(payload)) if message.append else [], payload))
         position = end
     if position != len(data):
-        raise DecodeError(f"a parcel with {len(data) - position} bytes too many")
-    return head.incarnation, received
+        raise DecodeError(f"malformed envelope: {len(data) - position} bytes after the last payload")
+    return header.incarnation, received

@@ -1,8 +1,8 @@
-"""Raft entries as batches: how the core's entries look in the partition log.
+"""Raft entries as batches: how the core's entries are encoded in the partition log.
 
-A proposed entry *is* a batch, stamped with its term, index and base offset; its bytes are never encoded
-again on the way to followers or to disk. The entries that the core makes itself become control batches,
-whose payload begins with one byte that says what they are.
+A proposed entry *is* a batch, stamped with its term, index and base offset; its bytes are not encoded again on the way
+to followers or to disk. The entries that the core creates itself become control batches. The first byte of their
+payload is their kind.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from quiver.record import Batch, build_control_batch
 CONTROL_NOOP = b"\x01"
 CONTROL_CONFIG = b"\x02"
 CONTROL_STATE = b"\x03"
-"""A control batch of the layer above (cursors and the like): an ordinary proposal to Raft."""
+"""A control batch of the layer above, such as cursor moves: an ordinary proposal to Raft."""
 
 _configuration_decoder = msgspec.msgpack.Decoder(Configuration)
 
 
 class KnownConfiguration(msgspec.Struct, frozen=True, array_like=True):
-    """A configuration and the entry that brought it."""
+    """A configuration, with index and term of its entry."""
 
     index: Index
     term: Term
@@ -36,7 +36,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
 
 
 def encode_own_entry(entry: Entry, *, base_offset: Offset, timestamp: int) -> Batch:
-    """Return the control batch for an entry that the core made itself."""
+    """Return the control batch for an entry that the core created itself."""
     payload = CONTROL_NOOP
     if entry.configuration is not None:
         payload = CONTROL_CONFIG + encode_configuration(entry.configuration)
@@ -48,7 +48,7 @@ def decode_entry(batch: Batch) -> Entry:
     """Return the core's view of a batch.
 
     Raises:
-        DecodeError: a control batch that this program does not know.
+        DecodeError: the kind of a control batch is unknown, or its configuration is malformed.
     """
     header = batch.header
     if not header.is_control:
@@ -62,11 +62,11 @@ def decode_entry(batch: Batch) -> Entry:
         case b"\x03":
             return Entry(header.index, header.term, EntryKind.DATA, batch.data)
         case kind:
-            raise DecodeError(f"a control batch of unknown kind {kind!r}")
+            raise DecodeError(f"unknown kind {kind!r} of a control batch")
 
 
 def _decode_configuration(data: bytes) -> Configuration:
     try:
         return _configuration_decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"a configuration that cannot be read: {error}") from None
+        raise DecodeError(f"malformed configuration in a control batch: {error}") from None

@@ -1,14 +1,15 @@
-"""How a member's log gets shorter, and how its replay does: snapshots, trims and checkpoints.
+"""Snapshots, trims and checkpoints of one member: they bound its log and its replay after a restart.
 
-Three ways to save state, for two kinds of groups:
-- a *snapshot* stands for everything up to its index, and lets the log forget it: for groups whose log is only the way
-  to their state (the metadata);
-- a *trim* shortens a log that *is* the group's content (a partition's records). What it saves stands exactly at the
-  log's new start, so that a member that installs it gets every entry that is kept, by ordinary appends. Its
-  state may be blank, because the owner says that an entry behind the new start replaces the whole state;
-- a *checkpoint* only saves replay after a restart. Nothing depends on it: see `opening`.
+There are three ways to save state, for two kinds of groups:
+- a *snapshot* replaces everything up to its index, so that the log before it can be removed. It is for groups whose log
+  only exists to build their state (the metadata);
+- a *trim* removes the start of a log that *is* the group's content (a partition's records). The state it saves belongs
+  exactly to the log's new start, so that a member that installs it receives every kept entry by ordinary appends. This
+  state may be blank, because the caller guarantees that an entry after the new start replaces the whole state;
+- a *checkpoint* only shortens replay after a restart. Nothing depends on it: see `member_files`.
 
-One of them at a time. What is saved is always applied, so committed, and durable in this member's own log.
+Only one of them runs at a time. The saved state is always applied, hence committed, and durable in this member's own
+log.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from quiver.errors import invariant
 from quiver.model import Index, Offset
 from quiver.raft import Raft
 from quiver.replication.applier import Applier
-from quiver.replication.opening import SnapshotState, encode_snapshot_state
+from quiver.replication.member_files import SnapshotState, encode_snapshot_state
 from quiver.replication.persistence import Persistence
 from quiver.storage import Log, Snapshot
 
 MakeState = Callable[[Index, Offset], bytes]
-"""Returns a machine's state for someone who knows nothing of what lies up to this index, records up to this offset."""
+"""Returns the state of a machine that has applied nothing up to this index, with records up to this offset removed."""
 
 
 class LogCompactor:
-    """What saves the state of one member."""
+    """Save the state of one member and remove old entries from its log."""
 
     def __init__(
         self,
@@ -49,10 +50,10 @@ class LogCompactor:
         self._run = run
         self._turn = asyncio.Lock()
         self.checkpoint_index = Index(0)
-        """What the newest checkpoint of this life reaches to."""
+        """Last index of the newest checkpoint since the process started."""
 
     async def take_snapshot(self) -> None:
-        """Save the state, and let the log forget what the snapshot before this one covers."""
+        """Save the state, and remove from the log what the previous snapshot covers."""
         async with self._turn:
             snapshot = self._describe_now()
             if snapshot is None:
@@ -62,15 +63,15 @@ class LogCompactor:
             self._raft.compacted(self._log.first_index)
 
     async def checkpoint(self) -> None:
-        """Save the state as it is now, so that a restart replays only what comes behind it."""
+        """Save the current state, so that a restart replays only the entries after it."""
         async with self._turn:
             await self._checkpoint()
 
     async def trim(self, first_index: Index, make_state: MakeState) -> bool:
-        """Remove the whole segments below `first_index`. On disk before that: a snapshot that stands at the new start.
+        """Remove the whole segments below `first_index`. On disk before that: a snapshot at the new start.
 
-        A checkpoint comes first, so that the state survives damage to any one of the two. Return whether it was done:
-        a new member that was not told yet who belongs to its group has nothing to put into a snapshot.
+        A checkpoint comes first, so that the state survives damage to either of the two. Return whether it was done: a
+        new member that has not received its group's configuration yet cannot make a snapshot.
         """
         async with self._turn:
             await self._log.roll_if_old()
@@ -78,7 +79,7 @@ class LogCompactor:
             last_index = Index(start.first_index - 1)
             if start.first_index == self._log.first_index:
                 return True
-            invariant(first_index <= self._applier.index + 1, "only what is applied is removed", index=first_index)
+            invariant(first_index <= self._applier.index + 1, "only applied entries are removed", index=first_index)
             commit_index = self._raft.commit_index
             configuration = self._persistence.configuration_from(last_index, commit_index=commit_index)
             if configuration is None:
@@ -103,7 +104,7 @@ class LogCompactor:
             self.checkpoint_index = checkpoint.last_index
 
     def _describe_now(self) -> Snapshot | None:
-        """Return the state after what is applied; None if that is nothing, or if a new member knows no group yet."""
+        """Return the applied state; None if nothing is applied, or if a new member has no configuration yet."""
         last_index = self._applier.index
         last_term = self._raft.term_at(last_index)
         end_offset = self._log.offset_after(last_index)

@@ -1,11 +1,11 @@
-"""What a member keeps on disk beside its log: term and vote, configurations, snapshots.
+"""The state of a member on disk beside its log: term and vote, configurations, snapshots.
 
-Decides *what* is saved; `member` decides when and waits for it. The methods that block say so and run in
-an executor, one at a time; the others belong to the event loop.
+Decides *what* is saved; `member` decides when, and waits for it. Methods that block say so and run in an executor, one
+at a time; the others belong to the event loop.
 
-What is saved here never runs ahead of the log. An entry is *settled* if it is committed and durable in this member's
-own log, too: before that, power may be lost, and what then lies in its place must not be taken for committed, nor
-may the configuration be forgotten that was in force without it.
+The saved state never runs ahead of the log. An entry is *settled* when it is committed and also durable in this
+member's own log. Before that, a power loss may remove it: another entry at its index must not count as committed, and
+the configuration that was in force without it must not be forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quiver.errors import StorageError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Entry
 from quiver.replication.entries import KnownConfiguration
-from quiver.replication.opening import MemberFiles, Membership, encode_membership
+from quiver.replication.member_files import MemberFiles, Membership, encode_membership
 from quiver.storage import HardState, Snapshot
 
 
@@ -29,55 +29,58 @@ class Persistence:
         self._snapshots = files.snapshots
         self._configurations = files.membership.configurations
         self._recover_until = files.membership.recover_until
-        self._is_suspect = False
+        self._is_damaged = False
         self._term, self._vote = files.initial.term, files.initial.vote
 
     def set_vote(self, term: Term, vote: NodeId | None) -> None:
-        """Let the next save hold this term and vote."""
+        """Set the term and vote of the next save."""
         self._term, self._vote = term, vote
 
     def add_configurations(self, entries: Sequence[Entry], *, first_index: Index, settled_index: Index) -> None:
-        """Let the next save hold new configurations, and none that is cut off at `first_index` or long replaced."""
+        """Add configurations to the next save; drop those from `first_index` on and those older than the last settled.
+
+        The last settled one stays: it is in force again if the later ones are truncated.
+        """
         known = [item for item in self._configurations if item.index < first_index]
         settled = sum(item.index <= settled_index for item in known)
         known = known[max(settled - 1, 0) :]
         for entry in entries:
-            assert entry.configuration is not None, "only entries that bring one are given"
+            assert entry.configuration is not None, "only configuration entries are given"
             known.append(KnownConfiguration(entry.index, entry.term, entry.configuration))
         self._configurations = tuple(known)
 
-    def stand_on(self, index: Index, term: Term, configuration: Configuration) -> None:
-        """Let the next save know one configuration only: a snapshot's."""
+    def reset_configurations(self, index: Index, term: Term, configuration: Configuration) -> None:
+        """Replace all configurations of the next save by that of a snapshot."""
         self._configurations = (KnownConfiguration(index, term, configuration),)
 
     def clear_recovery(self) -> None:
-        """Let the next save say that nothing is missing any more."""
+        """Clear the recovery mark in the next save: no acknowledged entry is missing any more."""
         self._recover_until = None
 
-    def suspect(self) -> None:
-        """Let the next save say that stored bytes are bad, so that the next opening looks at all of them."""
-        self._is_suspect = True
+    def mark_damaged(self) -> None:
+        """Mark the stored bytes as damaged in the next save, so that the next start verifies all of them."""
+        self._is_damaged = True
 
     def configuration_at(self, index: Index) -> Configuration | None:
-        """Return the configuration that was in force at a committed index; None if a new member cannot know it yet."""
+        """Return the configuration in force at a committed index; None if this new member has not received one yet."""
         return next((item.configuration for item in reversed(self._configurations) if item.index <= index), None)
 
     def configuration_from(self, index: Index, *, commit_index: Index) -> Configuration | None:
         """Return the configuration in force at a committed index or, if that is forgotten, the next one that is known.
 
-        That one is committed, too: whoever starts with it is told of those between by their entries, as ever.
+        The next one is committed, too. A member that starts with it receives those in between with their entries.
         """
         next_known = next((item for item in self._configurations if index < item.index <= commit_index), None)
         return self.configuration_at(index) or (next_known.configuration if next_known is not None else None)
 
     def plan_save(self, settled_index: Index) -> Callable[[], None]:
-        """Return work that blocks: it makes term, vote and configurations, as they are now, durable."""
-        membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_suspect))
+        """Return blocking work that makes the current term, vote and configurations durable."""
+        membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_damaged))
         state = HardState(term=self._term, vote=self._vote, commit_index=settled_index, membership=membership)
         return partial(self._hard_state_file.save, state)
 
     def save_snapshot(self, snapshot: Snapshot) -> Index:
-        """Save a snapshot; blocks. Returns the last index of the oldest one that is kept."""
+        """Save a snapshot; blocks. Return the last index of the oldest one that is kept."""
         self._snapshots.save(snapshot)
         return Index(int(self._snapshots.names()[0][-20:]))
 
@@ -86,7 +89,7 @@ class Persistence:
         self._snapshots.save_checkpoint(checkpoint)
 
     def load_snapshot(self, needed_index: Index) -> Snapshot | None:
-        """Return the oldest snapshot that reaches `needed_index`; blocks."""
+        """Return the oldest snapshot that covers `needed_index`; blocks."""
         return self._snapshots.load_from(needed_index)
 
     def close(self) -> None:
@@ -95,9 +98,9 @@ class Persistence:
 
 
 def as_storage_error(error: BaseException) -> StorageError:
-    """Return what a save failed with as what stops the node; anything but a failed disk is raised again."""
+    """Return the failure of a save as the `StorageError` that stops the node; raise any other error again."""
     if isinstance(error, StorageError):
         return error
     if isinstance(error, OSError):
-        return StorageError(f"hard state or snapshot: {error}")
+        return StorageError(f"hard state or snapshot cannot be saved: {error}")
     raise error

@@ -26,7 +26,7 @@ from quiver.environment import NodeNetwork, SystemEnvironment
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.model import Buffer, NodeId
 from quiver.node import Node
-from quiver.replication.network import LostHandler, MessageHandler
+from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
 from quiver.storage import Identity
 from quiver.wire import Handler
@@ -300,9 +300,6 @@ class _CuttableNetwork:
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
         if not self._cuts.part(self._node, to):
             self._network.send(to, parts)
-
-    def backlog_bytes(self, to: NodeId) -> int:
-        return self._network.backlog_bytes(to)
 
     def serve(self, handler: Handler) -> None:
         self._network.serve(handler)

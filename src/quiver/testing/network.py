@@ -1,6 +1,6 @@
 """A network in memory that loses, doubles, delays, reorders and cuts: the twin of `quiver.wire`.
 
-It implements the `Network` seam of `quiver.replication.network` and breaks none of its promises: a
+It implements the `Network` seam of `quiver.replication.interfaces` and breaks none of its promises: a
 message arrives unchanged or not at all. Everything else may happen to it, by seeded probabilities
 that a simulation may change at any time and by cuts and clogs that it sets. What happened is
 counted by kind in `faults`.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from quiver.clock import Rng
 from quiver.model import Buffer, NodeId
-from quiver.replication.network import LostHandler, MessageHandler
+from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.testing.latency import Latency
 from quiver.testing.link import Link, Message
 from quiver.testing.loop import SimulatedLoop

@@ -18,7 +18,7 @@ from quiver.partition.entries import StateSnapshot
 from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
-from quiver.replication.codec import Item, Received
+from quiver.replication.codec import GroupMessage, ReceivedMessage
 from quiver.testing.checkers.durability import Copy, PlatterReader
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.checkers.promises import PromiseChecker
@@ -81,16 +81,16 @@ class ObservedReplicator(Replicator):
 
     judges: dict[GroupId, tuple[PromiseChecker, Member]]
 
-    def post(self, to: NodeId, item: Item, payloads: Sequence[Buffer] = ()) -> None:
+    def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:
         """Show a message, then send it."""
-        judged = self.judges.get(item.group)
+        judged = self.judges.get(message.group)
         if judged is not None:
             judge, member = judged
-            if item.plain is not None:
-                judge.say(to, item.plain, member.raft, member.log)
-            elif item.append is not None:
-                judge.say_term(item.append.term)
-        super().post(to, item, payloads)
+            if message.plain is not None:
+                judge.say(to, message.plain, member.raft, member.log)
+            elif message.append is not None:
+                judge.say_term(message.append.term)
+        super().post(to, message, payloads)
 
 
 class MemberCopy:
@@ -121,10 +121,10 @@ def _overhear(member: Member, judge: PromiseChecker, copies: Mapping[NodeId, Cop
     """Show the checkers each message that a member has taken."""
     take = member.receive
 
-    def receive(from_: NodeId, received: Received) -> None:
-        belief = judge.belief(from_, received.item, member.raft)
+    def receive(from_: NodeId, received: ReceivedMessage) -> None:
+        belief = judge.belief(from_, received.message, member.raft)
         take(from_, received)
-        judge.hear(from_, received.item, member.raft, copies.get(from_), belief)
+        judge.hear(from_, received.message, member.raft, copies.get(from_), belief)
 
     member.receive = receive  # type: ignore[method-assign] # the member is made by the driver itself
 

@@ -47,7 +47,7 @@ async def remove_member(strike: Strike[World]) -> None:
     leader = find_leader(world, group)
     if leader is None or world.has_tainted_nodes():
         return
-    voters = leader[1].raft.configuration.voters
+    voters = leader[1].configuration.voters
     if len(voters) > world.voters_min:
         leaver = voters[strike.rng.randrange(len(voters))]
         await change(world, group, _without(leaver), wait_ms=3_000)
@@ -60,7 +60,7 @@ async def demote_member(strike: Strike[World]) -> None:
     leader = find_leader(world, group)
     if leader is None or world.has_tainted_nodes():
         return
-    voters = leader[1].raft.configuration.voters
+    voters = leader[1].configuration.voters
     if len(voters) > world.voters_min:
         node = voters[strike.rng.randrange(len(voters))]
         await change(world, group, _demoted(node), wait_ms=3_000)
@@ -78,7 +78,7 @@ async def swap_member(strike: Strike[World]) -> None:
     await change(world, group, _with_learner(spare), wait_ms=3_000)
     leader = find_leader(world, group)
     if leader is not None:
-        voters = leader[1].raft.configuration.voters
+        voters = leader[1].configuration.voters
         await change(world, group, _swapped(voters[strike.rng.randrange(len(voters))], spare), wait_ms=3_000)
 
 
@@ -89,7 +89,7 @@ async def transfer(strike: Strike[World]) -> None:
     if leader is None:
         return
     node, member = leader
-    voters = [voter for voter in member.raft.configuration.voters if voter != node.id]
+    voters = [voter for voter in member.configuration.voters if voter != node.id]
     if voters:
         with world.loop.node_scope(node.id), suppress(UnavailableError, RequestError):
             member.transfer_leadership(voters[strike.rng.randrange(len(voters))])
@@ -136,11 +136,11 @@ async def _change(world: World, group: GroupId, target: Target, deadline_ms: int
         leader = find_leader(world, group)
         if leader is not None and (_is_settled(leader[1]) or world.is_impatient()):
             node, member = leader
-            wanted = target(member.raft.configuration)
+            wanted = target(member.configuration)
             if wanted is None:
                 if _is_settled(member):
                     return
-                wanted = member.raft.configuration.voters, member.raft.configuration.learners
+                wanted = member.configuration.voters, member.configuration.learners
             with world.loop.node_scope(node.id), suppress(UnavailableError, RequestError):
                 member.change_membership(voters=wanted[0], learners=wanted[1])
                 world.trace.record("change", world.now_ms, group, node.id, str(wanted))
@@ -153,9 +153,9 @@ def find_leader(world: World, group: GroupId) -> tuple[SimulatedNode, Member] | 
     leading = [
         (node, node.replicas[group].member)
         for node in world.live_nodes()
-        if node.is_running and group in node.replicas and node.replicas[group].member.raft.is_leader
+        if node.is_running and group in node.replicas and node.replicas[group].member.is_leader
     ]
-    return max(leading, key=lambda found: found[1].raft.term, default=None)
+    return max(leading, key=lambda found: found[1].term, default=None)
 
 
 def _is_settled(member: Member) -> bool:
@@ -167,7 +167,7 @@ def _pick_spare(world: World, group: GroupId, rng: Rng) -> NodeId | None:
     leader = find_leader(world, group)
     if leader is None:
         return None
-    configuration = leader[1].raft.configuration
+    configuration = leader[1].configuration
     spares = [node.id for node in world.live_nodes() if not configuration.is_voter(node.id) and not node.is_tainted]
     return spares[rng.randrange(len(spares))] if spares else None
 

@@ -83,7 +83,7 @@ async def _isolate_leader(world: World, group: GroupId) -> None:
         return
     world.network.isolate(leader.id)
     await asyncio.sleep(_timeouts(world, 6))
-    require(not member.raft.is_leader, "F5", "a leader that reaches nobody goes on", group=group, node=leader.id)
+    require(not member.is_leader, "F5", "a leader that reaches nobody goes on", group=group, node=leader.id)
     world.network.rejoin(leader.id)
     await asyncio.sleep(_timeouts(world, 6))
 
@@ -101,19 +101,19 @@ async def _hand_over_under_load(world: World, group: GroupId, rng: Rng) -> None:
         with world.loop.node_scope(leader.id), suppress(UnavailableError, RequestError):
             member.transfer_leadership(target)
         await asyncio.sleep(_timeouts(world, 2))
-        if not member.raft.is_leader:
+        if not member.is_leader:
             break
     pouring.cancel()
-    require(not member.raft.is_leader, "F5", "leadership was not handed over", group=group, node=leader.id, to=target)
+    require(not member.is_leader, "F5", "leadership was not handed over", group=group, node=leader.id, to=target)
     await asyncio.sleep(_timeouts(world, 6))
 
 
 async def _pour(world: World, group: GroupId, leader: SimulatedNode, member: Member) -> None:
     """Write without waiting for answers, so that there is never a moment with nothing under way."""
     number = 0
-    while member.raft.is_leader:
+    while member.is_leader:
         number += 1
-        value = b"poured/%d/%d" % (member.raft.term, number)
+        value = b"poured/%d/%d" % (member.term, number)
         send = Send(group, NO_PRODUCER, 0, number, (value,), world.loop.now_ns, Offset(0), outcome="info")
         world.history.sends.append(send)
         append = leader.serve(group).append(bytearray(build_batch([value], timestamp=1)))
@@ -148,7 +148,7 @@ def _leader(world: World, group: GroupId) -> tuple[SimulatedNode, Member]:
 
 
 def _other_voters(leader: SimulatedNode, member: Member) -> list[NodeId]:
-    return [node for node in member.raft.configuration.voters if node != leader.id]
+    return [node for node in member.configuration.voters if node != leader.id]
 
 
 def _require_same(world: World, group: GroupId, leader: SimulatedNode, member: Member, message: str) -> None:

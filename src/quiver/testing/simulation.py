@@ -144,7 +144,7 @@ async def _compare(world: World) -> None:
         committed = world.observer.committed[group]
         leader = find_leader(world, group)
         assert leader is not None, "the group has converged"
-        for node_id in leader[1].raft.configuration.members:
+        for node_id in leader[1].configuration.members:
             await _read_all(world, world.nodes[node_id], group)
         for consumer in world.consumers:
             if isinstance(consumer, Taker) and consumer.group == group:

@@ -218,7 +218,7 @@ class World:
                 node.is_tainted = not all(self._is_whole(node, group) for group in self.groups)
 
     def _is_whole(self, node: SimulatedNode, group: GroupId) -> bool:
-        if node.replicas[group].member.raft.status().recovering:
+        if node.replicas[group].member.raft_status().recovering:
             return False
         return verify_directory(node.disk.clone(), node.directory(group)).is_whole
 

@@ -164,8 +164,8 @@ class Cluster:
         return await self.wait(self._find_primary)
 
     def _find_primary(self) -> Manager | None:
-        leaders = [manager for manager in self.managers.values() if manager.is_up and manager.member.is_leader]
-        return max(leaders, key=lambda manager: manager.member.raft.term, default=None)
+        leaders = [manager for manager in self.managers.values() if manager.is_up and manager.member.is_ready]
+        return max(leaders, key=lambda manager: manager.member.term, default=None)
 
     async def replica(self) -> Manager:
         primary = await self.primary()

@@ -87,7 +87,7 @@ class Partition:
             self.opened_index = member.applied_index
             replica = Replica(member, state, settings=self.settings, space=self.space)
             await asyncio.sleep(5)  # longer than an election takes
-            assert member.is_leader == (voters == (1,))
+            assert member.is_ready == (voters == (1,))
             yield replica
 
 

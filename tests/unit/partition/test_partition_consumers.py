@@ -330,7 +330,7 @@ def test_reader_that_waits_is_told_when_leadership_is_lost() -> None:
         waiting = asyncio.ensure_future(replica.wait_past(Offset(0)))
         await asyncio.sleep(0.1)
         assert replica.member.on_role is not None
-        replica.member.on_role(Role.FOLLOWER, replica.member.raft.term, NodeId(2))
+        replica.member.on_role(Role.FOLLOWER, replica.member.term, NodeId(2))
         with pytest.raises(NotLeaderError) as refused:
             await waiting
         assert refused.value.leader == 2

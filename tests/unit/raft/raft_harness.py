@@ -19,14 +19,14 @@ from quiver.raft import (
     HardState,
     InitialState,
     InstallSnapshot,
-    Message,
     Output,
     Raft,
     RaftConfig,
+    RaftMessage,
     Role,
     SendEntries,
     SendSnapshot,
-    Snapshot,
+    SnapshotMetadata,
 )
 
 Reporter = Callable[[str], None]
@@ -35,7 +35,7 @@ Reporter = Callable[[str], None]
 class Envelope(NamedTuple):
     from_: NodeId
     to: NodeId
-    message: Message
+    message: RaftMessage
 
 
 class Write(NamedTuple):
@@ -81,7 +81,7 @@ class Disk:
         self.synced = min(self.synced, self.last_index)
         self.generation += 1
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: SnapshotMetadata) -> None:
         self.base = (snapshot.last_index, snapshot.last_term)
         self.entries = []
         self.configurations = [(snapshot.last_index, snapshot.configuration)]
@@ -93,10 +93,10 @@ class Disk:
         del self.entries[: first_index - self.base[0] - 1]
         self.base = (last.index, last.term)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SnapshotMetadata:
         index, term = self.base
         known = [configuration for first, configuration in self.configurations if first <= index]
-        return Snapshot(index, term, known[-1])
+        return SnapshotMetadata(index, term, known[-1])
 
     def crash(self) -> None:
         """Lose whatever was not synced."""
@@ -145,7 +145,7 @@ class Member:
         self.writes: deque[Write] = deque()
         self.permissions: list[SendEntries] = []
         self.snapshot_permissions: list[SendSnapshot] = []
-        self.restoring: list[Snapshot] = []
+        self.restoring: list[SnapshotMetadata] = []
         self.reads: dict[int, Index] = {}
         self.reads_failed: list[int] = []
         self.outputs: list[Output] = []
@@ -270,7 +270,7 @@ class Member:
     def tick(self) -> Output:
         return self.run(self.raft.tick(self.cluster.now_ms))
 
-    def receive(self, from_: int, message: Message) -> Output:
+    def receive(self, from_: int, message: RaftMessage) -> Output:
         return self.run(self.raft.receive(NodeId(from_), message, self.cluster.now_ms))
 
     def propose(self, *data: bytes) -> Output:

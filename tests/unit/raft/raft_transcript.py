@@ -48,7 +48,7 @@ from quiver.raft import (
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
-    Message,
+    RaftMessage,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
@@ -261,7 +261,7 @@ def describe(envelope: Envelope) -> str:
     return f"n{envelope.from_}->n{envelope.to} {describe_message(envelope.message)}"
 
 
-def describe_message(message: Message) -> str:
+def describe_message(message: RaftMessage) -> str:
     name = f"{type(message).__name__} term {message.term}"
     match message:
         case Append():

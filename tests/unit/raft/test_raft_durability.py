@@ -7,7 +7,7 @@ from raft_harness import Cluster, append, core, entries, sole
 
 from quiver.errors import InvariantBroken
 from quiver.model import Index, NodeId, Term
-from quiver.raft import AppendResponse, HardState, Heartbeat, Snapshot, TimeoutNow, VoteRequest
+from quiver.raft import AppendResponse, HardState, Heartbeat, SnapshotMetadata, TimeoutNow, VoteRequest
 
 N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
 
@@ -179,7 +179,7 @@ def test_applied_follows_commit() -> None:
 def test_durability_never_exceeds_a_log_that_was_restored_meanwhile() -> None:
     raft = core(term=1)
     raft.receive(N2, append(1, (0, 0), *entries(1, 1)), 0)
-    snapshot = Snapshot(Index(5), Term(1), raft.configuration)
+    snapshot = SnapshotMetadata(Index(5), Term(1), raft.configuration)
     raft._state.log.restore(snapshot, term=Term(1), matched=Index(0))
     raft.durable(Index(9), Term(1))
     assert raft.durable_index == 5

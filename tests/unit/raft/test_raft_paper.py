@@ -15,8 +15,8 @@ from quiver.raft import (
     HardState,
     Heartbeat,
     HeartbeatResponse,
-    Message,
     Raft,
+    RaftMessage,
     Role,
     TimeoutNow,
     VoteRequest,
@@ -62,7 +62,7 @@ def make_candidate(raft: Raft) -> None:
     "message",
     [append(9, (0, 0)), heartbeat(9), accepted(9, 0), HeartbeatResponse(Term(9), Index(0), Index(0), Index(0), 1)],
 )
-def test_5_1_anybody_who_hears_of_a_later_term_follows_in_it(prepare: object, message: Message) -> None:
+def test_5_1_anybody_who_hears_of_a_later_term_follows_in_it(prepare: object, message: RaftMessage) -> None:
     raft = core()
     if callable(prepare):
         prepare(raft)

@@ -9,12 +9,12 @@ from raft_harness import Cluster, Member, core, entries
 
 from quiver.errors import InvariantBroken, OverloadedError
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Append, AppendResponse, Entry, Heartbeat, HeartbeatResponse, PeerStatus, ProgressState
+from quiver.raft import Append, AppendResponse, Entry, Heartbeat, HeartbeatResponse, ProgressState, RaftPeerStatus
 
 N2, N3 = NodeId(2), NodeId(3)
 
 
-def peer(leader: Member, node: int) -> PeerStatus:
+def peer(leader: Member, node: int) -> RaftPeerStatus:
     return next(p for p in leader.raft.status().peers if p.node == node)
 
 

@@ -25,7 +25,7 @@ from quiver.raft import (
     HeartbeatResponse,
     InstallSnapshot,
     Safeguard,
-    Snapshot,
+    SnapshotMetadata,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
@@ -167,7 +167,7 @@ def joint_commit_needs_the_old_voters(disabled: Disabled) -> None:
 def joint_election_needs_the_old_voters(disabled: Disabled) -> None:
     joint = Configuration(voters=(N1,), voters_outgoing=(N2, N3))
     raft = core(voters=joint.voters, disabled=disabled)
-    snapshot = Snapshot(Index(1), Term(1), joint)
+    snapshot = SnapshotMetadata(Index(1), Term(1), joint)
     raft.receive(N2, InstallSnapshot(Term(1), snapshot, 1), 0)
     raft.tick(10_000)
     assert not raft.is_leader
@@ -215,13 +215,13 @@ def replaced_leader_follows(disabled: Disabled) -> None:
 
 def late_snapshot_rolls_nothing_back(disabled: Disabled) -> None:
     raft = core(log=[1, 1, 1], commit=3, disabled=disabled)
-    raft.receive(N2, InstallSnapshot(Term(1), Snapshot(Index(2), Term(1), raft.configuration), 1), 0)
+    raft.receive(N2, InstallSnapshot(Term(1), SnapshotMetadata(Index(2), Term(1), raft.configuration), 1), 0)
     assert (raft.commit_index, raft.last_index) == (3, 3)
 
 
 def snapshot_drops_a_diverged_tail(disabled: Disabled) -> None:
     raft = core(log=[1, 1, 1], term=2, disabled=disabled)
-    raft.receive(N2, InstallSnapshot(Term(2), Snapshot(Index(2), Term(2), raft.configuration), 1), 0)
+    raft.receive(N2, InstallSnapshot(Term(2), SnapshotMetadata(Index(2), Term(2), raft.configuration), 1), 0)
     assert raft.last_index == 2
 
 

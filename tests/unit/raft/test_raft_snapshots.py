@@ -16,11 +16,11 @@ from quiver.raft import (
     Heartbeat,
     InitialState,
     InstallSnapshot,
-    PeerStatus,
     ProgressState,
     Raft,
     RaftConfig,
-    Snapshot,
+    RaftPeerStatus,
+    SnapshotMetadata,
 )
 
 N1, N2, N3 = NodeId(1), NodeId(2), NodeId(3)
@@ -28,10 +28,10 @@ MEMBERS = Configuration(voters=(N1, N2, N3))
 
 
 def install(term: int, last: tuple[int, int], members: Configuration = MEMBERS) -> InstallSnapshot:
-    return InstallSnapshot(Term(term), Snapshot(Index(last[0]), Term(last[1]), members), 1)
+    return InstallSnapshot(Term(term), SnapshotMetadata(Index(last[0]), Term(last[1]), members), 1)
 
 
-def peer(leader: Member, node: int) -> PeerStatus:
+def peer(leader: Member, node: int) -> RaftPeerStatus:
     return next(p for p in leader.raft.status().peers if p.node == node)
 
 
@@ -191,7 +191,7 @@ def test_compaction_keeps_to_what_is_committed() -> None:
 
 
 def test_member_starts_from_a_snapshot() -> None:
-    snapshot = Snapshot(Index(7), Term(3), MEMBERS)
+    snapshot = SnapshotMetadata(Index(7), Term(3), MEMBERS)
     initial = InitialState(
         term=Term(3),
         first_index=Index(8),

@@ -131,9 +131,9 @@ class Cluster:
         leaders = [
             node
             for node in self.nodes.values()
-            if self.loop.is_alive(node.id) and hasattr(node, "member") and node.member.is_leader
+            if self.loop.is_alive(node.id) and hasattr(node, "member") and node.member.is_ready
         ]
-        return max(leaders, key=lambda node: node.member.raft.term, default=None)
+        return max(leaders, key=lambda node: node.member.term, default=None)
 
     async def propose(self, *values: bytes) -> list[BatchHeader]:
         """Propose at whoever leads, until it is taken."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from quiver.replication.deadline_timer import DeadlineTimer
+from quiver.replication.timers import DeadlineTimer
 from quiver.testing import SimulatedClock, SimulatedLoop
 
 SPACING_MS = 25
@@ -46,7 +46,7 @@ def fail() -> None:
 def test_the_earliest_deadline_rings() -> None:
     async def test(rings: Rings) -> None:
         for deadline_ms in (300, 100, 200):
-            rings.alarm.ring_by(deadline_ms)
+            rings.alarm.fire_by(deadline_ms)
         await asyncio.sleep(0.5)
 
     assert run(test).at_ms == [100]
@@ -55,7 +55,7 @@ def test_the_earliest_deadline_rings() -> None:
 def test_the_next_deadline_is_what_the_action_returns() -> None:
     async def test(rings: Rings) -> None:
         rings.next_ms = 180
-        rings.alarm.ring_by(100)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.15)
         rings.next_ms = 1_000_000
         await asyncio.sleep(1)
@@ -66,7 +66,7 @@ def test_the_next_deadline_is_what_the_action_returns() -> None:
 def test_rings_keep_their_distance() -> None:
     async def test(rings: Rings) -> None:
         rings.next_ms = 0  # always overdue
-        rings.alarm.ring_by(100)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.18)
 
     assert run(test).at_ms == [100, 125, 150, 175]
@@ -74,10 +74,10 @@ def test_rings_keep_their_distance() -> None:
 
 def test_an_earlier_deadline_keeps_the_distance_to_the_last_ring() -> None:
     async def test(rings: Rings) -> None:
-        rings.alarm.ring_by(100)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.101)
-        rings.alarm.ring_by(102)
-        rings.alarm.ring_by(101)
+        rings.alarm.fire_by(102)
+        rings.alarm.fire_by(101)
         await asyncio.sleep(0.5)
 
     assert run(test).at_ms == [100, 125]
@@ -85,8 +85,8 @@ def test_an_earlier_deadline_keeps_the_distance_to_the_last_ring() -> None:
 
 def test_a_deadline_that_is_named_while_it_rings_is_the_actions_business() -> None:
     async def test(rings: Rings) -> None:
-        rings.during = lambda: rings.alarm.ring_by(0)
-        rings.alarm.ring_by(100)
+        rings.during = lambda: rings.alarm.fire_by(0)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.5)
 
     assert run(test).at_ms == [100]
@@ -95,7 +95,7 @@ def test_a_deadline_that_is_named_while_it_rings_is_the_actions_business() -> No
 def test_a_clock_that_runs_slow_is_waited_for() -> None:
     async def test(rings: Rings) -> None:
         rings.next_ms = 100
-        rings.alarm.ring_by(100)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.13)
 
     assert run(test, drift_ppm=-100_000).at_ms == [90, 112]
@@ -105,7 +105,7 @@ def test_an_action_that_fails_does_not_end_the_alarm() -> None:
     async def test(rings: Rings) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         rings.during = fail
-        rings.alarm.ring_by(100)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.13)
 
     assert run(test).at_ms == [100, 125]
@@ -115,9 +115,9 @@ def test_a_closed_alarm_is_silent_even_if_it_is_closed_while_it_rings() -> None:
     async def test(rings: Rings) -> None:
         rings.next_ms = 0
         rings.during = rings.alarm.close
-        rings.alarm.ring_by(100)
+        rings.alarm.fire_by(100)
         await asyncio.sleep(0.5)
-        rings.alarm.ring_by(200)
+        rings.alarm.fire_by(200)
         await asyncio.sleep(0.5)
 
     assert run(test).at_ms == [100]

@@ -12,11 +12,20 @@ from hypothesis import strategies as st
 
 from quiver.errors import DecodeError
 from quiver.model import Buffer, GroupId, Index, Offset, Term
-from quiver.raft import Append, Configuration, Entry, EntryKind, Heartbeat, InstallSnapshot, Snapshot, TimeoutNow
+from quiver.raft import (
+    Append,
+    Configuration,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    InstallSnapshot,
+    SnapshotMetadata,
+    TimeoutNow,
+)
 from quiver.record import Batch, build_batch, build_control_batch, stamp
-from quiver.replication.codec import AppendHead, Head, Item, decode_parcel, encode_parcel
+from quiver.replication.codec import AppendHead, EnvelopeHeader, GroupMessage, decode_envelope, encode_envelope
 from quiver.replication.entries import CONTROL_STATE, decode_entry, encode_own_entry
-from quiver.replication.opening import SnapshotState, encode_snapshot_state
+from quiver.replication.member_files import SnapshotState, encode_snapshot_state
 from quiver.storage import Snapshot as SnapshotFile
 
 GROUP = GroupId(7)
@@ -34,9 +43,9 @@ def joined(parts: list[Buffer]) -> memoryview:
 def test_append_carries_its_batches_as_the_bytes_they_are() -> None:
     batches = [stamped(build_batch([b"a", b"b"], timestamp=1), 11), stamped(build_batch([b"c"], timestamp=1), 12)]
     size_bytes = sum(map(len, batches))
-    item = Item(GROUP, size_bytes, append=AppendHead(Term(3), Index(10), Term(2), Index(9), 4))
-    other = Item(GroupId(8), plain=Heartbeat(Term(5), Index(6), 7))
-    incarnation, (received, beat) = decode_parcel(joined(encode_parcel(42, [item, other], batches)))
+    item = GroupMessage(GROUP, size_bytes, append=AppendHead(Term(3), Index(10), Term(2), Index(9), 4))
+    other = GroupMessage(GroupId(8), plain=Heartbeat(Term(5), Index(6), 7))
+    incarnation, (received, beat) = decode_envelope(joined(encode_envelope(42, [item, other], batches)))
     assert incarnation == 42
     message, snapshot = received.as_message()
     assert isinstance(message, Append)
@@ -50,9 +59,9 @@ def test_snapshot_carries_its_file() -> None:
     state = encode_snapshot_state(SnapshotState(MEMBERS, b"machine"))
     file = SnapshotFile(last_index=Index(4), last_term=Term(2), end_offset=Offset(3), state=state)
     for mark_index, is_right in ((4, True), (5, False)):
-        mark = Snapshot(Index(mark_index), Term(2), MEMBERS)
-        item = Item(GROUP, len(file.encode()), plain=InstallSnapshot(Term(3), mark, 1))
-        _, (received,) = decode_parcel(joined(encode_parcel(1, [item], [file.encode()])))
+        mark = SnapshotMetadata(Index(mark_index), Term(2), MEMBERS)
+        item = GroupMessage(GROUP, len(file.encode()), plain=InstallSnapshot(Term(3), mark, 1))
+        _, (received,) = decode_envelope(joined(encode_envelope(1, [item], [file.encode()])))
         if is_right:
             assert received.as_message() == (item.plain, file)
         else:
@@ -62,8 +71,10 @@ def test_snapshot_carries_its_file() -> None:
 
 def test_snapshot_with_foreign_state_is_refused() -> None:
     file = SnapshotFile(last_index=Index(4), last_term=Term(2), end_offset=Offset(3), state=b"something else")
-    item = Item(GROUP, len(file.encode()), plain=InstallSnapshot(Term(3), Snapshot(Index(4), Term(2), MEMBERS), 1))
-    _, (received,) = decode_parcel(joined(encode_parcel(1, [item], [file.encode()])))
+    item = GroupMessage(
+        GROUP, len(file.encode()), plain=InstallSnapshot(Term(3), SnapshotMetadata(Index(4), Term(2), MEMBERS), 1)
+    )
+    _, (received,) = decode_envelope(joined(encode_envelope(1, [item], [file.encode()])))
     with pytest.raises(DecodeError):
         received.as_message()
 
@@ -71,43 +82,43 @@ def test_snapshot_with_foreign_state_is_refused() -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        Item(GROUP),
-        Item(GROUP, append=AppendHead(Term(1), Index(0), Term(0), Index(0), 0), plain=TimeoutNow(Term(1))),
-        Item(GROUP, payload_bytes=5, plain=TimeoutNow(Term(1))),
-        Item(GROUP, payload_bytes=-1, plain=TimeoutNow(Term(1))),
-        Item(GROUP, payload_bytes=3, append=AppendHead(Term(1), Index(0), Term(0), Index(0), 0)),
+        GroupMessage(GROUP),
+        GroupMessage(GROUP, append=AppendHead(Term(1), Index(0), Term(0), Index(0), 0), plain=TimeoutNow(Term(1))),
+        GroupMessage(GROUP, payload_bytes=5, plain=TimeoutNow(Term(1))),
+        GroupMessage(GROUP, payload_bytes=-1, plain=TimeoutNow(Term(1))),
+        GroupMessage(GROUP, payload_bytes=3, append=AppendHead(Term(1), Index(0), Term(0), Index(0), 0)),
     ],
 )
-def test_items_that_do_not_add_up_are_refused(item: Item) -> None:
+def test_items_that_do_not_add_up_are_refused(item: GroupMessage) -> None:
     with pytest.raises(DecodeError):
-        decode_parcel(joined(encode_parcel(1, [item], [b"abc"])))
+        decode_envelope(joined(encode_envelope(1, [item], [b"abc"])))
 
 
 def test_bytes_too_many_are_refused() -> None:
-    parcel = joined(encode_parcel(1, [Item(GROUP, plain=TimeoutNow(Term(1)))], [b"abc"]))
-    with pytest.raises(DecodeError, match="too many"):
-        decode_parcel(parcel)
+    envelope = joined(encode_envelope(1, [GroupMessage(GROUP, plain=TimeoutNow(Term(1)))], [b"abc"]))
+    with pytest.raises(DecodeError, match="3 bytes after the last payload"):
+        decode_envelope(envelope)
 
 
 def test_append_with_a_flipped_bit_is_refused_whole() -> None:
     batch = stamped(build_batch([b"payload"], timestamp=1), 11)
-    item = Item(GROUP, len(batch), append=AppendHead(Term(3), Index(10), Term(2), Index(9), 4))
-    parcel = bytearray(joined(encode_parcel(1, [item], [batch])))
-    for position in range(len(parcel) - len(batch), len(parcel)):
-        parcel[position] ^= 4
+    item = GroupMessage(GROUP, len(batch), append=AppendHead(Term(3), Index(10), Term(2), Index(9), 4))
+    envelope = bytearray(joined(encode_envelope(1, [item], [batch])))
+    for position in range(len(envelope) - len(batch), len(envelope)):
+        envelope[position] ^= 4
         with pytest.raises(DecodeError):
-            decode_parcel(memoryview(bytes(parcel)))
-        parcel[position] ^= 4
-    decode_parcel(memoryview(bytes(parcel)))
+            decode_envelope(memoryview(bytes(envelope)))
+        envelope[position] ^= 4
+    decode_envelope(memoryview(bytes(envelope)))
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_raise_decode_error_or_nothing(data: bytes) -> None:
-    for parcel in (data, struct.pack("<I", len(data)) + data):
+    for envelope in (data, struct.pack("<I", len(data)) + data):
         try:
-            _, items = decode_parcel(memoryview(parcel))
-            for item in items:
-                item.as_message()
+            _, received = decode_envelope(memoryview(envelope))
+            for message in received:
+                message.as_message()
         except DecodeError:
             pass
 
@@ -120,7 +131,7 @@ def test_arbitrary_bytes_raise_decode_error_or_nothing(data: bytes) -> None:
 def test_arbitrary_heads_raise_decode_error_or_nothing(head: object) -> None:
     encoded = msgspec.msgpack.encode([1, [head]])
     with contextlib.suppress(DecodeError):
-        decode_parcel(memoryview(struct.pack("<I", len(encoded)) + encoded))
+        decode_envelope(memoryview(struct.pack("<I", len(encoded)) + encoded))
 
 
 def test_own_entries_become_control_batches_and_back() -> None:
@@ -148,6 +159,6 @@ def test_control_batches_of_other_kinds() -> None:
 
 
 def test_head_is_small_for_a_heartbeat() -> None:
-    parcel = joined(encode_parcel(1 << 60, [Item(GROUP, plain=Heartbeat(Term(5), Index(600), 70))], []))
-    assert len(parcel) < 80
-    assert msgspec.msgpack.decode(parcel[4:], type=Head).items[0].group == GROUP
+    envelope = joined(encode_envelope(1 << 60, [GroupMessage(GROUP, plain=Heartbeat(Term(5), Index(600), 70))], []))
+    assert len(envelope) < 80
+    assert msgspec.msgpack.decode(envelope[4:], type=EnvelopeHeader).messages[0].group == GROUP

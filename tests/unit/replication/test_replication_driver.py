@@ -41,9 +41,9 @@ async def test_proposals_are_applied_in_order_on_every_node(cluster: Cluster) ->
 async def test_proposals_of_one_turn_share_one_append(cluster: Cluster) -> None:
     leader = await cluster.leader()
     await cluster.propose(b"first")
-    before = leader.replicator.status().parcels_sent
+    before = leader.replicator.status().envelopes_sent
     await asyncio.gather(*(cluster.propose(b"%d" % n) for n in range(40)))
-    assert leader.replicator.status().parcels_sent - before <= 12
+    assert leader.replicator.status().envelopes_sent - before <= 12
     await cluster.wait(lambda: all(len(node.machine.values) == 41 for node in cluster.nodes.values()))
 
 
@@ -155,7 +155,7 @@ async def test_members_are_added_and_removed_while_work_goes_on(cluster: Cluster
     removed = next(node for node in cluster.nodes.values() if node not in (leader, added))
     voters = tuple(n for n in cluster.nodes if n != removed.id)
     leader.member.change_membership(voters=voters)
-    await cluster.wait(lambda: leader.member.raft.configuration == Configuration(voters=voters))
+    await cluster.wait(lambda: leader.member.configuration == Configuration(voters=voters))
     removed.kill()
     await cluster.propose(b"2")
     for node in (leader, added):
@@ -164,7 +164,7 @@ async def test_members_are_added_and_removed_while_work_goes_on(cluster: Cluster
         node.start()
     await cluster.propose(b"3")
     await cluster.wait(lambda: added.machine.values == [b"1", b"2", b"3"])
-    assert added.member.raft.configuration == Configuration(voters=voters)
+    assert added.member.configuration == Configuration(voters=voters)
 
 
 @simulate
@@ -326,7 +326,7 @@ async def test_closing_waits_for_a_snapshot_that_is_being_restored(cluster: Clus
         if number % 20 == 19:
             await (await cluster.leader()).member.take_snapshot()
     late.start()
-    while not hasattr(late, "member") or late.member._backlog.under_way.snapshot is None:  # noqa: ASYNC110
+    while not hasattr(late, "member") or late.member._outputs.current.snapshot is None:  # noqa: ASYNC110
         await asyncio.sleep(0.0001)  # of simulated time: `wait` looks too seldom
     assert late.member._is_blocked
     await late.member.close()
@@ -341,7 +341,7 @@ async def test_garbage_from_the_network_is_refused_and_harmless(cluster: Cluster
     port = cluster.network.port(NodeId(77))
     for junk in (b"", b"\xff\xff\xff\xff", b"\x04\0\0\0\x93\x01\x02\x03", bytes(100)):
         port.send(leader.id, [junk])
-    await cluster.wait(lambda: leader.replicator.status().parcels_refused >= 4)
+    await cluster.wait(lambda: leader.replicator.status().envelopes_refused >= 4)
     await cluster.propose(b"x")
 
 
@@ -380,19 +380,19 @@ def test_overload_is_refused_as_not_done() -> None:
 def test_idle_group_sleeps_and_wakes_when_its_leader_dies() -> None:
     async def test(cluster: Cluster) -> None:
         await cluster.propose(b"1")
-        await cluster.wait(lambda: all(node.member.raft.status().hibernating for node in cluster.nodes.values()))
+        await cluster.wait(lambda: all(node.member.raft_status().hibernating for node in cluster.nodes.values()))
         await asyncio.sleep(5)
-        sent = sum(node.replicator.status().parcels_sent for node in cluster.nodes.values())
+        sent = sum(node.replicator.status().envelopes_sent for node in cluster.nodes.values())
         await asyncio.sleep(1)
-        sent = sum(node.replicator.status().parcels_sent for node in cluster.nodes.values()) - sent
+        sent = sum(node.replicator.status().envelopes_sent for node in cluster.nodes.values()) - sent
         assert sent <= 6 * 11, "one empty parcel per pair of nodes and heartbeat interval"
-        assert all(node.member.raft.status().hibernating for node in cluster.nodes.values())
+        assert all(node.member.raft_status().hibernating for node in cluster.nodes.values())
         await cluster.propose(b"2")
-        await cluster.wait(lambda: all(node.member.raft.status().hibernating for node in cluster.nodes.values()))
+        await cluster.wait(lambda: all(node.member.raft_status().hibernating for node in cluster.nodes.values()))
         leader = await cluster.leader()
         cluster.loop.pause(leader.id)
         await cluster.wait(
-            lambda: any(node.member.is_leader for node in cluster.nodes.values() if node is not leader) or None
+            lambda: any(node.member.is_ready for node in cluster.nodes.values() if node is not leader) or None
         )
         cluster.loop.resume(leader.id)
         await cluster.propose(b"3")
@@ -416,9 +416,9 @@ def test_many_groups_share_parcels() -> None:
         statuses = [node.replicator.status() for node in cluster.nodes.values()]
         leaders = [member.raft.leader for status in statuses for member in status.members]
         assert None not in leaders
-        sent = sum(status.parcels_sent for status in statuses)
+        sent = sum(status.envelopes_sent for status in statuses)
         await asyncio.sleep(1)
-        sent = sum(node.replicator.status().parcels_sent for node in cluster.nodes.values()) - sent
+        sent = sum(node.replicator.status().envelopes_sent for node in cluster.nodes.values()) - sent
         assert sent < 20 * 3 * 10, "far fewer parcels than heartbeats of groups"
         assert all(peer.is_alive for status in statuses for peer in status.peers)
 
@@ -440,7 +440,7 @@ async def test_hard_state_saved_while_a_tail_is_replaced_vouches_for_nothing_of_
     cluster.network.isolate(old.id)
     with cluster.loop.node_scope(old.id):
         old.member.propose_nowait([build_batch([b"old"] * 5, timestamp=1)])
-    await cluster.wait(lambda: not old.member.is_leader)
+    await cluster.wait(lambda: not old.member.is_ready)
     header = (await cluster.propose(b"new"))[0]
     cluster.network.rejoin(old.id)
     while old.member.commit_index < header.index - 1:  # noqa: ASYNC110 - the new leader's no-op, in the old one's place

@@ -9,7 +9,7 @@ from replication_cluster import Cluster, run_in
 
 from quiver.config import KIB, ReplicationSettings
 from quiver.model import NodeId
-from quiver.replication.rate_limiter import RateLimiter
+from quiver.replication.timers import RateLimiter
 from quiver.testing import SimulatedClock, SimulatedLoop
 
 RATE = 16 * KIB

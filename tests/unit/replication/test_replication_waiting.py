@@ -11,7 +11,7 @@ import pytest
 
 from quiver.errors import NotLeaderError, OutcomeUnknownError, UnavailableError
 from quiver.model import Index
-from quiver.replication.pending_proposals import PendingProposals, Proposal
+from quiver.replication.pending import PendingProposals, Proposal
 
 Answer = Callable[[PendingProposals, Proposal], None]
 ANSWERS: dict[str, Answer] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from quiver.model import NodeId
-from quiver.replication.network import Network
+from quiver.replication.interfaces import Network
 from quiver.testing import Latency, NetworkFaults, SimulatedLoop, SimulatedNetwork, SimulatedPort, Trace
 
 A, B, C = NodeId(1), NodeId(2), NodeId(3)
@@ -61,9 +61,10 @@ class Cluster:
 
 def test_port_implements_the_seam_and_joins_the_parts() -> None:
     cluster = Cluster()
-    port: Network = cluster.ports[A]
+    port = cluster.ports[A]
+    seam: Network = port
     part = bytearray(b"hello ")
-    port.send(B, [part, memoryview(b"world")])
+    seam.send(B, [part, memoryview(b"world")])
     part[:] = b"XXXXXX"
     assert port.backlog_bytes(B) == 11
     assert cluster.received[B] == []

@@ -27,5 +27,5 @@ def check_bounds(member: Member) -> None:
                 "too many messages in flight",
                 **facts,
             )
-    waiting = len(member._backlog)
+    waiting = len(member._outputs)
     require(waiting <= QUEUED_OUTPUTS_MAX, "I16", "too many outputs wait", count=waiting, **facts)

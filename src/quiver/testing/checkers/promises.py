@@ -8,9 +8,9 @@ still has everything it ever acknowledged and that was committed.
 from __future__ import annotations
 
 from quiver.model import Index, NodeId, Term
-from quiver.raft import AppendResponse, HeartbeatResponse, Message, Raft, VoteRequest, VoteResponse
+from quiver.raft import AppendResponse, HeartbeatResponse, Raft, RaftMessage, VoteRequest, VoteResponse
 from quiver.raft.progress import PeerProgress
-from quiver.replication.codec import Item
+from quiver.replication.codec import GroupMessage
 from quiver.storage import Log
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.checkers.durability import Copy
@@ -33,7 +33,7 @@ class PromiseChecker:
         self._votes: dict[Term, NodeId] = {}
         self._acknowledged: dict[Index, Term] = {}
 
-    def say(self, to: NodeId, message: Message, raft: Raft, log: Log) -> None:
+    def say(self, to: NodeId, message: RaftMessage, raft: Raft, log: Log) -> None:
         """Take a message that leaves the member."""
         kind = type(message)
         if kind is VoteResponse or kind is VoteRequest:
@@ -47,7 +47,7 @@ class PromiseChecker:
         """Take the term of an append."""
         self._say_term(term)
 
-    def belief(self, from_: NodeId, item: Item, raft: Raft) -> Belief | None:
+    def belief(self, from_: NodeId, item: GroupMessage, raft: Raft) -> Belief | None:
         """Return what a leader believes of a member whose answer of an earlier term it is about to take."""
         leadership = raft._state.leadership
         if leadership is None or item.plain is None or item.plain.term >= raft.term:
@@ -55,7 +55,9 @@ class PromiseChecker:
         progress = leadership.progress.get(from_)
         return None if progress is None else (progress, progress.match, progress.received)
 
-    def hear(self, from_: NodeId, item: Item, raft: Raft, copy: Copy | None, belief: Belief | None = None) -> None:
+    def hear(
+        self, from_: NodeId, item: GroupMessage, raft: Raft, copy: Copy | None, belief: Belief | None = None
+    ) -> None:
         """Take a message that the member has taken; `copy` is the sender's log, `belief` what was believed before.
 
         One of a later term moves the member there (§5.1); an answer makes a leader believe no more than is true,

@@ -14,7 +14,7 @@ from quiver.clock import Clock, Rng
 from quiver.environment import NodeNetwork
 from quiver.metadata import Database
 from quiver.model import Buffer, NodeId
-from quiver.replication.network import LostHandler, MessageHandler
+from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, Identity
 from quiver.testing.network import SimulatedNetwork
@@ -93,9 +93,6 @@ class _SimulatedNodeNetwork:
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
         if to in self._peers:
             self._port.send(to, parts)
-
-    def backlog_bytes(self, to: NodeId) -> int:
-        return self._port.backlog_bytes(to)
 
     def serve(self, handler: Handler) -> None:
         self._world.medium.transport.serve(self._world.address, self._node, handler, clock=self._world.clock)

@@ -170,9 +170,9 @@ class ClusterWorld:
         found = [
             (host, replica)
             for host in self.running()
-            if (replica := self.replicas(host).get(group)) is not None and replica.member.raft.is_leader
+            if (replica := self.replicas(host).get(group)) is not None and replica.member.is_leader
         ]
-        return max(found, key=lambda pair: pair[1].member.raft.term, default=None)
+        return max(found, key=lambda pair: pair[1].member.term, default=None)
 
     # -- the atlas of damage ---------------------------------------------------------------------
 

@@ -1,14 +1,14 @@
-"""Open one member of a group from its directory: what the disk says becomes the core's first state.
+"""Open the files of one member and build the core's initial state from them.
 
-Beside the log lie the hard state (term, vote, configurations, a recovery mark) and the snapshots. They
-are written in an order that lets every crash be understood here:
-- a configuration is saved in the hard state *before* its entry goes to the log, with the entry's term, so
-  that whatever the log holds is known without reading it, and what it does not hold is recognised;
-- a snapshot that is not part of the log was being installed: the log is started over behind it;
-- a checkpoint is only a shortcut for replay: it is used if its last entry is in the log, and else ignored. Where the
-  snapshot at the log's start cannot be read, it stands in for it;
-- damage is marked in the hard state before it is cut off: until the entries are back the member does not
-  vote (R18), also if it is restarted on the way.
+The member's directory holds the log, the hard state (term, vote, configurations, a recovery mark) and the snapshots.
+They are written in an order that makes every crash recoverable here:
+- a configuration is saved in the hard state *before* its entry is appended to the log, with the entry's term. So the
+  configurations of the log are known without reading it, and one whose entry is not in the log is recognised;
+- a snapshot that is not part of the log was being installed: the log restarts after it;
+- a checkpoint only shortens replay: it is used if its last entry is in the log, and otherwise ignored. If the snapshot
+  at the log's start cannot be read, the checkpoint replaces it;
+- damage is marked in the hard state before it is cut off. Until the entries are back the member does not vote (R18),
+  not even after another restart.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapsh
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """What the hard state keeps for the driver beside term and vote."""
+    """The driver's part of the hard state, beside term and vote."""
 
     configurations: tuple[KnownConfiguration, ...] = ()
     recover_until: Index | None = None
     """The last entry that this member may have acknowledged and then lost."""
     is_suspect: bool = False
-    """Stored bytes failed their checksum when they were read: the next opening reads and checks all of them."""
+    """Stored bytes failed their checksum when they were read: the next start reads and verifies all of them."""
 
 
 class SnapshotState(msgspec.Struct, frozen=True):
-    """What a snapshot file holds: the state machine's part and the driver's."""
+    """The content of a snapshot file: the state machine's part and the driver's."""
 
     configuration: Configuration
     machine: bytes
 
 
 class MemberFiles(msgspec.Struct):
-    """The open files of one member, and the state they are in."""
+    """The open files of one member, and the state read from them."""
 
     log: Log
     hard_state: HardStateFile
@@ -57,8 +57,8 @@ class MemberFiles(msgspec.Struct):
     warnings: tuple[str, ...]
 
 
-class Storage(msgspec.Struct, frozen=True):
-    """The seams that a member's files are reached through."""
+class MemberStorage(msgspec.Struct, frozen=True):
+    """The seams through which a member's files are accessed."""
 
     disk: Disk
     executor: Executor
@@ -67,7 +67,7 @@ class Storage(msgspec.Struct, frozen=True):
     tails: TailBudget
 
     def open_log(self, directory: str, *, verify: bool, discard_damage: bool = False) -> Log:
-        """Open a log; blocking."""
+        """Open a log; blocks."""
         return Log.open(
             directory,
             disk=self.disk,
@@ -80,21 +80,21 @@ class Storage(msgspec.Struct, frozen=True):
         )
 
 
-async def open_files(storage: Storage, directory: str, *, bootstrap: Configuration | None) -> MemberFiles:
+async def open_files(storage: MemberStorage, directory: str, *, bootstrap: Configuration | None) -> MemberFiles:
     """Open or create a member's files. `bootstrap` names the first members of a new group, once in its life.
 
     Raises:
-        StorageError: the disk failed, or what it holds cannot be used.
+        StorageError: the disk failed, or the files cannot be used.
     """
     try:
         return await _open_files(storage, directory, bootstrap)
     except OSError as error:
-        raise StorageError(f"{directory}: cannot be opened: {error}") from error
+        raise StorageError(f"{directory}: cannot open the files of this member: {error}") from error
 
 
-async def _open_files(storage: Storage, directory: str, bootstrap: Configuration | None) -> MemberFiles:
+async def _open_files(storage: MemberStorage, directory: str, bootstrap: Configuration | None) -> MemberFiles:
     file = HardStateFile(storage.disk, directory)
-    async with AsyncExitStack() as opened:  # whoever tries again must not find yesterday's handles
+    async with AsyncExitStack() as opened:  # a retry must not find handles that are still open
         opened.callback(file.close)
         files = await _read_files(storage, directory, file, bootstrap, opened)
         opened.pop_all()
@@ -102,7 +102,7 @@ async def _open_files(storage: Storage, directory: str, bootstrap: Configuration
 
 
 async def _read_files(
-    storage: Storage, directory: str, file: HardStateFile, bootstrap: Configuration | None, opened: AsyncExitStack
+    storage: MemberStorage, directory: str, file: HardStateFile, bootstrap: Configuration | None, opened: AsyncExitStack
 ) -> MemberFiles:
     submit = storage.executor.submit
     saved = await submit(file.load)
@@ -111,15 +111,15 @@ async def _read_files(
     opened.push_async_callback(log.close)
     hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
     if log.damage:
-        hard_state, log = await _set_damage_aside(storage, log, file, hard_state)
+        hard_state, log = await _cut_damage(storage, log, file, hard_state)
         opened.push_async_callback(log.close)
     snapshots = SnapshotStore(storage.disk, directory)
-    standing = await _find_standing(storage, log, snapshots)
+    base = await _find_base(storage, log, snapshots)
     membership = decode_membership(hard_state.membership)
-    membership = Membership(_configurations_in_log(log, membership, standing.base), membership.recover_until)
-    if is_suspect:  # the damage, if there was any, has been set aside by now
+    membership = Membership(_configurations_in_log(log, membership, base.snapshot), membership.recover_until)
+    if is_suspect:  # any damage is cut off by now
         await submit(partial(file.save, _with_membership(hard_state, membership)))
-    newest = standing.newest
+    newest = base.newest
     return MemberFiles(
         log=log,
         hard_state=file,
@@ -128,7 +128,7 @@ async def _read_files(
         membership=membership,
         machine_state=decode_snapshot_state(newest.state).machine if newest else b"",
         applied_index=newest.last_index if newest else Index(0),
-        warnings=(*log.warnings, *standing.warnings),
+        warnings=(*log.warnings, *base.warnings),
     )
 
 
@@ -148,43 +148,46 @@ def make_raft_config(node: NodeId, settings: ReplicationSettings, disabled: froz
 
 
 def encode_membership(membership: Membership) -> bytes:
-    """Return the bytes that the hard state keeps."""
+    """Encode the driver's part of the hard state."""
     return msgspec.msgpack.encode(membership)
 
 
 def decode_membership(data: bytes) -> Membership:
-    """Read back what `encode_membership` wrote; the hard state's checksum has been verified."""
+    """Decode what `encode_membership` returned; the hard state's checksum has been verified."""
     return msgspec.msgpack.decode(data, type=Membership) if data else Membership()
 
 
 def encode_snapshot_state(state: SnapshotState) -> bytes:
-    """Return the bytes that a snapshot file keeps."""
+    """Encode the content of a snapshot file."""
     return msgspec.msgpack.encode(state)
 
 
 def decode_snapshot_state(data: bytes) -> SnapshotState:
-    """Read back what `encode_snapshot_state` wrote.
+    """Decode what `encode_snapshot_state` returned.
 
     Raises:
-        DecodeError: the bytes are something else.
+        DecodeError: the bytes are malformed.
     """
     try:
         return msgspec.msgpack.decode(data, type=SnapshotState)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"a snapshot that cannot be read: {error}") from None
+        raise DecodeError(f"malformed snapshot state: {error}") from None
 
 
 def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | None) -> HardState:
     if log.end_index > 1:
-        raise DamageError(f"{log.directory}: the log has no hard state: this member does not know its vote")
+        raise DamageError(
+            f"{log.directory}: the log has entries but no hard state, so this member's vote is unknown; "
+            "remove the replica and add it again under a new node id"
+        )
     known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
     hard_state = HardState(membership=encode_membership(Membership(known)))
     file.save(hard_state)
     return hard_state
 
 
-async def _set_damage_aside(
-    storage: Storage, log: Log, file: HardStateFile, hard_state: HardState
+async def _cut_damage(
+    storage: MemberStorage, log: Log, file: HardStateFile, hard_state: HardState
 ) -> tuple[HardState, Log]:
     membership = decode_membership(hard_state.membership)
     lost_until = max(damage.end_index_max for damage in log.damage) - 1
@@ -202,43 +205,43 @@ def _with_membership(hard_state: HardState, membership: Membership) -> HardState
     return msgspec.structs.replace(hard_state, membership=encode_membership(membership))
 
 
-class _Standing(msgspec.Struct, frozen=True):
-    """What a log stands on (None: the beginning), and the newest state there is for it, with what was found wrong."""
+class _Base(msgspec.Struct, frozen=True):
+    """The snapshot at a log's start (None: the log is complete), the newest state usable with it, and warnings."""
 
-    base: Snapshot | None
+    snapshot: Snapshot | None
     newest: Snapshot | None
     warnings: tuple[str, ...]
 
 
-async def _find_standing(storage: Storage, log: Log, snapshots: SnapshotStore) -> _Standing:
+async def _find_base(storage: MemberStorage, log: Log, snapshots: SnapshotStore) -> _Base:
     submit = storage.executor.submit
     checkpoint, findings = await submit(snapshots.load_checkpoint)
     try:
         snapshot, warnings = await submit(snapshots.load_newest)
         if snapshot is not None and log.term_at(snapshot.last_index) != snapshot.last_term:
-            await _start_behind(log, snapshot)
+            await _restart_after(log, snapshot)
     except DamageError as error:
-        if checkpoint is None or not _is_in_reach(log, checkpoint):
+        if checkpoint is None or not _belongs_to(log, checkpoint):
             raise
-        return _Standing(checkpoint, checkpoint, (*findings, f"{error}; the checkpoint stands in for it"))
+        return _Base(checkpoint, checkpoint, (*findings, f"{error}; the checkpoint replaces it"))
     is_newer = checkpoint is not None and (snapshot is None or checkpoint.last_index > snapshot.last_index)
-    is_shortcut = checkpoint is not None and is_newer and _is_in_reach(log, checkpoint)
-    return _Standing(snapshot, checkpoint if is_shortcut else snapshot, (*findings, *warnings))
+    is_shortcut = checkpoint is not None and is_newer and _belongs_to(log, checkpoint)
+    return _Base(snapshot, checkpoint if is_shortcut else snapshot, (*findings, *warnings))
 
 
-def _is_in_reach(log: Log, checkpoint: Snapshot) -> bool:
-    """Tell whether a checkpoint belongs to what the log holds, beyond doubt."""
+def _belongs_to(log: Log, checkpoint: Snapshot) -> bool:
+    """Return whether a checkpoint certainly belongs to this log: term and offset at its last index agree."""
     if log.term_at(checkpoint.last_index) != checkpoint.last_term:
         return False
     return log.offset_after(checkpoint.last_index) == checkpoint.end_offset
 
 
-async def _start_behind(log: Log, snapshot: Snapshot) -> None:
-    """Start the log over behind a snapshot that a crash kept from replacing it."""
+async def _restart_after(log: Log, snapshot: Snapshot) -> None:
+    """Restart the log after a snapshot whose installation was interrupted by a crash."""
     if snapshot.last_index < log.first_index - 1:
         raise DamageError(
-            f"{log.directory}: the log starts at {log.first_index} and the newest intact snapshot ends at "
-            f"{snapshot.last_index}: the state between is lost here"
+            f"{log.directory}: the log starts at index {log.first_index} but the newest intact snapshot ends at "
+            f"{snapshot.last_index}: the entries in between are lost on this node"
         )
     await log.reset(
         first_index=Index(snapshot.last_index + 1),

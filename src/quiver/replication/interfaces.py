@@ -1,0 +1,98 @@
+"""The seams of the replication driver, as protocols: state machine, network and host.
+
+- `StateMachine` is implemented by the layer above: a partition's deduplication table and cursors, or the metadata.
+- `Network` is implemented by `quiver.wire`; `quiver.testing.SimulatedNetwork` is its in-memory twin with faults.
+- `Host` is the node as its members see it; `Replicator` implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from quiver.errors import StorageError
+from quiver.model import Buffer, GroupId, NodeId
+from quiver.record import Batch
+from quiver.replication.codec import GroupMessage
+from quiver.replication.timers import RateLimiter
+
+MessageHandler = Callable[[NodeId, memoryview], None]
+"""Called with the sending node and one whole message, in the owner's event loop."""
+
+LostHandler = Callable[[NodeId], None]
+"""Called with a node whose connection broke: messages to it that were queued or in flight may be lost."""
+
+
+class StateMachine(Protocol):
+    """State that every member of a group computes from the same batches.
+
+    The driver calls it in the event loop, with committed batches only, in order. Until the process ends, it passes each
+    batch exactly once.
+    """
+
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """Apply committed batches, consecutive by index, including control batches of every kind; never raises."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """Return the state after all batches applied so far."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Replace the state by a snapshot; empty bytes stand for the initial state."""
+        ...
+
+
+class Network(Protocol):
+    """One node's connections to the others.
+
+    A message arrives unchanged or not at all. It may be lost, duplicated, delayed or reordered.
+    """
+
+    def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
+        """Begin to deliver incoming messages to `handler`, and to call `on_lost` when the connection to a node breaks.
+
+        `on_lost` is a hint that saves waiting for a timeout: it may come late, wrongly or never.
+        """
+        ...
+
+    def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
+        """Queue one message, given in parts, for a node; never blocks, never raises for an unreachable node."""
+        ...
+
+
+class Scheduled(Protocol):
+    """A member as its node's timer sees it."""
+
+    group: GroupId
+    next_deadline_ms: int | None
+
+
+class Host(Protocol):
+    """The node as its members see it."""
+
+    @property
+    def id(self) -> NodeId:
+        """Return the node's id."""
+        ...
+
+    @property
+    def catch_up_limiter(self) -> RateLimiter:
+        """Return the limit on the rate at which this node sends old entries to learners."""
+        ...
+
+    def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:
+        """Add a message to the next envelope to a node, which is sent in this turn of the loop."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work as a task of the node; if it fails, the node fails."""
+        ...
+
+    def fail(self, error: StorageError) -> None:
+        """Stop the node: its disk can no longer be trusted."""
+        ...
+
+    def deadline_changed(self, member: Scheduled) -> None:
+        """Reschedule the member's next tick."""
+        ...
