@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SHARE = 0.8
 """Share of a request's remaining time that its handler may spend on waiting."""
+EXPIRY_PERIOD_MS = 50
+"""Granularity at which calls are ended whose time is over: their callers have timers of their own."""
 OVERLOAD_RETRY_AFTER_MS = 100
 """When a client that was refused at a bound may try again."""
 
@@ -92,7 +94,7 @@ when the server stops; it shields what must not be left half done.
 class Call:
     """One request under way."""
 
-    __slots__ = ("asked", "caller", "end_code", "is_begun", "request", "session", "size_bytes", "task", "timer")
+    __slots__ = ("asked", "caller", "end_code", "is_begun", "request", "session", "size_bytes", "task")
 
     def __init__(self, session: RequestSession, asked: Asked, request: AnyRequest, size_bytes: int) -> None:
         self.session = session
@@ -103,7 +105,6 @@ class Call:
         self.end_code = ""
         """Why it is ended before its time; empty if it is not."""
         self.caller: Caller
-        self.timer: asyncio.TimerHandle
         self.task: asyncio.Task[None]
 
     def end(self, code: str) -> None:
@@ -143,14 +144,20 @@ class RequestServer:
         self._loop: asyncio.AbstractEventLoop
         self._tasks = TaskScope(self.close)
         self._calls: set[Call] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._expiries: dict[int, set[Call]] = {}
+        """The calls under way by the period of `EXPIRY_PERIOD_MS` in which their time is over."""
+        self._sweep: asyncio.TimerHandle | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._crashed: asyncio.Future[None]
+        self._watcher: asyncio.Task[None]
 
     # Life.
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._crashed = self._loop.create_future()
         await self._tasks.__aenter__()
+        self._watcher = self._tasks.start(self._watch_crash())
         return self
 
     def start(self, handler: Handler) -> None:
@@ -161,13 +168,16 @@ class RequestServer:
     async def close(self, grace_ms: int = 0) -> None:
         """Take no more requests, answer those under way for up to `grace_ms`, end the others, end all connections."""
         self._is_closed = True
+        self._watcher.cancel()
         with suppress(TimeoutError):
             async with timeout(grace_ms / 1000):
-                await self._idle.wait()
+                await self._wait_idle()
         for call in tuple(self._calls):
             call.end("stopping")
         # What a handler does on being cancelled is bounded by nothing but the handler.
-        await self._idle.wait()
+        await self._wait_idle()
+        if self._sweep is not None:
+            self._sweep.cancel()
         sessions = (*self._client_sessions, *self._node_sessions)
         for session in sessions:
             session.close("the node stops")
@@ -228,12 +238,14 @@ class RequestServer:
         )
         self._begun += 1
         self._calls.add(call)
-        self._idle.clear()
         if session.node is None:
             self._client_requests += 1
         session.begin(call)
-        call.timer = self._loop.call_later(asked.timeout_ms / 1000, call.end, "timed_out")
-        call.task = self._tasks.start(self._run(call))
+        self._expiries.setdefault(call.caller.deadline_ms // EXPIRY_PERIOD_MS, set()).add(call)
+        if self._sweep is None:
+            self._schedule_sweep()
+        # A bare task: `_run` reports its own crash, and a group's callback for each request has a measurable cost.
+        call.task = self._loop.create_task(self._run(call))
 
     def _check(self, session: RequestSession, asked: Asked) -> AnyRequest | QuiverError:
         request = asked.request
@@ -258,41 +270,81 @@ class RequestServer:
 
     async def _run(self, call: Call) -> None:
         try:
-            answer = await self._answer(call)
-        finally:
-            call.timer.cancel()
-            self._calls.discard(call)
-            if not self._calls:
-                self._idle.set()
-            if call.session.node is None:
-                self._client_requests -= 1
-            call.session.finish(call)
-        call.session.answer(answer)
+            try:
+                if call.end_code:
+                    raise call.end_error()
+                call.is_begun = True
+                assert self._handler is not None
+                response, parts = await self._handler(call.caller, call.request, call.asked.payload)
+                answer = encode_response(call.asked.correlation_id, call.request, response, parts)
+                if sum(map(len, answer)) > self.settings.frame_bytes_max:
+                    raise ValueError("a response that no frame can carry")
+            except BaseException as error:  # noqa: BLE001 - what is not an answer is raised again
+                answer = self._encode_failure(call, error)
+            finally:
+                self._finish(call)
+            call.session.answer(answer)
+        except Exception as error:
+            if not self._crashed.done():
+                self._crashed.set_exception(error)
+            raise
 
-    async def _answer(self, call: Call) -> list[Buffer]:
-        assert self._handler is not None
+    def _finish(self, call: Call) -> None:
+        self._calls.discard(call)
+        period = call.caller.deadline_ms // EXPIRY_PERIOD_MS
+        expiring = self._expiries.get(period)
+        if expiring is not None:
+            expiring.discard(call)
+            if not expiring:
+                del self._expiries[period]
+        if call.session.node is None:
+            self._client_requests -= 1
+        call.session.finish(call)
+        if not self._calls and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _encode_failure(self, call: Call, error: BaseException) -> list[Buffer]:
+        """Return the answer to a request whose handler raised `error`; raise it again if this server is cancelled."""
         correlation_id = call.asked.correlation_id
-        try:
-            if call.end_code:
-                raise call.end_error()
-            call.is_begun = True
-            response, parts = await self._handler(call.caller, call.request, call.asked.payload)
-            answer = encode_response(correlation_id, call.request, response, parts)
-            if sum(map(len, answer)) > self.settings.frame_bytes_max:
-                raise ValueError("a response that no frame can carry")
-        except QuiverError as error:
-            answer = encode_failure(correlation_id, describe(error))
-        except asyncio.CancelledError:
+        if isinstance(error, QuiverError):
+            return encode_failure(correlation_id, describe(error))
+        if isinstance(error, asyncio.CancelledError):
             if not call.end_code and call.task.cancelling():
-                raise
+                raise error
             # A handler that was not cancelled waited for something that was.
             call.end_code = call.end_code or "cancelled"
-            answer = encode_failure(correlation_id, describe(call.end_error()))
-        except Exception as error:
-            self._failed += 1
-            logger.exception("request handler failed", extra=facts(request=request_name(call.request)))
-            answer = encode_failure(correlation_id, _describe_bug(error, call.request))
-        return answer
+            return encode_failure(correlation_id, describe(call.end_error()))
+        if not isinstance(error, Exception):
+            raise error
+        self._failed += 1
+        extra = facts(request=request_name(call.request))
+        logger.error("request handler failed", exc_info=error, extra=extra)
+        return encode_failure(correlation_id, _describe_bug(error, call.request))
+
+    # Deadlines: requests have all kinds of timeouts, and a timer for each costs more than the rest of a small request.
+
+    def _schedule_sweep(self) -> None:
+        self._sweep = self._loop.call_later(EXPIRY_PERIOD_MS / 1000, self._end_expired)
+
+    def _end_expired(self) -> None:
+        """End the calls whose time is over; run periodically while there are calls."""
+        period = self._clock.monotonic_ms() // EXPIRY_PERIOD_MS
+        for expired in [key for key in self._expiries if key < period]:
+            for call in tuple(self._expiries.pop(expired)):
+                call.end("timed_out")
+        self._sweep = None
+        if self._expiries:
+            self._schedule_sweep()
+
+    async def _wait_idle(self) -> None:
+        """Wait until no call is under way."""
+        while self._calls:
+            self._idle = self._loop.create_future()
+            await self._idle
+
+    async def _watch_crash(self) -> None:
+        """Raise the error of a call's task that crashed outside of its handler, which ends this server's owner."""
+        await self._crashed
 
 
 def _describe_bug(error: Exception, request: AnyRequest) -> Failure:
