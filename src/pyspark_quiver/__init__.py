@@ -1,7 +1,7 @@
-"""Spark finds data sources by itself in modules that are called `pyspark_*`: this one names ours, and nothing else.
+"""Entry point of Spark's data source discovery: Spark imports modules named `pyspark_*` and reads `DefaultSource`.
 
-It lets `spark.read.format("quiver")` work without `quiver.spark.register`, also from SQL and Spark Connect, wherever
-the driver's Python has Quiver installed. It is not found in what `--py-files` ships: register there.
+`spark.read.format("quiver")` works without `quiver.spark.register`, also from SQL and Spark Connect, if the driver's
+Python has Quiver installed. Discovery does not search files shipped with `--py-files`: call `register` there.
 """
 
 from __future__ import annotations

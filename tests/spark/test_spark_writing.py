@@ -132,8 +132,8 @@ def test_commit_that_fails_is_made_up_for_by_the_next_run(
 @pytest.mark.parametrize(
     ("columns", "mode", "sentence"),
     [
-        ("1 AS value", "append", "column value is string or binary"),
-        ("'a' AS value, 'b' AS level", "append", "no column 'level'"),
+        ("1 AS value", "append", "column value must be string or binary"),
+        ("'a' AS value, 'b' AS level", "append", "unknown column 'level'"),
         ("'a' AS value", "overwrite", "cannot be overwritten"),
     ],
 )

@@ -1,10 +1,10 @@
-"""Quiver for Spark: the data source `format("quiver")`, and what makes a session for it.
+"""Quiver for Spark: the data source `format("quiver")` and a ready-made session.
 
     spark = quiver.spark.session()
     logs = spark.read.format("quiver").option("servers", "127.0.0.1:8002").option("subscribe", "logs").load()
 
-The only package that imports pyspark (the extra `spark`). It uses the SDK's public face: to a cluster it is a client
-like any other.
+This is the only package that imports pyspark (the extra `spark`). It uses only the public SDK: to a cluster it is an
+ordinary client.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["QuiverDataSource", "register", "session", "ship"]
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make `format("quiver")` known to a session, and return it."""
+    """Register `format("quiver")` with a session and return the session."""
     spark.dataSource.register(QuiverDataSource)
     return spark
 
 
 def ship(spark: SparkSession) -> None:
-    """Give executors this package, as `--py-files` would, where it is not installed; call it before the first query.
+    """Ship this package to executors that do not have it installed, as `--py-files` does; call before the first query.
 
     Example:
         spark = quiver.spark.session(master="spark://host:7077")
@@ -36,4 +36,4 @@ def ship(spark: SparkSession) -> None:
     from quiver.spark.shipping import find_package
 
     spark.sparkContext.addPyFile(str(find_package()))
-    register(spark)  # a source takes along what there was when it became known
+    register(spark)  # Spark pickles the source at registration: it must see the shipped zip

@@ -1,8 +1,13 @@
-"""Records as Spark sees them: the schema, and fetched batches as Arrow batches of exactly that schema.
+"""Records as DataFrame rows: fetched batches to Arrow (read), rows to topics and partitions (write).
 
-Spark takes Arrow batches from Python only if they equal the schema's Arrow form to the letter: order, nullability,
-units. No record is looked at one by one: columns are cast whole, and small batches are joined until a batch is worth
-the way into the JVM.
+Read: Spark accepts Arrow batches from Python only if their schema matches exactly: order, nullability, units. Small
+batches are joined, because each batch has a fixed cost on its way into the JVM.
+
+Write: columns are `value` (string or binary) and optionally `key`, `timestamp`, `headers`, `topic`, `partition`;
+`offset` is ignored, since partitions assign their own. The option `topic` overrides the column, as in Spark's Kafka
+sink. A row goes to the partition in its column, else to the partition of its key's hash, else to any partition.
+
+Both directions work on whole columns, never on single records.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from quiver.record.arrow import to_arrow
 from quiver.spark.offsets import OffsetRange
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes at which small batches are joined no further, however few records they have."""
+"""Joining of small batches stops at this size, even if it yields few records."""
 
 _HEADER = StructType([StructField("key", StringType(), nullable=False), StructField("value", BinaryType())])
 _TYPES: Final[dict[str, tuple[DataType, bool]]] = {
@@ -51,24 +56,24 @@ _TYPES: Final[dict[str, tuple[DataType, bool]]] = {
 
 
 def spark_schema(columns: Iterable[str]) -> StructType:
-    """Return the schema of a read of some columns."""
+    """Return the Spark schema for the given columns."""
     return StructType([StructField(name, *_TYPES[name]) for name in columns])
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """Return the Arrow schema that Spark expects of a read of some columns."""
+    """Return the Arrow schema that Spark requires for the given columns."""
     return to_arrow_schema(spark_schema(columns), timezone="UTC")
 
 
 def arrow_batches(
-    batches: Iterable[Batch], what: OffsetRange, columns: tuple[str, ...], *, records_max: int
+    batches: Iterable[Batch], offset_range: OffsetRange, columns: tuple[str, ...], *, records_max: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a range that fetched batches hold, in order, about `records_max` at a time."""
+    """Yield the records of fetched batches within a range, in order, about `records_max` per Arrow batch."""
     schema = arrow_schema(columns)
     waiting: list[pa.RecordBatch] = []
     count = size_bytes = 0
     for batch in batches:
-        part = to_record_batch(batch, what, schema)
+        part = to_record_batch(batch, offset_range, schema)
         waiting.append(part)
         count, size_bytes = count + len(part), size_bytes + len(batch.data)
         if count >= records_max or size_bytes >= BATCH_BYTES_MAX:
@@ -77,19 +82,19 @@ def arrow_batches(
     yield from _join(waiting, schema, records_max)
 
 
-def to_record_batch(batch: Batch, what: OffsetRange, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the records of a range that one batch holds."""
-    records = to_arrow(batch, Offset(what.first_offset), Offset(what.end_offset))
-    return pa.RecordBatch.from_arrays([_column(field, records, what) for field in schema], schema=schema)
+def to_record_batch(batch: Batch, offset_range: OffsetRange, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the records of one batch that are within a range."""
+    records = to_arrow(batch, Offset(offset_range.first_offset), Offset(offset_range.end_offset))
+    return pa.RecordBatch.from_arrays([_column(field, records, offset_range) for field in schema], schema=schema)
 
 
-def _column(field: pa.Field[Any], records: pa.RecordBatch, what: OffsetRange) -> pa.Array[Any]:
+def _column(field: pa.Field[Any], records: pa.RecordBatch, offset_range: OffsetRange) -> pa.Array[Any]:
     column: pa.Array[Any]
     if field.name in ("topic", "partition"):
-        column = pa.repeat(pa.scalar(getattr(what, field.name), field.type), len(records))
+        column = pa.repeat(pa.scalar(getattr(offset_range, field.name), field.type), len(records))
         return column
     column = records.column(field.name)
-    # Milliseconds become microseconds; one beyond what Spark can hold is no reason to lose the rest.
+    # Milliseconds become microseconds; safe=False: one overflowing timestamp must not fail the whole batch.
     return column if column.type == field.type else column.cast(field.type, safe=False)
 
 
@@ -98,7 +103,7 @@ def _join(parts: list[pa.RecordBatch], schema: pa.Schema, records_max: int) -> I
     if not found:
         return
     joined = found[0] if len(found) == 1 else pa.Table.from_batches(found, schema).combine_chunks().to_batches()[0]
-    # A batch that is a little too large is not cut for that.
+    # round(): a batch slightly above the limit is not split.
     pieces = max(1, round(len(joined) / records_max))
     edges = [len(joined) * number // pieces for number in range(pieces + 1)]
     for first, end in pairwise(edges):
@@ -119,31 +124,31 @@ RECORD_COLUMNS: Final = ("value", "key", "timestamp", "headers")
 
 ArrowColumns: TypeAlias = "dict[str, pa.Array[Any] | pa.ChunkedArray[Any]]"
 Target = tuple[str, int | None]
-"""A topic, and a partition of it; None: any."""
+"""A topic and one of its partitions; None: any partition."""
 PartitionCount = Callable[[str], int]
-"""How many partitions a topic has."""
+"""Returns the partition count of a topic."""
 
 
 def check_row_schema(schema: StructType, topic: str) -> None:
-    """Raise `RequestError` (`bad_rows`) unless rows of this schema can be written."""
+    """Raise `RequestError` (`bad_rows`) if rows of this schema cannot be written."""
     names = schema.fieldNames()
     for field in schema:
         allowed = _ALLOWED.get(field.name)
         if allowed is None:
-            raise _bad(f"there is no column {field.name!r} in a record; there are {', '.join(_ALLOWED)}")
+            raise _bad(f"unknown column {field.name!r}: a record has {', '.join(_ALLOWED)}")
         if not isinstance(field.dataType, allowed):
             kinds = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in allowed)
-            raise _bad(f"column {field.name} is {kinds}, not {field.dataType.simpleString()}")
+            raise _bad(f"column {field.name} must be {kinds}, not {field.dataType.simpleString()}")
     if "value" not in names:
-        raise _bad(f"a record needs a column value; there are {', '.join(names)}")
+        raise _bad(f"column value is missing; the DataFrame has {', '.join(names)}")
     if not topic and "topic" not in names:
-        raise _bad("name the topic: by the option topic, or in a column topic")
+        raise _bad("no topic given: set the option topic or add a column topic")
 
 
 def split_rows(
     batch: pa.RecordBatch, topic: str, partition_count: PartitionCount
 ) -> Iterator[tuple[Target, ArrowColumns]]:
-    """Yield the rows of each topic and partition, in order."""
+    """Yield the rows of each target topic and partition, in order."""
     columns: ArrowColumns = dict(zip(batch.schema.names, batch.columns, strict=True))
     by_topic = [(topic, columns)] if topic else list(_split_topics(columns))
     for name, own in by_topic:
@@ -158,7 +163,7 @@ def split_rows(
 
 def _split_topics(columns: ArrowColumns) -> Iterator[tuple[str, ArrowColumns]]:
     if columns["topic"].null_count:
-        raise _bad("a row names no topic: its column topic is null")
+        raise _bad("column topic is null in at least one row: set it in every row or use the option topic")
     encoded = cast("Any", columns["topic"]).dictionary_encode()
     for number, name in enumerate(encoded.dictionary.to_pylist()):
         chosen = np.flatnonzero(encoded.indices.to_numpy(zero_copy_only=False) == number)
@@ -166,7 +171,7 @@ def _split_topics(columns: ArrowColumns) -> Iterator[tuple[str, ArrowColumns]]:
 
 
 def _split_partitions(columns: ArrowColumns) -> Iterator[tuple[int | None, ArrowColumns]]:
-    """Yield the rows that name each partition; None for those that name none."""
+    """Yield the rows of each named partition; None for rows without a partition."""
     named = columns.get("partition")
     if named is None or named.null_count == len(named):
         yield None, columns

@@ -1,7 +1,7 @@
-"""One connection to each cluster for each process: Spark reuses its Python workers, and so their connections.
+"""One cached cluster connection per process and address; Spark reuses Python workers, so tasks share connections.
 
-A worker is forked before it ever runs our code; should a connection have been made before a fork all the same, the
-child makes its own. Connections are never closed but by the end of the process: they have no state that matters.
+The cache key includes the process id: a forked child never uses its parent's sockets. Connections are closed only by
+process exit; they hold no state that must be flushed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quiver.client.sync import Cluster
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """How the cluster is reached: what a cached connection is found by."""
+    """Addresses, timeout and TLS files of a cluster; also the key of the connection cache."""
 
     addresses: tuple[str, ...]
     timeout_s: float = 60.0
@@ -27,7 +27,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def connection(servers: Servers) -> Cluster:
-    """Return this process's connection to a cluster."""
+    """Return this process's connection to a cluster; connect on first use."""
     return _connect(servers, os.getpid())
 
 

@@ -1,9 +1,9 @@
-"""What a query's own filters say about where its records are, so that a batch read fetches only those places.
+"""Filter pushdown: reduce a batch read to the partitions and offsets that a query's filters can match.
 
-Spark hands filters to Python sources if `spark.sql.python.filterPushdown.enabled` is set, as `session()` does. Those on
-`topic`, `partition` and `offset` are answered here, exactly, but for an `IN` on offsets. A timestamp is the producer's
-own, and no partition is sorted by it: a least timestamp tells where reading may begin, and Spark still looks at every
-row; a greatest one tells nothing.
+Spark pushes filters to Python sources if `spark.sql.python.filterPushdown.enabled` is set, as `session()` does. Filters
+on `topic`, `partition` and `offset` are applied exactly here, except `IN` on offsets, which only narrows the range.
+Producers set timestamps, so no partition is sorted by them: a lower bound on `timestamp` moves the start offset and
+Spark still filters every row; an upper bound is left to Spark.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ _NEVER_NULL: Final = ("topic", "partition", "offset")
 
 
 def is_filter_planner() -> bool:
-    """Tell whether this process is the planner that hands filters over.
+    """Return whether this process is Spark's filter pushdown planner.
 
-    Spark refuses a reader that takes filters where they are switched off, and does not tell a source which it is.
+    Spark rejects a reader with `pushFilters` if pushdown is off, and offers a source no way to ask.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
 
 
 class PushedFilters(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the records are that filters let through."""
+    """Partitions, offsets and times that can match a query's filters."""
 
-    places: tuple[tuple[str, type[Filter], Any], ...] = ()
-    """Comparisons that a topic or partition has to pass."""
+    comparisons: tuple[tuple[str, type[Filter], Any], ...] = ()
+    """Column (`topic` or `partition`), comparison and operand; a range must pass all of them."""
     first_offset: int = 0
     end_offset: int = OFFSET_END
     timestamp: int | None = None
-    """No record is wanted that is older, in milliseconds."""
+    """Lower bound in milliseconds; older records cannot match."""
 
-    def narrow(self, ranges: Iterable[OffsetRange], not_older: StreamOffset | None = None) -> list[OffsetRange]:
-        """Return what is left of ranges; `not_older` is where the first record is that is not too old."""
+    def prune(self, ranges: Iterable[OffsetRange], not_older: StreamOffset | None = None) -> list[OffsetRange]:
+        """Return the ranges reduced to what can match; `not_older` has the first offset at or after `timestamp`."""
         chosen = (
-            one for one in ranges if all(_COMPARISONS[kind](getattr(one, of), to) for of, kind, to in self.places)
+            one for one in ranges if all(_COMPARISONS[kind](getattr(one, of), to) for of, kind, to in self.comparisons)
         )
         return [cut for one in chosen if len(cut := self._cut(one, not_older)) > 0]
 
@@ -77,17 +77,17 @@ class PushedFilters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def push_filters(filters: Sequence[Filter]) -> tuple[PushedFilters, list[Filter]]:
-    """Return what filters say about places, and those that are still to be looked at row by row."""
-    narrowing, rest = PushedFilters(), []
+    """Return the pushed filters, and those that Spark must still apply to each row."""
+    pushed, rest = PushedFilters(), []
     for one in filters:
-        narrowing, is_answered = _take(narrowing, one)
-        if not is_answered:
+        pushed, is_applied = _push(pushed, one)
+        if not is_applied:
             rest.append(one)
-    return narrowing, rest
+    return pushed, rest
 
 
-def _take(before: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
-    """Return what is known with one more filter, and whether it says no more than that."""
+def _push(before: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
+    """Add one filter; return the result and whether the filter is fully applied by it."""
     column = ".".join(getattr(one, "attribute", ()))
     if isinstance(one, IsNotNull):
         return before, column in _NEVER_NULL
@@ -95,7 +95,7 @@ def _take(before: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
     if type(one) not in _COMPARISONS or value is None:
         return before, False
     if column in ("topic", "partition"):
-        return msgspec.structs.replace(before, places=(*before.places, (column, type(one), value))), True
+        return msgspec.structs.replace(before, comparisons=(*before.comparisons, (column, type(one), value))), True
     if column == "offset":
         first, end = _bounds(one, value)
         first, end = max(first, before.first_offset), min(end, before.end_offset)
@@ -107,7 +107,7 @@ def _take(before: PushedFilters, one: Filter) -> tuple[PushedFilters, bool]:
 
 
 def _bounds(one: Filter, value: Any) -> tuple[int, int]:
-    """Return the offsets between which all are that a filter lets through."""
+    """Return the smallest half-open range of offsets that contains every match of a filter."""
     match one:
         case EqualTo():
             return value, value + 1
@@ -119,7 +119,7 @@ def _bounds(one: Filter, value: Any) -> tuple[int, int]:
             return 0, value
         case LessThanOrEqual():
             return 0, value + 1
-        case _:  # one of several, of which a null lets nothing through
+        case _:  # In: nulls never match
             offsets = [offset for offset in value if offset is not None]
             return (min(offsets), max(offsets) + 1) if offsets else (0, 0)
 

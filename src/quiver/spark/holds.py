@@ -1,9 +1,9 @@
-"""Keep what a running query has not read yet: a hold on its topics, renewed for as long as the query lives.
+"""Protect unread records of a running query from retention: a hold on its topics, renewed while the query runs.
 
-The hold is placed before anything is planned, and again at once when there is more to hold: another topic, another
-partition. In between a thread renews it, at where the query is by then: a micro-batch may take longer than a hold
-lasts, and Spark tells its source nothing meanwhile. A query that ends lets it go; one that is killed leaves it until
-it is over. Each life of a query has a hold of its own name, so that two of them never move each other's.
+The hold is placed before planning, and again immediately when a topic or partition is added. A thread renews it at the
+query's current offsets, because a micro-batch may run longer than the hold and Spark does not call its source
+meanwhile. A query that stops releases its hold; the hold of a killed query expires. Each start of a query uses a new
+hold name, so two runs of one query never move each other's hold.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from quiver.spark.options import ReadOptions
 logger = logging.getLogger(__name__)
 
 RENEWALS: Final = 4
-"""How often a hold is renewed in the time that it lasts: three renewals may fail in a row."""
+"""Renewals per hold duration: three renewals may fail in a row before the hold expires."""
 
 
 def exit_on_sigterm() -> None:
-    """Let this process end in order when it is told to: Spark ends a reader's process so, and `stop` runs only then."""
+    """Exit normally on SIGTERM, so that exit handlers run: Spark terminates a reader's process this way."""
     is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _exit_once)
 
 
 def _exit_once(*_: object) -> None:
-    """Spark may tell more than once: what a process does at its end is not to be cut off by the next."""
+    """Exit, and ignore further signals: Spark may send several, which must not interrupt the exit handlers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
 class QueryHold:
-    """The hold of one stream reader. `move` it with the query; `release` it at the end."""
+    """The hold of one stream reader: `move` it as the query advances, `release` it at the end."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -55,14 +55,14 @@ class QueryHold:
         self._guard = threading.Lock()
         self._is_over = threading.Event()
         self._renewing: threading.Thread | None = None
-        # Spark hangs up first and terminates then: what hanging up began may be cut off once.
+        # Spark closes the connection, then sends SIGTERM, which may interrupt stop(): release again at exit.
         atexit.register(self.release)
 
     def move(self, start: StreamOffset, end: StreamOffset) -> None:
-        """Hold what lies behind `start`, in every partition that `end` knows.
+        """Hold all records from `start` on, in every partition of `end`.
 
         Raises:
-            QuiverError: it cannot be held, and was not before.
+            QuiverError: a topic or partition that was not held before cannot be held.
         """
         if not self._options.hold_s:
             return
@@ -78,7 +78,7 @@ class QueryHold:
             self._renewing.start()
 
     def release(self) -> None:
-        """Let the records go, as far as the cluster can be told; idempotent."""
+        """Release the hold, or log a warning if the cluster cannot be reached; idempotent."""
         self._is_over.set()
         with self._guard:
             if not self._unread:
@@ -86,7 +86,7 @@ class QueryHold:
             try:
                 connection(self._options.servers).release_hold(self._name)
             except QuiverError as error:
-                logger.warning("hold not released, it ends by itself", extra=facts(hold=self._name, error=error))
+                logger.warning("hold not released, it expires", extra=facts(hold=self._name, error=error))
             self._unread = {}
 
     def _renew(self) -> None:
@@ -111,5 +111,5 @@ class QueryHold:
             except (NotFoundError, ConflictError) as error:
                 if error.code not in ("unknown_topic", "topic_recreated"):
                     raise
-                # There is nothing left to hold; whether that is an error is for who reads to say.
+                # Nothing is left to hold; the reader decides whether that fails the query.
                 logger.info("topic not held", extra=facts(topic=topic, hold=self._name, error=error))

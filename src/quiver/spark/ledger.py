@@ -1,12 +1,12 @@
-"""What a writer has decided to publish: the memory of an exactly-once sink, kept in the cluster itself.
+"""The ledger of an exactly-once sink: a topic in the cluster that stores what each writer decided to publish.
 
-A *ledger* is a topic. Its partition 0 is the journal: one small record for each decision, written before anything of
-it is published. The others hold *staged* records: what tasks have written, winners and losers alike, which nobody reads
-but who publishes. A decision names, for each partition of a target topic, the staged records that belong there and the
-sequence that the first of them has for the writer's producer: how many records the writer decided to put there before.
+Partition 0 is the *journal*: one small record per decision, durable before anything of it is published. The other
+partitions hold *staged* records: the output of all task attempts, failed ones included; only the publisher reads them.
+A decision lists, for each partition of a target topic, the staged records that go there and the producer sequence of
+the first one. That sequence equals the number of records that the writer decided to put there before.
 
-A writer is a query (its id stays the same over restarts) or one transaction. Only one process writes for it at a time:
-whoever opens the journal last fences the others off, and reads it after that.
+A writer is a streaming query (its id survives restarts) or one transaction. Only one process writes for it: opening
+the journal fences the previous process, and the journal is read after that.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from quiver.wire.messages import RetentionInfo
 
 PREFIX: Final = "quiver.sink."
 TRANSACTIONS: Final = PREFIX + "transactions"
-"""The ledger that all transactions of batch writes share; those of a streaming query have their own."""
+"""The ledger shared by all transactions of batch writes; each streaming query has its own."""
 TRANSACTION_MS: Final = 7 * 24 * 3_600_000
-"""How long a transaction is remembered, at least."""
+"""Minimum time for which a transaction id is remembered."""
 JOURNAL: Final = 0
 STAGING_PARTITIONS: Final = 2
 VERSION: Final = 1
 
 StagedSpans = tuple[tuple[int, int, int], ...]
-"""Staged records in order: partition of the ledger, first offset, end offset."""
+"""Staged records in order: ledger partition, first offset, end offset."""
 
 
 class StagedPart(msgspec.Struct, frozen=True):
-    """What a task has staged for one partition of a topic."""
+    """Records that a task staged for one partition of a target topic."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class StagedPart(msgspec.Struct, frozen=True):
 
 
 class PublishPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision puts into one partition of a topic."""
+    """The part of a decision that goes to one partition of a target topic."""
 
     topic: str
     topic_id: int
@@ -53,80 +53,80 @@ class PublishPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return sum(end - first for _, first, end in self.spans)
 
     @property
     def key(self) -> str:
-        """What the totals of a writer are kept by."""
+        """The key of this partition in `PublishDecision.totals`."""
         return f"{self.topic_id}/{self.partition}"
 
 
 class PublishDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer publishes as one batch, once."""
+    """One batch of a writer, as stored in the journal; it is published exactly once."""
 
     v: int = VERSION
     writer: str
     batch: int
     parts: tuple[PublishPart, ...]
     totals: dict[str, int]
-    """How many records the writer has decided to put where, ever, this decision included."""
+    """Records per target partition over all decisions of the writer, this one included."""
 
 
 def ledger_of_query(query: str) -> str:
-    """Return the ledger of a streaming query."""
+    """Return the ledger topic of a streaming query."""
     return PREFIX + query
 
 
 def open_ledger(cluster: Cluster, ledger: str) -> None:
-    """Make a ledger unless it is there. What a query has published may go; transactions stay for a while."""
+    """Create a ledger if it does not exist; a query's ledger drops published records, the shared one expires by age."""
     is_shared = ledger == TRANSACTIONS
     retention = RetentionInfo(ms=TRANSACTION_MS) if is_shared else RetentionInfo(until_consumed=True)
     cluster.create_topic(ledger, partitions=1 + STAGING_PARTITIONS, retention=retention, exist_ok=True)
     if not is_shared:
-        release(cluster, ledger, {})  # such a topic takes records only when somebody is registered for them
+        release_before(cluster, ledger, {})  # until-consumed topics reject records without a registered consumer
 
 
-def release(cluster: Cluster, ledger: str, ends: Mapping[int, int]) -> None:
-    """Let retention take what lies before these offsets of a query's ledger, by partition."""
+def release_before(cluster: Cluster, ledger: str, ends: Mapping[int, int]) -> None:
+    """Allow retention to remove everything before these offsets of a query's ledger, by partition."""
     cluster.move_cursors(ledger, ledger, ends)
 
 
 class Journal:
-    """A writer's decisions; the last one is all that is ever needed."""
+    """Append and read the decisions of one writer; only the last decision is ever needed."""
 
     def __init__(self, cluster: Cluster, ledger: str, writer: str) -> None:
-        """Fence off whoever wrote for the writer before, then read what was decided.
+        """Fence the previous process of the writer, then read its last decision.
 
         Raises:
-            ConflictError: there were decisions, and they are gone (`ledger_expired`).
+            ConflictError: the writer made decisions, and retention removed them (`ledger_expired`).
         """
         self._ledger = ledger
         self._writer = writer
         self._producer: Producer = cluster.producer(ledger, name=f"{PREFIX}journal.{writer}")
-        # After this nobody else's decision can be added, so that what is read below is the last word.
+        # This registers the producer and fences others: no other process can append, so the read below is final.
         decisions = self._producer.next_sequence(JOURNAL)
         self.last_offset = 0
         self.last = self._read_last(cluster)
         if decisions and self.last is None:
             message = (
-                f"{writer!r} has written before, and what it decided is gone from {ledger!r}: "
-                "whether this batch was published cannot be told"
+                f"ledger {ledger!r} no longer has the decisions of writer {writer!r}: unknown whether this batch was "
+                "published. Check the target topic, then write with a new txnId or a new checkpoint"
             )
             raise ConflictError(message, code="ledger_expired")
 
     def decide(self, batch: int, staged: Iterable[StagedPart], topic_ids: Mapping[str, int]) -> PublishDecision:
-        """Store durably what is to be published as a batch, and return it."""
+        """Store durably what a batch publishes, and return the decision."""
         totals = self.last.totals if self.last is not None else {}
         decision = make_decision(self._writer, batch, staged, topic_ids=topic_ids, totals=totals)
         encoded = msgspec.json.encode(decision)
-        # From here on, if this returns, the batch is what the decision says, whoever publishes it.
+        # Durable after this returns: the batch is fixed, whichever process publishes it.
         place = self._producer.send(encoded, key=self._writer, partition=JOURNAL).result()
         self.last, self.last_offset = decision, place.offset
         return decision
 
     def close(self) -> None:
-        """Decide nothing more; idempotent."""
+        """Stop the journal's producer; idempotent."""
         with suppress(QuiverError):
             self._producer.abort()
 
@@ -149,7 +149,7 @@ def make_decision(
     topic_ids: Mapping[str, int],
     totals: Mapping[str, int],
 ) -> PublishDecision:
-    """Return the decision that publishes what tasks have staged, behind all that was decided before."""
+    """Return the decision that publishes staged records after everything decided before (`totals`)."""
     after = dict(totals)
     parts: list[PublishPart] = []
     for (topic, partition), spans in _gather(staged).items():
@@ -162,7 +162,7 @@ def make_decision(
 
 
 def _gather(staged: Iterable[StagedPart]) -> dict[tuple[str, int], StagedSpans]:
-    """Return what goes to each partition, in the order of tasks and, within a task, of its rows; neighbours joined."""
+    """Group spans by target partition, ordered by task, then by row; merge adjacent spans."""
     found: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for part in staged:
         own = found.setdefault((part.topic, part.partition), [])
@@ -178,7 +178,9 @@ def _decode(encoded: bytes) -> PublishDecision:
     try:
         decision = msgspec.json.decode(encoded, type=PublishDecision)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"a decision in the journal cannot be read: {error}") from None
+        raise DecodeError(f"a decision in the sink's journal cannot be decoded: {error}") from None
     if decision.v != VERSION:
-        raise DecodeError(f"a decision in the journal is of version {decision.v}, not {VERSION}")
+        raise DecodeError(
+            f"a decision in the sink's journal has version {decision.v}; this release reads version {VERSION}"
+        )
     return decision

@@ -1,8 +1,7 @@
-"""Where a read begins and ends: options and the cluster's own word, made into places in partitions.
+"""Resolve the start and end offsets of reads: options, cluster state and data loss.
 
-It runs on Spark's driver and keeps nothing. What it reports never goes back: the high watermark of a partition is what
-is committed, confirmed by its leader, and stays so over a change of leader; and no place is before the one that the
-query has reached.
+Runs on Spark's driver, without state of its own. Reported offsets never go backwards: a partition's end is its high
+watermark, confirmed by the leader and stable across leader changes, and no result is before the query's own offset.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from quiver.spark.options import OffsetBound, ReadOptions
 logger = logging.getLogger(__name__)
 
 METADATA_AGE_MS_MAX = 1_000
-"""How old the knowledge of a topic's partitions may be: a stream asks several times a second."""
+"""Maximum age of cached topic metadata: a stream asks several times per second."""
 
 
 class OffsetReader:
-    """Ask the cluster where topics begin and end."""
+    """Ask the cluster for first and end offsets of the topics to read."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -35,15 +34,15 @@ class OffsetReader:
     def _cluster(self) -> Cluster:
         return connection(self._options.servers)
 
-    # -- where to begin and end ------------------------------------------------------------------
+    # -- bounds ----------------------------------------------------------------------------------
 
     def find(self, bound: OffsetBound) -> StreamOffset:
-        """Return the places that a bound stands for, in every partition that is to be read."""
+        """Resolve a bound to an offset in every partition to read."""
         self._check_named(bound)
         return StreamOffset(topics={topic: self._locate(topic, bound) for topic in self.topics()})
 
     def topics(self) -> list[str]:
-        """Return the topics that are to be read, as they are now."""
+        """Return the topics to read; a pattern is matched against the topics that exist now."""
         options = self._options
         if not options.pattern:
             return list(options.topics or options.assigned)
@@ -53,7 +52,7 @@ class OffsetReader:
         return found
 
     def _locate(self, topic: str, bound: OffsetBound) -> TopicOffset:
-        """Ask for places that are words or times; take offsets as they are, after a look at the partition's end."""
+        """Resolve words and times on the cluster; use numeric offsets as given, checked against the partition's end."""
         own = bound.by_partition.get(topic, {})
         default = self._cluster.offsets(topic, bound.default)
         offsets = dict(default.offsets)
@@ -64,7 +63,7 @@ class OffsetReader:
         self._check_given(topic, given, default.topic_id)
         offsets |= given
         assigned = self._options.assigned.get(topic)
-        wanted = offsets if assigned is None else {part: _take(topic, offsets, part) for part in assigned}
+        wanted = offsets if assigned is None else {part: _offset_of(topic, offsets, part) for part in assigned}
         return TopicOffset(id=incarnation_of(self._cluster.cluster_id, default), p=wanted)
 
     def _check_given(self, topic: str, given: dict[int, int], topic_id: int) -> None:
@@ -73,23 +72,27 @@ class OffsetReader:
         ends = self._cluster.offsets(topic, dict.fromkeys(given, "latest"), topic_id=topic_id).offsets
         for partition, offset in given.items():
             if offset > ends[partition]:
-                message = f"{topic!r} partition {partition} ends at {ends[partition]}; offset {offset} was asked for"
+                message = (
+                    f"offset {offset} is beyond the end {ends[partition]} of topic {topic!r} partition {partition}"
+                )
                 raise RequestError(message, code="past_end")
 
     def _check_named(self, bound: OffsetBound) -> None:
         options = self._options
         named = set(options.topics or options.assigned)
         for topic in bound.by_partition.keys() - named if named else ():
-            raise RequestError(f"offsets are given for topic {topic!r}, which is not read", code="bad_option")
+            raise RequestError(
+                f"offsets are given for topic {topic!r}, which this query does not read", code="bad_option"
+            )
 
-    # -- what a stream may read next -------------------------------------------------------------
+    # -- progress of a stream --------------------------------------------------------------------
 
     def advance(self, start: StreamOffset) -> tuple[StreamOffset, StreamOffset]:
-        """Return from where and up to where a stream can read, never before `start`; what is lost is counted in both.
+        """Return the range that a stream can read now, never before `start`; both ends count lost records.
 
         Raises:
-            ConflictError: a topic was deleted and made anew (`topic_recreated`), unless `failOnDataLoss` is off.
-            NotFoundError: a topic is gone, unless `failOnDataLoss` is off.
+            ConflictError: a topic was deleted and recreated (`topic_recreated`) and `failOnDataLoss` is true.
+            NotFoundError: a topic was deleted and `failOnDataLoss` is true.
         """
         names = self.topics()
         if self._options.pattern:
@@ -106,7 +109,7 @@ class OffsetReader:
         except NotFoundError as error:
             if self._options.fails_on_data_loss or known is None:
                 raise
-            logger.warning("topic is gone", extra=facts(topic=topic, error=error))
+            logger.warning("topic was deleted", extra=facts(topic=topic, error=error))
             return known, known
         incarnation = incarnation_of(self._cluster.cluster_id, found)
         if known is None:
@@ -122,39 +125,39 @@ class OffsetReader:
     def _restart(self, topic: str, known: TopicOffset, incarnation: str) -> TopicOffset:
         if self._options.fails_on_data_loss:
             message = (
-                f"topic {topic!r} is not the one that this query has read: it was {known.id} and is {incarnation}. "
-                "Begin a new checkpoint, or set failOnDataLoss=false to read the new topic from its beginning"
+                f"topic {topic!r} was recreated, or is in another cluster: the checkpoint has {known.id}, the cluster "
+                f"has {incarnation}. Use a new checkpoint, or set failOnDataLoss=false to read it from its beginning"
             )
             raise ConflictError(message, code="topic_recreated")
-        logger.warning("topic was made anew", extra=facts(topic=topic, was=known.id, now=incarnation))
+        logger.warning("topic was recreated", extra=facts(topic=topic, was=known.id, now=incarnation))
         return TopicOffset(id=incarnation, p={}, lost=known.lost)
 
     def _skip_lost(self, topic: str, topic_id: int, known: TopicOffset, partitions: list[int]) -> TopicOffset:
-        """Return a place behind what retention has removed, and count that, if the query may go on without it."""
+        """Skip records that retention removed and count them as lost, if `failOnDataLoss` is false."""
         if self._options.fails_on_data_loss:
             return known
         firsts = self._cluster.offsets(topic, "earliest", topic_id=topic_id, max_age_ms=METADATA_AGE_MS_MAX).offsets
         gaps = {part: gap for part in partitions if (gap := firsts.get(part, 0) - known.p.get(part, 0)) > 0}
         if not gaps:
             return known
-        logger.warning("records are gone", extra=facts(topic=topic, gaps=gaps))
+        logger.warning("unread records were removed", extra=facts(topic=topic, gaps=gaps))
         moved = {part: firsts[part] for part in gaps}
         return msgspec.structs.replace(known, p={**known.p, **moved}, lost=known.lost + sum(gaps.values()))
 
     def average_record_bytes(self, topics: list[str]) -> int:
-        """Return about how large a stored record is."""
+        """Return the average stored size of a record."""
         described = [own for topic in topics for own in self._cluster.describe_topic(topic).partitions]
         records = sum((own.end_offset or 0) - (own.first_offset or 0) for own in described)
         return max(1, sum(own.bytes or 0 for own in described) // max(1, records))
 
-    def publish(self, place: StreamOffset) -> None:
-        """Show how far the stream has come as the cursors of a named consumer; whoever forgot it sees it again."""
-        for topic, own in place.topics.items():
+    def publish(self, reached: StreamOffset) -> None:
+        """Store the stream's offsets as the cursors of its `groupId`, and register that consumer if it is unknown."""
+        for topic, own in reached.topics.items():
             try:
                 self._move_cursors(topic, own)
             except NotFoundError as error:
-                # Whether a topic may be gone is for who reads it to say.
-                logger.warning("cursors not shown", extra=facts(topic=topic, error=error))
+                # The read itself decides whether a deleted topic fails the query.
+                logger.warning("cursors not moved", extra=facts(topic=topic, error=error))
 
     def _move_cursors(self, topic: str, own: TopicOffset) -> None:
         try:
@@ -164,10 +167,10 @@ class OffsetReader:
                 raise
             self._cluster.move_cursors(topic, self._options.group_id, own.p)
 
-    # -- what is really there --------------------------------------------------------------------
+    # -- ranges ----------------------------------------------------------------------------------
 
     def clip(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
-        """Return ranges without what retention has removed, which is an error or is left out and told."""
+        """Return ranges without records that retention removed; raise or log for those, by `failOnDataLoss`."""
         clipped: list[OffsetRange] = []
         for topic in dict.fromkeys(one.topic for one in ranges):
             own = [one for one in ranges if one.topic == topic]
@@ -185,17 +188,20 @@ class OffsetReader:
     def _clip(self, one: OffsetRange, first_offset: int) -> OffsetRange:
         if one.first_offset >= first_offset:
             return one
-        place = f"{one.topic!r} partition {one.partition}"
+        end_offset = min(first_offset, one.end_offset)
         if self._options.fails_on_data_loss:
-            message = f"{place} begins at {first_offset} by now; offsets from {one.first_offset} on were to be read"
-            raise TrimmedError(f"{message}. Set failOnDataLoss=false to go on without them", code="trimmed")
-        logger.warning(
-            "records are gone", extra=facts(place=place, first_offset=one.first_offset, begins_at=first_offset)
-        )
+            message = (
+                f"topic {one.topic!r} partition {one.partition}: retention removed offsets {one.first_offset} to "
+                f"{end_offset - 1} before they were read; the partition now begins at {first_offset}. "
+                "Set failOnDataLoss=false to continue without them"
+            )
+            raise TrimmedError(message, code="trimmed")
+        removed = facts(topic=one.topic, partition=one.partition, first_offset=one.first_offset, end_offset=end_offset)
+        logger.warning("unread records were removed", extra=removed)
         return msgspec.structs.replace(one, first_offset=min(first_offset, one.end_offset))
 
 
-def _take(topic: str, offsets: dict[int, int], partition: int) -> int:
+def _offset_of(topic: str, offsets: dict[int, int], partition: int) -> int:
     if partition not in offsets:
         raise NotFoundError(f"topic {topic!r} has no partition {partition}", code="unknown_partition")
     return offsets[partition]

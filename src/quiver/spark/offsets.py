@@ -1,14 +1,14 @@
-"""How far a stream has come, and what there is to read between two such places. Pure.
+"""Stream offsets, and the ranges of records between two of them. Pure.
 
-`StreamOffset` is what Spark keeps in its checkpoint as JSON:
+Spark stores `StreamOffset` in its checkpoint as JSON:
 
     {"v": 1, "topics": {"logs": {"id": "quiver/7/1731672000000", "p": {"0": 123}, "lost": 0}}}
 
-`id` is the topic's incarnation: its cluster, its id there and when it was made. A topic that was deleted and made
-anew, or a checkpoint that is used with another cluster, has another one and is never read as if it were the old one.
-`lost` counts records that retention removed before they were read, where the query was told to go on.
+`id` is the topic's incarnation: cluster id, topic id and creation time. It differs after the topic was deleted and
+recreated, and on another cluster, so a checkpoint is never applied to a different topic. `p` has the next offset to
+read per partition. `lost` counts records that retention removed before they were read (`failOnDataLoss=false`).
 
-Ranges are half-open. Planning never splits a range so far that a task has less than `SPLIT_RECORDS_MIN` records.
+Ranges are half-open. Planning splits a range only into parts of at least `SPLIT_RECORDS_MIN` records.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from quiver.errors import RequestError
 
 VERSION: Final = 1
 SPLIT_RECORDS_MIN: Final = 20_000
-"""Fewest records that are worth a task of their own: below that, starting it costs more than it saves."""
+"""Minimum records per task: below that, starting a task costs more than it saves."""
 
 
 class TopicOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stream has come in one incarnation of a topic."""
+    """Next offsets to read in one incarnation of a topic."""
 
     id: str
     p: dict[int, int]
@@ -36,32 +36,34 @@ class TopicOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stream has come."""
+    """Next offsets to read of a stream, by topic."""
 
     v: int = VERSION
     topics: dict[str, TopicOffset] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as Spark takes it: a dictionary that JSON can hold."""
+        """Return it as a JSON-compatible dictionary, as Spark expects."""
         return msgspec.to_builtins(self, str_keys=True)  # type: ignore[no-any-return] # a dictionary
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> StreamOffset:
-        """Read it back; raise `RequestError` if it is none, or of a later version."""
+        """Decode it; raise `RequestError` if it is invalid or of another version."""
         if found.get("v") != VERSION:
-            raise RequestError(f"the checkpoint's offset is of version {found.get('v')}, not {VERSION}: {found}")
+            raise RequestError(
+                f"the checkpoint's offset has version {found.get('v')}; this release reads version {VERSION}: {found}"
+            )
         try:
             return msgspec.convert(found, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise RequestError(f"the checkpoint's offset cannot be read: {error}") from None
+            raise RequestError(f"the checkpoint's offset cannot be decoded: {error}") from None
 
     def position(self, topic: str, partition: int, *, incarnation: str) -> int:
-        """Return where reading goes on in a partition: at its beginning if it, or its topic, is new."""
+        """Return the next offset to read in a partition; 0 if the partition or the topic's incarnation is new."""
         known = self.topics.get(topic)
         return known.p.get(partition, 0) if known is not None and known.id == incarnation else 0
 
     def unread(self, end: StreamOffset) -> dict[str, dict[int, int]]:
-        """Return where reading goes on in every partition that `end` knows, by topic, if there is any."""
+        """Return the next offset to read for every partition of `end`, by topic; omit topics without partitions."""
         return {
             topic: {part: self.position(topic, part, incarnation=own.id) for part in sorted(own.p)}
             for topic, own in sorted(end.topics.items())
@@ -69,7 +71,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def with_lost(self, lost: Mapping[str, int]) -> StreamOffset:
-        """Return this place with more records counted as lost, by topic."""
+        """Return this offset with more records counted as lost, by topic."""
         if not lost:
             return self
         topics = {
@@ -79,7 +81,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, topics=topics)
 
     def up_to(self, target: StreamOffset, start: StreamOffset) -> StreamOffset:
-        """Return this place, no further than `target` and not before `start`; without partitions that neither has."""
+        """Return this offset clamped to [`start`, `target`], without partitions that neither of them has."""
         topics: dict[str, TopicOffset] = {}
         for topic, own in self.topics.items():
             bounds = target.topics.get(topic)
@@ -92,7 +94,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OffsetRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Records to read: of one partition, from one offset up to another."""
+    """Records of one partition to read: first offset inclusive, end offset exclusive."""
 
     topic: str
     topic_id: int
@@ -104,23 +106,23 @@ class OffsetRange(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_offset - self.first_offset
 
     def split(self, count: int) -> list[OffsetRange]:
-        """Return it in so many parts of nearly equal length, in order."""
+        """Split it into `count` parts of nearly equal length, in order."""
         edges = [self.first_offset + len(self) * number // count for number in range(count + 1)]
         return [msgspec.structs.replace(self, first_offset=first, end_offset=end) for first, end in pairwise(edges)]
 
 
 def incarnation_of(cluster_id: str, found: TopicOffsets) -> str:
-    """Return what tells a topic from every other one of any name, in any cluster, at any time."""
+    """Return the globally unique identity of a topic: cluster id, topic id, creation time."""
     return f"{cluster_id}/{found.topic_id}/{found.created_ms}"
 
 
 def topic_id_of(incarnation: str) -> int:
-    """Return the topic's id in an incarnation."""
+    """Return the topic id of an incarnation."""
     return int(incarnation.rsplit("/", 2)[1])
 
 
 def ranges_between(start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
-    """Return what lies between two places, by topic and partition; never anything of an incarnation that is gone."""
+    """Return the ranges between two offsets, by topic and partition, for the incarnations of `end` only."""
     return [
         OffsetRange(
             topic=topic,
@@ -138,7 +140,7 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
 def uncounted_loss(
     start: StreamOffset, end: StreamOffset, ranges: Sequence[OffsetRange], found: Sequence[OffsetRange]
 ) -> dict[str, int]:
-    """Return how many records between two places are gone and not counted as lost in `end`, by topic."""
+    """Return the number of missing records that `end` does not count as lost yet, by topic."""
     uncounted: dict[str, int] = {}
     for topic, own in end.topics.items():
         planned, there = (sum(len(one) for one in some if one.topic == topic) for some in (ranges, found))
@@ -150,7 +152,7 @@ def uncounted_loss(
 
 
 def plan(ranges: list[OffsetRange], tasks_min: int) -> list[OffsetRange]:
-    """Split ranges until there are about so many tasks, each part in proportion to what it holds."""
+    """Split ranges into about `tasks_min` parts, in proportion to their sizes."""
     total = sum(map(len, ranges))
     if not total:
         return []
@@ -162,9 +164,9 @@ def plan(ranges: list[OffsetRange], tasks_min: int) -> list[OffsetRange]:
 
 
 def limit_records(start: StreamOffset, end: StreamOffset, records_max: int) -> StreamOffset:
-    """Return a place before `end` with at most so many records behind `start`, shared out by what waits.
+    """Return the offset at most `records_max` records after `start`, divided among partitions by their backlog.
 
-    Every partition that has something waiting moves on by one record at least, as long as there are enough to go round.
+    Every partition with a backlog advances by at least one record if `records_max` allows it.
     """
     ranges = ranges_between(start, end)
     total = sum(map(len, ranges))
@@ -173,7 +175,7 @@ def limit_records(start: StreamOffset, end: StreamOffset, records_max: int) -> S
     least = 1 if records_max >= len(ranges) else 0
     rest, waiting = records_max - least * len(ranges), total - least * len(ranges)
     shares = [least + (len(one) - least) * rest // waiting for one in ranges]
-    # What rounding left over, less than one for each range, goes to those that have most waiting.
+    # The rounding remainder, less than one per range, goes to the largest backlogs.
     for number in sorted(range(len(ranges)), key=lambda number: -len(ranges[number]))[: records_max - sum(shares)]:
         shares[number] += 1
     limited = {topic: dict(own.p) for topic, own in end.topics.items()}
@@ -184,5 +186,5 @@ def limit_records(start: StreamOffset, end: StreamOffset, records_max: int) -> S
 
 
 def records_between(start: StreamOffset, end: StreamOffset) -> int:
-    """Return how many records lie between two places."""
+    """Return the number of records between two offsets."""
     return sum(map(len, ranges_between(start, end)))

@@ -1,8 +1,8 @@
-"""Options of `format("quiver")`: what a user may write, checked once, as one frozen value. Pure.
+"""Parse and check the options of `format("quiver")` into frozen values. Pure.
 
-Names are those of Spark's Kafka source wherever the meaning is the same. Spark hands options over without regard to
-case. Whatever is unknown, conflicting or does not fit the use (a limit per trigger in a batch read) is refused with a
-sentence that names the option: an option that is silently ignored is a wrong result.
+Names follow Spark's Kafka source where the meaning is the same. Spark passes option names case-insensitively. Options
+that are unknown, conflict, or are not valid here (a limit per trigger in a batch read) raise an error that names the
+option: ignoring one silently would give wrong results.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from quiver.errors import RequestError
 from quiver.spark.connections import Servers
 
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-"""All columns, in the order in which they are read."""
+"""All columns, in schema order."""
 HOLD_S: Final = 120.0
 HOLD_S_MIN: Final = 4.0
 HOLD_S_MAX: Final = 24 * 3600.0
 _TIMES_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 T = TypeVar("T")
-Place = Literal["earliest", "latest"] | int
-Start = dict[str, dict[int, Place]]
-"""Places by topic and partition; those that are not named have the default."""
+OffsetSpec = Literal["earliest", "latest"] | int
+OffsetSpecs = dict[str, dict[int, OffsetSpec]]
+"""Offsets by topic and partition; partitions that are not named use the default."""
 
 
 class SourceMode(StrEnum):
-    """What a source is used for."""
+    """The kind of operation that a source is opened for."""
 
     BATCH_READ = "a batch read"
     STREAM_READ = "a stream read"
@@ -40,15 +40,15 @@ class SourceMode(StrEnum):
 
 
 class OffsetBound(msgspec.Struct, frozen=True, kw_only=True):
-    """Where reading begins or ends: a default for all partitions, and places for some; times are in milliseconds."""
+    """The start or end of a read: a default, and overrides by partition; times are in milliseconds."""
 
-    default: Place
-    by_partition: Start = {}
+    default: OffsetSpec
+    by_partition: OffsetSpecs = {}
     is_time: bool = False
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader is asked for; exactly one of `topics`, `pattern`, `assigned` is given."""
+    """Options of a reader; exactly one of `topics`, `pattern`, `assigned` is set."""
 
     servers: Servers
     topics: tuple[str, ...] = ()
@@ -59,23 +59,23 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     ending: OffsetBound = OffsetBound(default="latest")
     fails_on_data_loss: bool = True
     partitions_min: int = 0
-    """Least number of tasks; 0: as many as the driver has cores."""
+    """Minimum number of tasks; 0: the driver's core count."""
     trigger_records_max: int | None = None
     trigger_records_min: int = 0
     trigger_delay_s_max: float = 15 * 60.0
     trigger_bytes_max: int | None = None
     group_id: str = ""
     hold_s: float = HOLD_S
-    """How long a query that gives no sign of life keeps retention from what it has not read; 0: not at all."""
+    """How long unread records of an unresponsive query are protected from retention; 0: no hold."""
     batch_records: int = 10_000
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer is asked for."""
+    """Options of a writer."""
 
     servers: Servers
     topic: str = ""
-    """Where rows go that do not name a topic in a column."""
+    """Target of all rows; empty: the column `topic` decides."""
     transaction_id: str = ""
     is_exactly_once: bool = True
     compression: Literal["lz4", "zstd"] | None = None
@@ -96,21 +96,21 @@ _NAMES: Final[dict[str, frozenset[SourceMode]]] = {
     **dict.fromkeys(("topic", "delivery", "compression"), _WRITE),
     "txnId": frozenset({SourceMode.BATCH_WRITE}),
 }
-STREAM_ONLY: Final = frozenset(name.lower() for name, uses in _NAMES.items() if uses == _STREAM)
-"""What can only be meant for a stream, in lower case."""
+STREAM_ONLY: Final = frozenset(name.lower() for name, modes in _NAMES.items() if modes == _STREAM)
+"""Options that are valid for streams only, in lower case."""
 _SPARK_OPTIONS: Final = frozenset(("path", "checkpointlocation", "queryname"))
-"""What Spark itself puts among a source's options; a path is refused, since it is somebody's mistake."""
+"""Options that Spark itself adds; `path` is rejected below, since a topic has none."""
 
 
-def read_options(given: Mapping[str, str], use: SourceMode) -> ReadOptions:
-    """Return what a reader is asked for; raise `RequestError` (`bad_option`) for what cannot be."""
-    options = _OptionReader(given, use)
+def read_options(given: Mapping[str, str], mode: SourceMode) -> ReadOptions:
+    """Parse a reader's options; raise `RequestError` (`bad_option`) if one is invalid."""
+    options = _OptionReader(given, mode)
     topics = _split(options.text("subscribe"))
     pattern, assigned = options.text("subscribePattern"), options.partitions("assign")
     if sum(map(bool, (topics, pattern, assigned))) != 1:
-        raise _bad("give exactly one of subscribe (topics), subscribePattern (an expression), assign (JSON)")
+        raise _bad("set exactly one of subscribe (topics), subscribePattern (a regular expression), assign (JSON)")
     _check_pattern(pattern)
-    is_stream = use is SourceMode.STREAM_READ
+    is_stream = mode is SourceMode.STREAM_READ
     return ReadOptions(
         servers=_servers(options),
         topics=topics,
@@ -131,13 +131,13 @@ def read_options(given: Mapping[str, str], use: SourceMode) -> ReadOptions:
     )
 
 
-def write_options(given: Mapping[str, str], use: SourceMode) -> WriteOptions:
-    """Return what a writer is asked for; raise `RequestError` (`bad_option`) for what cannot be."""
-    options = _OptionReader(given, use)
+def write_options(given: Mapping[str, str], mode: SourceMode) -> WriteOptions:
+    """Parse a writer's options; raise `RequestError` (`bad_option`) if one is invalid."""
+    options = _OptionReader(given, mode)
     delivery = options.choice("delivery", ("exactlyOnce", "atLeastOnce"))
     transaction_id = options.text("txnId")
     if transaction_id and delivery == "atLeastOnce":
-        raise _bad("txnId makes a write happen once, delivery=atLeastOnce does without: give one of them")
+        raise _bad("txnId requires delivery=exactlyOnce: remove txnId or delivery=atLeastOnce")
     compression = options.choice("compression", ("none", "lz4", "zstd"))
     return WriteOptions(
         servers=_servers(options),
@@ -149,27 +149,27 @@ def write_options(given: Mapping[str, str], use: SourceMode) -> WriteOptions:
 
 
 def parse_duration(text: str, name: str) -> float:
-    """Return the seconds of a time such as 500ms, 30s, 15m, 1h or 7d; raise `RequestError` for any other."""
+    """Parse a duration such as 500ms, 30s, 15m, 1h or 7d into seconds; raise `RequestError` for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|m|h|d)", text)
     if not found:
-        raise _bad(f"option {name} is a time such as 500ms, 30s, 15m, 1h or 7d, not {text!r}")
+        raise _bad(f"option {name} must be a duration such as 500ms, 30s, 15m, 1h or 7d, not {text!r}")
     return float(found[1]) * _TIMES_S[found[2]]
 
 
 class _OptionReader:
-    """The options as they were given, looked up by their proper names."""
+    """Typed access to the given options by their canonical names."""
 
-    def __init__(self, given: Mapping[str, str], use: SourceMode) -> None:
+    def __init__(self, given: Mapping[str, str], mode: SourceMode) -> None:
         self._values = {name.lower(): value.strip() for name, value in given.items()}
         proper = {name.lower(): name for name in _NAMES}
         for name in self._values.keys() - _SPARK_OPTIONS - proper.keys():
-            allowed = ", ".join(sorted(name for name, uses in _NAMES.items() if use in uses))
-            raise _bad(f"there is no option {name!r}; for {use} there are {allowed}")
+            allowed = ", ".join(sorted(name for name, modes in _NAMES.items() if mode in modes))
+            raise _bad(f"unknown option {name!r}; options for {mode} are {allowed}")
         for name in self._values.keys() & proper.keys():
-            if use not in _NAMES[proper[name]]:
-                raise _bad(f"option {proper[name]} means nothing for {use}")
+            if mode not in _NAMES[proper[name]]:
+                raise _bad(f"option {proper[name]} is not valid for {mode}")
         if "path" in self._values:
-            raise _bad("this source has no path: name a topic with subscribe (to read) or topic (to write)")
+            raise _bad("option path is not supported: name a topic with subscribe (to read) or topic (to write)")
 
     def text(self, name: str) -> str:
         return self._values.get(name.lower(), "")
@@ -177,7 +177,7 @@ class _OptionReader:
     def flag(self, name: str, *, default: bool) -> bool:
         text = self.text(name).lower() or str(default).lower()
         if text not in ("true", "false"):
-            raise _bad(f"option {name} is true or false, not {text!r}")
+            raise _bad(f"option {name} must be true or false, not {text!r}")
         return text == "true"
 
     def number(self, name: str, *, minimum: int) -> int | None:
@@ -185,7 +185,7 @@ class _OptionReader:
         if not text:
             return None
         if not text.lstrip("-").isdecimal() or int(text) < minimum:
-            raise _bad(f"option {name} is a whole number of at least {minimum}, not {text!r}")
+            raise _bad(f"option {name} must be an integer of at least {minimum}, not {text!r}")
         return int(text)
 
     def duration(self, name: str, *, default: float) -> float:
@@ -197,7 +197,7 @@ class _OptionReader:
         text = self.text(name) or choices[0]
         found = next((choice for choice in choices if choice.lower() == text.lower()), None)
         if found is None:
-            raise _bad(f"option {name} is one of {', '.join(choices)}, not {text!r}")
+            raise _bad(f"option {name} must be one of {', '.join(choices)}, not {text!r}")
         return found
 
     def partitions(self, name: str) -> dict[str, tuple[int, ...]]:
@@ -205,11 +205,11 @@ class _OptionReader:
         return _decode(text, dict[str, tuple[int, ...]], name, '{"logs": [0, 1]}') if text else {}
 
 
-def _bound(options: _OptionReader, prefix: str, *, default: Place) -> OffsetBound:
-    """Return what one of three options says: offsets, one time, or times by partition."""
+def _bound(options: _OptionReader, prefix: str, *, default: OffsetSpec) -> OffsetBound:
+    """Parse one of three options: offsets, one timestamp, or timestamps by partition."""
     offsets, time, times = (options.text(prefix + rest) for rest in ("Offsets", "Timestamp", "OffsetsByTimestamp"))
     if sum(map(bool, (offsets, time, times))) > 1:
-        raise _bad(f"give one of {prefix}Offsets, {prefix}Timestamp, {prefix}OffsetsByTimestamp")
+        raise _bad(f"set only one of {prefix}Offsets, {prefix}Timestamp, {prefix}OffsetsByTimestamp")
     if time:
         return OffsetBound(default=options.number(f"{prefix}Timestamp", minimum=0) or 0, is_time=True)
     if times:
@@ -220,17 +220,17 @@ def _bound(options: _OptionReader, prefix: str, *, default: Place) -> OffsetBoun
         )
     if offsets.startswith("{"):
         by_offset = _decode(offsets, dict[str, dict[int, int]], f"{prefix}Offsets", '{"logs": {"0": 23, "1": -2}}')
-        places = {topic: {part: _to_place(at) for part, at in own.items()} for topic, own in by_offset.items()}
-        return OffsetBound(default=default, by_partition=places)
+        specs = {topic: {part: _to_offset_spec(at) for part, at in own.items()} for topic, own in by_offset.items()}
+        return OffsetBound(default=default, by_partition=specs)
     if offsets and offsets not in ("earliest", "latest"):
-        raise _bad(f"option {prefix}Offsets is earliest, latest or JSON, not {offsets!r}")
+        raise _bad(f"option {prefix}Offsets must be earliest, latest or JSON, not {offsets!r}")
     return OffsetBound(default=offsets or default)  # type: ignore[arg-type] # one of the two words
 
 
-def _to_place(offset: int) -> Place:
-    """Read an offset as Kafka's users write it: -2 is the earliest, -1 the latest."""
+def _to_offset_spec(offset: int) -> OffsetSpec:
+    """Parse an offset in Kafka's notation: -2 is earliest, -1 is latest."""
     if offset < -2:
-        raise _bad(f"an offset is a number from 0 on, -1 (latest) or -2 (earliest), not {offset}")
+        raise _bad(f"an offset must be 0 or greater, -1 (latest) or -2 (earliest), not {offset}")
     return {-2: "earliest", -1: "latest"}.get(offset, offset)  # type: ignore[return-value] # a word or the offset
 
 
@@ -239,9 +239,9 @@ def _columns(options: _OptionReader) -> tuple[str, ...]:
     has_headers = options.flag("includeHeaders", default="headers" in named)
     unknown = sorted(set(named) - set(COLUMNS))
     if unknown:
-        raise _bad(f"option columns names {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+        raise _bad(f"option columns has unknown columns {', '.join(unknown)}; valid are {', '.join(COLUMNS)}")
     if named and has_headers != ("headers" in named):
-        raise _bad("option columns and includeHeaders say different things about headers")
+        raise _bad("options columns and includeHeaders disagree about the column headers")
     chosen = named or COLUMNS
     return tuple(name for name in COLUMNS if name in chosen and (name != "headers" or has_headers))
 
@@ -249,7 +249,7 @@ def _columns(options: _OptionReader) -> tuple[str, ...]:
 def _servers(options: _OptionReader) -> Servers:
     addresses = _split(options.text("servers"))
     if not addresses:
-        raise _bad('option servers is missing: nodes of the cluster, such as "127.0.0.1:8002"')
+        raise _bad('option servers is missing: set the addresses of cluster nodes, such as "127.0.0.1:8002"')
     return Servers(
         addresses=addresses,
         timeout_s=options.duration("timeout", default=60.0),
@@ -263,7 +263,7 @@ def _servers(options: _OptionReader) -> Servers:
 def _hold_s(options: _OptionReader) -> float:
     hold_s = options.duration("holdTimeout", default=HOLD_S)
     if hold_s and not HOLD_S_MIN <= hold_s <= HOLD_S_MAX:
-        raise _bad("option holdTimeout is 4s to 24h, or 0s for no hold")
+        raise _bad("option holdTimeout must be 4s to 24h, or 0s for no hold")
     return hold_s
 
 
@@ -271,7 +271,7 @@ def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise _bad(f"option subscribePattern is no regular expression: {error}") from None
+        raise _bad(f"option subscribePattern is not a valid regular expression: {error}") from None
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -282,7 +282,7 @@ def _decode(text: str, kind: type[T], name: str, example: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind, strict=False)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise _bad(f"option {name} is JSON such as {example}: {error}") from None
+        raise _bad(f"option {name} must be JSON such as {example}: {error}") from None
 
 
 def _bad(sentence: str) -> RequestError:

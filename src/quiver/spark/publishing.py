@@ -1,9 +1,12 @@
-"""Bring what was decided into its topics, once, however often it is begun.
+"""Send a fixed order of records exactly once, across any number of restarts.
 
-A writer has one named producer for each target topic. Its sequences are dense, so that a partition's next sequence says
-how many of the writer's records it has: what a decision puts there is there up to that number, and publishing goes on
-behind it. That holds only as long as records arrive in order and without a gap, so **one batch at a time** is under
-way for each partition: the SDK may go on behind a batch that it has to give up, and this must not.
+Both classes use a named producer whose sequences are dense: a partition's next sequence equals the number of the
+producer's records that it stores. A restart asks for that number and skips as many records. Opening the producer
+fences the previous process. This holds only if records are appended in order and without a gap, so only **one batch
+per partition is in flight**: with several, the SDK could drop a failed batch and still append the next one.
+
+`Publisher` sends the staged records of a sink's decisions. `ResumableWriter` sends records whose source is itself
+repeatable: rows of an archive, lines of files.
 """
 
 from __future__ import annotations
@@ -28,57 +31,60 @@ if TYPE_CHECKING:
     from quiver.client.chunks import ArrowColumns
 
 BATCH_BYTES: Final = 4 << 20
-"""Size of staged batches, and so of those that are published: large, since they go one by one."""
+"""Size of staged and published batches: large, since only one per partition is in flight."""
 UNCUT_BYTES_MAX: Final = 32 << 20
-"""Size at which the producer would cut what it is given: never, for what was staged as one batch."""
+"""The producer's own batch limit: above `BATCH_BYTES`, so that it never splits a batch."""
 
 
 class Publisher:
-    """Publish a writer's decisions; a writer without a name is one that nobody goes on for."""
+    """Publish a writer's decisions; a write without a name is never resumed."""
 
     def __init__(self, cluster: Cluster, ledger: str, writer: str) -> None:
         self._cluster, self._ledger, self._writer = cluster, ledger, writer
         self._producers: dict[str, Producer] = {}
 
     def publish(self, decision: PublishDecision) -> None:
-        """Put into its topics what is not there yet; return when all of it is committed.
+        """Send the records that the target topics do not store yet; return when all are committed.
 
         Raises:
-            ConflictError: a topic was made anew (`topic_recreated`), or has forgotten the writer (`forgotten`).
-            FencedError: another process publishes for the writer now.
+            ConflictError: a topic was recreated (`topic_recreated`), or its producer state expired (`forgotten`).
+            FencedError: another process publishes for this writer.
         """
-        lanes = [lane for part in decision.parts if not (lane := self._open_lane(part)).is_done]
+        publishers = [publisher for part in decision.parts if not (publisher := self._open_partition(part)).is_done]
         try:
-            while lanes:
-                lanes = [lane for lane in lanes if lane.step()]
+            while publishers:
+                publishers = [publisher for publisher in publishers if publisher.step()]
         except BaseException:
-            for lane in lanes:
-                lane.close()
+            for publisher in publishers:
+                publisher.close()
             raise
 
     def close(self) -> None:
-        """Publish no more; idempotent."""
+        """Stop all producers; idempotent."""
         for producer in self._producers.values():
             with suppress(QuiverError):
                 producer.abort()
 
-    def _open_lane(self, part: PublishPart) -> _PartitionPublisher:
+    def _open_partition(self, part: PublishPart) -> _PartitionPublisher:
         producer = self._producers.get(part.topic)
         if producer is None:
             name = f"{PREFIX}publish.{self._writer}.{part.topic}" if self._writer else None
             producer = self._cluster.producer(part.topic, name=name, batch_bytes=UNCUT_BYTES_MAX)
             self._producers[part.topic] = producer
-        self._cluster.offsets(part.topic, {}, topic_id=part.topic_id)  # is it still the topic that was decided on?
-        there = producer.next_sequence(part.partition) - part.first_sequence
-        if not 0 <= there <= part.count:
-            place = f"{part.topic!r} partition {part.partition}"
-            message = f"{place} has {there} of {part.count} records of {self._writer!r}: it has forgotten this writer"
+        self._cluster.offsets(part.topic, {}, topic_id=part.topic_id)  # raises if the topic was recreated
+        stored = producer.next_sequence(part.partition) - part.first_sequence
+        if not 0 <= stored <= part.count:
+            message = (
+                f"topic {part.topic!r} partition {part.partition} reports sequence {part.first_sequence + stored} for "
+                f"writer {self._writer!r}; expected {part.first_sequence} to {part.first_sequence + part.count}: its "
+                "producer state expired. The batch was not published further; compare the topic with its source"
+            )
             raise ConflictError(message, code="forgotten")
-        return _PartitionPublisher(self._cluster, self._ledger, producer, part, skipped=there)
+        return _PartitionPublisher(self._cluster, self._ledger, producer, part, skipped=stored)
 
 
 class _PartitionPublisher:
-    """The way into one partition: one batch at a time."""
+    """Send the staged records of one partition, one batch at a time."""
 
     def __init__(self, cluster: Cluster, ledger: str, producer: Producer, part: PublishPart, *, skipped: int) -> None:
         self.is_done = skipped == part.count
@@ -87,7 +93,7 @@ class _PartitionPublisher:
         self._sent: Deliveries | None = None
 
     def step(self) -> bool:
-        """Wait for the batch that is under way and send the next; tell whether there was one."""
+        """Wait for the batch in flight, then send the next; return False if there is none."""
         if self._sent is not None:
             self._sent.result()
         batch = next(self._batches, None)
@@ -95,12 +101,12 @@ class _PartitionPublisher:
         return batch is not None
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading staged records."""
         self._batches.close()  # type: ignore[attr-defined] # a generator
 
 
 def _staged(cluster: Cluster, ledger: str, part: PublishPart, skipped: int) -> Iterator[Batch | pa.RecordBatch]:
-    """Yield what was staged for a partition, without the records that are there already; whole batches as they are."""
+    """Yield a partition's staged records after the first `skipped`; whole batches are passed on without decoding."""
     for place, first, end in part.spans:
         begin = min(end, first + skipped)
         skipped -= begin - first
@@ -110,55 +116,56 @@ def _staged(cluster: Cluster, ledger: str, part: PublishPart, skipped: int) -> I
 
 
 class ResumableWriter:
-    """Put records into a topic behind those that were put there before."""
+    """Send a repeatable sequence of records to a topic; skip those that the partitions already store."""
 
     def __init__(self, cluster: Cluster, topic: str, name: str, bases: Mapping[int, int]) -> None:
-        """Open the lane; `bases` says how many of its records lie before what is put in now, by partition."""
+        """Open the named producer; `bases` has the number of its records before those sent now, by partition."""
         self._topic, self._name, self._bases = topic, name, bases
         self._producer = cluster.producer(topic, name=name, batch_bytes=UNCUT_BYTES_MAX)
-        self._there: dict[int, int] = {}
-        """How many of the records to come each partition has already."""
-        self._under_way: dict[int, Deliveries] = {}
+        self._stored: dict[int, int] = {}
+        """Records still to come that each partition already stores."""
+        self._inflight: dict[int, Deliveries] = {}
         self.counts: Counter[int] = Counter()
-        """How many records were put in, by partition, those that were there already among them."""
+        """Records passed to `put` by partition, including those skipped."""
         self.sent_count = 0
 
     def put(self, partition: int, columns: ArrowColumns) -> None:
-        """Send what the partition does not have of these records; returns before the last of them is acknowledged."""
+        """Send the records that the partition does not store yet; return before the last batch is acknowledged."""
         count = len(columns["value"])
         self.counts[partition] += count
-        skipped = min(count, self._known(partition))
-        self._there[partition] -= skipped
+        skipped = min(count, self._count_stored(partition))
+        self._stored[partition] -= skipped
         rest: ArrowColumns = {name: column.slice(skipped) for name, column in columns.items()}
         for piece, _ in cut_columns(rest, BATCH_BYTES):
-            self._settle(partition)
-            self._under_way[partition] = self._producer.send_many(pa.table(piece), partition=partition)
+            self._wait_inflight(partition)
+            self._inflight[partition] = self._producer.send_many(pa.table(piece), partition=partition)
 
     def finish(self) -> None:
-        """Return when everything is committed."""
-        for partition in list(self._under_way):
-            self._settle(partition)
+        """Wait until everything is committed, then close the producer."""
+        for partition in list(self._inflight):
+            self._wait_inflight(partition)
         self._producer.close()
 
     def abort(self) -> None:
-        """Send nothing more; idempotent."""
+        """Stop the producer without waiting; idempotent."""
         self._producer.abort()
 
-    def _known(self, partition: int) -> int:
-        if partition not in self._there:
+    def _count_stored(self, partition: int) -> int:
+        if partition not in self._stored:
             base = self._bases.get(partition, 0)
-            there = self._producer.next_sequence(partition) - base
-            if there < 0:
+            stored = self._producer.next_sequence(partition) - base
+            if stored < 0:
                 message = (
-                    f"{self._topic!r} partition {partition} had {base} records of {self._name!r} and knows of "
-                    f"{base + there}: it has forgotten them, or was made anew"
+                    f"topic {self._topic!r} partition {partition} reports {base + stored} records of producer "
+                    f"{self._name!r}; expected at least {base}: the topic was recreated, or its producer state "
+                    "expired. Nothing was sent to it; run the job under another name to start over"
                 )
                 raise ConflictError(message, code="forgotten")
-            self._there[partition] = there
-        return self._there[partition]
+            self._stored[partition] = stored
+        return self._stored[partition]
 
-    def _settle(self, partition: int) -> None:
-        sent = self._under_way.pop(partition, None)
+    def _wait_inflight(self, partition: int) -> None:
+        sent = self._inflight.pop(partition, None)
         if sent is not None:
             sent.result()
             self.sent_count += len(sent)

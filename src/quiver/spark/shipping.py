@@ -1,7 +1,7 @@
-"""Bring this package to executors that do not have it: as one zip, made from the package that runs here.
+"""Build a zip of this package for executors that do not have it installed.
 
-Executors still need what the package itself needs (msgspec, pyarrow, …) and Python of the same minor version. A zip is
-named by the files in it, so that two drivers with different versions never share one.
+Executors still need the package's dependencies (msgspec, pyarrow, …) and the same Python minor version. The file name
+has a checksum over the package's files, so two drivers with different versions never share a zip.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from quiver.record import crc32c
 from quiver.spark.session import cache_directory
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time of every file in the zip: equal packages give equal zips."""
+"""Modification time of every file in the zip: equal packages give identical zips."""
 
 
 def find_package() -> Path:
-    """Return this package as a zip in the cache directory, made if it is not there yet."""
-    path = cache_directory(os.environ) / f"quiver-{_mark():08x}.zip"
+    """Return the zip of this package in the cache directory; build it if it does not exist."""
+    path = cache_directory(os.environ) / f"quiver-{_version_mark():08x}.zip"
     return path if path.exists() else write_package(path)
 
 
 def write_package(path: Path) -> Path:
-    """Write this package as a zip that `--py-files` takes; return its path."""
+    """Write this package as a zip for `--py-files`; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with zipfile.ZipFile(fresh, "w") as archive:
@@ -42,10 +42,10 @@ def _files() -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def _mark() -> int:
-    """Return what tells one version of the package from another."""
-    told = [(name, file.stat().st_size, file.stat().st_mtime_ns) for name, file in _files()]
-    return crc32c(repr(told).encode())
+def _version_mark() -> int:
+    """Return a checksum over names, sizes and times of the package's files."""
+    stamps = [(name, file.stat().st_size, file.stat().st_mtime_ns) for name, file in _files()]
+    return crc32c(repr(stamps).encode())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""The writers that Spark sees: tasks stage, the driver decides and publishes, once for each (query, batch) or `txnId`.
+"""The exactly-once sink: tasks stage rows, the driver decides and publishes, once per (query, batch) or `txnId`.
 
-What Spark does to a sink, and why it does no harm here: a task that is run again stages again, and only the winner is
-decided on; a commit that raises is followed by an abort with the same messages, which must not undo what may be
-decided, and by the same batch after a restart, which finds the decision and finishes it; a batch that was published is
-not published again, whatever is staged for it. `docs/adr/0013-exactly-once-sink.md` has the argument.
+Tasks run on executors, whose processes and producers are reused. Staged records of a failed task attempt are named by
+no decision; retention removes them. With `delivery=atLeastOnce` tasks send rows directly to their topics.
+
+The sink tolerates everything that Spark does to it. A task that is retried stages again, and only the winning attempt
+is decided on. A commit that raises is followed by an abort with the same messages, which undoes nothing, because the
+decision may be stored; the same batch comes again after a restart, finds the decision and finishes it. A published
+batch is never published again, whatever is staged for it. `docs/adr/0013-exactly-once-sink.md` has the argument.
 """
 
 from __future__ import annotations
@@ -36,17 +39,17 @@ from quiver.spark.ledger import (
     ledger_of_query,
     make_decision,
     open_ledger,
-    release,
+    release_before,
 )
 from quiver.spark.options import WriteOptions
 from quiver.spark.publishing import BATCH_BYTES, Publisher
 
 STAGING_BUFFER_BYTES: Final = 128 << 20
-"""Bytes of a task that may be on their way at once."""
+"""Maximum bytes in flight per task."""
 
 
 class TaskCommit(WriterCommitMessage):
-    """What a task tells the driver: who writes, and what was staged; nothing if its rows are in their topics."""
+    """A task's commit message to the driver: ledger, writer and staged parts; empty if rows were sent directly."""
 
     def __init__(self, ledger: str, writer: str, parts: tuple[StagedPart, ...]) -> None:
         self.ledger = ledger
@@ -57,7 +60,7 @@ class TaskCommit(WriterCommitMessage):
 def stage_rows(
     rows: Iterator[pa.RecordBatch], options: WriteOptions, *, ledger: str, writer: str, task: int
 ) -> TaskCommit:
-    """Write a task's rows into the ledger, durably; return where they are."""
+    """Write a task's rows durably into the ledger; return their offsets there. Runs in a task."""
     cluster = connection(options.servers)
     _open_once(options.servers, ledger)
     place = 1 + task % STAGING_PARTITIONS
@@ -70,7 +73,7 @@ def stage_rows(
 
 
 def send(rows: Iterator[pa.RecordBatch], options: WriteOptions, *, task: int) -> TaskCommit:
-    """Write a task's rows into their topics: at least once, since a task that is run again writes them again."""
+    """Send a task's rows to their topics, at least once: a retried task sends them again. Runs in a task."""
     sent: list[Deliveries] = []
     with ExitStack() as stack:
         producers: dict[str, Producer] = {}
@@ -84,15 +87,15 @@ def send(rows: Iterator[pa.RecordBatch], options: WriteOptions, *, task: int) ->
 
 
 class _RowRouter:
-    """Decide where a task's rows go."""
+    """Assign a task's rows to topics and partitions."""
 
     def __init__(self, cluster: Cluster, topic: str, task: int) -> None:
         self._cluster, self._topic = cluster, topic
         self._counts: dict[str, int] = {}
-        self._turn = task
+        self._next = task
 
     def pieces(self, rows: Iterator[pa.RecordBatch]) -> Iterator[tuple[tuple[str, int], pa.Table]]:
-        """Yield rows as tables of about one batch, each for one partition."""
+        """Yield rows as tables of about one batch, each for one target partition."""
         for batch in rows:
             for (topic, wanted), columns in split_rows(batch, self._topic, self._count):
                 for piece, _ in cut_columns(columns, BATCH_BYTES):
@@ -105,8 +108,8 @@ class _RowRouter:
         return self._counts[topic]
 
     def _next_partition(self, topic: str) -> int:
-        self._turn += 1
-        return self._turn % self._count(topic)
+        self._next += 1
+        return self._next % self._count(topic)
 
 
 def _staged_part(target: tuple[str, int], deliveries: list[Deliveries]) -> StagedPart:
@@ -117,7 +120,7 @@ def _staged_part(target: tuple[str, int], deliveries: list[Deliveries]) -> Stage
 
 @contextmanager
 def _producer_for(options: WriteOptions, topic: str) -> Iterator[Producer]:
-    """Give this process's producer for a topic; one that has failed is not used again."""
+    """Yield this process's producer for a topic; drop cached producers after an error."""
     try:
         yield _producer(options.servers, topic, options.compression, os.getpid())
     except QuiverError:
@@ -143,7 +146,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class ExactlyOnceSink:
-    """One writer's decisions and publications, in the process that commits for it."""
+    """Decide and publish the batches of one writer, in the driver process."""
 
     def __init__(self, cluster: Cluster, ledger: str, writer: str) -> None:
         self._cluster, self._ledger, self._writer = cluster, ledger, writer
@@ -151,10 +154,10 @@ class ExactlyOnceSink:
         self._publisher = Publisher(cluster, ledger, writer)
 
     def commit(self, batch: int, staged: Sequence[StagedPart]) -> None:
-        """Publish a batch, once: what was staged, or what was decided on when it was committed before."""
+        """Publish a batch once: the stored decision if there is one, else what was staged now."""
         last = self._journal.last
         if last is not None and last.batch > batch:
-            logger.info("batch was published before", extra=facts(writer=self._writer, batch=batch, last=last.batch))
+            logger.info("batch is already published", extra=facts(writer=self._writer, batch=batch, last=last.batch))
             return
         if last is None or last.batch < batch:
             if not staged:
@@ -164,23 +167,23 @@ class ExactlyOnceSink:
         self._release(last)
 
     def close(self) -> None:
-        """Write no more for this writer; idempotent."""
+        """Stop the journal and the publisher; idempotent."""
         self._journal.close()
         self._publisher.close()
 
     def _release(self, decision: PublishDecision) -> None:
-        """Let retention take what is published: everything before it, but not the decision itself."""
+        """Allow retention to remove published staged records, and journal entries before this decision."""
         if self._ledger == TRANSACTIONS:
             return
         cursors = {JOURNAL: self._journal.last_offset}
         for part in decision.parts:
             for place, _, end in part.spans:
                 cursors[place] = max(end, cursors.get(place, 0))
-        release(self._cluster, self._ledger, cursors)
+        release_before(self._cluster, self._ledger, cursors)
 
 
 def commit(servers: Servers, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-    """Publish what tasks have staged, if they have staged anything; on the driver."""
+    """Publish what tasks staged, if anything. Runs on the driver."""
     written = [message for message in messages if isinstance(message, TaskCommit)]
     staged = [part for message in written for part in message.parts]
     if not written or not written[0].ledger:
@@ -193,14 +196,14 @@ def commit(servers: Servers, messages: Sequence[WriterCommitMessage | None], bat
     try:
         sink.commit(batch, staged)
     except QuiverError:
-        # Another process may write for the query now: whoever tries again must look anew.
+        # Another process may have taken over the query: a retry must read the journal again.
         sink.close()
         _sink.cache_clear()
         raise
 
 
 def publish_unnamed(cluster: Cluster, ledger: str, staged: Sequence[StagedPart]) -> None:
-    """Publish what tasks have staged for a write that has no `txnId`: nobody would go on with it."""
+    """Publish the staged records of a write without `txnId`, which is never resumed."""
     ids = _topic_ids(cluster, staged)
     publisher = Publisher(cluster, ledger, "")
     try:
@@ -219,13 +222,13 @@ def _sink(servers: Servers, ledger: str, writer: str, _process: int) -> ExactlyO
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Write a DataFrame: all of it or, if a task fails for good, nothing; once, under a `txnId`."""
+    """Write a DataFrame: all rows, or none if a task fails permanently; exactly once with a `txnId`."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as Spark's
-        """Stage a task's rows; on an executor."""
+        """Stage a task's rows. Runs on an executor."""
         if not self._options.is_exactly_once:
             return send(iterator, self._options, task=_task())
         return stage_rows(
@@ -233,18 +236,18 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish; on the driver."""
+        """Publish the staged rows. Runs on the driver."""
         commit(self._options.servers, messages, 0)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Write micro-batches, each of them once."""
+    """Write micro-batches, each exactly once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override] # as Spark's
-        """Stage a task's rows; on an executor."""
+        """Stage a task's rows. Runs on an executor."""
         if not self._options.is_exactly_once:
             return send(iterator, self._options, task=_task())
         context = TaskContext.get()
@@ -253,7 +256,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage_rows(iterator, self._options, ledger=ledger_of_query(query), writer=query, task=_task())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish, unless it was done before; on the driver."""
+        """Publish the batch, unless it is already published. Runs on the driver."""
         commit(self._options.servers, messages, batchId)
 
 

@@ -1,8 +1,8 @@
 """`format("quiver")`: the data source that Spark sees.
 
-Spark runs it in three places. The *driver's planners* (`schema`, `partitions`, offsets) are Python processes of their
-own; *executors* run `read` and `write` in workers that are forked and reused; everything that passes between them is
-pickled. So nothing here holds a connection or a lock: `connections` has those, one for each process.
+Spark runs it in three places. The *driver's planners* (`schema`, `partitions`, offsets) are separate Python processes;
+*executors* run `read` and `write` in forked, reused workers; objects that pass between them are pickled. So no class
+here holds a connection or a lock when it is pickled: `connections` caches one connection per process.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ logger = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The records that one task reads."""
 
-    def __init__(self, what: OffsetRange) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(offset_range)
+        self.offset_range = offset_range
 
 
 class QuiverDataSource(DataSource):
@@ -85,13 +85,13 @@ class QuiverDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "quiver"
 
     def schema(self) -> StructType:
-        """Return the columns of a read, which options may choose; Spark does not tell which it needs."""
-        use = SourceMode.STREAM_READ if _is_for_streams(self._given) else SourceMode.BATCH_READ
-        return spark_schema(read_options(self._given, use).columns)
+        """Return the columns of a read; the option `columns` reduces them, since Spark does not say which it needs."""
+        mode = SourceMode.STREAM_READ if _is_for_streams(self._given) else SourceMode.BATCH_READ
+        return spark_schema(read_options(self._given, mode).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         """Return a batch reader."""
@@ -115,8 +115,8 @@ class QuiverDataSource(DataSource):
         """Return a stream writer."""
         return StreamWriter(self._check_write(schema, SourceMode.STREAM_WRITE, is_overwriting=overwrite))
 
-    def _check_write(self, schema: StructType, use: SourceMode, *, is_overwriting: bool) -> WriteOptions:
-        options = write_options(self._given, use)
+    def _check_write(self, schema: StructType, mode: SourceMode, *, is_overwriting: bool) -> WriteOptions:
+        options = write_options(self._given, mode)
         if is_overwriting:
             message = "a topic cannot be overwritten: use mode append (batches) or output mode append (streams)"
             raise RequestError(message, code="bad_option")
@@ -125,64 +125,65 @@ class QuiverDataSource(DataSource):
 
 
 def _is_for_streams(given: Mapping[str, str]) -> bool:
-    """Tell whether options can only be meant for a stream: the schema is asked for before the use is known."""
+    """Return whether an option is valid for streams only: Spark asks for the schema before the mode is known."""
     return any(name.lower() in STREAM_ONLY for name in given)
 
 
 class BatchReader(DataSourceReader):
-    """Read what lies between two bounds, once."""
+    """Read the records between two bounds, once."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._narrowing = PushedFilters()
+        self._pushed = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Find the bounds and share out what lies between them; on the driver."""
-        progress = OffsetReader(self._options)
-        start, end = progress.find(self._options.starting), progress.find(self._options.ending)
-        oldest_ms = self._narrowing.timestamp
-        not_older = None if oldest_ms is None else progress.find(OffsetBound(default=oldest_ms, is_time=True))
-        ranges = progress.clip(self._narrowing.narrow(ranges_between(start, end), not_older))
-        return [RangePartition(what) for what in plan(ranges, _tasks_min(self._options))]
+        """Resolve the bounds and split the ranges into tasks. Runs on the driver."""
+        reader = OffsetReader(self._options)
+        start, end = reader.find(self._options.starting), reader.find(self._options.ending)
+        oldest_ms = self._pushed.timestamp
+        not_older = None if oldest_ms is None else reader.find(OffsetBound(default=oldest_ms, is_time=True))
+        ranges = reader.clip(self._pushed.prune(ranges_between(start, end), not_older))
+        return [RangePartition(offset_range) for offset_range in plan(ranges, _tasks_min(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part; on an executor."""
+        """Read the records of one task. Runs on an executor."""
         return read_range(self._options, partition)
 
 
 class FilteringReader(BatchReader):
-    """Read no more than what a query's filters let through, as far as they speak of places."""
+    """A batch reader that fetches only partitions and offsets that can match the query's filters."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
-        """Note what filters say; return those that Spark has to apply itself."""
-        self._narrowing, rest = push_filters(filters)
+        """Apply filters on topic, partition, offset and time; return those that Spark must still apply."""
+        self._pushed, rest = push_filters(filters)
         return rest
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Read what comes, in micro-batches; one object lives on the driver for as long as the query runs."""
+    """Read new records in micro-batches; one instance lives on the driver while the query runs."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._progress = OffsetReader(options)
+        self._offsets = OffsetReader(options)
         self._hold: QueryHold | None = None
-        """Made where the query lives: tasks get this reader, too."""
+        """Created on the driver only: tasks receive a pickled copy of this reader."""
         self._target: StreamOffset | None = None
-        """Where a query ends that is to read only what was there when it began."""
+        """The end of a query with `Trigger.AvailableNow`."""
         self._latest: StreamOffset | None = None
         self._uncounted: dict[str, int] = {}
-        """Records of a planned batch that turned out to be gone: the next place counts them."""
-        self._shown: dict[str, Any] | None = None
-        """How far the cluster was last told that the query has come."""
+        """Missing records of a planned batch, by topic: the next offset counts them as lost."""
+        self._published: dict[str, Any] | None = None
+        """The offsets last stored as cursors of `groupId`."""
         self._triggered_s = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a new query begins; what was first while it was not held yet may be gone by now."""
-        self._keep(found := self._progress.find(self._options.starting), found)
-        return self._progress.find(self._options.starting).to_json()
+        """Return the first offset of a new query."""
+        # Resolve again once the hold is placed: retention may have removed the first records before that.
+        self._move_hold(found := self._offsets.find(self._options.starting), found)
+        return self._offsets.find(self._options.starting).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return the limit for each micro-batch that options set."""
+        """Return the configured limit per micro-batch."""
         options = self._options
         if options.trigger_records_max is not None:
             return ReadMaxRows(options.trigger_records_max)
@@ -191,67 +192,67 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take what there is now for all that there will be."""
-        self._target = self._progress.find(OffsetBound(default="latest"))
+        """Set the end of the query to the current end of the topics."""
+        self._target = self._offsets.find(OffsetBound(default="latest"))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return how far the next micro-batch goes; `start` itself if there is to be none.
+        """Return the end of the next micro-batch; `start` itself if there is none.
 
-        What lies before `start` is done with: Spark asks only then, also after the last batch of a query.
+        Everything before `start` is processed: Spark calls this only then, also after a query's last batch.
         """
-        self._show(start)
-        begun, end = self._progress.advance(StreamOffset.from_json(start).with_lost(self._uncounted))
+        self._publish_cursors(start)
+        begun, end = self._offsets.advance(StreamOffset.from_json(start).with_lost(self._uncounted))
         self._latest = end
-        self._keep(begun, end)
+        self._move_hold(begun, end)
         if self._target is not None:
             end = end.up_to(self._target, begun)
-        elif self._is_too_little(begun, end):
+        elif self._waits_for_more(begun, end):
             return start
         limited = self._limit(begun, end, limit)
         self._triggered_s = time.monotonic()
         return limited.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return how far the topics go, for the query's progress."""
+        """Return the end of the topics, for the query's progress report."""
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Share out a micro-batch."""
+        """Split a micro-batch into tasks."""
         first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
-        if self._hold is None:  # a query that goes on begins with the batch that it did not finish
-            self._keep(first, last)
+        if self._hold is None:  # a restarted query first repeats its unfinished batch, without latestOffset
+            self._move_hold(first, last)
         ranges = ranges_between(first, last)
-        clipped = self._progress.clip(ranges)
+        clipped = self._offsets.clip(ranges)
         self._uncounted = uncounted_loss(first, last, ranges, clipped)
-        return [RangePartition(what) for what in plan(clipped, _tasks_min(self._options))]
+        return [RangePartition(offset_range) for offset_range in plan(clipped, _tasks_min(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one part; on an executor."""
+        """Read the records of one task. Runs on an executor."""
         return read_range(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show how far the query has come; before a query's last batch, not after it."""
-        self._show(end)
+        """Store the query's offsets as cursors; `latestOffset` does it for the last batch, where Spark skips this."""
+        self._publish_cursors(end)
 
     def stop(self) -> None:
-        """Let go of what was not read."""
+        """Release the hold on unread records."""
         if self._hold is not None:
             self._hold.release()
 
-    def _show(self, reached: dict[str, Any]) -> None:
-        """Show how far the query has come, if it has a name to show it under and has moved."""
-        if self._options.group_id and reached != self._shown:
-            self._progress.publish(StreamOffset.from_json(reached))
-            self._shown = reached
+    def _publish_cursors(self, reached: dict[str, Any]) -> None:
+        """Store the query's offsets as cursors of `groupId`, if set and changed."""
+        if self._options.group_id and reached != self._published:
+            self._offsets.publish(StreamOffset.from_json(reached))
+            self._published = reached
 
-    def _keep(self, start: StreamOffset, end: StreamOffset) -> None:
-        """Keep retention from what lies behind `start`."""
+    def _move_hold(self, start: StreamOffset, end: StreamOffset) -> None:
+        """Hold all records from `start` on."""
         if self._hold is None:
             exit_on_sigterm()
             self._hold = QueryHold(self._options)
         self._hold.move(start, end)
 
-    def _is_too_little(self, start: StreamOffset, end: StreamOffset) -> bool:
+    def _waits_for_more(self, start: StreamOffset, end: StreamOffset) -> bool:
         if not self._options.trigger_records_min:
             return False
         is_late = time.monotonic() - self._triggered_s >= self._options.trigger_delay_s_max
@@ -262,9 +263,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             records_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
-            records_max = max(1, limit.max_bytes // self._progress.average_record_bytes(list(end.topics)))
+            records_max = max(1, limit.max_bytes // self._offsets.average_record_bytes(list(end.topics)))
         if isinstance(limit, ReadMaxRows) and self._options.trigger_bytes_max is not None:
-            by_bytes = self._options.trigger_bytes_max // self._progress.average_record_bytes(list(end.topics))
+            by_bytes = self._options.trigger_bytes_max // self._offsets.average_record_bytes(list(end.topics))
             records_max = max(1, min(limit.max_rows, by_bytes))
         return end if records_max is None else limit_records(start, end, records_max)
 
@@ -272,28 +273,39 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read_range(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Return the Arrow batches of one task."""
     if not isinstance(partition, RangePartition):
-        return iter(())  # of a batch that has no tasks Spark makes one, with a partition of its own
-    batches = fetch_range(options, partition.what)
-    return arrow_batches(batches, partition.what, options.columns, records_max=options.batch_records)
+        return iter(())  # Spark creates one task with a partition of its own for an empty batch
+    batches = fetch_range(options, partition.offset_range)
+    return arrow_batches(batches, partition.offset_range, options.columns, records_max=options.batch_records)
 
 
-def fetch_range(options: ReadOptions, what: OffsetRange) -> Iterator[Batch]:
-    """Yield the stored batches that hold a range; go on behind what retention removes meanwhile, if that is wished."""
-    cluster, position = connection(options.servers), what.first_offset
-    while position < what.end_offset:
+def fetch_range(options: ReadOptions, offset_range: OffsetRange) -> Iterator[Batch]:
+    """Yield the stored batches of a range; skip what retention removes meanwhile if `failOnDataLoss` is false."""
+    cluster, position = connection(options.servers), offset_range.first_offset
+    while position < offset_range.end_offset:
         try:
             for batch in cluster.read_range(
-                what.topic, what.partition, position, what.end_offset, topic_id=what.topic_id
+                offset_range.topic,
+                offset_range.partition,
+                position,
+                offset_range.end_offset,
+                topic_id=offset_range.topic_id,
             ):
                 yield batch
                 position = batch.header.end_offset
         except TrimmedError:
             if options.fails_on_data_loss:
                 raise
-            found = cluster.offsets(what.topic, {what.partition: "earliest"}, topic_id=what.topic_id)
-            first_offset = max(position, found.offsets[what.partition])
-            gone = facts(topic=what.topic, partition=what.partition, first_offset=position, end_offset=first_offset)
-            logger.warning("records are gone", extra=gone)
+            found = cluster.offsets(
+                offset_range.topic, {offset_range.partition: "earliest"}, topic_id=offset_range.topic_id
+            )
+            first_offset = max(position, found.offsets[offset_range.partition])
+            gone = facts(
+                topic=offset_range.topic,
+                partition=offset_range.partition,
+                first_offset=position,
+                end_offset=first_offset,
+            )
+            logger.warning("unread records were removed", extra=gone)
             position = first_offset
 
 

@@ -1,8 +1,8 @@
 """A Spark cluster on this machine: one master and one worker on loopback, started from the pip package alone.
 
-For trying a job on a real cluster before there is one, and for tests: executors are processes of their own that share
-nothing with the driver. `python -m quiver.spark.standalone` (`make spark-cluster`) runs it until Ctrl-C. Both processes
-end with whoever started them in order; their folder goes with them.
+For tests, and for trying a job on a real cluster: executors are separate processes that share nothing with the driver.
+`python -m quiver.spark.standalone` (`make spark-cluster`) runs it until Ctrl-C. Leaving the context stops both
+processes and removes their work directory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOG_BYTES_SHOWN: Final = 2000
 
 
 class StandaloneCluster:
-    """A master and a worker with so many cores. Use as ``with``; `master` is what a session takes.
+    """A master and a worker. Use as ``with``; pass `master` to `quiver.spark.session`.
 
     Example:
         with StandaloneCluster(cores=2) as cluster:
@@ -53,15 +53,15 @@ class StandaloneCluster:
 
     @property
     def master(self) -> str:
-        """Return the address of the master, as sessions take it."""
+        """Return the master URL for sessions."""
         return f"spark://{HOST}:{self._port}"
 
     def __enter__(self) -> Self:
-        """Start both; return when the master knows the worker.
+        """Start both processes; return when the worker has registered with the master.
 
         Raises:
-            ConfigError: there is no Java that is new enough.
-            UnavailableError: they did not come up.
+            ConfigError: no Java 17 or newer was found (`no_java`).
+            UnavailableError: a process exited or did not start in time (`no_spark_cluster`).
         """
         try:
             folder = tempfile.mkdtemp(prefix="quiver-spark-")
@@ -82,7 +82,7 @@ class StandaloneCluster:
         self._stack.close()
 
     def wait(self) -> None:
-        """Return when one of the two has ended."""
+        """Wait until the master or the worker exits."""
         while all(process.poll() is None for process in self._processes):
             time.sleep(0.5)
 
@@ -106,12 +106,14 @@ class StandaloneCluster:
         while not condition():
             if time.monotonic() > deadline_s or self._processes[-1].poll() is not None:
                 self._log.seek(max(0, self._log.tell() - _LOG_BYTES_SHOWN))
-                told = self._log.read().decode(errors="replace")
-                raise UnavailableError(f"Spark's cluster did not come up: {told}", code="no_spark_cluster")
+                output = self._log.read().decode(errors="replace")
+                raise UnavailableError(
+                    f"the Spark cluster did not start; last output: {output}", code="no_spark_cluster"
+                )
             time.sleep(0.1)
 
     def _workers(self) -> int | None:
-        """Return how many workers the master knows; None while it does not answer."""
+        """Return the number of registered workers; None while the master does not answer."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._page_port}/json/", timeout=5) as page:
                 return int(json.load(page)["aliveworkers"])
@@ -128,13 +130,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def main() -> int:
-    """Run a cluster until Ctrl-C or SIGTERM, on Spark's usual port if that is free."""
+    """Run a cluster until Ctrl-C or SIGTERM, on Spark's default port if it is free."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with StandaloneCluster(port=_usual_port(), cores=os.cpu_count() or 1) as cluster:
         sys.stdout.write(f"{cluster.master}\nCtrl-C ends it\n")
@@ -145,8 +147,8 @@ def main() -> int:
 
 
 def _usual_port(port: int = 7077) -> int:
-    with socket.socket() as taken:
-        return 0 if taken.connect_ex((HOST, port)) == 0 else port
+    with socket.socket() as probe:
+        return 0 if probe.connect_ex((HOST, port)) == 0 else port
 
 
 if __name__ == "__main__":

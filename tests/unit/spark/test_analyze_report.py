@@ -113,7 +113,7 @@ def test_page_draws_a_bar_for_each_window_and_level() -> None:
         ({"to-topic": "counts"}, "need a checkpoint"),
         ({"to-topic": "logs", "checkpoint": "c"}, "would be counted"),
         ({"window": "0s"}, "window is a second at least"),
-        ({"watermark": "soon"}, "is a time such as"),
+        ({"watermark": "soon"}, "must be a duration such as"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], sentence: str) -> None:

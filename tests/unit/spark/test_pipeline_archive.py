@@ -191,7 +191,7 @@ def test_archive_that_has_more_than_the_topic_is_not_added_to() -> None:
     ("options", "sentence"),
     [
         ({"once": True, "every": "1s"}, "give one of them"),
-        ({"every": "often"}, "option every is a time such as"),
+        ({"every": "often"}, "option every must be a duration such as"),
         ({"format": "parquet", "compact": True}, "are for format delta"),
         ({"keep": "10m"}, "an hour at least"),
         ({"format": "orc"}, "Invalid enum value 'orc'"),

@@ -58,7 +58,7 @@ def test_what_is_read_and_then_filtered_is_what_filters_let_through(chosen: list
     made = [kind((column,), to) for kind, column, to in chosen]
     narrowing, rest = push_filters(made)
     left = [one for one, filter_ in zip(chosen, made, strict=True) if any(filter_ is other for other in rest)]
-    found = {one for one in records(narrowing.narrow(RANGES)) if all(passes(one, *filter_) for filter_ in left)}
+    found = {one for one in records(narrowing.prune(RANGES)) if all(passes(one, *filter_) for filter_ in left)}
     assert found == {one for one in records(RANGES) if all(passes(one, *filter_) for filter_ in chosen)}
     assert {(kind, column) for kind, column, _ in left} <= {(In, "offset")}
 
@@ -74,13 +74,13 @@ def test_what_says_nothing_about_places_is_left_to_spark() -> None:
     ]
     narrowing, rest = push_filters([IsNotNull(("offset",)), *others])
     assert rest == others
-    assert narrowing.narrow(RANGES) == RANGES
+    assert narrowing.prune(RANGES) == RANGES
 
 
 @pytest.mark.parametrize(("wanted", "offsets"), [((None, 4, 3), {3, 4}), ((None,), set())])
 def test_null_among_offsets_lets_nothing_through(wanted: tuple[int | None, ...], offsets: set[int]) -> None:
     narrowing, _ = push_filters([In(("offset",), wanted)])
-    assert {offset for _, _, offset in records(narrowing.narrow(RANGES))} == offsets
+    assert {offset for _, _, offset in records(narrowing.prune(RANGES))} == offsets
 
 
 @pytest.mark.parametrize("kind", [EqualTo, GreaterThan, GreaterThanOrEqual])
@@ -91,7 +91,7 @@ def test_least_timestamp_is_where_reading_begins(kind: type[Any]) -> None:
     assert rest[1] is wanted
     of_logs = TopicOffset(id="quiver/0/5", p={0: 4, 1: 9})
     of_another = TopicOffset(id="quiver/3/5", p=dict.fromkeys(range(3), 9))
-    found = narrowing.narrow(RANGES, StreamOffset(topics={"logs": of_logs, "more": of_another}))
+    found = narrowing.prune(RANGES, StreamOffset(topics={"logs": of_logs, "more": of_another}))
     assert [(one.topic, one.partition, one.first_offset) for one in found] == [
         ("logs", 0, 4),
         ("logs", 2, 2),

@@ -19,10 +19,10 @@ def test_rows_that_cannot_be_records_are_refused_with_a_sentence() -> None:
     check_row_schema(schema(value=StringType()), "logs")
     check_row_schema(schema(value=StringType(), topic=StringType()), "")
     for columns, topic, sentence in (
-        ({"value": StringType()}, "", "name the topic"),
-        ({"key": StringType()}, "logs", "needs a column value"),
+        ({"value": StringType()}, "", "no topic given: set the option topic"),
+        ({"key": StringType()}, "logs", "column value is missing"),
         ({"value": IntegerType()}, "logs", "column value is string or binary, not int"),
-        ({"value": StringType(), "level": StringType()}, "logs", "no column 'level'"),
+        ({"value": StringType(), "level": StringType()}, "logs", "unknown column 'level'"),
     ):
         with pytest.raises(RequestError, match=sentence):
             check_row_schema(schema(**columns), topic)
@@ -42,5 +42,5 @@ def test_rows_go_where_columns_and_keys_say() -> None:
 
 
 def test_row_without_a_topic_is_an_error() -> None:
-    with pytest.raises(RequestError, match="names no topic"):
+    with pytest.raises(RequestError, match="column topic is null"):
         split({"value": ["a"], "topic": pa.array([None], pa.string())})  # type: ignore[dict-item] # a typed null

@@ -230,10 +230,12 @@ def begin(
     return begun, lost
 
 
-def write_range(root: str, options: ReadOptions, what: OffsetRange, *, is_hidden: bool) -> list[LakeFile]:
+def write_range(root: str, options: ReadOptions, offset_range: OffsetRange, *, is_hidden: bool) -> list[LakeFile]:
     """Fetch a range and write it into files of a lake; in a task."""
-    batches = arrow_batches(fetch_range(options, what), what, RECORD_COLUMNS, records_max=WRITE_RECORDS)
-    return LakeWriter(root, topic=what.topic, partition=what.partition, is_hidden=is_hidden).write(batches)
+    batches = arrow_batches(fetch_range(options, offset_range), offset_range, RECORD_COLUMNS, records_max=WRITE_RECORDS)
+    return LakeWriter(root, topic=offset_range.topic, partition=offset_range.partition, is_hidden=is_hidden).write(
+        batches
+    )
 
 
 def _dry_run(job: Archive, cluster: Cluster) -> JobResult:

@@ -166,12 +166,12 @@ class _IngestRun:
         works = [
             SenderTask(
                 name=f"quiver.ingest.{producer_prefix(self._writer)}.{number}",
-                files=list(lane),
+                files=list(writer),
                 bases=dict(self.ledger.state.bases[number]),
                 partitions=round_.partitions,
                 is_resumed=is_resumed,
             )
-            for number, lane in enumerate(round_.lanes)
+            for number, writer in enumerate(round_.lanes)
         ]
         send = partial(send_files, self._job.cluster_servers(), self._job.topic, round_.fields)
         sent = self._run.spark.sparkContext.parallelize(works, len(works)).map(send).collect()
@@ -305,7 +305,7 @@ def assign_files(
         load, number = heapq.heappop(loads)
         shared[number].append(one)
         heapq.heappush(loads, (load + one.file.size_bytes, number))
-    return tuple(tuple(sorted(lane, key=lambda one: one.file.path)) for lane in shared)
+    return tuple(tuple(sorted(writer, key=lambda one: one.file.path)) for writer in shared)
 
 
 # -- in tasks ----------------------------------------------------------------------------------------
@@ -313,16 +313,16 @@ def assign_files(
 
 def send_files(servers: Servers, topic: str, fields: LineFields, work: SenderTask) -> tuple[dict[int, int], int]:
     """Send what the topic does not have of a lane's records; return how many they are by partition, and those sent."""
-    lane = ResumableWriter(connection(servers), topic, work.name, work.bases)
+    writer = ResumableWriter(connection(servers), topic, work.name, work.bases)
     try:
         for placed in work.files:
             if work.is_resumed:
                 check_unchanged(placed.file)
             for columns in read_records(placed.file, fields):
                 for partition, part in split_by_key(columns, work.partitions):
-                    lane.put(placed.partition if partition is None else partition, part)
-        lane.finish()
+                    writer.put(placed.partition if partition is None else partition, part)
+        writer.finish()
     except BaseException:
-        lane.abort()
+        writer.abort()
         raise
-    return dict(lane.counts), lane.sent_count
+    return dict(writer.counts), writer.sent_count

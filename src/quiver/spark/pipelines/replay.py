@@ -163,7 +163,7 @@ class Replay(Job, frozen=True, kw_only=True):
             return self._summary(source, sum(file.count for file in files), None)
         cluster.create_topic(self.topic, partitions=target or partitions, exist_ok=True)
         begun_s = time.monotonic()
-        work = _ReplayRun(self, lake, writer_of(self, lake.identity, source), run)
+        work = _ReplayRun(self, lake, producer_name_of(self, lake.identity, source), run)
         is_complete = work.replay(files, selection)
         result = self._summary(source, work.count, work.sent_count, is_complete=is_complete)
         return msgspec.structs.replace(result, facts={**result.facts, "seconds": round(time.monotonic() - begun_s, 3)})
@@ -195,8 +195,8 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
 class _ReplayRun:
     """A job under way."""
 
-    def __init__(self, job: Replay, lake: Lake, writer: str, run: JobRun) -> None:
-        self._job, self._lake, self._writer, self._run = job, lake, writer, run
+    def __init__(self, job: Replay, lake: Lake, producer_name: str, run: JobRun) -> None:
+        self._job, self._lake, self._producer_name, self._run = job, lake, producer_name, run
         self._bases: Counter[int] = Counter()
         self.sent_count = 0
 
@@ -208,16 +208,16 @@ class _ReplayRun:
     def replay(self, files: list[LakeFile], selection: RecordSelection) -> bool:
         """Replay in rounds; tell whether that is done: no, if the job is to stop."""
         total = sum(file.count for file in files)
-        for windows in plan_batches(files, selection):
+        for tasks in plan_batches(files, selection):
             if self._run.is_stopping:
                 return False
             self._run.report_progress(JobProgress(f"replaying into {self._job.topic}", self.count, total))
-            self._run_batch(windows)
+            self._run_batch(tasks)
         return True
 
-    def _run_batch(self, windows: list[ReplayTask]) -> None:
-        placed = [msgspec.structs.replace(window, base=self._bases[window.partition]) for window in windows]
-        send = partial(send_window, self._lake.root, self._job.cluster_servers(), self._job.topic, self._writer)
+    def _run_batch(self, tasks: list[ReplayTask]) -> None:
+        placed = [msgspec.structs.replace(task, base=self._bases[task.partition]) for task in tasks]
+        send = partial(send_task, self._lake.root, self._job.cluster_servers(), self._job.topic, self._producer_name)
         for partition, count, sent in self._run.spark.sparkContext.parallelize(placed, len(placed)).map(send).collect():
             self._bases[partition] += count
             self.sent_count += sent
@@ -256,7 +256,7 @@ def find_partitions(job: Replay, cluster: Cluster, lake: Lake) -> int | None:
     return len(found.offsets)
 
 
-def writer_of(job: Replay, identity: str, source: str) -> str:
+def producer_name_of(job: Replay, identity: str, source: str) -> str:
     """Return what a replay is known by: the same for the same records, whatever was archived behind them."""
     what = "\0".join((job.name, identity, source, job.offsets, job.time))
     return f"quiver.replay.{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
@@ -270,34 +270,36 @@ def plan_batches(files: list[LakeFile], selection: RecordSelection) -> Iterator[
     begin = {part: min(file.first_offset for file in own) for part, own in by_partition.items()}
     end = {part: max(file.last_offset for file in own) + 1 for part, own in by_partition.items()}
     while left := [part for part in by_partition if begin[part] < end[part]]:
-        round_ = []
+        batch = []
         for part in left:
             bounds = (begin[part], begin[part] + BATCH_OFFSETS)
             begin[part] = bounds[1]
             narrowed = _narrow(selection, part, bounds)
             if narrowed is not None and (own := narrowed.files(by_partition[part])):
-                round_.append(ReplayTask(partition=part, files=own, selection=narrowed, base=0))
-        if round_:
-            yield round_
+                batch.append(ReplayTask(partition=part, files=own, selection=narrowed, base=0))
+        if batch:
+            yield batch
 
 
-def _narrow(selection: RecordSelection, partition: int, window: tuple[int, int]) -> RecordSelection | None:
+def _narrow(selection: RecordSelection, partition: int, task: tuple[int, int]) -> RecordSelection | None:
     bounds = selection.offsets(partition)
-    if bounds is None or (first := max(bounds[0], window[0])) >= (end := min(bounds[1], window[1])):
+    if bounds is None or (first := max(bounds[0], task[0])) >= (end := min(bounds[1], task[1])):
         return None
     return msgspec.structs.replace(selection, every_partition=None, by_partition={partition: (first, end)})
 
 
-def send_window(root: str, servers: Servers, topic: str, writer: str, window: ReplayTask) -> tuple[int, int, int]:
+def send_task(root: str, servers: Servers, topic: str, producer_name: str, task: ReplayTask) -> tuple[int, int, int]:
     """Send what the topic does not have of a window; return its partition, its records, and those sent; in a task."""
-    lane = ResumableWriter(connection(servers), topic, f"{writer}.{window.partition}", {window.partition: window.base})
+    writer = ResumableWriter(
+        connection(servers), topic, f"{producer_name}.{task.partition}", {task.partition: task.base}
+    )
     try:
-        for batch in read_in_order(root, window.files, window.selection.offsets(window.partition)):
-            chosen = window.selection.records(batch, window.partition)
+        for batch in read_in_order(root, task.files, task.selection.offsets(task.partition)):
+            chosen = task.selection.records(batch, task.partition)
             if len(chosen):
-                lane.put(window.partition, {name: chosen[name] for name in _SENT_COLUMNS})
-        lane.finish()
+                writer.put(task.partition, {name: chosen[name] for name in _SENT_COLUMNS})
+        writer.finish()
     except BaseException:
-        lane.abort()
+        writer.abort()
         raise
-    return window.partition, lane.counts[window.partition], lane.sent_count
+    return task.partition, writer.counts[task.partition], writer.sent_count
