@@ -159,7 +159,7 @@ def test_counts_are_written_to_a_topic(
 
 
 def test_unknown_topic_is_told_at_once(spark: SparkSession, local: LocalCluster) -> None:
-    with pytest.raises(NotFoundError, match="no topic"):
+    with pytest.raises(NotFoundError, match="unknown topic"):
         analyze(spark, local, "no-such-topic")
 
 

@@ -222,7 +222,7 @@ def test_empty_topics_and_unknown_names(
         audit(spark, local, topic, consumers="nobody")
     with pytest.raises(NotFoundError, match="no archive"):
         audit(spark, local, topic, archive=str(folder))
-    with pytest.raises(NotFoundError, match="no topic"):
+    with pytest.raises(NotFoundError, match="unknown topic"):
         audit(spark, local, "no-such-topic")
 
 

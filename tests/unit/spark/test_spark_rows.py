@@ -21,7 +21,7 @@ def test_rows_that_cannot_be_records_are_refused_with_a_sentence() -> None:
     for columns, topic, sentence in (
         ({"value": StringType()}, "", "no topic given: set the option topic"),
         ({"key": StringType()}, "logs", "column value is missing"),
-        ({"value": IntegerType()}, "logs", "column value is string or binary, not int"),
+        ({"value": IntegerType()}, "logs", "column value must be string or binary, not int"),
         ({"value": StringType(), "level": StringType()}, "logs", "unknown column 'level'"),
     ):
         with pytest.raises(RequestError, match=sentence):
