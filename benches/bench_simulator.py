@@ -11,17 +11,18 @@ import time
 from dataclasses import replace
 
 from quiver.config import LogSettings, ReplicationSettings
-from quiver.testing.latency import Latency
-from quiver.testing.randomness import RandomStreams
-from quiver.testing.simulation import simulate, simulate_with
-from quiver.testing.swarm import NEAR, Knobs, Profile, draw_knobs
+from quiver.testing.groups.model import GroupModel
+from quiver.testing.groups.swarm import GroupKnobs, Profile, draw_group_knobs
+from quiver.testing.randomness import Latency, RandomStreams
+from quiver.testing.simulator.runner import run_schedule, run_seed
+from quiver.testing.simulator.swarm import NEAR
 from table import Row, show
 
 STEADY = Profile(
     p_other=0.0,
     voters=(3,),
     spares=(0,),
-    p_quiet=0.0,
+    p_stable=0.0,
     producers=(1,),
     in_flight=(1,),
     networks=(NEAR,),
@@ -33,9 +34,9 @@ TARGET = 100.0
 CAMPAIGN_SEEDS = 12
 
 
-def steady_knobs(*, proposals_per_s: int) -> Knobs:
+def steady_knobs(*, proposals_per_s: int) -> GroupKnobs:
     """Return three nodes, one group, one producer, and no faults."""
-    knobs = draw_knobs(RandomStreams(1).stream("knobs"), STEADY)
+    knobs = draw_group_knobs(RandomStreams(1).stream("knobs"), STEADY)
     return replace(
         knobs,
         groups=1,
@@ -54,7 +55,7 @@ def steady_knobs(*, proposals_per_s: int) -> Knobs:
 def measure_steady(*, proposals_per_s: int) -> Row:
     """Run a steady load and return its figure."""
     started = time.process_time()
-    report = simulate_with(1, steady_knobs(proposals_per_s=proposals_per_s), schedule=[])
+    report = run_schedule(GroupModel(), 1, steady_knobs(proposals_per_s=proposals_per_s), [])
     spent_s = time.process_time() - started
     simulated_s = report.simulated_ms / 1000
     rate = sum(report.sends.values()) / simulated_s
@@ -65,7 +66,7 @@ def measure_steady(*, proposals_per_s: int) -> Row:
 def measure_campaign() -> list[Row]:
     """Run some seeds with all their faults and return their figures."""
     started = time.process_time()
-    reports = [simulate(seed) for seed in range(CAMPAIGN_SEEDS)]
+    reports = [run_seed(GroupModel(), seed) for seed in range(CAMPAIGN_SEEDS)]
     spent_s = time.process_time() - started
     simulated_s = sum(report.simulated_ms for report in reports) / 1000
     events = sum(report.events for report in reports)

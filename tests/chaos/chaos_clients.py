@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos_http import Answer, HttpClient, SurpriseError
 
-from quiver.testing.judge import Call, Recorder
+from quiver.testing.history import RecordedCall, Recorder
 
 PATIENCE_S = 60
 """How long a retrying client tries before it gives up: longer than everything takes to come back."""
@@ -94,10 +94,10 @@ class Client(threading.Thread):
     def end(self) -> None:
         """Do what comes last."""
 
-    def invoke(self, f: str, key: str | None, value: Any = None) -> Call:
+    def invoke(self, f: str, key: str | None, value: Any = None) -> RecordedCall:
         return self.workload.recorder.invoke(self.proc, f, key, value)
 
-    def conclude(self, call: Call, answer: Answer, value: Any = None, *, key: str | None = None) -> None:
+    def conclude(self, call: RecordedCall, answer: Answer, value: Any = None, *, key: str | None = None) -> None:
         """Record an answer; `value` is what it says if all went well."""
         self.workload.counts[f"{call.f} {answer.outcome}"] += 1
         if answer.is_ok:
@@ -333,7 +333,7 @@ class TopicMaker(Client):
             answer = self.http.delete(f"/topics/{name}")
             self._conclude(call, answer, refusal=404)
 
-    def _conclude(self, call: Call, answer: Answer, *, refusal: int) -> None:
+    def _conclude(self, call: RecordedCall, answer: Answer, *, refusal: int) -> None:
         """A refusal is an answer: it says that there is nothing to change."""
         if answer.status == refusal:
             self.conclude(call, Answer("ok", answer.status, answer.body), value=False)

@@ -39,7 +39,7 @@ from chaos_network import Network
 from chaos_sdk import SdkConsumer, SdkProducer
 from chaos_settlement import settle, verify_files, verify_metadata
 
-from quiver.testing.judge import Recorder, Verdict, judge, parse_history
+from quiver.testing.history import CheckResult, Recorder, check_history, parse_history
 
 TOPIC = "chaos"
 PARTITIONS = 3
@@ -61,7 +61,7 @@ CLIENTS: tuple[tuple[type[Client], int], ...] = (
 class Report:
     """What came of a run."""
 
-    verdict: Verdict
+    verdict: CheckResult
     surprises: list[str]
     failed_requests: list[str]
     """Calls that a client which retries had to give up."""
@@ -112,7 +112,7 @@ class Run:
         settle(self.cluster, self.workload)
         self._stream.close()
         with self.path.open() as lines:
-            verdict = judge(parse_history(lines))
+            verdict = check_history(parse_history(lines))
         verify_files(self.cluster)
         report = Report(verdict, self.workload.surprises, self.workload.sdk_failures)
         report.metadata = verify_metadata(self.cluster, database)

@@ -18,12 +18,12 @@ from chaos_clients import (
 from chaos_http import HttpClient, wait_for
 from chaos_pretender import FAULTS, Pretender, pretending
 
-from quiver.testing.judge import Recorder, Verdict, judge, parse_history
+from quiver.testing.history import CheckResult, Recorder, check_history, parse_history
 
 EVENTS = 5_000
 
 
-def _observe(pretender: Pretender) -> tuple[Workload, Verdict]:
+def _observe(pretender: Pretender) -> tuple[Workload, CheckResult]:
     """Let every kind of client work on a server, read it from the start, and judge."""
     stream = io.StringIO()
     recorder = Recorder(stream)
@@ -46,7 +46,7 @@ def _observe(pretender: Pretender) -> tuple[Workload, Verdict]:
         wait_for("enough events", lambda: recorder.count > EVENTS or workload.surprises, 60)
         workload.finish()
         _drain(workload)
-    return workload, judge(parse_history(io.StringIO(stream.getvalue())))
+    return workload, check_history(parse_history(io.StringIO(stream.getvalue())))
 
 
 def _drain(workload: Workload) -> None:

@@ -38,11 +38,13 @@ from quiver.storage.flush import Flush, SegmentWrite, write_all
 from quiver.storage.hardstate import HardState, HardStateFile
 from quiver.storage.writer import Writer
 from quiver.testing.disk import SimulatedFile
-from quiver.testing.latency import Latency
-from quiver.testing.node import SimulatedNode
-from quiver.testing.simulation import simulate
-from quiver.testing.swarm import JITTERY, MIXED, NEAR, QUICK_DISK, Profile
-from quiver.testing.world import World
+from quiver.testing.groups.model import GroupModel
+from quiver.testing.groups.node import SimulatedNode
+from quiver.testing.groups.swarm import MIXED, Profile
+from quiver.testing.groups.world import GroupWorld
+from quiver.testing.randomness import Latency
+from quiver.testing.simulator.runner import run_seed
+from quiver.testing.simulator.swarm import JITTERY, NEAR, QUICK_DISK
 
 SEEDS_MAX = 300
 
@@ -50,19 +52,19 @@ ELECTIONS = Profile(
     favoured=("kill", "isolate", "split", "pause", "cut_one_way", "transfer"),
     p_other=0.15,
     voters=(3, 3, 5),
-    p_quiet=0.0,
+    p_stable=0.0,
 )
 POWER = Profile(
     favoured=("power_loss", "power_loss_at_operation", "power_loss_all", "kill"),
     p_other=0.15,
     voters=(3, 3, 1),
-    p_quiet=0.0,
+    p_stable=0.0,
 )
 DELAYS = Profile(
     favoured=("clog", "swizzle", "slow_network", "doubling_network", "isolate", "transfer", "slow_disk"),
     p_other=0.1,
     voters=(3, 3, 5),
-    p_quiet=0.0,
+    p_stable=0.0,
     keep_order=0.0,
 )
 MEMBERS = Profile(
@@ -70,21 +72,21 @@ MEMBERS = Profile(
     p_other=0.1,
     voters=(3,),
     spares=(1, 2),
-    p_quiet=0.0,
+    p_stable=0.0,
 )
 SWAPS = Profile(
     favoured=("swap_member", "isolate", "pause", "slow_disk"),
     p_other=0.0,
     voters=(3,),
     spares=(2,),
-    p_quiet=0.0,
+    p_stable=0.0,
     gap_ms=(150, 400),
 )
 DIVERGENCE = Profile(
     favoured=("isolate", "split", "kill", "burst", "power_loss"),
     p_other=0.05,
     voters=(3, 5),
-    p_quiet=0.0,
+    p_stable=0.0,
     producers=(4,),
     in_flight=(5,),
     append_bytes=(1024,),
@@ -96,7 +98,7 @@ SLOW_WRITES = Profile(
     voters=(3,),
     spares=(0,),
     groups=(1,),
-    p_quiet=0.0,
+    p_stable=0.0,
     producers=(4,),
     in_flight=(5,),
     gap_ms=(150, 300),
@@ -113,7 +115,7 @@ CONFLICTING_SNAPSHOTS = Profile(
     voters=(3,),
     spares=(0,),
     groups=(1,),
-    p_quiet=0.0,
+    p_stable=0.0,
     producers=(8,),
     in_flight=(5,),
     gap_ms=(300, 600),
@@ -130,7 +132,7 @@ LATE_SNAPSHOTS = Profile(
     favoured=("isolate", "kill", "snapshot", "slow_network"),
     p_other=0.0,
     voters=(3,),
-    p_quiet=0.0,
+    p_stable=0.0,
     snapshot_entries=(5, 20),
     segment_bytes=(1024,),
     producers=(2, 4),
@@ -143,7 +145,7 @@ SNAPSHOTS = Profile(
     favoured=("snapshot", "isolate", "split", "burst", "pause", "kill", "doubling_network"),
     p_other=0.1,
     voters=(3,),
-    p_quiet=0.0,
+    p_stable=0.0,
     snapshot_entries=(5, 20),
     segment_bytes=(1024,),
     producers=(4,),
@@ -151,14 +153,14 @@ SNAPSHOTS = Profile(
     keep_order=0.0,
     p_trims=0.0,
 )
-DAMAGE = Profile(favoured=("bit_flip", "kill", "power_loss"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
+DAMAGE = Profile(favoured=("bit_flip", "kill", "power_loss"), p_other=0.1, voters=(3,), p_stable=0.0, factor=12)
 DAMAGE_AND_OUTAGES = Profile(
     favoured=("bit_flip", "kill_all"),
     p_other=0.0,
     voters=(3,),
     spares=(0,),
     groups=(1,),
-    p_quiet=0.0,
+    p_stable=0.0,
     gap_ms=(60, 120),  # down again before what was lost is back
     producers=(1,),
     send_gaps_ms=(100,),
@@ -168,16 +170,16 @@ DISKS = Profile(
     favoured=("sync_error", "power_loss", "power_loss_all", "write_error", "full_disk"),
     p_other=0.1,
     voters=(1, 3, 3),
-    p_quiet=0.0,
+    p_stable=0.0,
 )
 READS = Profile(
-    favoured=("pause", "isolate", "split", "transfer", "kill"), p_other=0.1, voters=(3, 5), p_quiet=0.0, readers_more=4
+    favoured=("pause", "isolate", "split", "transfer", "kill"), p_other=0.1, voters=(3, 5), p_stable=0.0, readers_more=4
 )
 RETRIES = Profile(
     favoured=("kill", "transfer", "pause", "lossy_network", "doubling_network"),
     p_other=0.1,
     voters=(3,),
-    p_quiet=0.0,
+    p_stable=0.0,
     producers=(4,),
     in_flight=(5,),
 )
@@ -185,7 +187,7 @@ CONSUMERS = Profile(
     favoured=("kill", "power_loss", "transfer", "pause", "isolate"),
     p_other=0.1,
     voters=(3,),
-    p_quiet=0.0,
+    p_stable=0.0,
     p_trims=1.0,
     consumers=(4, 8),
 )
@@ -193,7 +195,7 @@ TRIMS = Profile(
     favoured=("kill", "isolate", "snapshot", "burst", "power_loss"),
     p_other=0.1,
     voters=(3,),
-    p_quiet=0.0,
+    p_stable=0.0,
     p_trims=1.0,
     segment_bytes=(1024,),
     producers=(4,),
@@ -203,13 +205,13 @@ EPOCHS = Profile(
     favoured=("kill", "isolate", "pause", "transfer", "lossy_network", "slow_network"),
     p_other=0.1,
     voters=(3,),
-    p_quiet=0.0,
+    p_stable=0.0,
     producers=(4,),
     in_flight=(5,),
 )
-CALM = Profile(favoured=("pause",), p_other=0.05, voters=(3, 5), p_quiet=1.0, chaos_ms=(2_000, 4_000))
-WIPED = Profile(favoured=("kill",), unlawful=("wiped_disk",), p_other=0.0, voters=(3,), p_quiet=0.0)
-LOST = Profile(favoured=("lost_disk", "kill"), p_other=0.1, voters=(3,), p_quiet=0.0, factor=12)
+CALM = Profile(favoured=("pause",), p_other=0.05, voters=(3, 5), p_stable=1.0, chaos_ms=(2_000, 4_000))
+WIPED = Profile(favoured=("kill",), forbidden=("wiped_disk",), p_other=0.0, voters=(3,), p_stable=0.0)
+LOST = Profile(favoured=("lost_disk", "kill"), p_other=0.1, voters=(3,), p_stable=0.0, factor=12)
 
 Break = Callable[[], Any]
 
@@ -318,7 +320,7 @@ def forget_recovery(persistence: Persistence, commit_index: Index) -> Callable[[
     return _plan_save(persistence, commit_index)
 
 
-def come_back_under_the_old_id(world: World, node: SimulatedNode) -> None:
+def come_back_under_the_old_id(world: GroupWorld, node: SimulatedNode) -> None:
     voters = tuple(NodeId(number + 1) for number in range(world.knobs.voters))
     node.wipe()
     for group in world.groups:
@@ -451,7 +453,7 @@ ABLATIONS = [
     without("configuration_is_not_saved", MEMBERS, (Persistence, "add_configurations", forget_configurations)),
     without("recovery_is_not_saved", DAMAGE_AND_OUTAGES, (Persistence, "plan_save", forget_recovery)),
     without("snapshot_is_restored_without_its_state", SNAPSHOTS, (Applier, "restore", restore_index_alone)),
-    without("lost_disk_comes_back_under_its_id", LOST, (World, "replace", come_back_under_the_old_id)),
+    without("lost_disk_comes_back_under_its_id", LOST, (GroupWorld, "replace", come_back_under_the_old_id)),
     without("dedup_does_not_wait_for_the_new_term", RETRIES, (ProposalGate, "_catch_up", be_ready_at_once)),
     without("dedup_is_not_in_snapshots", SNAPSHOTS, (PartitionState, "restore", forget_producers)),
     without("dedup_ignores_what_is_in_flight", RETRIES, (Deduplicator, "_unsettled", nothing_in_flight)),
@@ -492,7 +494,7 @@ def seeds_to_catch(ablation: Ablation, seeds_max: int = SEEDS_MAX) -> tuple[int,
     with switched_off(ablation):
         for count in range(1, seeds_max + 1):
             seed = ablation.first_seed + count - 1
-            report = simulate(seed, profile=ablation.profile, disabled=disabled)
+            report = run_seed(GroupModel(ablation.profile, disabled), seed)
             if report.finding is not None:
                 return count, report.finding
     return None
@@ -536,7 +538,7 @@ PROFILES = {
 @pytest.mark.parametrize("name", PROFILES)
 def test_nothing_is_found_with_every_safeguard_on(name: str) -> None:
     for seed in range(6):
-        finding = simulate(seed, profile=PROFILES[name]).finding
-        if PROFILES[name].unlawful and finding is not None and finding.startswith("F3"):
+        finding = run_seed(GroupModel(PROFILES[name]), seed).finding
+        if PROFILES[name].forbidden and finding is not None and finding.startswith("F3"):
             continue  # what it does is beyond what we promise to survive: a group may rightly stop, but never lie
         assert finding is None, f"{finding} (seed {seed}, profile {name})"

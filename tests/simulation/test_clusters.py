@@ -1,4 +1,4 @@
-"""Seeds of whole clusters: the judge finds nothing in any, they are the same again, and they inject enough to mean it.
+"""Seeds of whole clusters: no check finds anything, and a seed repeats exactly.
 
 A failure shows the command that replays it.
 """
@@ -11,21 +11,22 @@ import sys
 
 import pytest
 
-from quiver.testing.clusters.simulation import simulate_cluster
+from quiver.testing.clusters.model import ClusterModel
+from quiver.testing.simulator.runner import run_seed
 
 SEEDS = 24
 CHUNK = 4
 
 _PRINT_DIGEST = (
-    "import sys; from quiver.testing.clusters.simulation import simulate_cluster as simulate; "
-    "print(simulate(int(sys.argv[1])).digest)"
+    "import sys; from quiver.testing.clusters.model import ClusterModel; "
+    "from quiver.testing.simulator.runner import run_seed; print(run_seed(ClusterModel(), int(sys.argv[1])).digest)"
 )
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds_of_whole_clusters_find_nothing(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        report = simulate_cluster(seed)
+        report = run_seed(ClusterModel(), seed)
         assert report.finding is None, f"{report.finding}\nreplay: {report.replay}\n" + "\n".join(report.tail)
         assert report.sends["ok"], f"seed {seed} acknowledged nothing"
 

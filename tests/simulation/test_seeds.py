@@ -1,4 +1,4 @@
-"""Seeds of whole clusters: nothing is found in any, they are the same again, and they inject enough to mean it.
+"""Seeds of consensus groups: none has a finding, each repeats exactly, and together they inject every kind of fault.
 
 `SEEDS` seeds run in chunks, so that several processes share them. A failure shows the command that replays it.
 """
@@ -11,30 +11,34 @@ import sys
 
 import pytest
 
-from quiver.testing.campaign import Summary
-from quiver.testing.report import Report
-from quiver.testing.shrink import Shrinking, shrink
-from quiver.testing.simulation import simulate
-from quiver.testing.swarm import FAULT_KINDS
+from quiver.testing.groups.model import GroupModel
+from quiver.testing.groups.swarm import FAULT_KINDS
+from quiver.testing.simulator.campaign import CampaignSummary, ScheduleShrinker, shrink
+from quiver.testing.simulator.report import SeedReport
+from quiver.testing.simulator.runner import run_seed
 
 SEEDS = 500
 CHUNK = 20
 
-_PRINT_DIGEST = "import sys; from quiver.testing.simulation import simulate; print(simulate(int(sys.argv[1])).digest)"
+MODEL = GroupModel()
+_PRINT_DIGEST = (
+    "import sys; from quiver.testing.groups.model import GroupModel; "
+    "from quiver.testing.simulator.runner import run_seed; print(run_seed(GroupModel(), int(sys.argv[1])).digest)"
+)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds_find_nothing(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        report = simulate(seed)
+        report = run_seed(MODEL, seed)
         assert report.finding is None, f"{report.finding}\nreplay: {report.replay}\n" + "\n".join(report.tail)
         assert report.sends["ok"], f"seed {seed} acknowledged nothing"
 
 
 def test_seed_is_the_same_again() -> None:
-    first, second = simulate(3), simulate(3)
+    first, second = run_seed(MODEL, 3), run_seed(MODEL, 3)
     assert first == second
-    assert first.digest != simulate(4).digest
+    assert first.digest != run_seed(MODEL, 4).digest
 
 
 @pytest.mark.parametrize("seed", [5, 11])
@@ -48,38 +52,38 @@ def test_seed_does_not_depend_on_hash_order(seed: int) -> None:
 
 
 def test_campaign_without_enough_of_a_fault_is_vacuous() -> None:
-    summary = Summary(tuple(FAULT_KINDS))
+    summary = CampaignSummary(tuple(FAULT_KINDS))
     for seed in range(20):
-        report = Report(seed)
+        report = SeedReport(seed)
         report.faults.update({kind: 1 for kind in FAULT_KINDS if kind != "bit_flip"})
         summary.add(report)
     assert summary.missing_faults() == ["bit_flip"]
 
 
 def test_seeds_inject_every_kind_of_fault() -> None:
-    summary = Summary(tuple(FAULT_KINDS))
+    summary = CampaignSummary(tuple(FAULT_KINDS))
     for seed in range(30):
-        summary.add(simulate(seed))
+        summary.add(run_seed(MODEL, seed))
     assert summary.missing_faults() == []
     assert summary.elections > 30
     assert summary.changes > 5
     assert summary.sends["info"] > 0
 
 
-def test_failing_schedule_is_shortened_to_what_it_needs() -> None:
+def test_failing_schedule_is_shrunk_to_what_it_needs() -> None:
     runs = 0
 
-    def run(left_out: frozenset[int]) -> Report:
+    def run(left_out: frozenset[int]) -> SeedReport:
         nonlocal runs
         runs += 1
         kept = [str(number) for number in range(40) if number not in left_out]
-        return Report(1, finding="found" if {"3", "17"} <= set(kept) else None, schedule=kept)
+        return SeedReport(1, finding="found" if {"3", "17"} <= set(kept) else None, schedule=kept)
 
-    shortest = Shrinking(list(range(40)), run, 200).shorten()
+    shortest = ScheduleShrinker(list(range(40)), run, 200).shrink()
     assert shortest is not None
     assert shortest.schedule == ["3", "17"]
     assert runs < 60
 
 
-def test_seed_that_does_not_fail_is_not_shortened() -> None:
-    assert shrink(simulate(1), simulate, runs_max=1) is None
+def test_seed_that_does_not_fail_is_not_shrunk() -> None:
+    assert shrink(run_seed(MODEL, 1), MODEL, runs_max=1) is None

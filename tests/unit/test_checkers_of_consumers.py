@@ -10,9 +10,9 @@ from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
 from quiver.partition import ConsumeResult
 from quiver.partition.entries import StateSnapshot, StateSnapshotEntry, TrimEntry, build_entry
 from quiver.record import Batch, build_batch, stamp
+from quiver.testing.checkers.clients import check_consumed, check_nothing_skipped
 from quiver.testing.checkers.committed import CommittedLog
-from quiver.testing.checkers.consumers import check_consumed, check_nothing_skipped
-from quiver.testing.finding import Finding
+from quiver.testing.simulator.report import Violation
 
 GROUP, N1 = GroupId(1), NodeId(1)
 
@@ -44,7 +44,7 @@ def consumed(*batches: Batch, first: int, cursor: int) -> ConsumeResult:
 
 
 def finds(invariant: str, act: Callable[[], object]) -> None:
-    with pytest.raises(Finding) as caught:
+    with pytest.raises(Violation) as caught:
         act()
     assert caught.value.invariant == invariant
 

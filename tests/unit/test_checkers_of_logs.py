@@ -10,8 +10,8 @@ from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
 from quiver.partition.entries import FenceEntry, build_entry
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.testing.checkers import CommittedLog, check_ack, check_end_read, check_sends
-from quiver.testing.finding import Finding
-from quiver.testing.history import EndRead, History, Outcome, Send
+from quiver.testing.groups.history import ClientHistory, EndRead, Outcome, SentBatch
+from quiver.testing.simulator.report import Violation
 
 GROUP = GroupId(1)
 N1, N2 = NodeId(1), NodeId(2)
@@ -45,13 +45,17 @@ def committed(*batches: Batch) -> CommittedLog:
     return log
 
 
-def send(*values: bytes, outcome: Outcome = "ok", offset: int | None = 0, sequence: int = 0, epoch: int = 0) -> Send:
+def send(
+    *values: bytes, outcome: Outcome = "ok", offset: int | None = 0, sequence: int = 0, epoch: int = 0
+) -> SentBatch:
     base_offset = None if offset is None else Offset(offset)
-    return Send(GROUP, ProducerId(5), epoch, sequence, values, 0, Offset(0), outcome=outcome, base_offset=base_offset)
+    return SentBatch(
+        GROUP, ProducerId(5), epoch, sequence, values, 0, Offset(0), outcome=outcome, base_offset=base_offset
+    )
 
 
 def finds(invariant: str, act: Callable[[], object]) -> None:
-    with pytest.raises(Finding) as caught:
+    with pytest.raises(Violation) as caught:
         act()
     assert caught.value.invariant == invariant
 
@@ -174,7 +178,7 @@ def test_sound_history_passes() -> None:
     ],
     ids=["lost", "moved", "not_done_but_there", "torn", "never_sent", "unresolved"],
 )
-def test_broken_history_is_found(invariant: str, sends: list[Send]) -> None:
+def test_broken_history_is_found(invariant: str, sends: list[SentBatch]) -> None:
     finds(invariant, lambda: check_sends(sends, committed(*SOUND)))
 
 
@@ -184,7 +188,7 @@ def test_value_that_is_there_twice_is_found() -> None:
 
 
 def test_history_remembers_the_furthest_end() -> None:
-    history = History()
+    history = ClientHistory()
     history.note_end(GROUP, Offset(5))
     history.note_end(GROUP, Offset(3))
     assert history.acked_end(GROUP) == 5

@@ -21,16 +21,16 @@ from quiver.raft import (
 )
 from quiver.replication.codec import GroupMessage
 from quiver.testing.checkers import CommittedLog, ConfigurationChecker, ElectionChecker, PromiseChecker
-from quiver.testing.checkers.configurations import quorums_meet
 from quiver.testing.checkers.durability import check_majority
-from quiver.testing.finding import Finding
+from quiver.testing.checkers.members import quorums_meet
+from quiver.testing.simulator.report import Violation
 
 GROUP = GroupId(1)
 N1, N2, N3, N4 = (NodeId(number) for number in (1, 2, 3, 4))
 
 
 def finds(invariant: str, act: Callable[[], object]) -> None:
-    with pytest.raises(Finding) as caught:
+    with pytest.raises(Violation) as caught:
         act()
     assert caught.value.invariant == invariant
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiver.cli import main
-from quiver.testing.judge import Recorder
+from quiver.testing.history import Recorder
 
 Output = pytest.CaptureFixture[str]
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from quiver.cli import main
-from quiver.testing.finding import found
-from quiver.testing.nemesis import Nemesis
+from quiver.testing.simulator.nemesis import Nemesis
+from quiver.testing.simulator.report import violated
 
 Output = pytest.CaptureFixture[str]
 
 
 def break_at_the_first_fault(_: Nemesis[Any], *__: object) -> None:
-    found("I1", "two leaders in one term", term=7)
+    violated("I1", "two leaders in one term", term=7)
 
 
 def test_one_seed_is_run_and_described(capsys: Output) -> None:

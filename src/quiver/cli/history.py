@@ -11,7 +11,7 @@ from quiver.cli.exits import FOUND
 from quiver.cli.options import json_option
 from quiver.cli.output import print_json
 from quiver.errors import DecodeError
-from quiver.testing.judge import HistoryError, judge, parse_history
+from quiver.testing.history import HistoryError, check_history, parse_history
 
 
 @click.group(epilog="Example: quiver history check history.jsonl")
@@ -26,11 +26,11 @@ def history() -> None:
 def check(context: click.Context, *, file: str, as_json: bool) -> None:
     """Find violations of the guarantees: lost, duplicated, reordered and changed records, stale reads.
 
-    FILE holds one event per line; the module `quiver.testing.judge.events` describes the format.
+    FILE holds one event per line; the module `quiver.testing.history.events` describes the format.
     """
     try:
         with open(file, encoding="utf-8") as lines:
-            verdict = judge(parse_history(lines))
+            verdict = check_history(parse_history(lines))
     except HistoryError as error:
         raise DecodeError(str(error)) from error
     if as_json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,13 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quiver.cli.exits import FOUND
 from quiver.cli.options import json_option
 from quiver.cli.output import print_json, print_table
-from quiver.testing import swarm
-from quiver.testing.campaign import Summary, run_campaign
-from quiver.testing.clusters.simulation import simulate_cluster
-from quiver.testing.clusters.swarm import ALL_KINDS
-from quiver.testing.report import Report, Run
-from quiver.testing.shrink import shrink
-from quiver.testing.simulation import simulate
+from quiver.testing.clusters.model import ClusterModel
+from quiver.testing.groups.model import GroupModel
+from quiver.testing.simulator.campaign import CampaignSummary, run_campaign, shrink
+from quiver.testing.simulator.report import SeedReport
+from quiver.testing.simulator.runner import Model, run_seed
 
 _TAIL_LINES = 50
 
@@ -67,14 +66,13 @@ def sim(
     A seed determines the cluster, its settings, its load and its faults; the same seed always gives the same run. With
     --cluster, the clusters consist of whole nodes.
     """
-    run: Run = simulate_cluster if is_cluster else simulate
+    model: Model[Any, Any] = ClusterModel() if is_cluster else GroupModel()
     if seed is not None:
-        is_clean = _run_one(run, seed, as_json=as_json)
+        is_clean = _run_one(model, seed, as_json=as_json)
     else:
-        kinds = ALL_KINDS if is_cluster else tuple(swarm.FAULT_KINDS)
         seconds_max = None if minutes is None else minutes * 60
         seeds = range(first_seed, first_seed + count)
-        summary = _run_many(run, seeds, kinds=kinds, jobs=jobs, seconds_max=seconds_max)
+        summary = _run_many(model, seeds, jobs=jobs, seconds_max=seconds_max)
         if as_json:
             print_json(_facts(summary))
         else:
@@ -84,8 +82,8 @@ def sim(
         context.exit(FOUND)
 
 
-def _run_one(run: Run, seed: int, *, as_json: bool) -> bool:
-    report = run(seed)
+def _run_one(model: Model[Any, Any], seed: int, *, as_json: bool) -> bool:
+    report = run_seed(model, seed)
     if as_json:
         print_json(report)
         return report.finding is None
@@ -97,7 +95,7 @@ def _run_one(run: Run, seed: int, *, as_json: bool) -> bool:
     click.echo("last events:")
     for line in report.tail[-_TAIL_LINES:]:
         click.echo(f"  {line}")
-    shorter = shrink(report, run)
+    shorter = shrink(report, model)
     if shorter is not None:
         click.echo(f"shortest failing schedule found ({len(shorter.schedule)} of {len(report.schedule)} faults):")
         for line in shorter.schedule:
@@ -107,7 +105,7 @@ def _run_one(run: Run, seed: int, *, as_json: bool) -> bool:
     return False
 
 
-def _run_many(run: Run, seeds: range, *, kinds: tuple[str, ...], jobs: int, seconds_max: float | None) -> Summary:
+def _run_many(model: Model[Any, Any], seeds: range, *, jobs: int, seconds_max: float | None) -> CampaignSummary:
     columns = (
         TextColumn("seeds"),
         BarColumn(),
@@ -119,15 +117,15 @@ def _run_many(run: Run, seeds: range, *, kinds: tuple[str, ...], jobs: int, seco
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
         bar = progress.add_task("", total=len(seeds))
 
-        def show(report: Report) -> None:
+        def show(report: SeedReport) -> None:
             if report.finding is not None:
                 console.print(f"seed {report.seed}: {report.finding}", markup=False, highlight=False)
             progress.advance(bar)
 
-        return run_campaign(run, seeds, kinds=kinds, jobs=jobs, seconds_max=seconds_max, on_report=show)
+        return run_campaign(model, seeds, jobs=jobs, seconds_max=seconds_max, on_report=show)
 
 
-def _print_summary(summary: Summary) -> None:
+def _print_summary(summary: CampaignSummary) -> None:
     faults = sum(summary.faults.values())
     print_table(("fault", "count"), [(kind, summary.faults[kind]) for kind in sorted(summary.faults)])
     speed = summary.simulated_ms / 1000 / summary.real_s if summary.real_s else 0.0
@@ -148,7 +146,7 @@ def _print_summary(summary: Summary) -> None:
     click.echo(f"findings={len(summary.findings)}")
 
 
-def _facts(summary: Summary) -> dict[str, object]:
+def _facts(summary: CampaignSummary) -> dict[str, object]:
     return {
         "seeds": summary.seeds,
         "cluster_hours": round(summary.cluster_hours, 3),

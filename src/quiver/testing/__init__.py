@@ -15,11 +15,10 @@ from quiver.testing.clock import SimulatedClock
 from quiver.testing.disk import SimulatedDisk, SimulatedFile
 from quiver.testing.disk_faults import DiskFaults, PowerLoss
 from quiver.testing.executor import SimulatedExecutor
-from quiver.testing.latency import Latency
 from quiver.testing.loop import Deadlock, LimitReached, SimulatedLoop, UnhandledError
 from quiver.testing.network import NetworkFaults, SimulatedNetwork, SimulatedPort
-from quiver.testing.randomness import RandomStreams
-from quiver.testing.refusal import HostAccessError
+from quiver.testing.randomness import Latency, RandomStreams
+from quiver.testing.scheduling import HostAccessError
 from quiver.testing.trace import Trace
 from quiver.testing.transport import SimulatedRequester, SimulatedTransport, TransportFaults
 

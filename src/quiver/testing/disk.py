@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from quiver.clock import Rng
 from quiver.model import Buffer
 from quiver.storage.disk import IOV_MAX
-from quiver.testing.content import Content
-from quiver.testing.disk_faults import DiskFaults, FaultPlan, Moment, Operation, PowerLoss
-from quiver.testing.names import Entry, Folder, NameTable
+from quiver.testing.disk_faults import DiskFaultPlan, DiskFaults, DiskOperation, Moment, PowerLoss
+from quiver.testing.filesystem import Content, Entry, Folder, NameTable
 
 ENDLESS_BYTES = 1 << 40
 
@@ -46,8 +45,8 @@ class SimulatedDisk:
     ) -> None:
         self._names = NameTable()
         self._on_power_loss = on_power_loss
-        self._plan = FaultPlan(rates or DiskFaults(), rng)
-        self.journal: list[tuple[Operation, str]] | None = [] if keep_journal else None
+        self._plan = DiskFaultPlan(rates or DiskFaults(), rng)
+        self.journal: list[tuple[DiskOperation, str]] | None = [] if keep_journal else None
         self.operation_count = 0
         self.bytes_written = 0
         self.bytes_read = 0
@@ -205,7 +204,7 @@ class SimulatedDisk:
         """Return the probabilities of seeded faults, which may be changed at any time."""
         return self._plan.faults
 
-    def fail(self, operation: Operation, *, nth: int = 1, path: str | None = None, error: int = errno.EIO) -> None:
+    def fail(self, operation: DiskOperation, *, nth: int = 1, path: str | None = None, error: int = errno.EIO) -> None:
         """Let the `nth` such operation from now on (on `path` alone, if given) raise `OSError`.
 
         A failed sync drops the file's pending bytes for good, although reads still see them until the cache
@@ -308,7 +307,7 @@ class SimulatedDisk:
 
     # Shared with SimulatedFile.
 
-    def _begin(self, operation: Operation, path: str) -> None:
+    def _begin(self, operation: DiskOperation, path: str) -> None:
         """Count a mutating operation; raise if the power goes before it, or if it must fail."""
         if not self._has_power:
             raise PowerLoss(f"no power for {operation} of {path}")
@@ -326,7 +325,7 @@ class SimulatedDisk:
         if self._crash_at == self.operation_count:
             self._lose_power()
 
-    def _loses_power_first(self, operation: Operation) -> bool:
+    def _loses_power_first(self, operation: DiskOperation) -> bool:
         # A sync that is interrupted has kept a part of what was pending: `crash` chooses which.
         interrupted = self._crash_moment == "during" and operation in ("sync", "sync_directory")
         return interrupted or self._crash_moment == "before"

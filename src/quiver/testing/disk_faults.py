@@ -15,14 +15,14 @@ from typing import Final, Literal
 
 from quiver.clock import Rng
 
-Operation = Literal["read", "write", "truncate", "sync", "create", "rename", "remove", "sync_directory"]
+DiskOperation = Literal["read", "write", "truncate", "sync", "create", "rename", "remove", "sync_directory"]
 """Everything that can fail; all but `read` change something and are counted as mutating operations."""
 
 Moment = Literal["before", "during", "after"]
 """When the power goes, as seen from the operation it interrupts."""
 
 
-_ERROR_RATES: Final[dict[Operation, str]] = {"read": "p_eio_read", "write": "p_eio_write", "sync": "p_eio_sync"}
+_ERROR_RATES: Final[dict[DiskOperation, str]] = {"read": "p_eio_read", "write": "p_eio_write", "sync": "p_eio_sync"}
 
 
 class PowerLoss(BaseException):
@@ -48,13 +48,13 @@ class DiskFaults:
 class _Planned:
     """One planned fault: it strikes when `countdown` matching operations have passed."""
 
-    operation: Operation
+    operation: DiskOperation
     path: str | None
     countdown: int
     kind: str
     value: int
 
-    def strikes(self, operation: Operation, path: str) -> bool:
+    def strikes(self, operation: DiskOperation, path: str) -> bool:
         """Count one operation and tell whether it is the one."""
         if operation != self.operation or (self.path is not None and self.path != path):
             return False
@@ -62,7 +62,7 @@ class _Planned:
         return self.countdown == 0
 
 
-class FaultPlan:
+class DiskFaultPlan:
     """Decide for each operation whether it fails, and count the faults by kind."""
 
     def __init__(self, faults: DiskFaults, rng: Rng | None) -> None:
@@ -71,7 +71,7 @@ class FaultPlan:
         self._rng = rng
         self._planned: list[_Planned] = []
 
-    def plan(self, operation: Operation, *, kind: str, nth: int, path: str | None, value: int) -> None:
+    def plan(self, operation: DiskOperation, *, kind: str, nth: int, path: str | None, value: int) -> None:
         """Let the `nth` matching operation from now on suffer a fault of this kind."""
         if nth < 1:
             raise ValueError(f"nth counts from 1, got {nth}")
@@ -82,7 +82,7 @@ class FaultPlan:
         self._planned.clear()
         self.faults = DiskFaults()
 
-    def error(self, operation: Operation, path: str) -> OSError | None:
+    def error(self, operation: DiskOperation, path: str) -> OSError | None:
         """Return the error that this operation must raise, if any."""
         number = self._take(operation, path, "error") if self._planned else None
         if number is None and self._draw(getattr(self.faults, _ERROR_RATES.get(operation, ""), 0.0)):
@@ -119,7 +119,7 @@ class FaultPlan:
         self.counts["lying_sync"] += 1
         return True
 
-    def _take(self, operation: Operation, path: str, kind: str) -> int | None:
+    def _take(self, operation: DiskOperation, path: str, kind: str) -> int | None:
         struck = [planned for planned in self._planned if planned.kind == kind and planned.strikes(operation, path)]
         if not struck:
             return None

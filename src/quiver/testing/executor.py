@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from quiver.clock import Rng
 from quiver.testing.disk_faults import PowerLoss
-from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
+from quiver.testing.randomness import Latency
 
 T = TypeVar("T")
 

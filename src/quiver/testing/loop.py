@@ -5,7 +5,7 @@ and then jumps to the next timer, so that hours pass in seconds and a run depend
 seed. When nothing is ready and no timer waits, the program hangs: that is a `Deadlock`.
 
 Rules that simulations rely on:
-- no host: no threads, sockets, processes, signals or real time (`quiver.testing.refusal`);
+- no host: no threads, sockets, processes, signals or real time (`quiver.testing.scheduling`);
 - a callback belongs to the node in whose scope it was scheduled; a killed node's code never runs
   again, not even its `finally` blocks, as after `kill -9`; a paused node's waits, as after SIGSTOP;
 - an error that nobody handles fails the run: at once in a callback, at its end in a task.
@@ -25,10 +25,21 @@ from contextvars import Context
 from typing import Any, TypeVar, cast
 
 from quiver.clock import Rng
-from quiver.testing.cleanup import close_quietly
-from quiver.testing.ready import FifoQueue, Policy, ReadyQueue, ShuffledQueue
-from quiver.testing.refusal import HostlessLoop
-from quiver.testing.scope import CURRENT_SCOPE, DEAD, PAUSED, RUNNING, Event, Scope, Timer
+from quiver.testing.scheduling import (
+    CURRENT_SCOPE,
+    DEAD,
+    PAUSED,
+    RUNNING,
+    FifoQueue,
+    HostlessLoop,
+    NodeScope,
+    Policy,
+    ReadyQueue,
+    ScheduledCallback,
+    ShuffledQueue,
+    Timer,
+    close_quietly,
+)
 from quiver.testing.trace import Trace
 
 T = TypeVar("T")
@@ -105,11 +116,11 @@ class SimulatedLoop(HostlessLoop):
         self._trace = trace
         self._events_max = events_max
         self._time_max_ns = int(time_max_s * 1e9)
-        self._root = Scope(None)
-        self._scopes: dict[Hashable, Scope] = {}
-        self._buried: list[Event | asyncio.Task[Any]] = []
+        self._root = NodeScope(None)
+        self._scopes: dict[Hashable, NodeScope] = {}
+        self._buried: list[ScheduledCallback | asyncio.Task[Any]] = []
         self._hooks: list[Callable[[], object]] = []
-        self._generators: dict[int, tuple[weakref.ref[AsyncGenerator[Any, Any]], Scope | None]] = {}
+        self._generators: dict[int, tuple[weakref.ref[AsyncGenerator[Any, Any]], NodeScope | None]] = {}
         self._unhandled: list[BaseException] = []
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
         self._is_stopping = False
@@ -163,7 +174,7 @@ class SimulatedLoop(HostlessLoop):
         self._timers.clear()
         self._buried.clear()
         self._scopes.clear()
-        self._root = Scope(None)
+        self._root = NodeScope(None)
 
     async def shutdown_asyncgens(self) -> None:
         """Close every asynchronous generator that is still open, oldest first."""
@@ -178,18 +189,20 @@ class SimulatedLoop(HostlessLoop):
 
     # Scheduling.
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Event:  # type: ignore[override] # typeshed binds the arguments by a private variadic
+    def call_soon(  # type: ignore[override] # typeshed binds the arguments by a private variadic
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> ScheduledCallback:
         """Make a callback ready."""
         self._sequence = sequence = self._sequence + 1
         if context is None:
             context = contextvars.copy_context()
-        event = Event(callback, args, context, context.get(CURRENT_SCOPE), sequence)
+        event = ScheduledCallback(callback, args, context, context.get(CURRENT_SCOPE), sequence)
         self._ready.append(event)
         return event
 
     def call_soon_threadsafe(  # type: ignore[override] # as call_soon
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Event:
+    ) -> ScheduledCallback:
         """Make a callback ready, from the loop's own thread only: others would bring in real time."""
         if self._thread not in (None, threading.get_ident()):
             raise RuntimeError("a simulated loop takes no callbacks from other threads")
@@ -250,7 +263,7 @@ class SimulatedLoop(HostlessLoop):
     @contextmanager
     def node_scope(self, node: Hashable) -> Iterator[None]:
         """Let everything that is scheduled in this block belong to `node`, in its present life."""
-        scope = self._scopes.setdefault(node, Scope(node))
+        scope = self._scopes.setdefault(node, NodeScope(node))
         token = CURRENT_SCOPE.set(scope)
         try:
             yield
@@ -272,7 +285,7 @@ class SimulatedLoop(HostlessLoop):
                     raise
         else:
             self._sequence += 1
-            self._divert(Event(callback, arguments, context, scope, self._sequence))
+            self._divert(ScheduledCallback(callback, arguments, context, scope, self._sequence))
 
     def kill(self, node: Hashable) -> None:
         """End a node's life: none of its callbacks, timers or tasks ever runs again.
@@ -405,7 +418,7 @@ class SimulatedLoop(HostlessLoop):
             if self.event_count >= self._events_max:
                 raise LimitReached(f"{self.event_count} callbacks ran, at {self.time()} s; {self._describe_tasks()}")
 
-    def _judge(self, event: Event, error: BaseException) -> None:
+    def _judge(self, event: ScheduledCallback, error: BaseException) -> None:
         """Decide on an error that left a callback: the dead's are void, the grave ones end the run."""
         if event.scope is not None and event.scope.state == DEAD:
             return
@@ -436,7 +449,7 @@ class SimulatedLoop(HostlessLoop):
             raise LimitReached(f"the next timer is beyond {self._time_max_ns / 1e9} s; {self._describe_tasks()}")
         self.now_ns = timers[0][0]
 
-    def _divert(self, event: Event) -> None:
+    def _divert(self, event: ScheduledCallback) -> None:
         """Keep an event of a node that does not run."""
         assert event.scope is not None
         if event.scope.state == PAUSED:

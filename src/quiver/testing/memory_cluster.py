@@ -43,7 +43,7 @@ from quiver.model import (
 )
 from quiver.record import Batch, stamp
 from quiver.tasks import timeout
-from quiver.testing.latency import Latency
+from quiver.testing.randomness import Latency
 from quiver.wire import description, requests
 from quiver.wire import messages as wire
 from quiver.wire.consume_many import ConsumeMany

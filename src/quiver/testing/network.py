@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from quiver.clock import Rng
 from quiver.model import Buffer, NodeId
 from quiver.replication.interfaces import LostHandler, MessageHandler
-from quiver.testing.latency import Latency
-from quiver.testing.link import Link, Message
 from quiver.testing.loop import SimulatedLoop
+from quiver.testing.randomness import Latency
 from quiver.testing.trace import Trace
 
 LAN_LATENCY = Latency(minimum_ms=0.1, spread_ms=1.0)
@@ -67,7 +66,7 @@ class SimulatedNetwork:
         self._trace = trace
         self._message_count = 0
         self._ports: dict[NodeId, SimulatedPort] = {}
-        self._links: dict[tuple[NodeId, NodeId], Link] = {}
+        self._links: dict[tuple[NodeId, NodeId], SimulatedLink] = {}
         self._isolated: set[NodeId] = set()
         self._clogged: set[NodeId] = set()
         self._heals = 0
@@ -164,22 +163,22 @@ class SimulatedNetwork:
             self.faults["doubled"] += 1
             self._fly(link, self._number(data))
 
-    def _number(self, data: bytes) -> Message:
+    def _number(self, data: bytes) -> SimulatedMessage:
         self._message_count += 1
-        return Message(data, self._message_count)
+        return SimulatedMessage(data, self._message_count)
 
-    def _fly(self, link: Link, message: Message) -> None:
+    def _fly(self, link: SimulatedLink, message: SimulatedMessage) -> None:
         link.add(message)
         self._schedule_arrival(link, message)
 
-    def _schedule_arrival(self, link: Link, message: Message) -> None:
+    def _schedule_arrival(self, link: SimulatedLink, message: SimulatedMessage) -> None:
         delay_ns = self.rates.latency.draw_ns(self._rng)
         if self._keeps_order:
             link.arrival_ns = max(link.arrival_ns, self._loop.now_ns + delay_ns)
             delay_ns = link.arrival_ns - self._loop.now_ns
         self._later(delay_ns, self._arrive, link, message)
 
-    def _arrive(self, link: Link, message: Message) -> None:
+    def _arrive(self, link: SimulatedLink, message: SimulatedMessage) -> None:
         if self._keeps_order:
             # Arrivals at the same instant run in any order: each takes the oldest message.
             message = link.oldest()
@@ -199,7 +198,7 @@ class SimulatedNetwork:
             port.inbox(link.source).append(message)
             self._loop.run_as(port.context, self._hand_over, link, message, port)
 
-    def _hand_over(self, link: Link, message: Message, port: SimulatedPort) -> None:
+    def _hand_over(self, link: SimulatedLink, message: SimulatedMessage, port: SimulatedPort) -> None:
         """Give a message to its receiver, in the receiver's scope."""
         arrived = port.inbox(link.source).popleft()
         if self._keeps_order:
@@ -217,14 +216,14 @@ class SimulatedNetwork:
 
     # Chance and lookups.
 
-    def _loses(self, link: Link) -> bool:
+    def _loses(self, link: SimulatedLink) -> bool:
         kind = "cut" if self._is_cut(link) else "lost" if self._draw(self.rates.p_loss) else None
         if kind is None:
             return False
         self.faults[kind] += 1
         return True
 
-    def _lose_some(self, messages: list[Message]) -> None:
+    def _lose_some(self, messages: list[SimulatedMessage]) -> None:
         """Lose a seeded part of what a dead node had sent: the end of it if order is kept, else any."""
         kept = self._rng.randrange(len(messages) + 1)
         for place, message in enumerate(messages):
@@ -233,7 +232,7 @@ class SimulatedNetwork:
                 message.is_lost = True
                 self.faults["disconnected"] += 1
 
-    def _release(self, links: Iterable[Link]) -> None:
+    def _release(self, links: Iterable[SimulatedLink]) -> None:
         """Let links that are no longer clogged go on, in a seeded order."""
         waiting = [link for link in links if link.held and not self._is_clogged(link)]
         while waiting:
@@ -250,23 +249,23 @@ class SimulatedNetwork:
         self._clogged.discard(node)
         self._release(self._links.values())
 
-    def _is_cut(self, link: Link) -> bool:
+    def _is_cut(self, link: SimulatedLink) -> bool:
         return link.is_cut or link.source in self._isolated or link.target in self._isolated
 
-    def _is_clogged(self, link: Link) -> bool:
+    def _is_clogged(self, link: SimulatedLink) -> bool:
         return link.is_clogged or link.source in self._clogged or link.target in self._clogged
 
     def _draw(self, probability: float) -> bool:
         return probability > 0.0 and self._rng.random() < probability
 
-    def _links_between(self, source: NodeId, target: NodeId, *, both: bool) -> list[Link]:
+    def _links_between(self, source: NodeId, target: NodeId, *, both: bool) -> list[SimulatedLink]:
         forward = self._link(source, target)
         return [forward, self._link(target, source)] if both else [forward]
 
-    def _link(self, source: NodeId, target: NodeId) -> Link:
+    def _link(self, source: NodeId, target: NodeId) -> SimulatedLink:
         link = self._links.get((source, target))
         if link is None:
-            self._links[source, target] = link = Link(source, target)
+            self._links[source, target] = link = SimulatedLink(source, target)
         return link
 
     def _later(self, delay_ns: int, callback: Callable[..., object], *arguments: object) -> None:
@@ -283,7 +282,7 @@ class SimulatedPort:
         self.handler: MessageHandler | None = None
         self.on_lost: LostHandler | None = None
         self.context: contextvars.Context | None = None
-        self._inboxes: dict[NodeId, deque[Message]] = {}
+        self._inboxes: dict[NodeId, deque[SimulatedMessage]] = {}
 
     def start(self, handler: MessageHandler, on_lost: LostHandler | None = None) -> None:
         """Deliver incoming messages to `handler`, in the node scope that this is called from.
@@ -303,7 +302,7 @@ class SimulatedPort:
         """Return how many bytes are on their way to a node."""
         return self._network.backlog_bytes(self._node, to)
 
-    def inbox(self, source: NodeId) -> deque[Message]:
+    def inbox(self, source: NodeId) -> deque[SimulatedMessage]:
         """Return what arrived from a node and was not handed over yet, oldest first."""
         return self._inboxes.setdefault(source, deque())
 
@@ -311,3 +310,70 @@ class SimulatedPort:
         """Neither send nor deliver any more; idempotent."""
         self._is_open = False
         self.handler = None
+
+
+class SimulatedMessage:
+    """One message on its way; compared by identity, because a doubled one is two."""
+
+    __slots__ = ("data", "is_lost", "number")
+
+    def __init__(self, data: bytes, number: int) -> None:
+        self.data = data
+        self.number = number
+        self.is_lost = False
+
+
+class SimulatedLink:
+    """Hold what is on its way from one node to another."""
+
+    __slots__ = (
+        "arrival_ns",
+        "arrived_number",
+        "backlog_bytes",
+        "flying",
+        "held",
+        "is_clogged",
+        "is_cut",
+        "source",
+        "target",
+    )
+
+    def __init__(self, source: NodeId, target: NodeId) -> None:
+        self.source = source
+        self.target = target
+        self.is_cut = False
+        self.is_clogged = False
+        self.backlog_bytes = 0
+        self.arrival_ns = 0
+        self.arrived_number = 0
+        self.flying: dict[SimulatedMessage, None] = {}
+        self.held: list[SimulatedMessage] = []
+
+    def add(self, message: SimulatedMessage) -> None:
+        """Take a message on its way."""
+        self.flying[message] = None
+        self.backlog_bytes += len(message.data)
+
+    def oldest(self) -> SimulatedMessage:
+        """Return the message that has been flying longest."""
+        return next(iter(self.flying))
+
+    def hold(self, message: SimulatedMessage) -> None:
+        """Keep a message that arrived at a clogged link."""
+        del self.flying[message]
+        self.held.append(message)
+
+    def release(self) -> list[SimulatedMessage]:
+        """Let the held messages fly again, ahead of those sent later, and return them."""
+        released, self.held = self.held, []
+        self.flying = dict.fromkeys((*released, *self.flying))
+        return released
+
+    def take(self, message: SimulatedMessage) -> None:
+        """Let a message leave the link, delivered or dropped."""
+        del self.flying[message]
+        self.backlog_bytes -= len(message.data)
+
+    def on_the_way(self) -> list[SimulatedMessage]:
+        """Return every message that has not arrived, oldest first."""
+        return [*self.held, *self.flying]

@@ -23,9 +23,9 @@ from quiver.clock import Clock, Rng
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer, NodeId
 from quiver.tasks import timeout
-from quiver.testing.latency import Latency
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import LAN_LATENCY, SimulatedNetwork
+from quiver.testing.randomness import Latency
 from quiver.wire.failures import Failure, describe, restore
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Request, Response, request_name

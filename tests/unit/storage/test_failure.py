@@ -16,12 +16,12 @@ from quiver.model import Index, Offset, Term
 from quiver.storage import HardState, HardStateFile, Log, Snapshot, SnapshotStore
 from quiver.storage.hardstate import MEMBERSHIP_BYTES_MAX
 from quiver.testing import SimulatedDisk
-from quiver.testing.disk_faults import Operation
+from quiver.testing.disk_faults import DiskOperation
 
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 @runs
-async def test_failed_write_or_sync_closes_the_log_for_good(operation: Operation) -> None:
+async def test_failed_write_or_sync_closes_the_log_for_good(operation: DiskOperation) -> None:
     disk = SimulatedDisk()
     log = open_log(disk, LogSettings())
     failures: list[StorageError] = []

@@ -14,7 +14,7 @@ from log_world import DIRECTORY, all_values, append, open_log
 from quiver.errors import LogFailedError
 from quiver.storage import Log
 from quiver.testing import SimulatedDisk
-from quiver.testing.disk_faults import Operation
+from quiver.testing.disk_faults import DiskOperation
 
 
 async def append_until_it_fails(log: Log) -> None:
@@ -24,7 +24,7 @@ async def append_until_it_fails(log: Log) -> None:
 
 @pytest.mark.parametrize("operation", ["sync", "sync_directory"])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_reopened_log_keeps_what_it_read_back(operation: Operation, nth: int) -> None:
+def test_reopened_log_keeps_what_it_read_back(operation: DiskOperation, nth: int) -> None:
     async def run() -> None:
         disk = SimulatedDisk()
         log = open_log(disk)

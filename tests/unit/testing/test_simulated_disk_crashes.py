@@ -9,8 +9,8 @@ import pytest
 
 from quiver.storage.disk import File
 from quiver.testing import PowerLoss, SimulatedDisk
-from quiver.testing.content import SECTOR_BYTES
 from quiver.testing.disk_faults import Moment
+from quiver.testing.filesystem import SECTOR_BYTES
 
 SECTORS = b"".join(bytes([65 + number]) * SECTOR_BYTES for number in range(6))
 

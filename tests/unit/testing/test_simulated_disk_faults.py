@@ -11,7 +11,7 @@ import pytest
 
 from quiver.clock import Rng
 from quiver.testing import DiskFaults, SimulatedDisk
-from quiver.testing.disk_faults import Operation
+from quiver.testing.disk_faults import DiskOperation
 
 
 def disk_with_log(data: bytes = b"", *, rng: Rng | None = None, rates: DiskFaults | None = None) -> SimulatedDisk:
@@ -48,10 +48,10 @@ def test_write_after_a_failed_sync_leaves_a_hole_of_zeros() -> None:
 
 
 @pytest.mark.parametrize("operation", ["read", "write", "truncate"])
-def test_nth_operation_fails_once_and_changes_nothing(operation: Operation) -> None:
+def test_nth_operation_fails_once_and_changes_nothing(operation: DiskOperation) -> None:
     disk = disk_with_log(b"abc")
     file = disk.open("/log")
-    uses: dict[Operation, Callable[[], object]] = {
+    uses: dict[DiskOperation, Callable[[], object]] = {
         "read": lambda: file.read(1, 0),
         "write": lambda: file.write([b"X"], 0),
         "truncate": lambda: file.truncate(2),

@@ -3,12 +3,11 @@
 They draw nothing, schedule nothing and never touch the cluster: a run with checkers is the run without.
 """
 
+from quiver.testing.checkers.clients import check_ack, check_end_read, check_sends
 from quiver.testing.checkers.committed import CommittedLog
-from quiver.testing.checkers.configurations import ConfigurationChecker
-from quiver.testing.checkers.elections import ElectionChecker
+from quiver.testing.checkers.members import ConfigurationChecker, ElectionChecker
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.checkers.promises import PromiseChecker
-from quiver.testing.checkers.sends import check_ack, check_end_read, check_sends
 
 __all__ = [
     "CommittedLog",

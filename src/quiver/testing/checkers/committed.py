@@ -7,13 +7,12 @@ I8, I9), and a producer's batches follow each other without gap or repetition (I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, ProducerId, Term
-from quiver.partition.entries import FenceEntry, TrimEntry, decode_entry
+from quiver.partition.entries import FenceEntry, StateSnapshotEntry, TrimEntry, decode_entry
 from quiver.record import Batch, BatchHeader
-from quiver.testing.checkers.trims import check_trim
-from quiver.testing.finding import found, require
+from quiver.testing.simulator.report import require, violated
 
 
 class CommittedLog:
@@ -48,11 +47,11 @@ class CommittedLog:
             at = Index(len(self.terms))
             term = term_at(at)
             if term is None:
-                found("I4", "a member commits what it does not have", group=self.group, node=node, index=at)
+                violated("I4", "a member commits what it does not have", group=self.group, node=node, index=at)
             self.terms.append(term)
         known = term_at(index)
         if known is not None and known != self.terms[index]:
-            found(
+            violated(
                 "I3",
                 "two entries are committed at one index",
                 group=self.group,
@@ -88,7 +87,7 @@ class CommittedLog:
         """Take the state that a member saved or restored for an index: it is the same for all."""
         known = self._states.setdefault(index, state)
         if known != state:
-            found("I14", "two members have different states at one index", group=self.group, node=node, index=index)
+            violated("I14", "two members have different states at one index", group=self.group, node=node, index=index)
 
     def at_offset(self, base_offset: Offset) -> Batch | None:
         """Return the applied batch that begins at an offset."""
@@ -133,12 +132,12 @@ class CommittedLog:
         facts = {"group": self.group, "producer": header.producer_id, "index": header.index}
         require(header.producer_epoch >= epoch, "I11", "a fenced producer's batch is in the log", **facts)
         if header.base_sequence < expected:
-            found("I11", "a batch is in the log twice", sequence=header.base_sequence, **facts)
+            violated("I11", "a batch is in the log twice", sequence=header.base_sequence, **facts)
         require(header.base_sequence == expected, "I11", "a producer's batch is missing", expected=expected, **facts)
         self._producers[header.producer_id] = (header.producer_epoch, header.base_sequence + header.record_count)
 
     def _complain(self, node: NodeId, header: BatchHeader, other: BatchHeader) -> None:
-        found(
+        violated(
             "I5" if header.term != other.term else "I9",
             "two members apply different bytes at one index",
             group=self.group,
@@ -147,3 +146,13 @@ class CommittedLog:
             term=header.term,
             other_term=other.term,
         )
+
+
+def check_trim(trim: TrimEntry, batches: Sequence[Batch], *, index: Index) -> None:
+    """Judge a trim: it ends at a summary that lies before it, and at the place where that one stands."""
+    facts = {"index": index, "trimmed_to": trim.index, "offset": trim.offset}
+    require(0 < trim.index < index, "I18", "a trim ends behind itself", **facts)
+    summary = batches[trim.index - 1]
+    is_summary = summary.header.is_control and isinstance(decode_entry(summary), StateSnapshotEntry)
+    require(is_summary, "I18", "a trim does not end at a summary", **facts)
+    require(summary.header.base_offset == trim.offset, "I18", "a trim ends at another offset than its summary", **facts)

@@ -16,7 +16,7 @@ from quiver.storage import Log
 from quiver.storage.scan import Frame, decode_frame
 from quiver.storage.segment import Segment
 from quiver.testing.disk import SimulatedDisk
-from quiver.testing.finding import require
+from quiver.testing.simulator.report import require
 
 _LOOK_BYTES = 64 * 1024
 """More than any simulated batch."""

@@ -11,13 +11,11 @@ from quiver.model import GroupId, Index, NodeId
 from quiver.raft import Role
 from quiver.raft.leadership import Transfer
 from quiver.replication import Member
-from quiver.testing.checkers.bounds import check_bounds
 from quiver.testing.checkers.committed import CommittedLog
-from quiver.testing.checkers.configurations import ConfigurationChecker
 from quiver.testing.checkers.durability import Copy, check_majority
-from quiver.testing.checkers.elections import ElectionChecker
+from quiver.testing.checkers.members import ConfigurationChecker, ElectionChecker, check_bounds
 from quiver.testing.checkers.promises import PromiseChecker
-from quiver.testing.finding import require
+from quiver.testing.simulator.report import require
 from quiver.testing.trace import Trace
 
 PLATTER_EVERY = 10

@@ -14,7 +14,7 @@ from quiver.replication.codec import GroupMessage
 from quiver.storage import Log
 from quiver.testing.checkers.committed import CommittedLog
 from quiver.testing.checkers.durability import Copy
-from quiver.testing.finding import found, require
+from quiver.testing.simulator.report import require, violated
 
 Belief = tuple[PeerProgress, Index, Index]
 """What a leader knows of a member, and the match and received indexes in it at some moment."""
@@ -69,7 +69,7 @@ class PromiseChecker:
         if belief is not None:
             self._keep(belief, from_, raft, answered=message.term)
         if message.term > raft.term and kind is not VoteRequest and kind is not VoteResponse:
-            found(
+            violated(
                 "I2",
                 "a member heard of a later term and stays in its own",
                 group=self._committed.group,
@@ -99,7 +99,7 @@ class PromiseChecker:
     def _believe(self, peer: NodeId, match: Index, raft: Raft, copy: Copy) -> None:
         term = raft.term_at(match)
         if match and term is not None and not copy.holds(match, term):
-            found(
+            violated(
                 "I6",
                 "a leader believes that a member has what it has not",
                 group=self._committed.group,
@@ -111,7 +111,7 @@ class PromiseChecker:
 
     def _say_term(self, term: Term) -> None:
         if term < self._term_said:
-            found(
+            violated(
                 "I2",
                 "a member speaks in an earlier term than before",
                 group=self._committed.group,
@@ -136,7 +136,7 @@ class PromiseChecker:
         require(known == candidate, "I2", "a member votes twice in one term", first=known, second=candidate, **facts)
         kept = self._highest_kept_promise()
         if kept and kept >= raft.first_index and raft.term_at(kept) != self._committed.terms[kept]:
-            found("I10", "a member votes without an entry that it acknowledged", index=kept, **facts)
+            violated("I10", "a member votes without an entry that it acknowledged", index=kept, **facts)
 
     def _acknowledge(self, index: Index, raft: Raft, log: Log) -> None:
         require(

@@ -1,6 +1,6 @@
-"""Whole clusters under simulation: real nodes and real clients, and everything going wrong around them.
+"""The model of clusters: whole nodes and real SDK clients on simulated machines.
 
-`simulation` runs one seed from its drawn shape (`swarm`) through chaos, healing and comparison. A `SimulatedHost` is
-one machine with one `quiver.node.Node` at a time on it, in the `SimulatedEnvironment` that its disk, clocks and
-`SimulatedDatabase` make. Clients are programs over the real SDK, which write down what they were told for the judge.
+A `SimulatedHost` is one machine that runs one `quiver.node.Node` at a time, in the `SimulatedEnvironment` that its
+disk, clocks and `SimulatedDatabase` make. Clients are workloads over the real SDK; they record a history of their
+calls, which `quiver.testing.history` checks. `model` runs it.
 """

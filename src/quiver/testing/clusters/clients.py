@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.prefetch import find_offset
+from quiver.client.producer import AsyncProducer
 from quiver.errors import FencedError, OutcomeUnknownError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId
 from quiver.testing.clusters.swarm import TopicPlan
-from quiver.testing.finding import found
-from quiver.testing.judge import Call
+from quiver.testing.history import RecordedCall
+from quiver.testing.simulator.report import require, violated
 from quiver.wire.messages import GetMetadata
 
 if TYPE_CHECKING:
     from quiver.testing.clusters.world import ClusterWorld
 
+
 _RETRY_S = 0.1
 
 
-class Client:
+class ClientWorkload:
     """One program; `progress` counts what it got done."""
 
     def __init__(self, world: ClusterWorld, name: str, topic: TopicPlan) -> None:
@@ -75,17 +77,17 @@ class Client:
         """Return what the history calls a partition."""
         return f"{self.topic.name}-{partition}"
 
-    def invoke(self, f: str, key: str | None, value: Any = None, *, lane: str = "") -> Call:
+    def invoke(self, f: str, key: str | None, value: Any = None, *, lane: str = "") -> RecordedCall:
         """Record that something begins."""
         return self.world.recorder.invoke(self.proc(lane), f, key, value)
 
-    def succeed(self, call: Call, value: Any = None) -> None:
+    def succeed(self, call: RecordedCall, value: Any = None) -> None:
         """Record that something was done."""
         call.ok(value)
         self.progress += 1
         self.world.counts[f"{call.f} ok"] += 1
 
-    def fail(self, call: Call, error: QuiverError, *, lane: str = "") -> None:
+    def fail(self, call: RecordedCall, error: QuiverError, *, lane: str = "") -> None:
         """Record what an error says of a call."""
         if error.outcome == "unknown":
             call.info(error.code)
@@ -98,7 +100,7 @@ class Client:
     def check(self, error: QuiverError, what: str) -> None:
         """Fail the run on an error that blames this program."""
         if isinstance(error, RequestError) and not isinstance(error, FencedError):
-            found("C", f"{what} of {self.name} was refused: {error!r}", code=error.code)
+            violated("C", f"{what} of {self.name} was refused: {error!r}", code=error.code)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
         """Do something, however often it must be tried."""
@@ -112,7 +114,7 @@ class Client:
                 return
 
 
-class Watcher(Client):
+class EndOffsetWorkload(ClientWorkload):
     """Asks for partitions' ends."""
 
     async def step(self) -> None:
@@ -127,7 +129,7 @@ class Watcher(Client):
             self.succeed(call, int(end))
 
 
-class Maker(Client):
+class TopicWorkload(ClientWorkload):
     """Creates and deletes topics of a few names, against others of its kind, and asks whether they are there."""
 
     async def step(self) -> None:
@@ -167,3 +169,80 @@ async def _unless(code: str, work: Awaitable[None]) -> bool:
             raise
         return False
     return True
+
+
+class ProducerWorkload(ClientWorkload):
+    """Sends idempotently under a name, several batches at once, and comes back under it after a restart."""
+
+    producer: AsyncProducer
+
+    def __init__(self, world: ClusterWorld, name: str, topic: TopicPlan) -> None:
+        super().__init__(world, name, topic)
+        self._count = 0
+        self._acknowledged: Counter[int] = Counter()
+        """By partition, how many records are there."""
+        self._unknown: Counter[int] = Counter()
+        """By partition, how many records are perhaps there."""
+
+    async def begin(self) -> None:
+        """Register under the name, which fences off whoever has it."""
+        call = self.invoke("register", self.name)
+        try:
+            timeout_s = self.world.knobs.delivery_timeout_ms / 1000
+            self.producer = await self.cluster.producer(self.topic.name, self.name, delivery_timeout=timeout_s)
+        except QuiverError as error:
+            self.fail(call, error)
+            raise
+        identity = self.producer.core.identity
+        self.succeed(call, {"id": int(identity.producer_id), "epoch": identity.epoch})
+
+    async def step(self) -> None:
+        """Send some batches side by side."""
+        lanes = range(1 + self.rng.randrange(self.world.knobs.lanes))
+        sends = [self._send(self.producer, f"/{lane}") for lane in lanes]
+        if not all(await asyncio.gather(*sends)):
+            await self.insist(self.begin)  # fenced: another one has the name
+
+    async def _send(self, producer: AsyncProducer, lane: str) -> bool:
+        """Send a batch; tell whether the producer may go on."""
+        partition = self.rng.randrange(producer.core.accumulator.partition_count)
+        values = [
+            f"{self.name}:{self._count + at}" for at in range(1 + self.rng.randrange(self.world.knobs.values_max))
+        ]
+        self._count += len(values)
+        call = self.invoke("send", self.key(partition), values, lane=lane)
+        try:
+            spans = await (await producer.send_many(values, partition=partition))
+        except QuiverError as error:
+            if error.outcome == "unknown":
+                self._unknown[partition] += len(values)
+            self.fail(call, error, lane=lane)
+            return not isinstance(error, FencedError)
+        if len(spans) != 1:
+            violated("C", "a small send is in several batches", name=self.name, batches=len(spans))
+        self.succeed(call, int(spans[0].first_offset))
+        self._acknowledged[partition] += len(values)
+        return True
+
+    async def restart(self) -> None:
+        """Crash, or be replaced while still at work, and come back under the same name."""
+        old = self.producer
+        if self.rng.random() < 0.5:
+            await old.abort()
+        await self.insist(self.begin)
+        if self.rng.random() < 0.5:
+            await self._send(old, "/old")  # it does not know yet that it was replaced
+        await old.abort()
+        await self._check_sequence()
+
+    async def _check_sequence(self) -> None:
+        """Demand that a partition tells a restarted producer how many of its records it has."""
+        partition = self.rng.randrange(self.producer.core.accumulator.partition_count)
+        try:
+            count = await self.producer.next_sequence(partition)
+        except QuiverError as error:
+            self.check(error, "next_sequence")
+            return
+        known, unknown = self._acknowledged[partition], self._unknown[partition]
+        facts = {"name": self.name, "partition": partition, "next_sequence": count, "acknowledged": known}
+        require(known <= count <= known + unknown, "C", "a producer is told a wrong sequence", unknown=unknown, **facts)

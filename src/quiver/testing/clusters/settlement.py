@@ -10,12 +10,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from quiver.client.cluster import AsyncCluster
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, TrimmedError
 from quiver.metadata import BrokerState, Partition, TopicState, View
+from quiver.model import Index, NodeId
+from quiver.partition import Replica
+from quiver.record import Batch
 from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.swarm import TopicPlan
 from quiver.testing.clusters.world import ClusterWorld
-from quiver.testing.finding import found, require
+from quiver.testing.simulator.report import require, violated
 
 SETTLE_WITHIN_MS = 120_000
 """F3: how long after healing moves, drains and repairs may take; the longest `rebuild_after_ms` is part of it."""
@@ -24,10 +27,10 @@ FOUND_WITHIN_MS = 60_000
 _STEP_S = 0.1
 
 
-async def found_topics(world: ClusterWorld) -> None:
+async def create_topics(world: ClusterWorld) -> None:
     """Wait until the cluster has formed, and make the topics that clients use."""
     deadline_ms = world.now_ms + FOUND_WITHIN_MS
-    while not all(host.node is not None and host.node._is_ready.is_set() for host in world.hosts.values()):
+    while not all(host.node is not None and host.node._is_ready.is_set() for host in world.nodes.values()):
         require(world.now_ms < deadline_ms, "F3", "the cluster does not form")
         await asyncio.sleep(_STEP_S)
     for topic in world.knobs.topics:
@@ -40,14 +43,14 @@ async def found_topics(world: ClusterWorld) -> None:
         await operate(world, create)
 
 
-async def put_right(world: ClusterWorld) -> None:
+async def restore_capacity(world: ClusterWorld) -> None:
     """Have as many brokers as replicas, and empty one that is to spare."""
     while len(wanted := _wanted(world)) < world.knobs.replicas_max:
         unwanted = [host for host in world.live_nodes() if host not in wanted and _is_registered(world, host)]
         if unwanted:
             await operate(world, lambda cluster, node=unwanted[0].id: cluster.drain(node, is_undone=True))  # type: ignore[misc] # bound early
         else:
-            world.add_host().start()
+            world.add_node().start()
         await asyncio.sleep(1)
     if len(wanted) > world.knobs.replicas_max and world.streams.stream("end").random() < 0.5:
         world.trace.record("last_drain", world.now_ms, wanted[-1].id)
@@ -63,7 +66,7 @@ async def operate(world: ClusterWorld, ask: Callable[[AsyncCluster], Awaitable[N
                 return await ask(cluster)
         except QuiverError as error:
             if world.now_ms > deadline_ms:
-                found("F3", f"an operator is refused: {error!r}", code=error.code)
+                violated("F3", f"an operator is refused: {error!r}", code=error.code)
         await asyncio.sleep(_STEP_S)
 
 
@@ -73,8 +76,7 @@ async def require_settled(world: ClusterWorld) -> None:
     while unsettled := list(_unsettled(world)):
         require(world.now_ms < deadline_ms, "F3", "the cluster does not settle", unsettled="; ".join(unsettled[:10]))
         await asyncio.sleep(_STEP_S)
-        world.raise_failures()
-        world.compare_metadata()
+        world.check()
 
 
 # -- within ------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def _unsettled_partition(world: ClusterWorld, partition: Partition) -> Iterator[
     if set(raft.configuration.voters) != set(partition.replicas) or raft.configuration.learners:
         yield f"{name} is on {raft.configuration}, not on {partition.replicas}"
     for node in raft.configuration.members:
-        host = world.hosts[node]
+        host = world.nodes[node]
         replica = world.replicas(host).get(partition.group_id)
         if host.is_retired or replica is None:
             yield f"{name} has no replica on node {node}"
@@ -141,3 +143,70 @@ def _unsettled_partition(world: ClusterWorld, partition: Partition) -> Iterator[
     for host in world.live_nodes():
         if host.id not in raft.configuration.members and partition.group_id in world.replicas(host):
             yield f"{name} is still on node {host.id}"
+
+
+_READ_BYTES = 64 * 1024
+
+
+async def compare_replicas(world: ClusterWorld) -> None:
+    """F1, F2: all replicas of a partition are equal, and all copies of the metadata."""
+    view = world.view()
+    assert view is not None, "the cluster has settled"
+    for partition in view.partitions.values():
+        topic = view.topics[partition.topic_id]
+        if topic.state is TopicState.ACTIVE:
+            await _compare_partition(world, partition, f"{topic.name}-{partition.partition_id}")
+    world.compare_metadata()
+    for host in world.live_nodes():
+        _compare_database(host)
+
+
+async def _compare_partition(world: ClusterWorld, partition: Partition, key: str) -> None:
+    stored: dict[Index, tuple[NodeId, bytes]] = {}
+    for node in partition.replicas:
+        replica = world.replicas(world.nodes[node])[partition.group_id]
+        for batch in await _read_all(replica):
+            index, data = batch.header.index, bytes(batch.data)
+            other, known = stored.setdefault(index, (node, data))
+            require(known == data, "F1", "two replicas differ", key=key, index=index, nodes=(other, node))
+        facts = {"key": key, "node": node, "start": replica.member.log.first_offset, "kept": replica.first_offset}
+        is_complete = replica.member.log.first_offset <= replica.first_offset
+        require(is_complete, "F1", "a replica does not have every record that is kept", **facts)
+        await _record(world, replica, node, key)
+
+
+async def _read_all(replica: Replica) -> list[Batch]:
+    """Return every entry that is applied, from the disk."""
+    log, end_index = replica.member.log, Index(replica.member.applied_index + 1)
+    found: list[Batch] = []
+    index = log.first_index
+    while index < end_index:
+        try:
+            batches = await log.read_entries(index, end_index=end_index, bytes_max=_READ_BYTES)
+        except TrimmedError:
+            found, index = [], log.first_index  # the log was shortened meanwhile
+            continue
+        require(batches, "F1", "a replica ends early", index=index, end_index=end_index)
+        found += batches
+        index = Index(batches[-1].header.index + 1)
+    return found
+
+
+async def _record(world: ClusterWorld, replica: Replica, node: NodeId, key: str) -> None:
+    """Let the judge see a replica's records."""
+    offset, records = replica.first_offset, []
+    log = replica.member.log
+    while offset < replica.high_watermark:
+        for batch in await log.read_records(offset, end_offset=replica.high_watermark, bytes_max=_READ_BYTES):
+            records += [(int(record.offset), (record.value or b"").decode()) for record in batch.records(offset)]
+            offset = batch.header.end_offset
+    world.recorder.note("comparison", "replica", key, {"replica": f"node-{node}", "records": records})
+    if replica.first_offset:
+        world.recorder.note("comparison", "trim", key, int(replica.first_offset))
+
+
+def _compare_database(host: SimulatedHost) -> None:
+    assert host.node is not None, "the cluster has settled"
+    stored, known = host.database.load().view(), host.node._store.view()
+    if stored.index == known.index:
+        require(stored.digest() == known.digest(), "F2", "a database is not what its node knows", node=host.id)

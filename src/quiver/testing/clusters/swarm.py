@@ -1,14 +1,14 @@
 """What a seed draws of a whole cluster: its nodes, topics, settings and clients, and which faults it will suffer.
 
-As in `quiver.testing.swarm`, each seed picks knobs that make rare things common and a mix of faults. About a quarter
-of the seeds are calm: operators work and clients come and go, but nothing breaks.
+As in `quiver.testing.groups.swarm`, each seed picks knobs that make rare things common and a mix of faults. About a
+quarter of the seeds are calm: operators work and clients come and go, but nothing breaks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from quiver.client.options import ClusterOptions
 from quiver.clock import Rng
@@ -22,12 +22,18 @@ from quiver.config import (
     ReplicationSettings,
     Settings,
 )
-from quiver.model import NodeId
-from quiver.testing.latency import Latency
-from quiver.testing.swarm import FAR, JITTERY, NEAR, PLAIN_DISK, QUICK_DISK, STALLING_DISK
+from quiver.testing.simulator.swarm import (
+    FAR,
+    JITTERY,
+    NEAR,
+    PLAIN_DISK,
+    QUICK_DISK,
+    STALLING_DISK,
+    SimulationKnobs,
+    between,
+    pick,
+)
 from quiver.wire.messages import RetentionInfo
-
-_T = TypeVar("_T")
 
 FAULT_KINDS: Final[Mapping[str, int]] = {
     "kill": 10,
@@ -96,8 +102,8 @@ class TopicPlan:
     retention: RetentionInfo
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterKnobs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKnobs(SimulationKnobs):
     """One seed's cluster, load and faults."""
 
     managers: int
@@ -108,13 +114,7 @@ class ClusterKnobs:
     settings: Settings
     client: ClusterOptions
     delivery_timeout_ms: int
-    disk_latency: Latency
-    disk_workers: int
-    network_latency: Latency
-    p_loss: float
-    p_double: float
     p_break: float
-    keep_order: bool
     senders: int
     lanes: int
     """Sends that one sender has under way at once, at most."""
@@ -127,25 +127,17 @@ class ClusterKnobs:
     p_restart: float
     """How likely a client is restarted after a step."""
     is_calm: bool
-    chaos_ms: int
-    gap_ms: int
-    weights: Mapping[str, int] = field(default_factory=dict)
-    drifts_ppm: tuple[int, ...] = ()
 
     @property
     def replicas_max(self) -> int:
         """Return the most replicas of any topic."""
         return max(topic.replicas for topic in self.topics)
 
-    def drift_ppm(self, node: NodeId) -> int:
-        """Return how fast a node's clock runs at first."""
-        return self.drifts_ppm[node % len(self.drifts_ppm)]
 
-
-def draw_cluster(rng: Rng) -> ClusterKnobs:
+def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
     """Draw one seed's knobs."""
-    managers = _pick(rng, (1, 3, 3, 3, 3, 3, 5))
-    brokers = _pick(rng, (0, 0, 1, 2))
+    managers = pick(rng, (1, 3, 3, 3, 3, 3, 5))
+    brokers = pick(rng, (0, 0, 1, 2))
     is_calm = rng.random() < P_CALM
     return ClusterKnobs(
         managers=managers,
@@ -153,90 +145,90 @@ def draw_cluster(rng: Rng) -> ClusterKnobs:
         topics=_draw_topics(rng, managers + brokers),
         settings=_draw_settings(rng),
         client=ClusterOptions(
-            timeout_ms=_pick(rng, (3_000, 8_000, 20_000)),
-            attempt_timeout_ms=_pick(rng, (300, 1_000, 3_000)),
-            metadata_age_ms_max=_pick(rng, (500, 5_000, 30_000)),
+            timeout_ms=pick(rng, (3_000, 8_000, 20_000)),
+            attempt_timeout_ms=pick(rng, (300, 1_000, 3_000)),
+            metadata_age_ms_max=pick(rng, (500, 5_000, 30_000)),
         ),
-        delivery_timeout_ms=_pick(rng, (2_000, 6_000, 20_000)),
-        disk_latency=_pick(rng, (QUICK_DISK, PLAIN_DISK) if is_calm else (QUICK_DISK, PLAIN_DISK, STALLING_DISK)),
-        disk_workers=_pick(rng, (1, 2, 4)),
-        network_latency=_pick(rng, (NEAR, FAR) if is_calm else (NEAR, FAR, JITTERY)),
-        p_loss=0.0 if is_calm else _pick(rng, (0.0, 0.0, 0.01, 0.05)),
-        p_double=0.0 if is_calm else _pick(rng, (0.0, 0.0, 0.05)),
-        p_break=0.0 if is_calm else _pick(rng, (0.0, 0.0, 0.02)),
+        delivery_timeout_ms=pick(rng, (2_000, 6_000, 20_000)),
+        disk_latency=pick(rng, (QUICK_DISK, PLAIN_DISK) if is_calm else (QUICK_DISK, PLAIN_DISK, STALLING_DISK)),
+        disk_workers=pick(rng, (1, 2, 4)),
+        network_latency=pick(rng, (NEAR, FAR) if is_calm else (NEAR, FAR, JITTERY)),
+        p_loss=0.0 if is_calm else pick(rng, (0.0, 0.0, 0.01, 0.05)),
+        p_double=0.0 if is_calm else pick(rng, (0.0, 0.0, 0.05)),
+        p_break=0.0 if is_calm else pick(rng, (0.0, 0.0, 0.02)),
         keep_order=rng.random() < 0.6,
-        senders=_pick(rng, (1, 2, 3)),
-        lanes=_pick(rng, (1, 2, 5)),
-        readers=_pick(rng, (0, 1, 1)),
-        committers=_pick(rng, (0, 1, 2)),
-        takers=_pick(rng, (0, 1, 2)),
-        makers=_pick(rng, (0, 1, 2)),
-        step_gap_ms=_pick(rng, (30, 80, 200)),
-        values_max=_pick(rng, (1, 4, 20)),
-        p_restart=_pick(rng, (0.0, 0.02, 0.1)),
+        senders=pick(rng, (1, 2, 3)),
+        lanes=pick(rng, (1, 2, 5)),
+        readers=pick(rng, (0, 1, 1)),
+        committers=pick(rng, (0, 1, 2)),
+        takers=pick(rng, (0, 1, 2)),
+        makers=pick(rng, (0, 1, 2)),
+        step_gap_ms=pick(rng, (30, 80, 200)),
+        values_max=pick(rng, (1, 4, 20)),
+        p_restart=pick(rng, (0.0, 0.02, 0.1)),
         is_calm=is_calm,
-        chaos_ms=_between(rng, (6_000, 14_000)),
-        gap_ms=_between(rng, (200, 1_200)),
+        chaos_ms=between(rng, (6_000, 14_000)),
+        gap_ms=between(rng, (200, 1_200)),
         weights=_draw_weights(rng, is_calm=is_calm),
-        drifts_ppm=tuple(_pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
+        drifts_ppm=tuple(pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
     )
 
 
 def _draw_topics(rng: Rng, nodes: int) -> tuple[TopicPlan, ...]:
-    count = _pick(rng, (1, 1, 2))
+    count = pick(rng, (1, 1, 2))
     choices = tuple(replicas for replicas in (1, 3, 3, 3, 5) if replicas <= nodes)
     return tuple(
         TopicPlan(
             f"topic-{number}",
-            partitions=_pick(rng, (1, 2, 3)),
-            replicas=_pick(rng, choices),
-            retention=_pick(rng, _RETENTIONS),
+            partitions=pick(rng, (1, 2, 3)),
+            replicas=pick(rng, choices),
+            retention=pick(rng, _RETENTIONS),
         )
         for number in range(count)
     )
 
 
 def _draw_settings(rng: Rng) -> Settings:
-    election_timeout_ms = _pick(rng, (200, 300, 400))
+    election_timeout_ms = pick(rng, (200, 300, 400))
     return Settings(
         log=LogSettings(
-            segment_bytes_max=_pick(rng, (KIB, 4 * KIB, 32 * KIB)),
-            index_interval_bytes=_pick(rng, (64, 512, 4 * KIB)),
-            tail_cache_bytes_max=_pick(rng, (0, 2 * KIB, 64 * KIB)),
-            segment_age_ms_max=_pick(rng, (500, 5_000, 3_600_000)),
-            free_bytes_min=_pick(rng, (0, 4 * KIB)),
+            segment_bytes_max=pick(rng, (KIB, 4 * KIB, 32 * KIB)),
+            index_interval_bytes=pick(rng, (64, 512, 4 * KIB)),
+            tail_cache_bytes_max=pick(rng, (0, 2 * KIB, 64 * KIB)),
+            segment_age_ms_max=pick(rng, (500, 5_000, 3_600_000)),
+            free_bytes_min=pick(rng, (0, 4 * KIB)),
             free_check_interval_ms=200,
         ),
         partition=PartitionSettings(
-            checkpoint_bytes=_pick(rng, (2 * KIB, 8 * KIB, 1024 * KIB)),
-            summary_bytes=_pick(rng, (KIB, 4 * KIB, 16 * KIB)),
-            summary_entries=_pick(rng, (50, 500)),
-            retention_interval_ms=_pick(rng, (200, 1_000)),
+            checkpoint_bytes=pick(rng, (2 * KIB, 8 * KIB, 1024 * KIB)),
+            summary_bytes=pick(rng, (KIB, 4 * KIB, 16 * KIB)),
+            summary_entries=pick(rng, (50, 500)),
+            retention_interval_ms=pick(rng, (200, 1_000)),
         ),
         replication=ReplicationSettings(
             election_timeout_ms=election_timeout_ms,
             heartbeat_interval_ms=election_timeout_ms // 4,
-            append_bytes_max=_pick(rng, (KIB, 4 * KIB, 64 * KIB)),
-            inflight_messages_max=_pick(rng, (1, 4, 64)),
+            append_bytes_max=pick(rng, (KIB, 4 * KIB, 64 * KIB)),
+            inflight_messages_max=pick(rng, (1, 4, 64)),
             hibernation=rng.random() < 0.5,
         ),
         metadata=MetadataSettings(
-            staleness_ms_max=_pick(rng, (1_000, 5_000)), snapshot_entries=_pick(rng, (20, 60, 10_000))
+            staleness_ms_max=pick(rng, (1_000, 5_000)), snapshot_entries=pick(rng, (20, 60, 10_000))
         ),
         manager=ManagerSettings(
-            heartbeat_interval_ms=_pick(rng, (100, 250)),
+            heartbeat_interval_ms=pick(rng, (100, 250)),
             suspect_after_ms=800,
-            dead_after_ms=_pick(rng, (1_500, 3_000)),
-            rebuild_after_ms=_pick(rng, (500, 3_000, 60_000)),
-            record_interval_ms=_pick(rng, (300, 1_000)),
+            dead_after_ms=pick(rng, (1_500, 3_000)),
+            rebuild_after_ms=pick(rng, (500, 3_000, 60_000)),
+            record_interval_ms=pick(rng, (300, 1_000)),
             reconcile_interval_ms=300,
-            moves_max=_pick(rng, (1, 8)),
-            broker_moves_max=_pick(rng, (1, 2)),
-            rebalance=_pick(rng, ("on_request", "on_request", "always")),
-            purge_delay_ms=_pick(rng, (200, 3_000)),
+            moves_max=pick(rng, (1, 8)),
+            broker_moves_max=pick(rng, (1, 2)),
+            rebalance=pick(rng, ("on_request", "on_request", "always")),
+            purge_delay_ms=pick(rng, (200, 3_000)),
         ),
         broker=BrokerSettings(
-            openings_max=_pick(rng, (1, 4)), leader_balance_delay_ms=_pick(rng, (500, 3_000)), stop_timeout_ms=1_000
+            openings_max=pick(rng, (1, 4)), leader_balance_delay_ms=pick(rng, (500, 3_000)), stop_timeout_ms=1_000
         ),
     )
 
@@ -248,11 +240,3 @@ def _draw_weights(rng: Rng, *, is_calm: bool) -> dict[str, int]:
         if is_on and not is_calm:
             weights[kind] = weight
     return weights or {"rebalance": 1}
-
-
-def _pick(rng: Rng, choices: tuple[_T, ...]) -> _T:
-    return choices[rng.randrange(len(choices))]
-
-
-def _between(rng: Rng, bounds: tuple[int, int]) -> int:
-    return bounds[0] + rng.randrange(bounds[1] - bounds[0] + 1)

@@ -1,0 +1,157 @@
+"""Faults that only whole nodes suffer, and what operators do to a cluster: the rest is as for bare Raft members.
+
+An operator asks through the SDK as anybody would. Refusals are normal; only the end of the run demands that the cluster
+got where it should.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from quiver.client.cluster import AsyncCluster
+from quiver.errors import QuiverError
+from quiver.metadata import BrokerState
+from quiver.model import NodeId
+from quiver.testing.clusters.world import ClusterWorld
+from quiver.testing.simulator.faults import SHARED_FAULTS, FaultInjection
+
+Ask = Callable[[AsyncCluster], Awaitable[None]]
+
+_REMOVE_PATIENCE_S = 6.0
+"""How long an operator waits for a drained broker before it thinks better of removing it."""
+
+
+async def stop(fault: FaultInjection[ClusterWorld]) -> None:
+    """Stop a node in good order and start it again, as a rolling restart does."""
+    host = fault.world.pick_node(fault.rng)
+    if host is not None and host.is_running:
+        host.stop()  # its supervisor starts it again
+
+
+async def broken_requests(fault: FaultInjection[ClusterWorld]) -> None:
+    """Break connections with requests or their answers on the way."""
+    fault.world.set_breaks((1 + fault.rng.randrange(40)) / 100)
+    await fault.wait_over()
+    fault.world.set_breaks(None)
+
+
+async def lost_database(fault: FaultInjection[ClusterWorld]) -> None:
+    """Take a node down and lose its metadata's database, not its log; start it again."""
+    host = fault.world.pick_node(fault.rng)
+    if host is not None:
+        host.kill(power_loss=fault.chance(0.5))
+        host.database.lose()
+        await fault.wait_over()
+        host.start()
+
+
+async def database_error(fault: FaultInjection[ClusterWorld]) -> None:
+    """Let a node's next transaction fail, which ends the node."""
+    host = fault.world.pick_node(fault.rng)
+    if host is not None and host.is_up:
+        host.database.fail_next()
+
+
+# -- operators ---------------------------------------------------------------------------------------
+
+
+async def drain(fault: FaultInjection[ClusterWorld]) -> None:
+    """Have a broker emptied, if the others can hold everything."""
+    world = fault.world
+    wanted = [host.id for host in world.live_nodes() if not _is_unwanted(world, host.id)]
+    if len(wanted) > world.knobs.replicas_max:
+        leaver = wanted[fault.rng.randrange(len(wanted))]
+        await _operate(fault, "drain", lambda cluster: cluster.drain(leaver))
+
+
+async def undrain(fault: FaultInjection[ClusterWorld]) -> None:
+    """Let a broker that is being emptied hold replicas again."""
+    unwanted = [host.id for host in fault.world.live_nodes() if _is_unwanted(fault.world, host.id)]
+    if unwanted:
+        chosen = unwanted[fault.rng.randrange(len(unwanted))]
+        await _operate(fault, "undrain", lambda cluster: cluster.drain(chosen, is_undone=True))
+
+
+async def add_broker(fault: FaultInjection[ClusterWorld]) -> None:
+    """Bring a new machine."""
+    world = fault.world
+    if world.has_room:
+        world.add_node().start()
+        await asyncio.sleep(fault.rng.randrange(3_000) / 1000)
+        if fault.chance(0.5):
+            await _operate(fault, "rebalance", lambda cluster: cluster.rebalance())
+
+
+async def remove_broker(fault: FaultInjection[ClusterWorld]) -> None:
+    """Empty a plain broker, wait until it is drained, take it out of the cluster and turn it off."""
+    world = fault.world
+    plain = [host for host in world.live_nodes() if not host.is_manager]
+    wanted = [host for host in world.live_nodes() if not _is_unwanted(world, host.id)]
+    if not plain or len(wanted) <= world.knobs.replicas_max:
+        return
+    leaver = plain[fault.rng.randrange(len(plain))]
+    await _operate(fault, "drain", lambda cluster: cluster.drain(leaver.id))
+    end_s = world.loop.time() + _REMOVE_PATIENCE_S
+    while world.loop.time() < end_s:
+        await asyncio.sleep(0.2)
+        view = world.view()
+        broker = None if view is None else view.brokers.get(leaver.id)
+        if broker is not None and broker.state is BrokerState.DRAINED:
+            if await _operate(fault, "remove", lambda cluster: cluster.remove(leaver.id)):
+                leaver.retire()
+            return
+
+
+async def rebalance(fault: FaultInjection[ClusterWorld]) -> None:
+    """Have replicas spread evenly."""
+    await _operate(fault, "rebalance", lambda cluster: cluster.rebalance())
+
+
+async def add_partitions(fault: FaultInjection[ClusterWorld]) -> None:
+    """Give a topic one partition more."""
+    world = fault.world
+    topic = world.knobs.topics[fault.rng.randrange(len(world.knobs.topics))]
+    view = world.view()
+    known = None if view is None else view.topic(topic.name)
+    if known is not None and known.partitions < topic.partitions + 2:
+        count = known.partitions + 1
+        await _operate(fault, "add_partitions", lambda cluster: cluster.add_partitions(topic.name, count))
+
+
+async def _operate(fault: FaultInjection[ClusterWorld], what: str, ask: Ask) -> bool:
+    """Ask for something through the SDK; tell whether it was done."""
+    world = fault.world
+    try:
+        async with world.connect(f"operator-{world.now_ms}") as cluster:
+            await ask(cluster)
+    except QuiverError as error:
+        world.counts[f"{what} refused"] += 1
+        world.trace.record("refused", world.now_ms, what, error.code)
+        return False
+    world.counts[f"{what} done"] += 1
+    world.trace.record("done", world.now_ms, what)
+    return True
+
+
+def _is_unwanted(world: ClusterWorld, node: NodeId) -> bool:
+    view = world.view()
+    broker = None if view is None else view.brokers.get(node)
+    return broker is None or broker.is_unwanted or broker.state is BrokerState.REMOVED
+
+
+FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = {
+    **SHARED_FAULTS,
+    "stop": stop,
+    "broken_requests": broken_requests,
+    "lost_database": lost_database,
+    "database_error": database_error,
+    "drain": drain,
+    "undrain": undrain,
+    "add_broker": add_broker,
+    "remove_broker": remove_broker,
+    "rebalance": rebalance,
+    "add_partitions": add_partitions,
+}
+"""Faults by the kind that schedules name."""

@@ -1,0 +1,170 @@
+"""The model of consensus groups: its load, its liveness checks after healing, and its final comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from quiver.clock import Rng
+from quiver.errors import DamageError, TrimmedError
+from quiver.model import GroupId, Index
+from quiver.raft import Safeguard
+from quiver.testing.checkers.clients import check_sends
+from quiver.testing.groups import operations
+from quiver.testing.groups.consumers import CursorConsumer
+from quiver.testing.groups.history import check_client_history
+from quiver.testing.groups.node import SimulatedNode
+from quiver.testing.groups.operations import find_leader
+from quiver.testing.groups.stability import check_stability
+from quiver.testing.groups.swarm import FAULT_KINDS, MIXED, GroupKnobs, Profile, draw_group_knobs
+from quiver.testing.groups.world import GroupWorld
+from quiver.testing.simulator.faults import SHARED_FAULTS, FaultInjection
+from quiver.testing.simulator.report import SeedReport, require, violated
+from quiver.testing.simulator.runner import Model
+from quiver.testing.simulator.world import SimulationRun
+
+COMMIT_WITHIN_MS = 10_000
+"""F3: how long after healing a new write may take."""
+CONVERGE_WITHIN_MS = 60_000
+"""F3: how long after healing the replicas may differ."""
+_READ_BYTES = 64 * 1024
+
+_FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = {
+    **SHARED_FAULTS,
+    "add_member": operations.add_member,
+    "remove_member": operations.remove_member,
+    "swap_member": operations.swap_member,
+    "demote_member": operations.demote_member,
+    "transfer": operations.transfer,
+    "snapshot": operations.snapshot,
+    "burst": operations.burst,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupModel(Model[GroupKnobs, GroupWorld]):
+    """Consensus groups; `profile` leans the draw, `disabled` switches safeguards off."""
+
+    profile: Profile = MIXED
+    disabled: frozenset[Safeguard] = frozenset()
+
+    is_cluster: ClassVar = False
+    stream_prefix: ClassVar = ""
+    events_max: ClassVar = 2_000_000
+    time_max_s: ClassVar = 600.0
+    faults: ClassVar = _FAULTS
+    required_faults: ClassVar = tuple(FAULT_KINDS)
+
+    def draw_knobs(self, rng: Rng) -> GroupKnobs:
+        """Draw the knobs of one seed."""
+        return draw_group_knobs(rng, self.profile)
+
+    def make_world(self, run: SimulationRun, knobs: GroupKnobs) -> GroupWorld:
+        """Return the world of one run."""
+        return GroupWorld(run, knobs, self.disabled)
+
+    async def begin(self, world: GroupWorld) -> None:
+        """Start the clients."""
+        world.begin_load()
+
+    async def verify(self, world: GroupWorld) -> None:
+        """Check that writes resume, that replicas converge, and that they hold what clients were told."""
+        await _require_writes(world)
+        await world.end_load()
+        await _require_convergence(world)
+        if world.knobs.has_stable_phase:
+            await check_stability(world, world.streams.stream("quiet"))
+            await _require_convergence(world)
+        await _compare(world)
+
+    def fill(self, report: SeedReport, world: GroupWorld) -> None:
+        """Add the figures of clients, elections and membership changes."""
+        observer = world.observer
+        report.sends = Counter(send.outcome for send in world.history.sends)
+        report.reads = world.history.reads_done
+        report.consumed = world.history.consumed
+        report.trimmed = sum(log.first_offset for log in observer.committed.values())
+        report.elections = sum(checker.leader_count for checker in observer.elections.values())
+        report.changes = world.changes
+
+
+async def _require_writes(world: GroupWorld) -> None:
+    """F3: every group commits a new write soon after healing."""
+    started_ms = world.now_ms
+    before = {group: log.end_offset for group, log in world.observer.committed.items()}
+    for group in world.groups:
+        send = await world.add_producer(group).send_one()
+        world.check()
+        took_ms = world.now_ms - started_ms
+        is_done = send.outcome == "ok" and world.observer.committed[group].end_offset > before[group]
+        require(is_done and took_ms <= COMMIT_WITHIN_MS, "F3", "no write after healing", group=group, took_ms=took_ms)
+
+
+async def _require_convergence(world: GroupWorld) -> None:
+    """F3: all replicas reach the same index, and every repair is done."""
+    deadline_ms = world.now_ms + CONVERGE_WITHIN_MS
+    while True:
+        lagging = [text for group in world.groups for text in _lagging(world, group)]
+        if not lagging and not world.repairing:
+            return
+        require(world.now_ms < deadline_ms, "F3", "replicas do not converge", lagging="; ".join(lagging))
+        await asyncio.sleep(0.25)
+        world.check()
+
+
+def _lagging(world: GroupWorld, group: GroupId) -> list[str]:
+    leader = find_leader(world, group)
+    if leader is None:
+        return [f"group {group} has no leader"]
+    raft = leader[1].raft
+    lagging = []
+    for node_id in raft.configuration.members:
+        replica = world.nodes[node_id].replicas.get(group)
+        applied = replica.member.applied_index if replica is not None else None
+        if applied != raft.last_index:
+            lagging.append(f"node {node_id} of group {group} applied {applied} of {raft.last_index}")
+    return lagging
+
+
+async def _compare(world: GroupWorld) -> None:
+    """F1, F2, F4: replicas are byte-equal, and clients' histories agree with them."""
+    for group in world.groups:
+        committed = world.observer.committed[group]
+        leader = find_leader(world, group)
+        assert leader is not None, "the group has converged"
+        for node_id in leader[1].configuration.members:
+            await _read_all(world, world.nodes[node_id], group)
+        for consumer in world.consumers:
+            if isinstance(consumer, CursorConsumer) and consumer.group == group:
+                await consumer.finish()
+        sends = [send for send in world.history.sends if send.group == group]
+        check_sends(sends, committed)
+        check_client_history(sends, committed.data_batches())
+
+
+async def _read_all(world: GroupWorld, node: SimulatedNode, group: GroupId) -> None:
+    """Read a replica's whole log from its disk and compare it with what is committed."""
+    replica = node.replicas[group]
+    log, committed = replica.member.log, world.observer.committed[group]
+    committed.snapshot(node.id, replica.member.applied_index, replica.state.snapshot())
+    facts = {"node": node.id, "group": group, "start": log.first_offset, "trimmed_to": replica.first_offset}
+    is_complete = world.knobs.retention is None or log.first_offset <= replica.first_offset
+    require(is_complete, "F1", "a replica does not have every record that is kept", **facts)
+    index = log.first_index
+    while index < committed.applied_index + 1:
+        try:
+            batches = await log.read_entries(index, end_index=Index(committed.applied_index + 1), bytes_max=_READ_BYTES)
+        except TrimmedError:
+            index = log.first_index  # a snapshot was taken meanwhile
+            continue
+        except DamageError:
+            require(node.is_damaged, "F1", "a disk that nobody damaged is damaged", node=node.id, group=group)
+            return  # it says so, and serves nothing wrong
+        if not batches:
+            violated("F1", "a replica ends early", node=node.id, group=group, index=index)
+        for batch in batches:
+            committed.check_read(node.id, batch)
+        index = Index(batches[-1].header.index + 1)

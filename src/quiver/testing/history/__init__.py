@@ -1,0 +1,54 @@
+"""Judges what clients of a cluster saw: a history in, anomalies by name out.
+
+Written apart from what it judges: nothing here imports any other part of Quiver, only the standard library, so that a
+defect cannot excuse itself. Workloads write a history with `Recorder`; `check_history` reads it. `events` tells the
+format, and each checker's module what it demands.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from quiver.testing.history.anomalies import Anomaly, CheckResult
+from quiver.testing.history.cursors import check_cursors
+from quiver.testing.history.events import HistoryError, HistoryEvent, RecordedCall, Recorder, pair_events, parse_history
+from quiver.testing.history.ledger import Ledger
+from quiver.testing.history.linearizability import check_names
+from quiver.testing.history.loss import check_loss, check_replicas
+from quiver.testing.history.order import check_order
+
+__all__ = [
+    "Anomaly",
+    "CheckResult",
+    "HistoryError",
+    "HistoryEvent",
+    "RecordedCall",
+    "Recorder",
+    "check_history",
+    "parse_history",
+]
+
+
+def check_history(events: Iterable[HistoryEvent]) -> CheckResult:
+    """Return everything that is wrong with a history; raise HistoryError if it is none."""
+    verdict = CheckResult()
+    with _no_collections():
+        ledger = Ledger(pair_events(events), verdict)
+        verdict.facts["operations"] = len(ledger.operations)
+        for check in (check_loss, check_order, check_replicas, check_cursors, check_names):
+            check(ledger, verdict)
+    return verdict
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Let the garbage collector rest: it would visit millions of objects of which none is garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

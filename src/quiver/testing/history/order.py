@@ -1,0 +1,123 @@
+"""Did things happen in an order that one log can have had?
+
+Within one call and from call to call of one process, polls go on where the last one ended: a record left out is a
+**poll-skip**, one that does not lie behind the last a **nonmonotonic-poll**; the same of sends is a
+**nonmonotonic-send**. Over all processes real time rules: whatever a client was told to be in the log before a send
+began lies before it (**real-time-violation**), and before an end offset was asked for, lies below it (**stale-end**).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+
+from quiver.testing.history.anomalies import CheckResult
+from quiver.testing.history.events import HistoryOperation
+from quiver.testing.history.ledger import Ledger, TrackedSend
+
+
+def check_order(ledger: Ledger, verdict: CheckResult) -> None:
+    """Find what was read or written out of order."""
+    _Polls(ledger, verdict).check()
+    _check_sends(ledger, verdict)
+    _check_real_time(ledger, verdict)
+
+
+class _Polls:
+    """Walks over the polls of every process, with the place in the log that each has reached."""
+
+    def __init__(self, ledger: Ledger, verdict: CheckResult) -> None:
+        self._ledger = ledger
+        self._verdict = verdict
+        self._known = {key: sorted(log.values) for key, log in ledger.logs.items()}
+        self._next: dict[str, dict[str | None, int]] = defaultdict(dict)
+
+    def check(self) -> None:
+        for operation in sorted(self._reads(), key=lambda one: one.completed):
+            if operation.f == "poll":
+                self._check_poll(operation)
+            elif operation.f == "crash" or operation.key is None:
+                self._next.pop(operation.proc, None)
+            elif operation.result is None:
+                self._next[operation.proc].pop(operation.key, None)
+            else:
+                self._next[operation.proc][operation.key] = operation.result
+
+    def _reads(self) -> Iterator[HistoryOperation]:
+        for operation in self._ledger.operations:
+            if operation.f in ("assign", "crash") or (operation.f == "poll" and operation.outcome == "ok"):
+                yield operation
+
+    def _check_poll(self, poll: HistoryOperation) -> None:
+        if not poll.result:
+            return
+        positions = self._next[poll.proc]
+        position = positions.get(poll.key)
+        for offset, _ in poll.result:
+            if position is not None and offset != position:
+                self._check_step(poll, position, offset)
+            position = offset + 1
+        assert position is not None
+        positions[poll.key] = position
+
+    def _check_step(self, poll: HistoryOperation, position: int, offset: int) -> None:
+        facts = {"expected": position, "offset": offset, "proc": poll.proc, "event": poll.completed}
+        if offset < position:
+            self._verdict.find("nonmonotonic-poll", poll.key, **facts)
+            return
+        assert poll.key is not None
+        known = self._known[poll.key]
+        skipped = known[bisect_left(known, position) : bisect_left(known, offset)]
+        if skipped and skipped[-1] >= self._ledger.logs[poll.key].first_offset:
+            self._verdict.find("poll-skip", poll.key, skipped=len(skipped), **facts)
+
+
+def _check_sends(ledger: Ledger, verdict: CheckResult) -> None:
+    last: dict[tuple[str, str | None], TrackedSend] = {}
+    for send in ledger.sends:
+        if send.operation.outcome != "ok":
+            continue
+        assert send.base is not None
+        before = last.get((send.operation.proc, send.key))
+        if before is not None and before.base is not None and send.base < before.base + len(before.values):
+            verdict.find(
+                "nonmonotonic-send",
+                send.key,
+                proc=send.operation.proc,
+                offsets=[before.base, send.base],
+                events=[before.operation.completed, send.operation.completed],
+            )
+        last[send.operation.proc, send.key] = send
+
+
+def _check_real_time(ledger: Ledger, verdict: CheckResult) -> None:
+    """Sweep over all beginnings and ends of operations in real time, with what is known to be in each log by then.
+
+    An end that is learnt counts for what begins later; what begins remembers the end known at that moment.
+    """
+    moments: list[tuple[int, bool, str, int, HistoryOperation]] = []
+    for send in ledger.sends:
+        if send.is_done and send.key is not None and send.base is not None:
+            moments.append((send.operation.invoked, False, send.key, send.base, send.operation))
+            if send.operation.outcome == "ok":
+                end = send.base + len(send.values)
+                moments.append((send.operation.completed, True, send.key, end, send.operation))
+    for operation in ledger.operations:
+        if operation.outcome != "ok" or operation.key is None:
+            continue
+        if operation.f == "list_offsets":
+            verdict.facts["end_offsets_read"] += 1
+            moments.append((operation.invoked, False, operation.key, operation.result, operation))
+            moments.append((operation.completed, True, operation.key, operation.result, operation))
+        elif operation.f in ("poll", "consume") and operation.result:
+            end = 1 + max(offset for offset, _ in operation.result)
+            moments.append((operation.completed, True, operation.key, end, operation))
+    moments.sort(key=lambda moment: moment[0])
+    ends: dict[str, int] = defaultdict(int)
+    for _, is_learnt, key, offset, operation in moments:
+        if is_learnt:
+            ends[key] = max(ends[key], offset)
+        elif offset < ends[key]:
+            name = "real-time-violation" if operation.f == "send" else "stale-end"
+            verdict.find(name, key, offset=offset, known_end=ends[key], proc=operation.proc, event=operation.invoked)
