@@ -26,17 +26,17 @@ from postgresql_server import ServerMissingError, running_server
 
 from quiver.clock import SystemClock
 from quiver.config import ManagerSettings
-from quiver.manager.changes import Changes
+from quiver.manager.change_handler import ChangeHandler
 from quiver.metadata import (
     Beat,
     CreateTopicCommand,
+    EntityKind,
     InitCluster,
-    Kind,
     RecordHeartbeats,
     RegisterBroker,
     RegisterConsumerCommand,
     RegisterProducerCommand,
-    Selection,
+    TopicSelection,
     sqlite_url,
 )
 from quiver.model import NodeId
@@ -44,7 +44,7 @@ from quiver.wire import messages
 
 CALLERS = 64
 SECONDS = 3.0
-TOPICS = (Selection("logs"),)
+TOPICS = (TopicSelection("logs"),)
 NO_PAYLOAD = memoryview(b"")
 SQLITE_TARGET, POSTGRESQL_TARGET = 2_000, 1_000
 
@@ -86,9 +86,11 @@ async def measure(url: str, schema: str | None, *, name: str, target: float, raw
                 lambda n: submit(RegisterConsumerCommand(now_ms=2, topics=TOPICS, request_id=f"r{n}"))
             )
             beats = await rate(
-                lambda n: submit(RecordHeartbeats(now_ms=n, beats=tuple(Beat(Kind.PRODUCER, k, n) for k in range(100))))
+                lambda n: submit(
+                    RecordHeartbeats(now_ms=n, beats=tuple(Beat(EntityKind.PRODUCER, k, n) for k in range(100)))
+                )
             )
-            changes = Changes(manager.store, clock=SystemClock(), settings=ManagerSettings(), heartbeats=None)
+            changes = ChangeHandler(manager.store, clock=SystemClock(), settings=ManagerSettings(), heartbeats=None)
             topics = await rate(lambda n: changes.carry_out(messages.CreateTopicRequest(topic=f"t{n}"), NO_PAYLOAD))
             status = manager.store.status()
             start = perf_counter()

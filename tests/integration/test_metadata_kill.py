@@ -17,7 +17,7 @@ from quiver.metadata import (
     InitCluster,
     RegisterBroker,
     RegisterConsumerCommand,
-    Selection,
+    TopicSelection,
     sqlite_url,
 )
 from quiver.model import NodeId
@@ -40,7 +40,7 @@ async def live(directory: Path) -> None:
 
         async def register() -> None:
             while True:
-                found = await manager.store.submit(RegisterConsumerCommand(now_ms=2, topics=(Selection("logs"),)))
+                found = await manager.store.submit(RegisterConsumerCommand(now_ms=2, topics=(TopicSelection("logs"),)))
                 sys.stdout.write(f"{found.consumer_id}\n")
                 sys.stdout.flush()
                 if manager.store.applied_index % 97 == 0:

@@ -19,14 +19,14 @@ from quiver.metadata import (
     Command,
     CreateTopicCommand,
     DeleteTopicCommand,
+    EntityKind,
     ForgetClientCommand,
     InitCluster,
-    Kind,
+    MetadataState,
     PurgeTopic,
     RegisterBroker,
     RegisterConsumerCommand,
-    Selection,
-    State,
+    TopicSelection,
     open_database,
     tables,
 )
@@ -34,7 +34,7 @@ from quiver.metadata.apply import apply
 from quiver.metadata.commands import AnyCommand
 from quiver.metadata.database import Database, DatabaseLostError, Transaction
 from quiver.metadata.migrations import SCHEMA_VERSION
-from quiver.metadata.state import Change, Position
+from quiver.metadata.state import Change, LogPosition
 from quiver.model import Index, NodeId, Term, TopicId
 
 _numbers = count()
@@ -53,8 +53,8 @@ def database(server: Server) -> Iterator[Database]:
         yield opened
 
 
-def at(index: int) -> Position:
-    return Position(Index(index), Term(1))
+def at(index: int) -> LogPosition:
+    return LogPosition(Index(index), Term(1))
 
 
 def beginning() -> list[AnyCommand]:
@@ -66,26 +66,26 @@ def beginning() -> list[AnyCommand]:
 
 
 def register(request: str = "") -> RegisterConsumerCommand:
-    return RegisterConsumerCommand(now_ms=2, topics=(Selection("logs"),), request_id=request)
+    return RegisterConsumerCommand(now_ms=2, topics=(TopicSelection("logs"),), request_id=request)
 
 
-def advance(database: Database, state: State, commands: list[AnyCommand], **fields: Any) -> None:
+def advance(database: Database, state: MetadataState, commands: list[AnyCommand], **fields: Any) -> None:
     changes: list[Change] = []
     before = state.position
     for command in commands:
         changes += apply(state, command).changes
-    state.stand_at(at(before.index + len(commands)))
+    state.advance_to(at(before.index + len(commands)))
     newest = {(change.table, change.key): change.row for change in changes}
     database.write(Transaction(before=before, after=state.position, counters=state.counters, changes=newest, **fields))
 
 
 def test_postgresql_holds_what_memory_does(database: Database) -> None:
-    state = State()
+    state = MetadataState()
     parts: list[list[AnyCommand]] = [
         beginning(),
         [register(), register()],
         [register()],
-        [ForgetClientCommand(now_ms=3, kind=Kind.CONSUMER, id=2)],
+        [ForgetClientCommand(now_ms=3, kind=EntityKind.CONSUMER, id=2)],
         [DeleteTopicCommand(now_ms=3, topic="logs", purge_ms=3), PurgeTopic(now_ms=3, topic_id=TopicId(1))],
     ]
     for commands in parts:
@@ -95,11 +95,11 @@ def test_postgresql_holds_what_memory_does(database: Database) -> None:
 
 
 def test_every_node_has_a_schema_of_its_own(server: Server, database: Database) -> None:
-    advance(database, State(), beginning())
+    advance(database, MetadataState(), beginning())
     with closing(open_database(server.url, schema="quiver_another")) as other:
         assert other.prepare() == 0
         assert other.prepare() == SCHEMA_VERSION
-        assert other.load().view().encode() == State().view().encode()
+        assert other.load().view().encode() == MetadataState().view().encode()
 
 
 def test_migrations_make_the_tables_that_are_used(server: Server) -> None:
@@ -130,7 +130,7 @@ def test_newer_schema_is_refused(database: Database) -> None:
 
 
 def test_failed_transaction_leaves_everything_as_it_was(database: Database) -> None:
-    state = State()
+    state = MetadataState()
     advance(database, state, beginning())
     with database._engine.begin() as connection:
         connection.execute(text("ALTER TABLE registrations ADD CHECK (client_id < 1)"))
@@ -141,7 +141,7 @@ def test_failed_transaction_leaves_everything_as_it_was(database: Database) -> N
 
 
 def test_lost_server_is_told_apart_from_a_failure(server: Server, database: Database) -> None:
-    state = State()
+    state = MetadataState()
     advance(database, state, beginning())
     server.stop()
     try:

@@ -62,7 +62,6 @@ PURE_METADATA = (
     "holds",
     "journal",
     "moves",
-    "refusals",
     "rows",
     "state",
     "topics",

@@ -29,17 +29,17 @@ from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
     BrokerState,
-    Changed,
     Command,
-    Done,
+    CommandDone,
     FinishMove,
     MetadataStore,
-    Move,
+    MoveRow,
     MoveState,
-    Partition,
+    PartitionRow,
     PromoteMove,
     Table,
     View,
+    WatchEvent,
 )
 from quiver.model import Index, NodeId
 from quiver.partition import Replica
@@ -87,7 +87,7 @@ class Mover:
         self._dirty[key] = None
         self._work.set()
 
-    def _note(self, changed: Changed) -> None:
+    def _note(self, changed: WatchEvent) -> None:
         if changed.view is not None:
             for held in self._table:
                 self.look_at(held.key)
@@ -95,7 +95,7 @@ class Mover:
         for change in changed.changes:
             if change.table is Table.PARTITIONS and self._table.get(change.key) is not None:
                 self.look_at(change.key)
-            elif isinstance(change.row, Move):
+            elif isinstance(change.row, MoveRow):
                 self.look_at((change.row.topic_id, change.row.partition_id))
             elif change.table is Table.BROKERS:
                 for move in self._store.view().moves.values():
@@ -160,7 +160,7 @@ class Mover:
             logger.info("members changed", extra=facts(group=member.group, voters=sorted(wanted)))
         return False
 
-    async def _conclude(self, view: View, row: Partition, move: Move | None) -> bool:
+    async def _conclude(self, view: View, row: PartitionRow, move: MoveRow | None) -> bool:
         """Tell the metadata how far a move has come."""
         if move is None:
             return True
@@ -186,7 +186,7 @@ class Mover:
         if row is None or wanted_voters(row, find_move(view, key)) != wanted:
             raise UnavailableError("the metadata was behind")
 
-    async def _submit(self, command: Command[Done]) -> None:
+    async def _submit(self, command: Command[CommandDone]) -> None:
         try:
             await self._router.submit(command)
         except QuiverError as error:
@@ -194,12 +194,12 @@ class Mover:
                 raise
 
 
-def find_move(view: View, key: Key) -> Move | None:
+def find_move(view: View, key: Key) -> MoveRow | None:
     """Return a partition's move; there is never more than one."""
     return next((move for move in view.moves.values() if (move.topic_id, move.partition_id) == key), None)
 
 
-def wanted_voters(row: Partition, move: Move | None) -> set[NodeId]:
+def wanted_voters(row: PartitionRow, move: MoveRow | None) -> set[NodeId]:
     """Return who is to vote in a partition's group."""
     if move is None or move.state is not MoveState.BEGUN:
         return set(row.replicas)

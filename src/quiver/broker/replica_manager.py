@@ -28,15 +28,15 @@ from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
     Change,
-    Changed,
     FinishMove,
     MetadataStore,
-    Move,
+    MoveRow,
     MoveState,
-    Partition,
+    PartitionRow,
     Table,
     TopicState,
     View,
+    WatchEvent,
 )
 from quiver.model import GroupId, Index, NodeId
 from quiver.partition import PartitionState, Replica
@@ -137,7 +137,7 @@ class ReplicaManager:
 
     # -- what changed ----------------------------------------------------------------------------
 
-    def _note(self, changed: Changed) -> None:
+    def _note(self, changed: WatchEvent) -> None:
         self._has_begun = True
         if changed.view is not None:
             self._note_all(changed.view)
@@ -160,7 +160,7 @@ class ReplicaManager:
                 for group, key in list(self._keys.items()):
                     if key[0] == change.key and self._concerns_us(group):
                         self.look_at(group)
-            case Table.MOVES if isinstance(change.row, Move) and change.row.source == self._node:
+            case Table.MOVES if isinstance(change.row, MoveRow) and change.row.source == self._node:
                 row = self._store.view().partitions.get(_key_of(change.row))
                 if row is not None:
                     self.look_at(row.group_id)
@@ -169,7 +169,7 @@ class ReplicaManager:
 
     def _note_partition(self, change: Change) -> None:
         row = change.row
-        if isinstance(row, Partition):
+        if isinstance(row, PartitionRow):
             self._keys[row.group_id] = row.key
             if row.is_on(self._node) or self._concerns_us(row.group_id):
                 self.look_at(row.group_id)
@@ -237,7 +237,7 @@ class ReplicaManager:
         if known is None or known.identity != self._identity:
             raise UnavailableError("this node is not registered as what it is")
 
-    async def _find_first_members(self, row: Partition) -> Configuration | None:
+    async def _find_first_members(self, row: PartitionRow) -> Configuration | None:
         """Return who the first members of a new group are, this one among them; None for a replica that joins later.
 
         By metadata that is no older than now: whoever knows only how the cluster was once may have been a member, and
@@ -251,7 +251,7 @@ class ReplicaManager:
             raise UnavailableError("the metadata was behind")
         return Configuration(voters=tuple(sorted(now.replicas))) if not now.epoch else None
 
-    async def _open(self, row: Partition, held: Held | None, first_members: Configuration | None) -> None:
+    async def _open(self, row: PartitionRow, held: Held | None, first_members: Configuration | None) -> None:
         """Open a replica. Damage stays what it is; another failure of the disk, such as no space, may pass."""
         held, known = self._table.add(row.key, row.group_id) if held is None else held, held
         try:
@@ -277,7 +277,7 @@ class ReplicaManager:
         for delay_ms in CAMPAIGN_DELAYS_MS:
             asyncio.get_running_loop().call_later(delay_ms / 1000, _campaign, held, replica)
 
-    async def _open_replica(self, row: Partition, held: Held, first_members: Configuration | None) -> Replica | None:
+    async def _open_replica(self, row: PartitionRow, held: Held, first_members: Configuration | None) -> Replica | None:
         group, directory = row.group_id, self._folders.path(row.group_id)
         is_new = group not in self._present
         if is_new:
@@ -300,7 +300,7 @@ class ReplicaManager:
 
     # -- letting go ------------------------------------------------------------------------------
 
-    async def _settle_moved_away(self, row: Partition, held: Held | None) -> None:
+    async def _settle_moved_away(self, row: PartitionRow, held: Held | None) -> None:
         if held is not None or self._concerns_us(row.group_id):
             members = await self._router.find_members(row)
             if self._node in members.voters or self._node in members.learners:
@@ -340,7 +340,7 @@ class ReplicaManager:
             logger.info("replica closed", extra=facts(group=held.group))
         self._table.remove(held)
 
-    async def _submit_finish(self, move: Move) -> None:
+    async def _submit_finish(self, move: MoveRow) -> None:
         try:
             await self._router.submit(FinishMove(now_ms=self._clock.wall_ms(), move_id=move.move_id))
         except QuiverError as error:
@@ -361,11 +361,11 @@ def _campaign(held: Held, replica: Replica) -> None:
         replica.member.campaign()
 
 
-def _key_of(move: Move) -> Key:
+def _key_of(move: MoveRow) -> Key:
     return (move.topic_id, move.partition_id)
 
 
-def _promoted_move(view: View, row: Partition, *, source: NodeId) -> Move | None:
-    moves: Sequence[Move] = [view.moves[move_id] for move_id in sorted(view.moves)]
+def _promoted_move(view: View, row: PartitionRow, *, source: NodeId) -> MoveRow | None:
+    moves: Sequence[MoveRow] = [view.moves[move_id] for move_id in sorted(view.moves)]
     wanted = (MoveState.PROMOTED, source, row.key)
     return next((move for move in moves if (move.state, move.source, _key_of(move)) == wanted), None)

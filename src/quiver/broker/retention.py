@@ -8,7 +8,7 @@ honoured for as long as it is in the metadata: only the primary says when it is 
 from __future__ import annotations
 
 from quiver.broker.table import Held, PartitionTable
-from quiver.metadata import Changed, ConsumerRow, MetadataStore, Table, View
+from quiver.metadata import ConsumerRow, MetadataStore, Table, View, WatchEvent
 from quiver.model import Index, TopicId
 from quiver.partition import Replica, RetentionPolicy
 
@@ -53,7 +53,7 @@ def find_retention(view: View, held: Held) -> RetentionPolicy:
     )
 
 
-def _concerned_topics(view: View, changed: Changed) -> set[TopicId]:
+def _concerned_topics(view: View, changed: WatchEvent) -> set[TopicId]:
     """Return the topics whose rules may have changed; of a consumer that is gone nobody knows which they were."""
     if changed.view is not None:
         return set(view.topics)

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from quiver.clock import Clock
 from quiver.errors import NotFoundError, NotLeaderError, UnavailableError
-from quiver.metadata import Partition, TopicState, View
+from quiver.metadata import PartitionRow, TopicState, View
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
 from quiver.replication import find_in_sync
@@ -183,7 +183,7 @@ class PartitionTable:
         raise UnavailableError(f"not done: the replica is {held.state}: {held.problem}", code=f"replica_{held.state}")
 
 
-def find_partition(view: View, topic_id: TopicId, partition_id: PartitionId) -> Partition:
+def find_partition(view: View, topic_id: TopicId, partition_id: PartitionId) -> PartitionRow:
     """Return a partition of a topic in use.
 
     Raises:

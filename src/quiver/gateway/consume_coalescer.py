@@ -16,7 +16,7 @@ from typing import NamedTuple
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.gateway.failures import failure_of
 from quiver.gateway.http import HttpResponse
-from quiver.metadata import Topic
+from quiver.metadata import TopicRow
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
 from quiver.routing.retry import Deadline
@@ -44,7 +44,7 @@ class Call:
 
     def __init__(
         self,
-        topic: Topic,
+        topic: TopicRow,
         consumer_id: ConsumerId,
         order: Sequence[PartitionId],
         *,
@@ -77,7 +77,7 @@ class ConsumeCoalescer:
         self._serving: set[asyncio.Task[None]] = set()
 
     def take(
-        self, topic: Topic, consumer_id: int, order: Sequence[PartitionId], *, deadline: Deadline
+        self, topic: TopicRow, consumer_id: int, order: Sequence[PartitionId], *, deadline: Deadline
     ) -> asyncio.Future[HttpResponse]:
         """Take the next record of the first partition that has one; the future may be cancelled."""
         done: asyncio.Future[HttpResponse] = self._loop.create_future()

@@ -25,7 +25,7 @@ from quiver.gateway.messages import read_value, read_values
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.registrations import Allowed, Registrations
 from quiver.gateway.topic_producers import TopicProducers
-from quiver.metadata import Topic
+from quiver.metadata import TopicRow
 from quiver.model import PartitionId, ProducerId
 from quiver.record import build_batch
 from quiver.routing.retry import Deadline
@@ -145,7 +145,7 @@ class ProducerCalls:
         delivery.add_done_callback(settle)
         return answer
 
-    def _respond(self, topic: Topic, done: Delivery, size_bytes: int) -> HttpResponse:
+    def _respond(self, topic: TopicRow, done: Delivery, size_bytes: int) -> HttpResponse:
         if done.error is not None:
             return failure_of(self._packers.judge(topic, done.error))
         self._metrics.count_produced(records=1, size_bytes=size_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from quiver.errors import NotAllowedError, NotFoundError
-from quiver.metadata import ALL_PARTITIONS, ConsumerRow, ProducerRow, Topic, View
+from quiver.metadata import ALL_PARTITIONS, ConsumerRow, ProducerRow, TopicRow, View
 from quiver.model import ConsumerId, PartitionId, ProducerId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
@@ -24,7 +24,7 @@ KNOWN_MAX = 100_000
 class Allowed(NamedTuple):
     """What a client may use of a topic."""
 
-    topic: Topic
+    topic: TopicRow
     partitions: tuple[PartitionId, ...]
     is_whole: bool
     """Whether these are all partitions, those to come included."""

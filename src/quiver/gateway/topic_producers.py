@@ -17,7 +17,7 @@ from quiver.client.producer import ProducerCore
 from quiver.client.sources import RECORD_BYTES
 from quiver.errors import FencedError, OverloadedError, QuiverError, UnavailableError
 from quiver.gateway.cluster import INTERNAL_PREFIX
-from quiver.metadata import Topic
+from quiver.metadata import TopicRow
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
@@ -39,19 +39,19 @@ class TopicProducers:
         # Opening the same one twice would fence off the first.
         self._opening = asyncio.Lock()
 
-    def find(self, topic: Topic) -> ProducerCore | None:
+    def find(self, topic: TopicRow) -> ProducerCore | None:
         """Return a topic's producer if it is open."""
         core = self._cores.get(topic.topic_id)
         if core is not None and core.accumulator.partition_count < topic.partitions:
             core.accumulator.grow(topic.partitions)
         return core
 
-    async def open(self, topic: Topic, *, deadline: Deadline) -> ProducerCore:
+    async def open(self, topic: TopicRow, *, deadline: Deadline) -> ProducerCore:
         """Return a topic's producer, opened if need be."""
         async with self._opening:
             return self.find(topic) or await self._open(topic, deadline)
 
-    async def _open(self, topic: Topic, deadline: Deadline) -> ProducerCore:
+    async def _open(self, topic: TopicRow, deadline: Deadline) -> ProducerCore:
         if len(self._cores) >= TOPICS_MAX:
             await self._cores.pop(next(iter(self._cores))).close()
         core = await ProducerCore.open(
@@ -66,7 +66,7 @@ class TopicProducers:
         return core
 
     def send(
-        self, topic: Topic, core: ProducerCore, value: bytes, *, key: str | None, partition: int | None
+        self, topic: TopicRow, core: ProducerCore, value: bytes, *, key: str | None, partition: int | None
     ) -> Delivery:
         """Accept a message; raise `OverloadedError` if there is no room."""
         try:
@@ -78,7 +78,7 @@ class TopicProducers:
         return delivery
 
     async def send_together(
-        self, topic: Topic, core: ProducerCore, values: list[bytes], *, key: bytes | None, partition: int | None
+        self, topic: TopicRow, core: ProducerCore, values: list[bytes], *, key: bytes | None, partition: int | None
     ) -> tuple[PartitionId, Offset]:
         """Accept messages into one batch and wait for it; return where the first is. Raises as `send`."""
         size_bytes = sum(map(len, values)) + RECORD_BYTES * len(values)
@@ -91,7 +91,7 @@ class TopicProducers:
         except FencedError as error:
             raise self.judge(topic, error) from None
 
-    def judge(self, topic: Topic, error: QuiverError) -> QuiverError:
+    def judge(self, topic: TopicRow, error: QuiverError) -> QuiverError:
         """Return what a failure of a gateway's own producer means to a client.
 
         It is fenced off if another process has this node's id; the next message opens a new one, and so fences that
@@ -109,5 +109,5 @@ class TopicProducers:
             await core.close()
 
 
-def _full(topic: Topic) -> OverloadedError:
+def _full(topic: TopicRow) -> OverloadedError:
     return OverloadedError(f"not done: {BUFFER_BYTES} bytes are under way to topic {topic.name!r}")

@@ -6,8 +6,8 @@ does. `Manager` runs on managers, and works on the primary: `liveness` hears hea
 """
 
 from quiver.manager.admin_service import AdminService
-from quiver.manager.changes import Heartbeats
+from quiver.manager.change_handler import HeartbeatHandler
 from quiver.manager.manager import Manager, ManagerStatus
 from quiver.manager.node_router import NodeRouter
 
-__all__ = ["AdminService", "Heartbeats", "Manager", "ManagerStatus", "NodeRouter"]
+__all__ = ["AdminService", "HeartbeatHandler", "Manager", "ManagerStatus", "NodeRouter"]

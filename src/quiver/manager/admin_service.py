@@ -1,8 +1,8 @@
 """Answers requests about the cluster on every node.
 
 Reads are served from this node's own copy of the metadata, at most `metadata.staleness_ms_max` old; linearizable reads
-by the primary. Changes are made by the primary (`changes`); any other node forwards them (`node_router`). The service
-keeps no state.
+by the primary. Changes are made by the primary (`change_handler`); any other node forwards them (`node_router`). The
+service keeps no state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import NotAllowedError
 from quiver.manager import describe
-from quiver.manager.changes import ChangeRequest, Changes, Heartbeats
+from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
 from quiver.wire.holds import ListHolds
@@ -33,13 +33,13 @@ class AdminService:
         *,
         clock: Clock,
         settings: ManagerSettings,
-        heartbeats: Heartbeats | None = None,
+        heartbeats: HeartbeatHandler | None = None,
     ) -> None:
         self._store = store
         self._router = router
         self._clock = clock
         self._settings = settings
-        self._changes = Changes(store, clock=clock, settings=settings, heartbeats=heartbeats)
+        self._changes = ChangeHandler(store, clock=clock, settings=settings, heartbeats=heartbeats)
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests that any node serves, for `dispatch`."""

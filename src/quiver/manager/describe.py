@@ -8,11 +8,11 @@ from quiver.metadata import (
     BrokerRow,
     BrokerState,
     ConsumerRow,
-    Kind,
-    Partition,
+    EntityKind,
+    PartitionRow,
     ProducerRow,
     Retention,
-    Topic,
+    TopicRow,
     View,
 )
 from quiver.metadata.rows import FIRST_PARTITION_GROUP
@@ -123,11 +123,11 @@ def _node(view: View, broker: BrokerRow) -> NodeInfo:
         rack=broker.rack,
         state=broker.state.value,
         is_draining=broker.is_draining,
-        last_seen_ms=view.last_seen_ms(Kind.BROKER, broker.broker_id),
+        last_seen_ms=view.last_seen_ms(EntityKind.BROKER, broker.broker_id),
     )
 
 
-def _topic(view: View, topic: Topic) -> TopicInfo:
+def _topic(view: View, topic: TopicRow) -> TopicInfo:
     retention = topic.retention
     return TopicInfo(
         topic=topic.name,
@@ -139,7 +139,7 @@ def _topic(view: View, topic: Topic) -> TopicInfo:
     )
 
 
-def _partition(partition: Partition) -> PartitionInfo:
+def _partition(partition: PartitionRow) -> PartitionInfo:
     return PartitionInfo(
         partition_id=partition.partition_id,
         group=partition.group_id,
@@ -150,19 +150,21 @@ def _partition(partition: Partition) -> PartitionInfo:
     )
 
 
-def _clients(view: View) -> Iterator[tuple[Kind, ProducerRow | ConsumerRow]]:
+def _clients(view: View) -> Iterator[tuple[EntityKind, ProducerRow | ConsumerRow]]:
     for _, producer in sorted(view.producers.items()):
-        yield Kind.PRODUCER, producer
+        yield EntityKind.PRODUCER, producer
     for _, consumer in sorted(view.consumers.items()):
-        yield Kind.CONSUMER, consumer
+        yield EntityKind.CONSUMER, consumer
 
 
-def _client(view: View, kind: Kind, client: ProducerRow | ConsumerRow, *, now_ms: int, alive_ms: int) -> ClientInfo:
+def _client(
+    view: View, kind: EntityKind, client: ProducerRow | ConsumerRow, *, now_ms: int, alive_ms: int
+) -> ClientInfo:
     last_seen_ms = view.last_seen_ms(kind, client.key)
     topics = {view.topics[item.topic_id].name for item in client.registrations}
     name, epoch = (client.name, client.epoch) if isinstance(client, ProducerRow) else (client.request_id, 0)
     return ClientInfo(
-        kind="producer" if kind is Kind.PRODUCER else "consumer",
+        kind="producer" if kind is EntityKind.PRODUCER else "consumer",
         id=client.key,
         name=name,
         epoch=epoch,

@@ -25,11 +25,11 @@ from quiver.metadata import (
     BrokerState,
     ChangeBrokerState,
     Command,
-    Done,
-    Kind,
+    CommandDone,
+    EntityKind,
     LeaderReport,
     MetadataStore,
-    Partition,
+    PartitionRow,
     RecordHeartbeats,
     ReportLeaders,
     View,
@@ -57,7 +57,7 @@ class Liveness:
         self._settings = settings
         self._heard_ms: dict[NodeId, int] = {}
         """When each living broker was last heard of, by the monotonic clock, or first looked at."""
-        self._beats: dict[tuple[Kind, int], int] = {}
+        self._beats: dict[tuple[EntityKind, int], int] = {}
         """Wall times that are not recorded yet; only of those who are registered, hence as many as they at most."""
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class Liveness:
 
     # -- what is heard ---------------------------------------------------------------------------
 
-    async def hear(self, heartbeat: BrokerHeartbeatRequest) -> bool:
+    async def handle_heartbeat(self, heartbeat: BrokerHeartbeatRequest) -> bool:
         """Take a heartbeat; return whether its sender is registered as what it says it is, and not counted dead.
 
         Raises:
@@ -87,15 +87,15 @@ class Liveness:
         if broker is None or broker.identity != heartbeat.identity or broker.state in _GONE:
             return False
         self._heard_ms[broker.broker_id] = self._clock.monotonic_ms()
-        self._note(Kind.BROKER, broker.broker_id, self._clock.wall_ms())
+        self._note(EntityKind.BROKER, broker.broker_id, self._clock.wall_ms())
         for client in heartbeat.clients:
-            kind = Kind(client.kind)
-            if client.id in (view.producers if kind is Kind.PRODUCER else view.consumers):
+            kind = EntityKind(client.kind)
+            if client.id in (view.producers if kind is EntityKind.PRODUCER else view.consumers):
                 self._note(kind, client.id, client.last_seen_ms)
         await self._report(view, heartbeat)
         return True
 
-    def _note(self, kind: Kind, id_: int, seen_ms: int) -> None:
+    def _note(self, kind: EntityKind, id_: int, seen_ms: int) -> None:
         self._beats[kind, id_] = max(seen_ms, self._beats.get((kind, id_), 0))
 
     async def _report(self, view: View, heartbeat: BrokerHeartbeatRequest) -> None:
@@ -151,7 +151,7 @@ class Liveness:
                 if self._beats.get(key) == seen_ms:
                     del self._beats[key]
 
-    async def _submit(self, command: Command[Done]) -> bool:
+    async def _submit(self, command: Command[CommandDone]) -> bool:
         """Submit a command that will be made again from what is true then; tell whether it is done."""
         try:
             await self._store.submit(command)
@@ -161,5 +161,5 @@ class Liveness:
         return True
 
 
-def _is_news(partition: Partition | None, lead: LeaderInfo) -> bool:
+def _is_news(partition: PartitionRow | None, lead: LeaderInfo) -> bool:
     return partition is not None and lead.epoch > partition.epoch

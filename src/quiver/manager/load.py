@@ -1,7 +1,7 @@
-"""Who holds how much, and how much more may be on its way: what plans are counted on. Pure.
+"""The inputs of every placement plan: how many replicas each broker has, and how many more moves may start. Pure.
 
-A `Load` counts begun moves as if they were done, and is changed by planning on, so that each step of a plan sees those
-before it. A `Room` says how many moves may be begun.
+`ReplicaLoad` counts a begun move as completed. Planning updates it, so each step of a plan sees the steps before it.
+`MoveBudget` limits how many moves may run at the same time.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from quiver.metadata import BrokerState, Move, MoveState, Partition, TopicState, View
+from quiver.metadata import BrokerState, MoveRow, MoveState, PartitionRow, TopicState, View
 from quiver.model import NodeId, PartitionId, TopicId
 
-Key = tuple[TopicId, PartitionId]
+PartitionKey = tuple[TopicId, PartitionId]
 
 GONE = (BrokerState.DEAD, BrokerState.REMOVED)
 """The states of brokers that do nothing."""
 
 
-class Load:
+class ReplicaLoad:
     """Who holds what."""
 
     def __init__(self, view: View) -> None:
@@ -52,7 +52,7 @@ class Load:
         self.replicas.update(members)
         self.leaders[members[0]] += 1
 
-    def replace(self, key: Key, source: NodeId | None, target: NodeId) -> None:
+    def replace(self, key: PartitionKey, source: NodeId | None, target: NodeId) -> None:
         """Count a planned move as done."""
         before = self.members[key]
         if source is None:
@@ -65,7 +65,7 @@ class Load:
         self.leaders[after[0]] += 1
         self.members[key] = after
 
-    def prefer(self, key: Key, leader: NodeId) -> None:
+    def prefer(self, key: PartitionKey, leader: NodeId) -> None:
         """Count a preferred leader as named."""
         before = self.members[key]
         self.leaders[before[0]] -= 1
@@ -73,7 +73,7 @@ class Load:
         self.members[key] = (leader, *(broker for broker in before if broker != leader))
 
 
-class Room:
+class MoveBudget:
     """How many more moves may be begun: in all, for each broker, and one for each partition; None stands for any.
 
     Moves that cannot come forward take no room, nor does a source that is gone.
@@ -99,16 +99,16 @@ class Room:
         """Tell whether a broker may have one more move."""
         return self._broker_moves_max is None or self._busy[broker] < self._broker_moves_max
 
-    def admits_partition(self, partition: Partition) -> bool:
+    def admits_partition(self, partition: PartitionRow) -> bool:
         """Tell whether a partition can have a move begun: it has none, and its group could carry it out."""
         return partition.key not in self._moving and can_move(self._view, partition)
 
-    def take(self, key: Key, source: NodeId | None, target: NodeId) -> None:
+    def take(self, key: PartitionKey, source: NodeId | None, target: NodeId) -> None:
         """Take room for a planned move."""
         self._moving.add(key)
         self._count(source, target)
 
-    def movable(self, found: Iterable[Partition]) -> Iterator[Partition]:
+    def movable(self, found: Iterable[PartitionRow]) -> Iterator[PartitionRow]:
         """Yield those of some partitions that a move may be begun for, in order, as long as there is room."""
         for partition in sorted(found, key=_key_of):
             if self.is_full:
@@ -123,7 +123,7 @@ class Room:
             self._busy[source] += 1
 
 
-def can_move(view: View, partition: Partition) -> bool:
+def can_move(view: View, partition: PartitionRow) -> bool:
     """Tell whether a partition's group can change its members: it is in use, and a majority of it lives."""
     living = sum(is_living(view, broker) for broker in partition.replicas)
     return view.topics[partition.topic_id].state is TopicState.ACTIVE and 2 * living > len(partition.replicas)
@@ -134,12 +134,12 @@ def is_living(view: View, broker: NodeId) -> bool:
     return broker in view.brokers and view.brokers[broker].state not in GONE
 
 
-def count_racks(load: Load, brokers: Collection[NodeId]) -> int:
+def count_racks(load: ReplicaLoad, brokers: Collection[NodeId]) -> int:
     """Return in how many racks brokers stand."""
     return len({load.rack_of(broker) for broker in brokers})
 
 
-def _after(partition: Partition, move: Move) -> tuple[NodeId, ...]:
+def _after(partition: PartitionRow, move: MoveRow) -> tuple[NodeId, ...]:
     if move.state is MoveState.PROMOTED:
         return partition.replicas
     if move.source is None:
@@ -147,5 +147,5 @@ def _after(partition: Partition, move: Move) -> tuple[NodeId, ...]:
     return tuple(move.target if broker == move.source else broker for broker in partition.replicas)
 
 
-def _key_of(partition: Partition) -> Key:
+def _key_of(partition: PartitionRow) -> PartitionKey:
     return partition.key

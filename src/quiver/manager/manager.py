@@ -69,7 +69,7 @@ class Manager:
         self._work.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    async def hear(self, heartbeat: BrokerHeartbeatRequest) -> bool:
+    async def handle_heartbeat(self, heartbeat: BrokerHeartbeatRequest) -> bool:
         """Take a heartbeat; return whether its sender is registered as what it says it is.
 
         Raises:
@@ -79,7 +79,7 @@ class Manager:
         """
         if self._liveness is None:
             raise NotPrimaryError("not done: this manager is not the primary", leader=self._store.primary)
-        return await self._liveness.hear(heartbeat)
+        return await self._liveness.handle_heartbeat(heartbeat)
 
     def status(self) -> ManagerStatus:
         """Return a snapshot for people and metrics."""

@@ -29,7 +29,7 @@ from quiver.errors import (
     QuiverError,
     UnavailableError,
 )
-from quiver.metadata import Command, MetadataStore, NotPrimaryError, Partition, View
+from quiver.metadata import Command, MetadataStore, NotPrimaryError, PartitionRow, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.routing.transport import Transport
@@ -105,7 +105,7 @@ class NodeRouter:
         await self._store.wait_applied(found.index)
         return self._store.view()
 
-    async def find_members(self, partition: Partition) -> MembersFound:
+    async def find_members(self, partition: PartitionRow) -> MembersFound:
         """Ask a partition's leader for the members of its group.
 
         Raises:

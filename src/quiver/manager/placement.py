@@ -1,12 +1,12 @@
-"""Where replicas go: for new topics, in the place of lost ones, off brokers that are to be emptied, evenly over all.
+"""Where replicas go: for new topics, lost brokers, draining brokers and rebalancing.
 
-Pure and deterministic: the same view gives the same plan, ties go to the smaller id. Nothing is changed here; a plan is
-a list of steps that the primary turns into commands, a few at a time, planning anew from what has come of them.
+Pure and deterministic: the same view gives the same plan, ties go to the smaller id. A plan changes nothing. It is a
+list of steps that the primary turns into commands, a few at a time; then it plans again from the new metadata.
 
-What holds for every plan: no broker gets two replicas of a partition; only eligible brokers get any; a partition's
-replicas lie in as many racks as there are to be had. Among the brokers that this leaves, the one with the fewest
-replicas is taken, and of a partition's brokers the one that is preferred least often so far becomes its preferred
-leader. A move that was begun counts as if it were done. Plans of moves go no further than the `Room` they are given.
+Every plan keeps these rules. A broker has at most one replica of a partition. Only eligible brokers get replicas. The
+replicas of a partition are spread over as many racks as possible. Among the brokers that remain, the one with the
+fewest replicas is chosen; among a partition's brokers, the one that is the preferred leader of the fewest partitions
+becomes its preferred leader. A begun move counts as completed. A plan never exceeds its `MoveBudget`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from heapq import nsmallest
 import msgspec
 
 from quiver.errors import ConflictError, UnavailableError
-from quiver.manager.load import Key, Load, Room, count_racks
-from quiver.metadata import BrokerRow, BrokerState, Partition, View
+from quiver.manager.load import MoveBudget, PartitionKey, ReplicaLoad, count_racks
+from quiver.metadata import BrokerRow, BrokerState, PartitionRow, View
 from quiver.model import NodeId, PartitionId, TopicId
 
 Assignments = tuple[tuple[NodeId, ...], ...]
@@ -46,7 +46,7 @@ class PlannedLeader(msgspec.Struct, frozen=True):
     leader: NodeId
 
 
-class Rebalance(msgspec.Struct, frozen=True):
+class RebalancePlan(msgspec.Struct, frozen=True):
     """What would spread replicas and leaders evenly; nothing if they are."""
 
     moves: tuple[PlannedMove, ...] = ()
@@ -79,7 +79,7 @@ def place_topic(
         ConflictError: `too_few_brokers`; there are not as many brokers as replicas wanted.
         UnavailableError: too many brokers are dead at the moment, or none has joined yet.
     """
-    load, known = Load(view), count_brokers(view)
+    load, known = ReplicaLoad(view), count_brokers(view)
     if not known:
         raise UnavailableError("not done: no broker has joined yet", code="no_brokers")
     if replicas > known:
@@ -93,44 +93,37 @@ def place_topic(
     return tuple(_place_partition(load, min(replicas, len(load.eligible))) for _ in range(partitions))
 
 
-def place_replacement(view: View, partition: Partition, losing: NodeId | None) -> NodeId | None:
-    """Return who should get a replica in the place of `losing`, or one more; None if nobody can."""
-    load = Load(view)
-    kept = [broker for broker in load.members[partition.key] if broker != losing]
-    return _choose(load, kept, [broker for broker in load.eligible if broker != losing])
-
-
-def plan_drain(view: View, room: Room | None = None) -> list[PlannedMove]:
+def plan_drain(view: View, room: MoveBudget | None = None) -> list[PlannedMove]:
     """Return moves off the brokers whose operators want them empty, as far as others can take the replicas."""
     losing = {broker.broker_id for broker in view.brokers.values() if broker.is_unwanted}
-    return _plan_loss(view, losing, room or Room(view))
+    return _plan_loss(view, losing, room or MoveBudget(view))
 
 
-def plan_rebuild(view: View, lost: Iterable[NodeId], room: Room | None = None) -> list[PlannedMove]:
+def plan_rebuild(view: View, lost: Iterable[NodeId], room: MoveBudget | None = None) -> list[PlannedMove]:
     """Return moves that build the replicas of lost brokers anew elsewhere, as far as others can take them."""
-    return _plan_loss(view, set(lost), room or Room(view))
+    return _plan_loss(view, set(lost), room or MoveBudget(view))
 
 
-def plan_growth(view: View, room: Room | None = None) -> list[PlannedMove]:
+def plan_growth(view: View, room: MoveBudget | None = None) -> list[PlannedMove]:
     """Return moves that give a replica more to partitions that have fewer than are meant, as far as brokers can."""
     wanted = {topic.topic_id: topic.replicas for topic in view.topics.values()}
     rows = view.partitions.values()
     found = [partition for partition in rows if len(partition.replicas) < wanted[partition.topic_id]]
     if not found:
         return []
-    load, room = Load(view), room or Room(view)
+    load, room = ReplicaLoad(view), room or MoveBudget(view)
     return [move for partition in room.movable(found) for move in _plan_move(load, partition, None, room)]
 
 
-def plan_rebalance(view: View, room: Room | None = None) -> Rebalance:
+def plan_rebalance(view: View, room: MoveBudget | None = None) -> RebalancePlan:
     """Return what brings the eligible brokers' counts of replicas, and of preferred leaders, within one of each other.
 
     Each move takes a replica from the fullest broker straight to the emptiest, so none could be left out. A broker
     may stay fuller where racks leave nothing to move. Leaders come last: moves take preferred leaderships along.
     """
-    load = Load(view)
-    moves = tuple(_even_out(view, load, room or Room(view)))
-    return Rebalance(moves, () if moves or view.moves else tuple(_even_out_leaders(load)))
+    load = ReplicaLoad(view)
+    moves = tuple(_even_out(view, load, room or MoveBudget(view)))
+    return RebalancePlan(moves, () if moves or view.moves else tuple(_even_out_leaders(load)))
 
 
 def is_lost(broker: BrokerRow, *, now_ms: int, rebuild_after_ms: int) -> bool:
@@ -142,7 +135,7 @@ def is_lost(broker: BrokerRow, *, now_ms: int, rebuild_after_ms: int) -> bool:
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def _place_partition(load: Load, replicas: int) -> tuple[NodeId, ...]:
+def _place_partition(load: ReplicaLoad, replicas: int) -> tuple[NodeId, ...]:
     chosen: list[NodeId] = []
     if load.has_racks:
         for _ in range(replicas):
@@ -156,7 +149,7 @@ def _place_partition(load: Load, replicas: int) -> tuple[NodeId, ...]:
     return tuple(chosen)
 
 
-def _choose(load: Load, kept: Sequence[NodeId], candidates: Iterable[NodeId]) -> NodeId | None:
+def _choose(load: ReplicaLoad, kept: Sequence[NodeId], candidates: Iterable[NodeId]) -> NodeId | None:
     """Return the best broker beside those that have a replica: a new rack first, then the fewest replicas."""
     racks = Counter(load.rack_of(broker) for broker in kept)
     return min(
@@ -166,14 +159,14 @@ def _choose(load: Load, kept: Sequence[NodeId], candidates: Iterable[NodeId]) ->
     )
 
 
-def _plan_loss(view: View, losing: Collection[NodeId], room: Room) -> list[PlannedMove]:
+def _plan_loss(view: View, losing: Collection[NodeId], room: MoveBudget) -> list[PlannedMove]:
     """Plan one move for each partition that has a replica on a broker that is to lose what it has."""
     sources = frozenset(broker for broker in losing if room.admits(broker))
     rows = view.partitions.values() if sources else ()
     found = [partition for partition in rows if not sources.isdisjoint(partition.replicas)]
     if not found:
         return []
-    load, planned = Load(view), []
+    load, planned = ReplicaLoad(view), []
     for partition in room.movable(found):
         source = next((broker for broker in partition.replicas if broker in sources and room.admits(broker)), None)
         if source is not None:
@@ -181,7 +174,9 @@ def _plan_loss(view: View, losing: Collection[NodeId], room: Room) -> list[Plann
     return planned
 
 
-def _plan_move(load: Load, partition: Partition, source: NodeId | None, room: Room) -> list[PlannedMove]:
+def _plan_move(
+    load: ReplicaLoad, partition: PartitionRow, source: NodeId | None, room: MoveBudget
+) -> list[PlannedMove]:
     """Return the move of one replica, counted as done; nothing if nobody can take it."""
     kept = [broker for broker in load.members[partition.key] if broker != source]
     target = _choose(load, kept, (broker for broker in load.eligible if broker != source and room.admits(broker)))
@@ -192,7 +187,7 @@ def _plan_move(load: Load, partition: Partition, source: NodeId | None, room: Ro
     return [PlannedMove(partition.topic_id, partition.partition_id, source, target)]
 
 
-def _even_out(view: View, load: Load, room: Room) -> Iterator[PlannedMove]:
+def _even_out(view: View, load: ReplicaLoad, room: MoveBudget) -> Iterator[PlannedMove]:
     """Move replicas from full brokers to empty ones until no pair differs by more than one, or nothing can move."""
     keys = [] if load.is_even(load.replicas) else sorted(load.members)
     while not room.is_full:
@@ -205,7 +200,9 @@ def _even_out(view: View, load: Load, room: Room) -> Iterator[PlannedMove]:
         yield PlannedMove(*key, source, target)
 
 
-def _find_shift(view: View, load: Load, keys: Sequence[Key], room: Room) -> tuple[Key, NodeId, NodeId] | None:
+def _find_shift(
+    view: View, load: ReplicaLoad, keys: Sequence[PartitionKey], room: MoveBudget
+) -> tuple[PartitionKey, NodeId, NodeId] | None:
     """Return a shift from one of the fullest brokers to one of the emptiest, if they differ by two.
 
     Where there is no room for it, or only a partition could be shifted that moves already, nothing is: the next best
@@ -231,7 +228,9 @@ def _find_shift(view: View, load: Load, keys: Sequence[Key], room: Room) -> tupl
     return None
 
 
-def _shiftable(load: Load, keys: Sequence[Key], source: NodeId, target: NodeId) -> Iterator[Key]:
+def _shiftable(
+    load: ReplicaLoad, keys: Sequence[PartitionKey], source: NodeId, target: NodeId
+) -> Iterator[PartitionKey]:
     """Yield the partitions that one broker could hold instead of another, in as many racks as before, in order."""
     for key in keys:
         members = load.members[key]
@@ -241,13 +240,13 @@ def _shiftable(load: Load, keys: Sequence[Key], source: NodeId, target: NodeId) 
                 yield key
 
 
-def _even_out_leaders(load: Load) -> Iterator[PlannedLeader]:
+def _even_out_leaders(load: ReplicaLoad) -> Iterator[PlannedLeader]:
     """Name other preferred leaders until nobody among a partition's replicas could take one over to good effect.
 
     It ends: each step makes the counts more alike.
     """
     eligible = frozenset(load.eligible)
-    named: dict[Key, NodeId] = {}
+    named: dict[PartitionKey, NodeId] = {}
     is_changed = not load.is_even(load.leaders)
     keys = sorted(load.members) if is_changed else []
     while is_changed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quiver.config import ManagerSettings
-from quiver.manager.load import Room
+from quiver.manager.load import MoveBudget
 from quiver.manager.placement import (
     PlannedMove,
     is_lost,
@@ -41,7 +41,7 @@ Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBroker
 
 def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[Repair]:
     """Return what to do next, in order; times are the wall clock's."""
-    room = Room(view, moves_max=settings.moves_max, broker_moves_max=settings.broker_moves_max)
+    room = MoveBudget(view, moves_max=settings.moves_max, broker_moves_max=settings.broker_moves_max)
     moves = _urgent_moves(view, room, now_ms=now_ms, settings=settings)
     spreads = settings.rebalance == "always" or view.counters.is_rebalancing
     return [
@@ -81,7 +81,7 @@ def plan_members(view: View, members: Configuration) -> Configuration | None:
 # -- moves -------------------------------------------------------------------------------------------
 
 
-def _urgent_moves(view: View, room: Room, *, now_ms: int, settings: ManagerSettings) -> list[PlannedMove]:
+def _urgent_moves(view: View, room: MoveBudget, *, now_ms: int, settings: ManagerSettings) -> list[PlannedMove]:
     lost = [
         broker.broker_id
         for broker in view.brokers.values()
@@ -110,7 +110,7 @@ def _abort_hopeless(view: View, now_ms: int) -> Iterator[AbortMove]:
             yield AbortMove(now_ms=now_ms, move_id=move_id)
 
 
-def _rebalance(view: View, room: Room, now_ms: int) -> Iterator[Repair]:
+def _rebalance(view: View, room: MoveBudget, now_ms: int) -> Iterator[Repair]:
     """Take the next steps of a rebalance; when there are none and nothing moves, it is done."""
     planned = plan_rebalance(view, room)
     for move in planned.moves:

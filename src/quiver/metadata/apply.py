@@ -21,10 +21,11 @@ from quiver.metadata.commands import (
     BeginMove,
     ChangeBrokerState,
     ChangeRebalancing,
+    CommandDone,
+    CommandResult,
     ConfigureTopicCommand,
     CreateTopicCommand,
     DeleteTopicCommand,
-    Done,
     ExpireHold,
     FinishMove,
     ForgetBroker,
@@ -41,35 +42,33 @@ from quiver.metadata.commands import (
     ReleaseHoldCommand,
     ReportLeaders,
     RestoreTopicCommand,
-    Result,
     UndrainBroker,
 )
-from quiver.metadata.decision import Decision, refuse
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.state import Change, State
+from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
+from quiver.metadata.state import Change, MetadataState
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ApplyOutcome(msgspec.Struct, frozen=True):
     """What came of a command: a result and the rows it changed, or a refusal and none."""
 
-    result: Result | None = None
+    result: CommandResult | None = None
     refusal: CommandRefusal | None = None
     changes: tuple[Change, ...] = ()
 
 
-def apply(state: State, command: AnyCommand) -> Outcome:
+def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
     """Carry a command out on a state, or refuse it and leave the state as it is."""
     if not state.counters.cluster_id and not isinstance(command, InitCluster):
-        return Outcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet"))
+        return ApplyOutcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet"))
     decision = _decide(state, command)
     if isinstance(decision, CommandRefusal):
-        return Outcome(refusal=decision)
+        return ApplyOutcome(refusal=decision)
     changes = tuple(decision.changes)
-    state.absorb(changes, decision.counters or state.counters)
-    return Outcome(result=decision.result or Done(len(changes)), changes=changes)
+    state.apply_changes(changes, decision.counters or state.counters)
+    return ApplyOutcome(result=decision.result or CommandDone(len(changes)), changes=changes)
 
 
-def _decide(state: State, command: AnyCommand) -> Decision | CommandRefusal:
+def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | CommandRefusal:
     match command:
         case InitCluster():
             return _init_cluster(state, command)
@@ -125,13 +124,13 @@ def _decide(state: State, command: AnyCommand) -> Decision | CommandRefusal:
             assert_never(command)
 
 
-def _init_cluster(state: State, command: InitCluster) -> Decision | CommandRefusal:
+def _init_cluster(state: MetadataState, command: InitCluster) -> CommandDecision | CommandRefusal:
     known = state.counters.cluster_id
     if not command.cluster_id:
         return refuse("bad_cluster_id", "not done: a cluster's id is not empty")
     if known and known != command.cluster_id:
         return refuse("cluster_exists", f"not done: these managers belong to cluster {known}")
     if known:
-        return Decision()
+        return CommandDecision()
     counters = msgspec.structs.replace(state.counters, cluster_id=command.cluster_id, formed_ms=command.now_ms)
-    return Decision(counters=counters)
+    return CommandDecision(counters=counters)

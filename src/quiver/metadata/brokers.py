@@ -20,10 +20,17 @@ from quiver.metadata.commands import (
     RegisterBroker,
     UndrainBroker,
 )
-from quiver.metadata.decision import Decision, beat, drop_beat, find_broker, refuse, sorted_partitions
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.rows import ALL_ROLES, BrokerRow, BrokerState, Kind, Move, Table
-from quiver.metadata.state import State, drop, put
+from quiver.metadata.decision import (
+    CommandDecision,
+    CommandRefusal,
+    beat,
+    drop_beat,
+    find_broker,
+    refuse,
+    sorted_partitions,
+)
+from quiver.metadata.rows import ALL_ROLES, BrokerRow, BrokerState, EntityKind, MoveRow, Table
+from quiver.metadata.state import MetadataState, drop, put
 from quiver.model import NodeId
 
 _A, _S, _D = BrokerState.ALIVE, BrokerState.SUSPECT, BrokerState.DEAD
@@ -40,7 +47,7 @@ TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
 """What each state may be followed by; staying as it is always changes nothing."""
 
 
-def register(state: State, command: RegisterBroker) -> Decision | CommandRefusal:
+def register(state: MetadataState, command: RegisterBroker) -> CommandDecision | CommandRefusal:
     """Make a broker known, or known again."""
     if not command.identity or not command.wire_address or not command.broker_id or not command.roles:
         return refuse("bad_broker", "not done: a broker has an id above 0, an identity, an address and a role")
@@ -66,17 +73,17 @@ def register(state: State, command: RegisterBroker) -> Decision | CommandRefusal
         changed_ms=known.changed_ms if known is not None and known.state is state_now else command.now_ms,
     )
     changes = [] if broker == known else [put(broker)]
-    return Decision([*changes, *beat(state, Kind.BROKER, broker.broker_id, command.now_ms)])
+    return CommandDecision([*changes, *beat(state, EntityKind.BROKER, broker.broker_id, command.now_ms)])
 
 
-def change_state(state: State, command: ChangeBrokerState) -> Decision | CommandRefusal:
+def change_state(state: MetadataState, command: ChangeBrokerState) -> CommandDecision | CommandRefusal:
     """Bring a broker to a state, if it may follow the one it is in."""
     broker = find_broker(state, command.broker_id)
     if isinstance(broker, CommandRefusal):
         return broker
     wanted = command.state
     if wanted is broker.state:
-        return Decision()
+        return CommandDecision()
     if wanted is _REMOVED and broker.state not in (_DRAINED, _D):
         return refuse("not_drained", f"not done: broker {broker.broker_id} is neither drained nor dead")
     if wanted not in TRANSITIONS[broker.state]:
@@ -84,39 +91,39 @@ def change_state(state: State, command: ChangeBrokerState) -> Decision | Command
         return refuse("bad_transition", message)
     if wanted is _DRAINED and holds_anything(state, broker.broker_id):
         return refuse("not_drained", f"not done: broker {broker.broker_id} still holds replicas")
-    return Decision([put(_changed(broker, wanted, command.now_ms))])
+    return CommandDecision([put(_changed(broker, wanted, command.now_ms))])
 
 
-def undrain(state: State, command: UndrainBroker) -> Decision | CommandRefusal:
+def undrain(state: MetadataState, command: UndrainBroker) -> CommandDecision | CommandRefusal:
     """Let a broker hold replicas again; one that is suspect or dead stays so."""
     broker = find_broker(state, command.broker_id)
     if isinstance(broker, CommandRefusal):
         return broker
     if not broker.is_draining:
-        return Decision()
+        return CommandDecision()
     if broker.state in (_DRAINING, _DRAINED):
-        return Decision([put(_changed(broker, _A, command.now_ms))])
-    return Decision([put(msgspec.structs.replace(broker, is_draining=False, changed_ms=command.now_ms))])
+        return CommandDecision([put(_changed(broker, _A, command.now_ms))])
+    return CommandDecision([put(msgspec.structs.replace(broker, is_draining=False, changed_ms=command.now_ms))])
 
 
-def change_rebalancing(state: State, command: ChangeRebalancing) -> Decision:
+def change_rebalancing(state: MetadataState, command: ChangeRebalancing) -> CommandDecision:
     """Note whether the replicas are to be spread anew."""
-    return Decision(counters=msgspec.structs.replace(state.counters, is_rebalancing=command.is_rebalancing))
+    return CommandDecision(counters=msgspec.structs.replace(state.counters, is_rebalancing=command.is_rebalancing))
 
 
-def forget(state: State, command: ForgetBroker) -> Decision | CommandRefusal:
+def forget(state: MetadataState, command: ForgetBroker) -> CommandDecision | CommandRefusal:
     """Drop a removed broker's row."""
     broker: BrokerRow | None = state.tables[Table.BROKERS].get(command.broker_id)
     if broker is None:
         return refuse("unknown_broker", f"not done: there is no broker {command.broker_id}")
     if broker.state is not _REMOVED or holds_anything(state, broker.broker_id):
         return refuse("not_drained", f"not done: broker {broker.broker_id} is not removed, or still holds replicas")
-    return Decision([drop(broker), drop_beat(Kind.BROKER, broker.broker_id)])
+    return CommandDecision([drop(broker), drop_beat(EntityKind.BROKER, broker.broker_id)])
 
 
-def holds_anything(state: State, broker_id: NodeId) -> bool:
+def holds_anything(state: MetadataState, broker_id: NodeId) -> bool:
     """Tell whether a broker has, gets or has still to let go of a replica."""
-    moves: dict[object, Move] = state.tables[Table.MOVES]
+    moves: dict[object, MoveRow] = state.tables[Table.MOVES]
     return any(partition.is_on(broker_id) for partition in sorted_partitions(state)) or any(
         broker_id in (move.source, move.target) for move in moves.values()
     )

@@ -15,14 +15,14 @@ from typing import Protocol
 
 import msgspec
 
-from quiver.metadata.state import Change, Counters, Position, State, View
+from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
 from quiver.model import Index
 
 CHANGES_MAX = 20_000
 """How many changes are kept: a few MB, and minutes of the busiest cluster."""
 
 
-class Changed(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     """What a watcher learns: the rows that differ from what it knew, or everything."""
 
     index: Index
@@ -38,11 +38,11 @@ class Changed(msgspec.Struct, frozen=True):
         return self.view is not None
 
 
-class Source(Protocol):
+class ChangeSource(Protocol):
     """Where views come from: the state machine."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> MetadataState:
         """Return the state as it is now."""
         ...
 
@@ -50,7 +50,7 @@ class Source(Protocol):
 class ChangeLog:
     """The newest changes, and those who wait for the next ones. Lives in the event loop."""
 
-    def __init__(self, source: Source, *, changes_max: int = CHANGES_MAX) -> None:
+    def __init__(self, source: ChangeSource, *, changes_max: int = CHANGES_MAX) -> None:
         self._source = source
         self._changes_max = changes_max
         self._kept: deque[tuple[Index, Change]] = deque()
@@ -64,7 +64,7 @@ class ChangeLog:
         """Tell whether every watch has ended."""
         return self._is_closed
 
-    def add(self, changes: Sequence[Change], _: Counters, position: Position) -> None:
+    def add(self, changes: Sequence[Change], _: Counters, position: LogPosition) -> None:
         """Take what was applied up to a position; a watcher gets all of it or none."""
         self._kept.extend((position.index, change) for change in changes)
         while len(self._kept) > self._changes_max:
@@ -84,7 +84,7 @@ class ChangeLog:
         self._is_closed = True
         self._notify()
 
-    async def watch(self, after_index: Index) -> AsyncIterator[Changed]:
+    async def watch(self, after_index: Index) -> AsyncIterator[WatchEvent]:
         """Yield what changes after an index, for ever; `Index(0)` begins with a view of everything."""
         known = after_index
         while not self._is_closed:
@@ -113,12 +113,12 @@ class ChangeLog:
         """Let everybody who waits look again."""
         self._notify()
 
-    def _since(self, known: Index) -> Changed | None:
+    def _since(self, known: Index) -> WatchEvent | None:
         """Return what a watcher has missed; None if nothing it could see."""
         if known < self._floor or not known:
-            return Changed(self._index, (), self._source.state.view()) if self._index else None
+            return WatchEvent(self._index, (), self._source.state.view()) if self._index else None
         newer = [change for _, change in takewhile(lambda item: item[0] > known, reversed(self._kept))]
-        return Changed(self._index, tuple(reversed(newer))) if newer else None
+        return WatchEvent(self._index, tuple(reversed(newer))) if newer else None
 
     @property
     def _index(self) -> Index:

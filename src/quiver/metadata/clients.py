@@ -11,24 +11,23 @@ from collections.abc import Sequence
 import msgspec
 
 from quiver.metadata.commands import (
-    ConsumerRegistered,
     ForgetClientCommand,
-    ProducerRegistered,
     RecordHeartbeats,
     RegisterConsumerCommand,
+    RegisterConsumerResult,
     RegisterProducerCommand,
-    Selection,
+    RegisterProducerResult,
+    TopicSelection,
 )
-from quiver.metadata.decision import Decision, beat, drop_beat, find_topic, refuse
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.rows import ALL_PARTITIONS, ConsumerRow, Kind, ProducerRow, Registration, StartFrom, Table
-from quiver.metadata.state import Change, State, drop, put
+from quiver.metadata.decision import CommandDecision, CommandRefusal, beat, drop_beat, find_topic, refuse
+from quiver.metadata.rows import ALL_PARTITIONS, ConsumerRow, EntityKind, ProducerRow, Registration, StartFrom, Table
+from quiver.metadata.state import Change, MetadataState, drop, put
 from quiver.model import ConsumerId, ProducerId
 
-_TABLES = {Kind.BROKER: Table.BROKERS, Kind.PRODUCER: Table.PRODUCERS, Kind.CONSUMER: Table.CONSUMERS}
+_TABLES = {EntityKind.BROKER: Table.BROKERS, EntityKind.PRODUCER: Table.PRODUCERS, EntityKind.CONSUMER: Table.CONSUMERS}
 
 
-def register_producer(state: State, command: RegisterProducerCommand) -> Decision | CommandRefusal:
+def register_producer(state: MetadataState, command: RegisterProducerCommand) -> CommandDecision | CommandRefusal:
     """Give a producer an id, or its old one with a new epoch."""
     known = _find_producer(state, command)
     if isinstance(known, CommandRefusal):
@@ -50,11 +49,11 @@ def register_producer(state: State, command: RegisterProducerCommand) -> Decisio
             registrations=_join((), wanted),
         )
         counters = msgspec.structs.replace(state.counters, next_producer_id=ProducerId(producer.producer_id + 1))
-    changes = [put(producer), *beat(state, Kind.PRODUCER, producer.producer_id, command.now_ms)]
-    return Decision(changes, counters, ProducerRegistered(producer.producer_id, producer.epoch))
+    changes = [put(producer), *beat(state, EntityKind.PRODUCER, producer.producer_id, command.now_ms)]
+    return CommandDecision(changes, counters, RegisterProducerResult(producer.producer_id, producer.epoch))
 
 
-def register_consumer(state: State, command: RegisterConsumerCommand) -> Decision | CommandRefusal:
+def register_consumer(state: MetadataState, command: RegisterConsumerCommand) -> CommandDecision | CommandRefusal:
     """Give a consumer an id, or let the one it has cover more."""
     known = _find_consumer(state, command)
     if isinstance(known, CommandRefusal):
@@ -74,24 +73,24 @@ def register_consumer(state: State, command: RegisterConsumerCommand) -> Decisio
         )
         counters = msgspec.structs.replace(state.counters, next_consumer_id=ConsumerId(consumer.consumer_id + 1))
     changes = [] if consumer == known else [put(consumer)]
-    changes += beat(state, Kind.CONSUMER, consumer.consumer_id, command.now_ms)
-    return Decision(changes, counters, ConsumerRegistered(consumer.consumer_id))
+    changes += beat(state, EntityKind.CONSUMER, consumer.consumer_id, command.now_ms)
+    return CommandDecision(changes, counters, RegisterConsumerResult(consumer.consumer_id))
 
 
-def forget(state: State, command: ForgetClientCommand) -> Decision | CommandRefusal:
+def forget(state: MetadataState, command: ForgetClientCommand) -> CommandDecision | CommandRefusal:
     """Drop a producer or consumer."""
     found = None
-    if command.kind is not Kind.BROKER:
+    if command.kind is not EntityKind.BROKER:
         found = state.tables[_TABLES[command.kind]].get(command.id)
     if found is None:
-        code = "unknown_consumer" if command.kind is Kind.CONSUMER else "unknown_producer"
+        code = "unknown_consumer" if command.kind is EntityKind.CONSUMER else "unknown_producer"
         return refuse(code, f"not done: there is no {command.kind.value} {command.id} that could be forgotten so")
-    return Decision([drop(found), drop_beat(command.kind, command.id)])
+    return CommandDecision([drop(found), drop_beat(command.kind, command.id)])
 
 
-def record_heartbeats(state: State, command: RecordHeartbeats) -> Decision:
+def record_heartbeats(state: MetadataState, command: RecordHeartbeats) -> CommandDecision:
     """Take note of heartbeats of those who are known."""
-    newest: dict[tuple[Kind, int], int] = {}
+    newest: dict[tuple[EntityKind, int], int] = {}
     for item in command.beats:
         if item.id in state.tables[_TABLES[item.kind]]:
             key = (item.kind, item.id)
@@ -99,10 +98,10 @@ def record_heartbeats(state: State, command: RecordHeartbeats) -> Decision:
     changes: list[Change] = []
     for kind, id_ in sorted(newest):
         changes += beat(state, kind, id_, newest[kind, id_])
-    return Decision(changes)
+    return CommandDecision(changes)
 
 
-def _find_producer(state: State, command: RegisterProducerCommand) -> ProducerRow | CommandRefusal | None:
+def _find_producer(state: MetadataState, command: RegisterProducerCommand) -> ProducerRow | CommandRefusal | None:
     """Return who registers again; None for somebody new."""
     producers: dict[ProducerId, ProducerRow] = state.tables[Table.PRODUCERS]
     named = state.names[Table.PRODUCERS].get(command.name)
@@ -116,7 +115,7 @@ def _find_producer(state: State, command: RegisterProducerCommand) -> ProducerRo
     return known
 
 
-def _find_consumer(state: State, command: RegisterConsumerCommand) -> ConsumerRow | CommandRefusal | None:
+def _find_consumer(state: MetadataState, command: RegisterConsumerCommand) -> ConsumerRow | CommandRefusal | None:
     """Return who registers again, or whose request is repeated; None for somebody new."""
     consumers: dict[ConsumerId, ConsumerRow] = state.tables[Table.CONSUMERS]
     if command.consumer_id is None:
@@ -129,7 +128,7 @@ def _find_consumer(state: State, command: RegisterConsumerCommand) -> ConsumerRo
 
 
 def _resolve(
-    state: State, selections: Sequence[Selection], *, start: StartFrom | None
+    state: MetadataState, selections: Sequence[TopicSelection], *, start: StartFrom | None
 ) -> list[Registration] | CommandRefusal:
     """Return the registrations that are meant by topics' names."""
     if not selections:

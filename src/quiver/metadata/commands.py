@@ -21,8 +21,8 @@ from quiver.metadata.rows import (
     ALL_ROLES,
     NUMBER_MAX,
     BrokerState,
-    HeldFrom,
-    Kind,
+    EntityKind,
+    HoldPosition,
     MoveId,
     NodeRole,
     Number,
@@ -58,39 +58,39 @@ class UnknownCommandError(DecodeError):
 # -- results -----------------------------------------------------------------------------------------
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class CommandDone(msgspec.Struct, frozen=True, tag="done"):
     """The result of a command that has nothing to tell; `changed` says how many rows it changed."""
 
     changed: int
 
 
-class TopicCreated(msgspec.Struct, frozen=True, tag="topic_created"):
+class CreateTopicResult(msgspec.Struct, frozen=True, tag="topic_created"):
     """A topic, now or by an earlier try of the same request."""
 
     topic_id: TopicId
     partitions: int
 
 
-class MoveBegun(msgspec.Struct, frozen=True, tag="move_begun"):
+class BeginMoveResult(msgspec.Struct, frozen=True, tag="move_begun"):
     """A move that was begun."""
 
     move_id: MoveId
 
 
-class ProducerRegistered(msgspec.Struct, frozen=True, tag="producer_registered"):
+class RegisterProducerResult(msgspec.Struct, frozen=True, tag="producer_registered"):
     """A producer's id, and the epoch that it must send with from now on."""
 
     producer_id: ProducerId
     epoch: int
 
 
-class ConsumerRegistered(msgspec.Struct, frozen=True, tag="consumer_registered"):
+class RegisterConsumerResult(msgspec.Struct, frozen=True, tag="consumer_registered"):
     """A consumer's id."""
 
     consumer_id: ConsumerId
 
 
-Result = Done | TopicCreated | MoveBegun | ProducerRegistered | ConsumerRegistered
+CommandResult = CommandDone | CreateTopicResult | BeginMoveResult | RegisterProducerResult | RegisterConsumerResult
 
 # -- commands ----------------------------------------------------------------------------------------
 
@@ -104,13 +104,13 @@ class Command(
     """The proposer's wall time."""
 
 
-class InitCluster(Command[Done], frozen=True, tag="init_cluster"):
+class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
     """Form the cluster, once; the same id again changes nothing."""
 
     cluster_id: Text
 
 
-class RegisterBroker(Command[Done], frozen=True, tag="register_broker"):
+class RegisterBroker(Command[CommandDone], frozen=True, tag="register_broker"):
     """Make a broker known, or tell its present addresses; it is alive, or draining if that was wanted, from now on."""
 
     broker_id: Node
@@ -121,32 +121,32 @@ class RegisterBroker(Command[Done], frozen=True, tag="register_broker"):
     roles: tuple[NodeRole, ...] = ALL_ROLES
 
 
-class ChangeBrokerState(Command[Done], frozen=True, tag="change_broker_state"):
+class ChangeBrokerState(Command[CommandDone], frozen=True, tag="change_broker_state"):
     """Say how a broker is, or what is wanted of it."""
 
     broker_id: Node
     state: BrokerState
 
 
-class UndrainBroker(Command[Done], frozen=True, tag="undrain_broker"):
+class UndrainBroker(Command[CommandDone], frozen=True, tag="undrain_broker"):
     """Let a broker hold replicas again; whether it lives is not said."""
 
     broker_id: Node
 
 
-class ChangeRebalancing(Command[Done], frozen=True, tag="change_rebalancing"):
+class ChangeRebalancing(Command[CommandDone], frozen=True, tag="change_rebalancing"):
     """Ask for every eligible broker to get its share of the replicas, or say that it has it."""
 
     is_rebalancing: bool
 
 
-class ForgetBroker(Command[Done], frozen=True, tag="forget_broker"):
+class ForgetBroker(Command[CommandDone], frozen=True, tag="forget_broker"):
     """Drop a removed broker that holds nothing."""
 
     broker_id: Node
 
 
-class CreateTopicCommand(Command[TopicCreated], frozen=True, tag="create_topic"):
+class CreateTopicCommand(Command[CreateTopicResult], frozen=True, tag="create_topic"):
     """Create a topic with a partition per assignment: the brokers of its replicas, the preferred leader first."""
 
     topic: Text
@@ -156,14 +156,14 @@ class CreateTopicCommand(Command[TopicCreated], frozen=True, tag="create_topic")
     request_id: Text = ""
 
 
-class ConfigureTopicCommand(Command[Done], frozen=True, tag="configure_topic"):
+class ConfigureTopicCommand(Command[CommandDone], frozen=True, tag="configure_topic"):
     """Change when records of a topic may go."""
 
     topic: Text
     retention: Retention
 
 
-class AddPartitionsCommand(Command[Done], frozen=True, tag="add_partitions"):
+class AddPartitionsCommand(Command[CommandDone], frozen=True, tag="add_partitions"):
     """Bring a topic to `partitions` partitions, with an assignment for each new one."""
 
     topic: Text
@@ -171,20 +171,20 @@ class AddPartitionsCommand(Command[Done], frozen=True, tag="add_partitions"):
     assignments: tuple[tuple[Node, ...], ...]
 
 
-class DeleteTopicCommand(Command[Done], frozen=True, tag="delete_topic"):
+class DeleteTopicCommand(Command[CommandDone], frozen=True, tag="delete_topic"):
     """Take a topic out of use; it can be restored until `purge_ms`."""
 
     topic: Text
     purge_ms: Number
 
 
-class RestoreTopicCommand(Command[Done], frozen=True, tag="restore_topic"):
+class RestoreTopicCommand(Command[CommandDone], frozen=True, tag="restore_topic"):
     """Take a deleted topic back into use."""
 
     topic_id: TopicNumber
 
 
-class PurgeTopic(Command[Done], frozen=True, tag="purge_topic"):
+class PurgeTopic(Command[CommandDone], frozen=True, tag="purge_topic"):
     """Forget a deleted topic whose time has come, with its partitions, registrations and moves."""
 
     topic_id: TopicNumber
@@ -199,13 +199,13 @@ class LeaderReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: Number
 
 
-class ReportLeaders(Command[Done], frozen=True, tag="report_leaders"):
+class ReportLeaders(Command[CommandDone], frozen=True, tag="report_leaders"):
     """Take note of leaders; of each partition the newest epoch wins."""
 
     reports: tuple[LeaderReport, ...]
 
 
-class PreferLeader(Command[Done], frozen=True, tag="prefer_leader"):
+class PreferLeader(Command[CommandDone], frozen=True, tag="prefer_leader"):
     """Name one of a partition's replicas as the one that should lead when it can."""
 
     topic_id: TopicNumber
@@ -213,7 +213,7 @@ class PreferLeader(Command[Done], frozen=True, tag="prefer_leader"):
     leader: Node
 
 
-class BeginMove(Command[MoveBegun], frozen=True, tag="begin_move"):
+class BeginMove(Command[BeginMoveResult], frozen=True, tag="begin_move"):
     """Let `target` learn a partition, in order to take the place of `source`, or to be one more."""
 
     topic_id: TopicNumber
@@ -222,87 +222,87 @@ class BeginMove(Command[MoveBegun], frozen=True, tag="begin_move"):
     source: Node | None = None
 
 
-class PromoteMove(Command[Done], frozen=True, tag="promote_move"):
+class PromoteMove(Command[CommandDone], frozen=True, tag="promote_move"):
     """Say that the partition's own group has made the target a voter in the source's place."""
 
     move_id: MoveNumber
 
 
-class FinishMove(Command[Done], frozen=True, tag="finish_move"):
+class FinishMove(Command[CommandDone], frozen=True, tag="finish_move"):
     """Say that the source has let go of its replica."""
 
     move_id: MoveNumber
 
 
-class AbortMove(Command[Done], frozen=True, tag="abort_move"):
+class AbortMove(Command[CommandDone], frozen=True, tag="abort_move"):
     """Give up a move whose target has not been promoted."""
 
     move_id: MoveNumber
 
 
-class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TopicSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A topic by name, and those of its partitions that are meant: none named, all meant."""
 
     topic: Text
     partitions: tuple[PartitionNumber, ...] = ()
 
 
-class RegisterProducerCommand(Command[ProducerRegistered], frozen=True, tag="register_producer"):
+class RegisterProducerCommand(Command[RegisterProducerResult], frozen=True, tag="register_producer"):
     """Make a producer known for topics; a known name or id keeps its id and gets a new epoch."""
 
-    topics: tuple[Selection, ...]
+    topics: tuple[TopicSelection, ...]
     name: Text = ""
     producer_id: ProducerNumber | None = None
 
 
-class RegisterConsumerCommand(Command[ConsumerRegistered], frozen=True, tag="register_consumer"):
+class RegisterConsumerCommand(Command[RegisterConsumerResult], frozen=True, tag="register_consumer"):
     """Make a consumer known for topics; with an id, for more topics than before."""
 
-    topics: tuple[Selection, ...]
+    topics: tuple[TopicSelection, ...]
     consumer_id: ConsumerNumber | None = None
     start: StartFrom = StartFrom.EARLIEST
     request_id: Text = ""
 
 
-class ForgetClientCommand(Command[Done], frozen=True, tag="forget_client"):
+class ForgetClientCommand(Command[CommandDone], frozen=True, tag="forget_client"):
     """Drop a producer or consumer: retention no longer waits for it."""
 
-    kind: Kind
+    kind: EntityKind
     id: Number
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
     """Who was heard of when."""
 
-    kind: Kind
+    kind: EntityKind
     id: Number
     last_seen_ms: Number
 
 
-class RecordHeartbeats(Command[Done], frozen=True, tag="record_heartbeats"):
+class RecordHeartbeats(Command[CommandDone], frozen=True, tag="record_heartbeats"):
     """Take note of many heartbeats at once; of each the newest time wins, of the unknown none is kept."""
 
     beats: tuple[Beat, ...]
 
 
-class PlaceHoldCommand(Command[Done], frozen=True, tag="place_hold"):
+class PlaceHoldCommand(Command[CommandDone], frozen=True, tag="place_hold"):
     """Keep a topic's records from these positions on for `lasting_ms`; one of that name gives way to it."""
 
     topic_id: TopicNumber
     name: Text
-    positions: tuple[HeldFrom, ...]
+    positions: tuple[HoldPosition, ...]
     lasting_ms: Number
     owner: Text = ""
 
 
-class ReleaseHoldCommand(Command[Done], frozen=True, tag="release_hold"):
+class ReleaseHoldCommand(Command[CommandDone], frozen=True, tag="release_hold"):
     """Let a hold go, of one topic or of all that it is on; one that is gone already is no error."""
 
     name: Text
     topic_id: TopicNumber | None = None
 
 
-class ExpireHold(Command[Done], frozen=True, tag="expire_hold"):
+class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):
     """Let a hold go because it is over; refused if it was renewed meanwhile."""
 
     topic_id: TopicNumber
@@ -341,7 +341,6 @@ AnyCommand = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
-_result_decoder: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
 _MARK = bytes((CONTROL_STATE,))
 _VERSION = bytes((COMMANDS_VERSION,))
 
@@ -356,17 +355,9 @@ def encode_payload(command: Command[Any]) -> bytes:
     return _VERSION + _encoder.encode(command)
 
 
-def encode_result(result: Result) -> bytes:
+def encode_result(result: CommandResult) -> bytes:
     """Return what a command brought about, for the node that handed it on."""
     return _encoder.encode(result)
-
-
-def decode_result(data: Buffer) -> Result:
-    """Return what `encode_result` was given; raises `DecodeError` for anything else."""
-    try:
-        return _result_decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise DecodeError(f"a command's result that cannot be read: {error}") from None
 
 
 def decode_command(batch: Batch) -> AnyCommand | None:

@@ -18,7 +18,7 @@ DIFFERENCES_MAX = 100
 """How many differences are told; more say nothing new."""
 
 
-class Compared(msgspec.Struct, frozen=True):
+class ManagerDigest(msgspec.Struct, frozen=True):
     """One manager's metadata in short."""
 
     name: str
@@ -26,7 +26,7 @@ class Compared(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Difference(msgspec.Struct, frozen=True):
+class MetadataDifference(msgspec.Struct, frozen=True):
     """A row, or the counters, that two managers at one index do not agree on."""
 
     index: Index
@@ -36,11 +36,11 @@ class Difference(msgspec.Struct, frozen=True):
     key: str
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class MetadataComparison(msgspec.Struct, frozen=True):
     """What came of comparing."""
 
-    compared: tuple[Compared, ...]
-    differences: tuple[Difference, ...]
+    compared: tuple[ManagerDigest, ...]
+    differences: tuple[MetadataDifference, ...]
 
     @property
     def is_equal(self) -> bool:
@@ -48,25 +48,25 @@ class Comparison(msgspec.Struct, frozen=True):
         return not self.differences
 
 
-def compare(views: Mapping[str, View]) -> Comparison:
+def compare(views: Mapping[str, View]) -> MetadataComparison:
     """Compare managers by name, each with all others at its index."""
-    compared = [Compared(name, view.index, view.digest()) for name, view in sorted(views.items())]
-    differences: list[Difference] = []
+    compared = [ManagerDigest(name, view.index, view.digest()) for name, view in sorted(views.items())]
+    differences: list[MetadataDifference] = []
     ordered = sorted(compared, key=lambda item: item.index)
     for first, second in pairwise(ordered):
         if first.index == second.index and first.digest != second.digest:
             differences += _differences(first, second, views[first.name], views[second.name])
-    return Comparison(tuple(compared), tuple(differences[:DIFFERENCES_MAX]))
+    return MetadataComparison(tuple(compared), tuple(differences[:DIFFERENCES_MAX]))
 
 
-def _differences(first: Compared, second: Compared, mine: View, theirs: View) -> Iterator[Difference]:
+def _differences(first: ManagerDigest, second: ManagerDigest, mine: View, theirs: View) -> Iterator[MetadataDifference]:
     for table in Table:
         my_rows, their_rows = getattr(mine, table.value), getattr(theirs, table.value)
         for key in sorted({*my_rows, *their_rows}):
             if my_rows.get(key) != their_rows.get(key):
-                yield Difference(first.index, first.name, second.name, table.value, _words(key))
+                yield MetadataDifference(first.index, first.name, second.name, table.value, _words(key))
     if mine.counters != theirs.counters:
-        yield Difference(first.index, first.name, second.name, "meta", "counters")
+        yield MetadataDifference(first.index, first.name, second.name, "meta", "counters")
 
 
 def _words(key: object) -> str:

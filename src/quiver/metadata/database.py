@@ -28,8 +28,8 @@ from quiver.errors import ConfigError, StorageError
 from quiver.metadata import rows, tables
 from quiver.metadata.migrations import migrate
 from quiver.metadata.rows import AnyRow
-from quiver.metadata.state import Counters, Position, State, View
-from quiver.metadata.tables import MAPPED, Mapped, Values
+from quiver.metadata.state import Counters, LogPosition, MetadataState, View
+from quiver.metadata.tables import ROW_MAPPINGS, RowMapping, Values
 
 BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for somebody else who has the file locked: a person looking at it, a backup."""
@@ -48,8 +48,8 @@ class DatabaseLostError(StorageError):
 class Transaction(msgspec.Struct, frozen=True):
     """What brings the database from one position to a later one."""
 
-    before: Position
-    after: Position
+    before: LogPosition
+    after: LogPosition
     counters: Counters
     changes: Mapping[tuple[rows.Table, Any], AnyRow | None]
     """The newest row for each key that changed; None where it was dropped."""
@@ -63,7 +63,7 @@ class Database:
     def __init__(self, engine: Engine, *, schema: str | None) -> None:
         self._engine = engine
         self._schema = schema
-        self._writers = [_Writer(mapped, engine.dialect.name) for mapped in MAPPED]
+        self._writers = [_Writer(mapped, engine.dialect.name) for mapped in ROW_MAPPINGS]
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Database:
                 connection.execute(CreateSchema(self._schema, if_not_exists=True))
             return migrate(connection, schema=self._schema)
 
-    def load(self) -> State:
+    def load(self) -> MetadataState:
         """Return the metadata and the position that it stands for.
 
         Raises:
@@ -90,10 +90,10 @@ class Database:
         """
         with self._transaction() as connection:
             counters, position = _load_meta(connection)
-            found = [row for mapped in MAPPED for row in _load_rows(connection, mapped)]
-        return State(found, counters=counters, position=position)
+            found = [row for mapped in ROW_MAPPINGS for row in _load_rows(connection, mapped)]
+        return MetadataState(found, counters=counters, position=position)
 
-    def position(self) -> Position:
+    def position(self) -> LogPosition:
         """Return the position that the database stands for.
 
         Raises:
@@ -149,7 +149,7 @@ class Database:
 class _Writer:
     """The statements for one kind of row, made once."""
 
-    def __init__(self, mapped: Mapped, dialect: str) -> None:
+    def __init__(self, mapped: RowMapping, dialect: str) -> None:
         self._mapped = mapped
         self.row_table = mapped.row_type.table
         self._upsert = _upsert(mapped.table, dialect)
@@ -238,17 +238,17 @@ def _postgresql_engine(url: URL, schema: str) -> Engine:
     return engine
 
 
-def _load_meta(connection: Connection) -> tuple[Counters, Position]:
+def _load_meta(connection: Connection) -> tuple[Counters, LogPosition]:
     found = _select(connection, tables.meta)
     if len(found) != 1:
         raise StorageError(f"the metadata's database has {len(found)} rows in meta, not one: it was tampered with")
     values = found[0]
-    position = Position(values.pop("applied_index"), values.pop("applied_term"))
+    position = LogPosition(values.pop("applied_index"), values.pop("applied_term"))
     del values["singleton"], values["schema_version"]
     return msgspec.convert(values, Counters), position
 
 
-def _load_rows(connection: Connection, mapped: Mapped) -> Iterator[AnyRow]:
+def _load_rows(connection: Connection, mapped: RowMapping) -> Iterator[AnyRow]:
     children = [] if mapped.children is None else _select(connection, mapped.children, mapped.children_all)
     return mapped.from_sql(_select(connection, mapped.table), children)
 

@@ -9,19 +9,81 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from quiver.metadata.commands import Result
-from quiver.metadata.refusals import REFUSAL_CODES, CommandRefusal
-from quiver.metadata.rows import BrokerHeartbeatRow, BrokerRow, BrokerState, Kind, Partition, Table, Topic
-from quiver.metadata.state import Change, Counters, State, put
+from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, RequestError
+from quiver.metadata.commands import CommandResult
+from quiver.metadata.rows import BrokerRow, BrokerState, EntityKind, HeartbeatRow, PartitionRow, Table, TopicRow
+from quiver.metadata.state import Change, Counters, MetadataState, put
 from quiver.model import NodeId
 
 
-class Decision(msgspec.Struct):
+class CommandDecision(msgspec.Struct):
     """What a command does: rows, counters if they change, and a result if there is more to tell than how many."""
 
     changes: list[Change] = msgspec.field(default_factory=list)
     counters: Counters | None = None
-    result: Result | None = None
+    result: CommandResult | None = None
+
+
+class CommandRefusal(msgspec.Struct, frozen=True):
+    """A refusal as a value, as `apply` returns it."""
+
+    code: str
+    message: str
+
+    def error(self) -> RequestError:
+        """Return the refusal as the error that its proposer gets."""
+        return _CLASSES.get(self.code, RequestError)(self.message, code=self.code)
+
+
+_NOT_FOUND = (
+    "unknown_topic",
+    "unknown_partition",
+    "unknown_broker",
+    "unknown_producer",
+    "unknown_consumer",
+    "unknown_move",
+)
+_CONFLICTS = (
+    "not_formed",
+    "cluster_exists",
+    "broker_exists",
+    "broker_removed",
+    "broker_not_eligible",
+    "bad_transition",
+    "not_drained",
+    "topic_exists",
+    "topic_deleted",
+    "topic_not_deleted",
+    "too_early",
+    "already_replica",
+    "not_replica",
+    "move_in_progress",
+    "move_promoted",
+    "move_not_promoted",
+    "too_many_holds",
+)
+_OUT_OF_RANGE = (
+    "bad_cluster_id",
+    "bad_broker",
+    "bad_topic_name",
+    "bad_partition_count",
+    "bad_replica_count",
+    "bad_assignment",
+    "bad_retention",
+    "bad_name",
+    "no_topics",
+    "bad_hold",
+)
+
+
+_CLASSES: dict[str, type[RequestError]] = {
+    code: kind
+    for kind, codes in ((NotFoundError, _NOT_FOUND), (ConflictError, _CONFLICTS), (OutOfRangeError, _OUT_OF_RANGE))
+    for code in codes
+}
+
+REFUSAL_CODES = frozenset(_CLASSES)
+"""Every code that a refusal may have."""
 
 
 def refuse(code: str, message: str) -> CommandRefusal:
@@ -30,7 +92,7 @@ def refuse(code: str, message: str) -> CommandRefusal:
     return CommandRefusal(code, message)
 
 
-def find_broker(state: State, broker_id: NodeId) -> BrokerRow | CommandRefusal:
+def find_broker(state: MetadataState, broker_id: NodeId) -> BrokerRow | CommandRefusal:
     """Return a broker that is known and not removed."""
     broker: BrokerRow | None = state.tables[Table.BROKERS].get(broker_id)
     if broker is None:
@@ -40,16 +102,16 @@ def find_broker(state: State, broker_id: NodeId) -> BrokerRow | CommandRefusal:
     return broker
 
 
-def find_topic(state: State, name: str) -> Topic | CommandRefusal:
+def find_topic(state: MetadataState, name: str) -> TopicRow | CommandRefusal:
     """Return the topic in use that has a name."""
     topic_id = state.names[Table.TOPICS].get(name)
     if topic_id is None:
         return refuse("unknown_topic", f"not done: there is no topic {name!r}")
-    topic: Topic = state.tables[Table.TOPICS][topic_id]
+    topic: TopicRow = state.tables[Table.TOPICS][topic_id]
     return topic
 
 
-def check_assignment(state: State, brokers: Sequence[NodeId], *, replicas_max: int) -> CommandRefusal | None:
+def check_assignment(state: MetadataState, brokers: Sequence[NodeId], *, replicas_max: int) -> CommandRefusal | None:
     """Return why a partition cannot be placed on these brokers; None if it can."""
     if not brokers or len(set(brokers)) != len(brokers) or len(brokers) > replicas_max:
         return refuse("bad_assignment", f"not done: a partition needs 1 to {replicas_max} different brokers")
@@ -62,20 +124,20 @@ def check_assignment(state: State, brokers: Sequence[NodeId], *, replicas_max: i
     return None
 
 
-def beat(state: State, kind: Kind, id_: int, seen_ms: int) -> Iterator[Change]:
+def beat(state: MetadataState, kind: EntityKind, id_: int, seen_ms: int) -> Iterator[Change]:
     """Yield the change that notes when somebody was last heard of, unless something newer is known."""
-    known: BrokerHeartbeatRow | None = state.tables[Table.HEARTBEATS].get((kind, id_))
+    known: HeartbeatRow | None = state.tables[Table.HEARTBEATS].get((kind, id_))
     if known is None or known.last_seen_ms < seen_ms:
-        yield put(BrokerHeartbeatRow(kind=kind, id=id_, last_seen_ms=seen_ms))
+        yield put(HeartbeatRow(kind=kind, id=id_, last_seen_ms=seen_ms))
 
 
-def drop_beat(kind: Kind, id_: int) -> Change:
+def drop_beat(kind: EntityKind, id_: int) -> Change:
     """Return the change that forgets when somebody was last heard of; whoever is known has been."""
     return Change(Table.HEARTBEATS, (kind, id_), None)
 
 
-def sorted_partitions(state: State) -> Iterator[Partition]:
+def sorted_partitions(state: MetadataState) -> Iterator[PartitionRow]:
     """Yield every partition in the order of topic and number."""
-    partitions: dict[object, Partition] = state.tables[Table.PARTITIONS]
+    partitions: dict[object, PartitionRow] = state.tables[Table.PARTITIONS]
     for key in sorted(partitions):  # type: ignore[type-var]
         yield partitions[key]

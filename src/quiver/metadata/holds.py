@@ -9,10 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from quiver.metadata.commands import ExpireHold, PlaceHoldCommand, ReleaseHoldCommand
-from quiver.metadata.decision import Decision, refuse
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.rows import Hold, Table, Topic
-from quiver.metadata.state import State, drop, put
+from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
+from quiver.metadata.rows import HoldRow, Table, TopicRow
+from quiver.metadata.state import MetadataState, drop, put
 from quiver.model import TopicId
 
 HOLDS_MAX = 1_000
@@ -22,11 +21,11 @@ LASTING_MS_MAX = 24 * 60 * 60 * 1000
 """Longest time for which a hold lasts without being renewed: a forgotten one must not fill disks for good."""
 
 
-def place(state: State, command: PlaceHoldCommand) -> Decision | CommandRefusal:
+def place(state: MetadataState, command: PlaceHoldCommand) -> CommandDecision | CommandRefusal:
     """Keep records, or keep them for longer, or from further on."""
-    holds: dict[tuple[TopicId, str], Hold] = state.tables[Table.HOLDS]
+    holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
     known = holds.get((command.topic_id, command.name))
-    topic: Topic | None = state.tables[Table.TOPICS].get(command.topic_id)
+    topic: TopicRow | None = state.tables[Table.TOPICS].get(command.topic_id)
     if topic is None:
         return refuse("unknown_topic", f"not done: there is no topic with id {command.topic_id}")
     refusal = _check(command, topic)
@@ -34,7 +33,7 @@ def place(state: State, command: PlaceHoldCommand) -> Decision | CommandRefusal:
         return refusal
     if known is None and len(holds) >= HOLDS_MAX:
         return refuse("too_many_holds", f"not done: there are {HOLDS_MAX} holds already; release some")
-    hold = Hold(
+    hold = HoldRow(
         topic_id=command.topic_id,
         name=command.name,
         owner=command.owner,
@@ -42,27 +41,27 @@ def place(state: State, command: PlaceHoldCommand) -> Decision | CommandRefusal:
         expires_ms=command.now_ms + command.lasting_ms,
         positions=command.positions,
     )
-    return Decision([] if hold == known else [put(hold)])
+    return CommandDecision([] if hold == known else [put(hold)])
 
 
-def release(state: State, command: ReleaseHoldCommand) -> Decision:
+def release(state: MetadataState, command: ReleaseHoldCommand) -> CommandDecision:
     """Let holds of a name go."""
-    holds: dict[tuple[TopicId, str], Hold] = state.tables[Table.HOLDS]
+    holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
     named = [key for key in sorted(holds) if key[1] == command.name]
-    return Decision([drop(holds[key]) for key in named if command.topic_id in (None, key[0])])
+    return CommandDecision([drop(holds[key]) for key in named if command.topic_id in (None, key[0])])
 
 
-def expire(state: State, command: ExpireHold) -> Decision | CommandRefusal:
+def expire(state: MetadataState, command: ExpireHold) -> CommandDecision | CommandRefusal:
     """Let a hold go that is over."""
-    hold: Hold | None = state.tables[Table.HOLDS].get((command.topic_id, command.name))
+    hold: HoldRow | None = state.tables[Table.HOLDS].get((command.topic_id, command.name))
     if hold is None:
-        return Decision()
+        return CommandDecision()
     if command.now_ms < hold.expires_ms:
         return refuse("too_early", f"not done: hold {hold.name!r} lasts until {hold.expires_ms}")
-    return Decision([drop(hold)])
+    return CommandDecision([drop(hold)])
 
 
-def _check(command: PlaceHoldCommand, topic: Topic) -> CommandRefusal | None:
+def _check(command: PlaceHoldCommand, topic: TopicRow) -> CommandRefusal | None:
     if not command.name:
         return refuse("bad_hold", "not done: a hold needs a name")
     if not LASTING_MS_MIN <= command.lasting_ms <= LASTING_MS_MAX:

@@ -38,7 +38,7 @@ from quiver.metadata.commands import (
     ReleaseHoldCommand,
     ReportLeaders,
     RestoreTopicCommand,
-    Selection,
+    TopicSelection,
     UndrainBroker,
     command_name,
     decode_command,
@@ -139,7 +139,7 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             assert_never(command)
 
 
-def _client(kind: str, id_: int | None, name: str, topics: Iterable[Selection]) -> str:
+def _client(kind: str, id_: int | None, name: str, topics: Iterable[TopicSelection]) -> str:
     who = kind if id_ is None else f"{kind} {id_}"
     called = f" {name}" if name else ""
     return f"{who}{called} of {', '.join(selection.topic for selection in topics)}"

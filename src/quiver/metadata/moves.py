@@ -14,23 +14,22 @@ from __future__ import annotations
 
 import msgspec
 
-from quiver.metadata.commands import AbortMove, BeginMove, FinishMove, MoveBegun, PromoteMove
-from quiver.metadata.decision import Decision, find_broker, refuse
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.rows import Move, MoveId, MoveState, Partition, Table
-from quiver.metadata.state import State, drop, put
+from quiver.metadata.commands import AbortMove, BeginMove, BeginMoveResult, FinishMove, PromoteMove
+from quiver.metadata.decision import CommandDecision, CommandRefusal, find_broker, refuse
+from quiver.metadata.rows import MoveId, MoveRow, MoveState, PartitionRow, Table
+from quiver.metadata.state import MetadataState, drop, put
 
 
-def begin(state: State, command: BeginMove) -> Decision | CommandRefusal:
+def begin(state: MetadataState, command: BeginMove) -> CommandDecision | CommandRefusal:
     """Add the target as a learner."""
     key = (command.topic_id, command.partition_id)
-    partition: Partition | None = state.tables[Table.PARTITIONS].get(key)
+    partition: PartitionRow | None = state.tables[Table.PARTITIONS].get(key)
     if partition is None:
         return refuse("unknown_partition", f"not done: there is no partition {command.partition_id} of that topic")
     refusal = _check_begin(state, command, partition)
     if refusal is not None:
         return refusal
-    move = Move(
+    move = MoveRow(
         move_id=state.counters.next_move_id,
         topic_id=command.topic_id,
         partition_id=command.partition_id,
@@ -42,50 +41,52 @@ def begin(state: State, command: BeginMove) -> Decision | CommandRefusal:
     )
     learning = msgspec.structs.replace(partition, learners=(*partition.learners, command.target))
     counters = msgspec.structs.replace(state.counters, next_move_id=MoveId(move.move_id + 1))
-    return Decision([put(learning), put(move)], counters, MoveBegun(move.move_id))
+    return CommandDecision([put(learning), put(move)], counters, BeginMoveResult(move.move_id))
 
 
-def promote(state: State, command: PromoteMove) -> Decision | CommandRefusal:
+def promote(state: MetadataState, command: PromoteMove) -> CommandDecision | CommandRefusal:
     """Put the target in the source's place."""
     move = _find(state, command.move_id)
     if isinstance(move, CommandRefusal):
         return move
     if move.state is MoveState.PROMOTED:
-        return Decision()
-    partition: Partition = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
+        return CommandDecision()
+    partition: PartitionRow = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
     if move.source is None:
         replicas = (*partition.replicas, move.target)
     else:
         replicas = tuple(move.target if broker == move.source else broker for broker in partition.replicas)
     learners = tuple(broker for broker in partition.learners if broker != move.target)
     promoted = msgspec.structs.replace(move, state=MoveState.PROMOTED, changed_ms=command.now_ms)
-    return Decision([put(msgspec.structs.replace(partition, replicas=replicas, learners=learners)), put(promoted)])
+    return CommandDecision(
+        [put(msgspec.structs.replace(partition, replicas=replicas, learners=learners)), put(promoted)]
+    )
 
 
-def finish(state: State, command: FinishMove) -> Decision | CommandRefusal:
+def finish(state: MetadataState, command: FinishMove) -> CommandDecision | CommandRefusal:
     """Drop a move that has been promoted."""
     move = _find(state, command.move_id)
     if isinstance(move, CommandRefusal):
         return move
     if move.state is not MoveState.PROMOTED:
         return refuse("move_not_promoted", f"not done: the target of move {move.move_id} still learns")
-    return Decision([drop(move)])
+    return CommandDecision([drop(move)])
 
 
-def abort(state: State, command: AbortMove) -> Decision | CommandRefusal:
+def abort(state: MetadataState, command: AbortMove) -> CommandDecision | CommandRefusal:
     """Drop a move that has not been promoted, and its learner."""
     move = _find(state, command.move_id)
     if isinstance(move, CommandRefusal):
         return move
     if move.state is MoveState.PROMOTED:
         return refuse("move_promoted", f"not done: the target of move {move.move_id} is a voter; finish it")
-    partition: Partition = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
+    partition: PartitionRow = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
     learners = tuple(broker for broker in partition.learners if broker != move.target)
-    return Decision([put(msgspec.structs.replace(partition, learners=learners)), drop(move)])
+    return CommandDecision([put(msgspec.structs.replace(partition, learners=learners)), drop(move)])
 
 
-def _check_begin(state: State, command: BeginMove, partition: Partition) -> CommandRefusal | None:
-    moves: dict[object, Move] = state.tables[Table.MOVES]
+def _check_begin(state: MetadataState, command: BeginMove, partition: PartitionRow) -> CommandRefusal | None:
+    moves: dict[object, MoveRow] = state.tables[Table.MOVES]
     if any((move.topic_id, move.partition_id) == partition.key for move in moves.values()):
         return refuse("move_in_progress", f"not done: a replica of partition {partition.partition_id} moves already")
     if command.source is not None and command.source not in partition.replicas:
@@ -100,8 +101,8 @@ def _check_begin(state: State, command: BeginMove, partition: Partition) -> Comm
     return None
 
 
-def _find(state: State, move_id: MoveId) -> Move | CommandRefusal:
-    move: Move | None = state.tables[Table.MOVES].get(move_id)
+def _find(state: MetadataState, move_id: MoveId) -> MoveRow | CommandRefusal:
+    move: MoveRow | None = state.tables[Table.MOVES].get(move_id)
     if move is None:
         return refuse("unknown_move", f"not done: there is no move {move_id}; perhaps it is finished")
     return move

@@ -71,7 +71,7 @@ class TopicState(StrEnum):
     DELETED = "deleted"
 
 
-class Kind(StrEnum):
+class EntityKind(StrEnum):
     """Whose heartbeat or registration it is."""
 
     BROKER = "broker"
@@ -142,7 +142,7 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     until_consumed: bool = False
 
 
-class Topic(Row, frozen=True):
+class TopicRow(Row, frozen=True):
     """A topic; a deleted one keeps its partitions until it is purged."""
 
     table: ClassVar[Table] = Table.TOPICS
@@ -166,7 +166,7 @@ class Topic(Row, frozen=True):
         return self.topic_id
 
 
-class Partition(Row, frozen=True):
+class PartitionRow(Row, frozen=True):
     """One partition: where its replicas are meant to be, and who was last said to lead."""
 
     table: ClassVar[Table] = Table.PARTITIONS
@@ -241,22 +241,22 @@ class ConsumerRow(Row, frozen=True):
         return self.consumer_id
 
 
-class BrokerHeartbeatRow(Row, frozen=True):
+class HeartbeatRow(Row, frozen=True):
     """When a broker, producer or consumer was last heard of."""
 
     table: ClassVar[Table] = Table.HEARTBEATS
 
-    kind: Kind
+    kind: EntityKind
     id: int
     last_seen_ms: int
 
     @property
-    def key(self) -> tuple[Kind, int]:
+    def key(self) -> tuple[EntityKind, int]:
         """Return what the row is found by."""
         return (self.kind, self.id)
 
 
-class Move(Row, frozen=True):
+class MoveRow(Row, frozen=True):
     """A replica on its way; the row goes when the move is finished or aborted."""
 
     table: ClassVar[Table] = Table.MOVES
@@ -277,14 +277,14 @@ class Move(Row, frozen=True):
         return self.move_id
 
 
-class HeldFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HoldPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """From where on a partition's records are kept."""
 
     partition_id: Annotated[PartitionId, Meta(ge=0, le=NUMBER_MAX)]
     first_offset: Number
 
 
-class Hold(Row, frozen=True):
+class HoldRow(Row, frozen=True):
     """Records of a topic that retention leaves alone for somebody who has not read them yet.
 
     Whoever placed it moves it on and makes it last longer; if he does not, the primary lets it go once it is over.
@@ -300,7 +300,7 @@ class Hold(Row, frozen=True):
     placed_ms: int
     expires_ms: int
     """When it is over; renewing moves it."""
-    positions: tuple[HeldFrom, ...]
+    positions: tuple[HoldPosition, ...]
     """One for each partition that is held, in order."""
 
     @property
@@ -309,16 +309,16 @@ class Hold(Row, frozen=True):
         return (self.topic_id, self.name)
 
 
-AnyRow = BrokerRow | Topic | Partition | ProducerRow | ConsumerRow | BrokerHeartbeatRow | Move | Hold
+AnyRow = BrokerRow | TopicRow | PartitionRow | ProducerRow | ConsumerRow | HeartbeatRow | MoveRow | HoldRow
 
 ROW_TYPES: tuple[type[AnyRow], ...] = (
     BrokerRow,
-    Topic,
-    Partition,
+    TopicRow,
+    PartitionRow,
     ProducerRow,
     ConsumerRow,
-    BrokerHeartbeatRow,
-    Move,
-    Hold,
+    HeartbeatRow,
+    MoveRow,
+    HoldRow,
 )
 """Every kind of row, in the order in which tables are written."""

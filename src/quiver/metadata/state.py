@@ -1,11 +1,11 @@
-"""The metadata in memory: tables of frozen rows, a few counters, and the index that they stand for.
+"""The metadata in memory: tables of frozen rows, a few counters, and the log position that they reflect.
 
-Pure. `State` is changed by `absorb` alone, with the same changes that go to SQL, so that both are the same. Those
-who read get a `View`: it never changes, whatever is applied later. That costs a copy of a table only when the table
-is changed after it was last shown, so a view may be taken for every request.
+Pure. Only `apply_changes` modifies a `MetadataState`, with the same changes that are written to SQL, so both stay
+equal. Readers get a `View`, which never changes. Views are copy-on-write: a table is copied only if it changes after
+a view of it was taken, so taking a view for every request is cheap.
 
-Nothing here depends on the order in which rows were put into their tables: what is listed, encoded or hashed is
-sorted by key. Equal states have equal snapshots and digests.
+Nothing here depends on insertion order: everything listed, encoded or hashed is sorted by key. Equal states have equal
+snapshots and digests.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from quiver.metadata.rows import (
     FIRST_PARTITION_GROUP,
     ROW_TYPES,
     AnyRow,
-    BrokerHeartbeatRow,
     BrokerRow,
     ConsumerRow,
-    Hold,
-    Kind,
-    Move,
+    EntityKind,
+    HeartbeatRow,
+    HoldRow,
     MoveId,
-    Partition,
+    MoveRow,
+    PartitionRow,
     ProducerRow,
     Table,
-    Topic,
+    TopicRow,
     TopicState,
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
@@ -74,7 +74,7 @@ def drop(row: AnyRow) -> Change:
     return Change(row.table, row.key, None)
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class LogPosition(msgspec.Struct, frozen=True, order=True):
     """Up to where the log has been applied: the index of an entry, and the term that identifies it."""
 
     index: Index = Index(0)
@@ -84,16 +84,16 @@ class Position(msgspec.Struct, frozen=True, order=True):
 class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A state as bytes."""
 
-    position: Position
+    position: LogPosition
     counters: Counters
     brokers: list[BrokerRow]
-    topics: list[Topic]
-    partitions: list[Partition]
+    topics: list[TopicRow]
+    partitions: list[PartitionRow]
     producers: list[ProducerRow]
     consumers: list[ConsumerRow]
-    heartbeats: list[BrokerHeartbeatRow]
-    moves: list[Move]
-    holds: list[Hold] = []
+    heartbeats: list[HeartbeatRow]
+    moves: list[MoveRow]
+    holds: list[HoldRow] = []
     """A snapshot from before there were holds has none."""
 
     def rows(self) -> Iterator[AnyRow]:
@@ -112,7 +112,6 @@ class View:
         "_held_offsets",
         "brokers",
         "consumers",
-        "consumers_by_request",
         "counters",
         "heartbeats",
         "holds",
@@ -120,26 +119,23 @@ class View:
         "partitions",
         "position",
         "producers",
-        "producers_by_name",
         "topics",
         "topics_by_name",
     )
 
-    def __init__(self, state: State, previous: View | None) -> None:
+    def __init__(self, state: MetadataState, previous: View | None) -> None:
         tables = state.tables
         self.position = state.position
         self.counters = state.counters
         self.brokers: Mapping[NodeId, BrokerRow] = tables[Table.BROKERS]
-        self.topics: Mapping[TopicId, Topic] = tables[Table.TOPICS]
-        self.partitions: Mapping[tuple[TopicId, PartitionId], Partition] = tables[Table.PARTITIONS]
+        self.topics: Mapping[TopicId, TopicRow] = tables[Table.TOPICS]
+        self.partitions: Mapping[tuple[TopicId, PartitionId], PartitionRow] = tables[Table.PARTITIONS]
         self.producers: Mapping[ProducerId, ProducerRow] = tables[Table.PRODUCERS]
         self.consumers: Mapping[ConsumerId, ConsumerRow] = tables[Table.CONSUMERS]
-        self.heartbeats: Mapping[tuple[Kind, int], BrokerHeartbeatRow] = tables[Table.HEARTBEATS]
-        self.moves: Mapping[MoveId, Move] = tables[Table.MOVES]
-        self.holds: Mapping[tuple[TopicId, str], Hold] = tables[Table.HOLDS]
+        self.heartbeats: Mapping[tuple[EntityKind, int], HeartbeatRow] = tables[Table.HEARTBEATS]
+        self.moves: Mapping[MoveId, MoveRow] = tables[Table.MOVES]
+        self.holds: Mapping[tuple[TopicId, str], HoldRow] = tables[Table.HOLDS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
-        self.producers_by_name: Mapping[str, ProducerId] = state.names[Table.PRODUCERS]
-        self.consumers_by_request: Mapping[str, ConsumerId] = state.names[Table.CONSUMERS]
         self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
         if previous is not None and previous.consumers is self.consumers:
             self._consumers_by_topic = previous._consumers_by_topic
@@ -157,29 +153,29 @@ class View:
         """Return the cluster's id; empty before it is formed."""
         return self.counters.cluster_id
 
-    def topic(self, name: str) -> Topic | None:
+    def topic(self, name: str) -> TopicRow | None:
         """Return the topic in use that has a name."""
         topic_id = self.topics_by_name.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
-    def topic_made_by(self, request_id: str, name: str) -> Topic | None:
+    def topic_made_by(self, request_id: str, name: str) -> TopicRow | None:
         """Return the topic that a request has made, in use or deleted since."""
         return find_made_topic(self.topics, request_id=request_id, name=name)
 
-    def active_topics(self) -> list[Topic]:
+    def active_topics(self) -> list[TopicRow]:
         """Return the topics in use, sorted by name."""
         return [self.topics[self.topics_by_name[name]] for name in sorted(self.topics_by_name)]
 
-    def deleted_topics(self) -> list[Topic]:
+    def deleted_topics(self) -> list[TopicRow]:
         """Return the topics that can be restored, the one deleted first, by its id, first."""
         return [topic for _, topic in sorted(self.topics.items()) if topic.state is TopicState.DELETED]
 
-    def partitions_of(self, topic_id: TopicId) -> list[Partition]:
+    def partitions_of(self, topic_id: TopicId) -> list[PartitionRow]:
         """Return a topic's partitions in order."""
         topic = self.topics[topic_id]
         return [self.partitions[topic_id, PartitionId(number)] for number in range(topic.partitions)]
 
-    def partitions_on(self, broker_id: NodeId) -> list[Partition]:
+    def partitions_on(self, broker_id: NodeId) -> list[PartitionRow]:
         """Return the partitions that a broker holds, or is about to hold, a replica of."""
         return [partition for _, partition in sorted(self.partitions.items()) if partition.is_on(broker_id)]
 
@@ -195,7 +191,7 @@ class View:
             self._held_offsets = _gather_holds(self.holds)
         return self._held_offsets.get((topic_id, partition_id))
 
-    def last_seen_ms(self, kind: Kind, id_: int) -> int | None:
+    def last_seen_ms(self, kind: EntityKind, id_: int) -> int | None:
         """Return when somebody was last heard of."""
         heartbeat = self.heartbeats.get((kind, id_))
         return None if heartbeat is None else heartbeat.last_seen_ms
@@ -213,24 +209,24 @@ class View:
 
     def digest(self) -> str:
         """Return a hash of all there is, the position apart: equal on all members at equal index."""
-        return hashlib.sha256(self._encode(Position())).hexdigest()
+        return hashlib.sha256(self._encode(LogPosition())).hexdigest()
 
-    def _encode(self, position: Position) -> bytes:
+    def _encode(self, position: LogPosition) -> bytes:
         listed = {table.value: _sorted_rows(getattr(self, table.value)) for table in Table}
         saved = _Snapshot(position=position, counters=self.counters, **listed)
         return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(saved)
 
 
-class State:
-    """The metadata as it is now. Only `absorb` and `stand_at` change it."""
+class MetadataState:
+    """The metadata as it is now. Only `apply_changes` and `advance_to` change it."""
 
     __slots__ = ("_is_shown", "_shared", "_view", "counters", "names", "position", "tables")
 
     def __init__(
-        self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: Position | None = None
+        self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: LogPosition | None = None
     ) -> None:
         self.counters = counters or Counters()
-        self.position = position or Position()
+        self.position = position or LogPosition()
         self.tables: dict[Table, dict[Any, Any]] = {table: {} for table in Table}
         self.names: dict[Table, dict[str, Any]] = {table: {} for table in Table}
         """Keys by what else identifies a row: see `_name`."""
@@ -241,7 +237,7 @@ class State:
             self._put(row)
 
     @classmethod
-    def decode(cls, data: bytes) -> State:
+    def decode(cls, data: bytes) -> MetadataState:
         """Return the state that `View.encode` was called on; empty bytes stand for the beginning.
 
         Raises:
@@ -267,12 +263,12 @@ class State:
             self._shared = set(Table)
         return self._view
 
-    def stand_at(self, position: Position) -> None:
+    def advance_to(self, position: LogPosition) -> None:
         """Take note that the log is applied up to a position."""
         self.position = position
         self._is_shown = False
 
-    def absorb(self, changes: Sequence[Change], counters: Counters) -> None:
+    def apply_changes(self, changes: Sequence[Change], counters: Counters) -> None:
         """Carry changes out."""
         self.counters = counters
         self._is_shown = False
@@ -303,7 +299,7 @@ class State:
 def _name(row: AnyRow) -> str:
     """Return what identifies a row beside its key; empty for none."""
     match row:
-        case Topic(state=TopicState.ACTIVE):
+        case TopicRow(state=TopicState.ACTIVE):
             return row.name
         case ProducerRow():
             return row.name
@@ -313,7 +309,7 @@ def _name(row: AnyRow) -> str:
             return ""
 
 
-def find_made_topic(topics: Mapping[TopicId, Topic], *, request_id: str, name: str) -> Topic | None:
+def find_made_topic(topics: Mapping[TopicId, TopicRow], *, request_id: str, name: str) -> TopicRow | None:
     """Return the topic of that name that a request has made: a repeated request makes no second one.
 
     A deleted one counts: who deleted it saw the first try, and a second one would undo that.
@@ -336,7 +332,7 @@ def _group_consumers(consumers: Mapping[ConsumerId, ConsumerRow]) -> dict[TopicI
     return {topic_id: tuple(found) for topic_id, found in grouped.items()}
 
 
-def _gather_holds(holds: Mapping[Any, Hold]) -> dict[tuple[TopicId, PartitionId], Offset]:
+def _gather_holds(holds: Mapping[Any, HoldRow]) -> dict[tuple[TopicId, PartitionId], Offset]:
     """Return the lowest position of all holds on each partition."""
     lowest: dict[tuple[TopicId, PartitionId], Offset] = {}
     for hold in holds.values():

@@ -5,7 +5,7 @@ log: it is on a majority of disks before it is applied, applied before it is in 
 before it is acknowledged. Every node answers reads from its own state; a linearizable read asks the primary's group.
 
 Life: `open` loads the database; the driver's member is opened with `machine`; `attach` joins the two;
-`keep_compact` runs as a task of the owner; `close`.
+`run_compaction` runs as a task of the owner; `close`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quiver.errors import (
     StorageError,
     UnavailableError,
 )
-from quiver.metadata.change_log import Changed, ChangeLog
+from quiver.metadata.change_log import ChangeLog, WatchEvent
 from quiver.metadata.commands import Command, decode_payload, encode_command
 from quiver.metadata.database import Database
-from quiver.metadata.machine import MetadataMachine
-from quiver.metadata.projector import Projector
+from quiver.metadata.database_writer import DatabaseWriter
 from quiver.metadata.state import View
+from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Role
 from quiver.record import Batch
@@ -74,9 +74,9 @@ class MetadataStore:
 
     def __init__(
         self,
-        machine: MetadataMachine,
-        projector: Projector,
-        history: ChangeLog,
+        machine: MetadataStateMachine,
+        writer: DatabaseWriter,
+        change_log: ChangeLog,
         *,
         database: Database,
         executor: Executor,
@@ -87,8 +87,8 @@ class MetadataStore:
         """What the driver's member is opened with."""
         self.on_role: Callable[[Role, Term, NodeId | None], None] | None = None
         """Called when the manager's role or primary changes."""
-        self._projector = projector
-        self._history = history
+        self._writer = writer
+        self._change_log = change_log
         self._database = database
         self._executor = executor
         self._clock = clock
@@ -114,16 +114,16 @@ class MetadataStore:
         """
         await executor.submit(database.prepare)
         state = await executor.submit(database.load)
-        machine = MetadataMachine(state, on_failure=on_failure)
-        projector = Projector(database, executor, stored=state.position, on_failure=on_failure)
-        history = ChangeLog(machine)
-        machine.follow(projector)
-        machine.follow(history)
-        machine.on_skipped = history.wake
+        machine = MetadataStateMachine(state, on_failure=on_failure)
+        writer = DatabaseWriter(database, executor, stored=state.position, on_failure=on_failure)
+        change_log = ChangeLog(machine)
+        machine.add_listener(writer)
+        machine.add_listener(change_log)
+        machine.on_skipped = change_log.wake
         return cls(
             machine,
-            projector,
-            history,
+            writer,
+            change_log,
             database=database,
             executor=executor,
             clock=clock,
@@ -136,7 +136,7 @@ class MetadataStore:
         self._compacted_index = Index(member.log.first_index - 1)
         member.on_role = self._handle_role
 
-    async def hand_over(self, *, timeout_ms: int) -> None:
+    async def transfer_primary(self, *, timeout_ms: int) -> None:
         """Let the manager that has most of the log be primary, if this one is; a courtesy, so waited for no longer."""
         member = self._require_member()
         status = member.status().raft
@@ -151,8 +151,8 @@ class MetadataStore:
 
     async def close(self) -> None:
         """End watches, let what is applied reach the database, and close it; idempotent. Close the member first."""
-        self._history.close()
-        await self._projector.close()
+        self._change_log.close()
+        await self._writer.close()
         await self._executor.submit(self._database.close)
 
     # -- questions -------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class MetadataStore:
     @property
     def stored_index(self) -> Index:
         """Return up to where the log is in this manager's database."""
-        return self._projector.stored.index
+        return self._writer.stored.index
 
     @property
     def primary(self) -> NodeId | None:
@@ -180,7 +180,7 @@ class MetadataStore:
     @property
     def is_closed(self) -> bool:
         """Tell whether the store is closed."""
-        return self._history.is_closed
+        return self._change_log.is_closed
 
     @property
     def members(self) -> Configuration:
@@ -190,11 +190,11 @@ class MetadataStore:
     async def wait_primary(self, *, is_primary: bool) -> None:
         """Return once this manager is the primary, or, with `is_primary` false, no longer; or the store closes."""
         while self.is_primary is not is_primary and not self.is_closed:
-            await self._history.wait_next()  # a new primary has applied the first entry of its own term
+            await self._change_log.wait_next()  # a new primary has applied the first entry of its own term
 
     def status(self) -> MetadataStatus:
         """Return a snapshot for people and metrics."""
-        failure = self.machine.failure or self._projector.failure
+        failure = self.machine.failure or self._writer.failure
         return MetadataStatus(
             cluster_id=self.machine.state.counters.cluster_id,
             is_primary=self.is_primary,
@@ -203,8 +203,8 @@ class MetadataStore:
             applied_index=self.applied_index,
             stored_index=self.stored_index,
             database=self._database.name,
-            transactions=self._projector.transactions,
-            pending_rows=self._projector.pending_rows,
+            transactions=self._writer.transactions,
+            pending_rows=self._writer.pending_rows,
             submits=self._submits,
             failure=None if failure is None else failure.message,
         )
@@ -242,12 +242,12 @@ class MetadataStore:
         except UnavailableError as error:
             raise NotPrimaryError(error.message, leader=member.leader) from error
         index = headers[0].index
-        outcome = self.machine.take_outcome(index)
+        outcome = self.machine.pop_outcome(index)
         if outcome is None:
             raise OutcomeUnknownError("perhaps done: this manager has stopped, or no longer knows what came of it")
         if outcome.refusal is not None:
             raise outcome.refusal.error()
-        await self._projector.wait_stored(index)
+        await self._writer.wait_stored(index)
         return outcome.result
 
     def change_members(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]) -> None:
@@ -268,7 +268,7 @@ class MetadataStore:
         await member.take_snapshot()
         return True
 
-    async def keep_compact(self) -> None:
+    async def run_compaction(self) -> None:
         """Save a snapshot and shorten the log whenever it has grown enough, until the store closes."""
         entries = self._settings.snapshot_entries
         while not self.is_closed:
@@ -283,7 +283,7 @@ class MetadataStore:
         """
         member = self._require_member()
         while member.applied_index < index and not self.is_closed:
-            await self._history.wait_next()
+            await self._change_log.wait_next()
 
     # -- reads -----------------------------------------------------------------------------------
 
@@ -313,13 +313,13 @@ class MetadataStore:
                 raise UnavailableError(f"this node has had no primary for {alone_ms} ms; ask another")
         return self.view()
 
-    def watch(self, after_index: Index) -> AsyncIterator[Changed]:
+    def watch(self, after_index: Index) -> AsyncIterator[WatchEvent]:
         """Iterate over what changes after an index; `Index(0)` begins with everything. Ends when the store closes."""
-        return self._history.watch(after_index)
+        return self._change_log.watch(after_index)
 
     async def wait_applied(self, index: Index) -> None:
         """Return once everything up to an index is applied here, or the store closes."""
-        await self._history.wait_newer(Index(index - 1))
+        await self._change_log.wait_newer(Index(index - 1))
 
     async def wait_known(self, index: Index, timeout_ms: float) -> None:
         """Return once everything up to an index is applied here.
@@ -335,8 +335,8 @@ class MetadataStore:
             raise UnavailableError(message, code="behind") from None
 
     async def wait_stored(self, index: Index) -> None:
-        """Return once this manager's database stands for an index; see `Projector.wait_stored`."""
-        await self._projector.wait_stored(index)
+        """Return once this manager's database stands for an index; see `DatabaseWriter.wait_stored`."""
+        await self._writer.wait_stored(index)
 
     def _require_member(self) -> Member:
         if self._member is None:
@@ -344,7 +344,7 @@ class MetadataStore:
         return self._member
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
-        self._history.wake()
+        self._change_log.wake()
         if self.on_role is not None:
             self.on_role(role, term, leader)
 

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Table, Text
 
 from quiver.metadata import rows
-from quiver.metadata.rows import AnyRow, Kind
+from quiver.metadata.rows import AnyRow, EntityKind
 
 Values = dict[str, Any]
 """One row of SQL: plain numbers, texts and truths by column."""
@@ -175,7 +175,7 @@ held_positions = Table(
 )
 
 
-class Mapped:
+class RowMapping:
     """How one kind of row lies in SQL: one row in `table`, and in `children` one for each thing nested in it."""
 
     children: Table | None = None
@@ -226,7 +226,7 @@ class Mapped:
         """Put what is nested back."""
 
 
-class MappedBroker(Mapped):
+class BrokerMapping(RowMapping):
     """Brokers: roles lie in one column, with commas between them."""
 
     def split(self, values: Values) -> list[Values]:
@@ -239,7 +239,7 @@ class MappedBroker(Mapped):
         values["roles"] = values["roles"].split(",")
 
 
-class MappedTopic(Mapped):
+class TopicMapping(RowMapping):
     """Topics: retention lies in three columns."""
 
     def split(self, values: Values) -> list[Values]:
@@ -255,7 +255,7 @@ class MappedTopic(Mapped):
         values["retention"] = {"ms": ms, "bytes": size_bytes, "until_consumed": values.pop("until_consumed")}
 
 
-class MappedPartition(Mapped):
+class PartitionMapping(RowMapping):
     """Partitions: each replica is a child."""
 
     children = replicas
@@ -278,12 +278,12 @@ class MappedPartition(Mapped):
 _ROLES = (("voter", "replicas"), ("learner", "learners"))
 
 
-class MappedClient(Mapped):
+class ClientMapping(RowMapping):
     """Producers and consumers: each registration is a child."""
 
     children = registrations
 
-    def __init__(self, row_type: type[AnyRow], table: Table, kind: Kind) -> None:
+    def __init__(self, row_type: type[AnyRow], table: Table, kind: EntityKind) -> None:
         super().__init__(row_type, table)
         self._kind = kind.value
         self.children_all = {"kind": kind.value}
@@ -306,7 +306,7 @@ class MappedClient(Mapped):
 _REGISTRATION = ("topic_id", "partition_id", "start")
 
 
-class MappedHold(Mapped):
+class HoldMapping(RowMapping):
     """Holds: each position is a child."""
 
     children = held_positions
@@ -322,14 +322,14 @@ class MappedHold(Mapped):
         values["positions"] = [{name: child[name] for name in ("partition_id", "first_offset")} for child in ordered]
 
 
-MAPPED: tuple[Mapped, ...] = (
-    MappedBroker(rows.BrokerRow, brokers),
-    MappedTopic(rows.Topic, topics),
-    MappedPartition(rows.Partition, partitions),
-    MappedClient(rows.ProducerRow, producers, Kind.PRODUCER),
-    MappedClient(rows.ConsumerRow, consumers, Kind.CONSUMER),
-    Mapped(rows.BrokerHeartbeatRow, heartbeats),
-    Mapped(rows.Move, moves),
-    MappedHold(rows.Hold, holds),
+ROW_MAPPINGS: tuple[RowMapping, ...] = (
+    BrokerMapping(rows.BrokerRow, brokers),
+    TopicMapping(rows.TopicRow, topics),
+    PartitionMapping(rows.PartitionRow, partitions),
+    ClientMapping(rows.ProducerRow, producers, EntityKind.PRODUCER),
+    ClientMapping(rows.ConsumerRow, consumers, EntityKind.CONSUMER),
+    RowMapping(rows.HeartbeatRow, heartbeats),
+    RowMapping(rows.MoveRow, moves),
+    HoldMapping(rows.HoldRow, holds),
 )
 """Every kind of row, in the order in which tables are written."""

@@ -16,17 +16,26 @@ from quiver.metadata.commands import (
     AddPartitionsCommand,
     ConfigureTopicCommand,
     CreateTopicCommand,
+    CreateTopicResult,
     DeleteTopicCommand,
     PreferLeader,
     PurgeTopic,
     ReportLeaders,
     RestoreTopicCommand,
-    TopicCreated,
 )
-from quiver.metadata.decision import Decision, check_assignment, find_topic, refuse
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.rows import ConsumerRow, Hold, Move, Partition, ProducerRow, Retention, Table, Topic, TopicState
-from quiver.metadata.state import Change, Counters, State, drop, find_made_topic, put
+from quiver.metadata.decision import CommandDecision, CommandRefusal, check_assignment, find_topic, refuse
+from quiver.metadata.rows import (
+    ConsumerRow,
+    HoldRow,
+    MoveRow,
+    PartitionRow,
+    ProducerRow,
+    Retention,
+    Table,
+    TopicRow,
+    TopicState,
+)
+from quiver.metadata.state import Change, Counters, MetadataState, drop, find_made_topic, put
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 
 PARTITIONS_MAX = 4096
@@ -37,17 +46,17 @@ REPLICAS_MAX = 15
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-def create(state: State, command: CreateTopicCommand) -> Decision | CommandRefusal:
+def create(state: MetadataState, command: CreateTopicCommand) -> CommandDecision | CommandRefusal:
     """Create a topic with its partitions."""
     made = find_made_topic(state.tables[Table.TOPICS], request_id=command.request_id, name=command.topic)
     if made is not None:
-        return Decision(result=TopicCreated(made.topic_id, made.partitions))
-    if isinstance(find_topic(state, command.topic), Topic):
+        return CommandDecision(result=CreateTopicResult(made.topic_id, made.partitions))
+    if isinstance(find_topic(state, command.topic), TopicRow):
         return refuse("topic_exists", f"not done: there is a topic {command.topic!r} already")
     refusal = _check_new(command) or _check_assignments(state, command.assignments, replicas=command.replicas)
     if refusal is not None:
         return refusal
-    topic = Topic(
+    topic = TopicRow(
         topic_id=state.counters.next_topic_id,
         name=command.topic,
         partitions=len(command.assignments),
@@ -60,11 +69,11 @@ def create(state: State, command: CreateTopicCommand) -> Decision | CommandRefus
     )
     partitions = _new_partitions(state, topic.topic_id, command.assignments, first_number=0)
     counters = _after(state, partitions, next_topic_id=TopicId(topic.topic_id + 1))
-    result = TopicCreated(topic.topic_id, topic.partitions)
-    return Decision([put(topic), *map(put, partitions)], counters, result)
+    result = CreateTopicResult(topic.topic_id, topic.partitions)
+    return CommandDecision([put(topic), *map(put, partitions)], counters, result)
 
 
-def configure(state: State, command: ConfigureTopicCommand) -> Decision | CommandRefusal:
+def configure(state: MetadataState, command: ConfigureTopicCommand) -> CommandDecision | CommandRefusal:
     """Change a topic's retention."""
     topic = find_topic(state, command.topic)
     if isinstance(topic, CommandRefusal):
@@ -73,11 +82,11 @@ def configure(state: State, command: ConfigureTopicCommand) -> Decision | Comman
     if refusal is not None:
         return refusal
     if topic.retention == command.retention:
-        return Decision()
-    return Decision([put(msgspec.structs.replace(topic, retention=command.retention))])
+        return CommandDecision()
+    return CommandDecision([put(msgspec.structs.replace(topic, retention=command.retention))])
 
 
-def add_partitions(state: State, command: AddPartitionsCommand) -> Decision | CommandRefusal:
+def add_partitions(state: MetadataState, command: AddPartitionsCommand) -> CommandDecision | CommandRefusal:
     """Give a topic more partitions."""
     topic = find_topic(state, command.topic)
     if isinstance(topic, CommandRefusal):
@@ -94,28 +103,28 @@ def add_partitions(state: State, command: AddPartitionsCommand) -> Decision | Co
         return refusal
     partitions = _new_partitions(state, topic.topic_id, command.assignments, first_number=topic.partitions)
     grown = msgspec.structs.replace(topic, partitions=command.partitions)
-    return Decision([put(grown), *map(put, partitions)], _after(state, partitions))
+    return CommandDecision([put(grown), *map(put, partitions)], _after(state, partitions))
 
 
-def delete(state: State, command: DeleteTopicCommand) -> Decision | CommandRefusal:
+def delete(state: MetadataState, command: DeleteTopicCommand) -> CommandDecision | CommandRefusal:
     """Take a topic out of use."""
     topic = find_topic(state, command.topic)
     if isinstance(topic, CommandRefusal):
         return topic
-    return Decision([put(msgspec.structs.replace(topic, state=TopicState.DELETED, purge_ms=command.purge_ms))])
+    return CommandDecision([put(msgspec.structs.replace(topic, state=TopicState.DELETED, purge_ms=command.purge_ms))])
 
 
-def restore(state: State, command: RestoreTopicCommand) -> Decision | CommandRefusal:
+def restore(state: MetadataState, command: RestoreTopicCommand) -> CommandDecision | CommandRefusal:
     """Take a deleted topic back into use, unless its name has been given away meanwhile."""
     topic = _find_deleted(state, command.topic_id)
     if isinstance(topic, CommandRefusal):
         return topic
     if topic.name in state.names[Table.TOPICS]:
         return refuse("topic_exists", f"not done: there is another topic {topic.name!r} by now")
-    return Decision([put(msgspec.structs.replace(topic, state=TopicState.ACTIVE, purge_ms=None))])
+    return CommandDecision([put(msgspec.structs.replace(topic, state=TopicState.ACTIVE, purge_ms=None))])
 
 
-def purge(state: State, command: PurgeTopic) -> Decision | CommandRefusal:
+def purge(state: MetadataState, command: PurgeTopic) -> CommandDecision | CommandRefusal:
     """Forget a deleted topic and all that hangs on it."""
     topic = _find_deleted(state, command.topic_id)
     if isinstance(topic, CommandRefusal):
@@ -126,35 +135,35 @@ def purge(state: State, command: PurgeTopic) -> Decision | CommandRefusal:
     changes += [
         Change(Table.PARTITIONS, (topic.topic_id, PartitionId(number)), None) for number in range(topic.partitions)
     ]
-    moves: dict[object, Move] = state.tables[Table.MOVES]
+    moves: dict[object, MoveRow] = state.tables[Table.MOVES]
     changes += [drop(move) for move in moves.values() if move.topic_id == topic.topic_id]
-    holds: dict[object, Hold] = state.tables[Table.HOLDS]
+    holds: dict[object, HoldRow] = state.tables[Table.HOLDS]
     changes += [drop(hold) for hold in holds.values() if hold.topic_id == topic.topic_id]
     changes += _without_registrations(state, topic.topic_id)
-    return Decision(changes)
+    return CommandDecision(changes)
 
 
-def report_leaders(state: State, command: ReportLeaders) -> Decision:
+def report_leaders(state: MetadataState, command: ReportLeaders) -> CommandDecision:
     """Take note of leaders: of each partition the newest epoch wins, of unknown partitions nothing is kept."""
-    newest: dict[tuple[TopicId, PartitionId], Partition] = {}
+    newest: dict[tuple[TopicId, PartitionId], PartitionRow] = {}
     for report in command.reports:
         key = (report.topic_id, report.partition_id)
         known = newest.get(key) or state.tables[Table.PARTITIONS].get(key)
         if known is not None and report.epoch > known.epoch:
             newest[key] = msgspec.structs.replace(known, leader=report.leader, epoch=report.epoch)
-    return Decision([put(newest[key]) for key in sorted(newest)])
+    return CommandDecision([put(newest[key]) for key in sorted(newest)])
 
 
-def prefer_leader(state: State, command: PreferLeader) -> Decision | CommandRefusal:
+def prefer_leader(state: MetadataState, command: PreferLeader) -> CommandDecision | CommandRefusal:
     """Put one of a partition's replicas first."""
-    partition: Partition | None = state.tables[Table.PARTITIONS].get((command.topic_id, command.partition_id))
+    partition: PartitionRow | None = state.tables[Table.PARTITIONS].get((command.topic_id, command.partition_id))
     if partition is None:
         return refuse("unknown_partition", f"not done: there is no partition {command.partition_id} of that topic")
     if command.leader not in partition.replicas:
         return refuse("not_replica", f"not done: broker {command.leader} has no replica of that partition")
     others = tuple(broker for broker in partition.replicas if broker != command.leader)
     preferred = msgspec.structs.replace(partition, replicas=(command.leader, *others))
-    return Decision([] if preferred == partition else [put(preferred)])
+    return CommandDecision([] if preferred == partition else [put(preferred)])
 
 
 def _check_new(command: CreateTopicCommand) -> CommandRefusal | None:
@@ -174,18 +183,18 @@ def _check_retention(retention: Retention) -> CommandRefusal | None:
 
 
 def _check_assignments(
-    state: State, assignments: Sequence[Sequence[NodeId]], *, replicas: int
+    state: MetadataState, assignments: Sequence[Sequence[NodeId]], *, replicas: int
 ) -> CommandRefusal | None:
     checks = (check_assignment(state, assignment, replicas_max=replicas) for assignment in assignments)
     return next((refusal for refusal in checks if refusal is not None), None)
 
 
 def _new_partitions(
-    state: State, topic_id: TopicId, assignments: Sequence[tuple[NodeId, ...]], *, first_number: int
-) -> list[Partition]:
+    state: MetadataState, topic_id: TopicId, assignments: Sequence[tuple[NodeId, ...]], *, first_number: int
+) -> list[PartitionRow]:
     first_group = state.counters.next_group_id
     return [
-        Partition(
+        PartitionRow(
             topic_id=topic_id,
             partition_id=PartitionId(first_number + position),
             group_id=GroupId(first_group + position),
@@ -198,7 +207,9 @@ def _new_partitions(
     ]
 
 
-def _after(state: State, partitions: Sequence[Partition], *, next_topic_id: TopicId | None = None) -> Counters:
+def _after(
+    state: MetadataState, partitions: Sequence[PartitionRow], *, next_topic_id: TopicId | None = None
+) -> Counters:
     """Return the counters after partitions, and perhaps a topic, have got their ids."""
     return msgspec.structs.replace(
         state.counters,
@@ -207,8 +218,8 @@ def _after(state: State, partitions: Sequence[Partition], *, next_topic_id: Topi
     )
 
 
-def _find_deleted(state: State, topic_id: TopicId) -> Topic | CommandRefusal:
-    topic: Topic | None = state.tables[Table.TOPICS].get(topic_id)
+def _find_deleted(state: MetadataState, topic_id: TopicId) -> TopicRow | CommandRefusal:
+    topic: TopicRow | None = state.tables[Table.TOPICS].get(topic_id)
     if topic is None:
         return refuse("unknown_topic", f"not done: there is no topic with id {topic_id}")
     if topic.state is not TopicState.DELETED:
@@ -216,7 +227,7 @@ def _find_deleted(state: State, topic_id: TopicId) -> Topic | CommandRefusal:
     return topic
 
 
-def _without_registrations(state: State, topic_id: TopicId) -> list[Change]:
+def _without_registrations(state: MetadataState, topic_id: TopicId) -> list[Change]:
     """Return the changes that end every client's registrations for a topic; the clients stay."""
     clients: list[ProducerRow | ConsumerRow] = [
         *state.tables[Table.PRODUCERS].values(),

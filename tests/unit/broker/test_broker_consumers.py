@@ -12,16 +12,16 @@ from quiver.broker.lags import find_lags
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, QuiverError
 from quiver.metadata import (
     ConfigureTopicCommand,
+    EntityKind,
     ForgetClientCommand,
-    HeldFrom,
-    Kind,
+    HoldPosition,
     PlaceHoldCommand,
     RegisterConsumerCommand,
     RegisterProducerCommand,
     ReleaseHoldCommand,
     Retention,
-    Selection,
     StartFrom,
+    TopicSelection,
 )
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_batch
@@ -41,7 +41,7 @@ P0 = PartitionId(0)
 
 
 async def register(cluster: Cluster, *, start: StartFrom = StartFrom.EARLIEST, name: str = "c") -> ConsumerId:
-    command = RegisterConsumerCommand(now_ms=1, topics=(Selection("logs"),), start=start, request_id=name)
+    command = RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs"),), start=start, request_id=name)
     return (await cluster.submit(command)).consumer_id
 
 
@@ -163,7 +163,7 @@ def test_consumer_must_be_registered_for_the_partition() -> None:
         topic_id = await cluster.create_topic()
         await cluster.create_topic("other")
         consumer_id = await register(cluster)
-        other = RegisterConsumerCommand(now_ms=1, topics=(Selection("other"),), request_id="other")
+        other = RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("other"),), request_id="other")
         stranger = (await cluster.submit(other)).consumer_id
         await cluster.wait_leader(topic_id)
         for asked, kind, code in (
@@ -210,7 +210,7 @@ def test_cursors_begin_where_the_registration_says() -> None:
 def test_new_epoch_fences_the_old_one_and_goes_on_with_its_sequence() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
-        command = RegisterProducerCommand(now_ms=1, topics=(Selection("logs"),), name="p")
+        command = RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs"),), name="p")
         producer_id = (await cluster.submit(command)).producer_id
 
         async def send(epoch: int, sequence: int) -> None:
@@ -265,7 +265,7 @@ def test_lag_is_told_by_leaders_of_those_who_have_begun() -> None:
             await cluster.produce(topic_id, b"%d" % number)
         cursors = ((first, Offset(7)), (second, Offset(2)), (gone, Offset(1)))
         await cluster.ask_leader(topic_id, MoveCursor(topic_id=topic_id, partition_id=P0, cursors=cursors))
-        await cluster.submit(ForgetClientCommand(now_ms=2, kind=Kind.CONSUMER, id=gone))
+        await cluster.submit(ForgetClientCommand(now_ms=2, kind=EntityKind.CONSUMER, id=gone))
         leader = await cluster.wait_leader(topic_id)
         for node in cluster.up:
             assert node.broker is not None
@@ -294,7 +294,7 @@ def test_consumed_records_go_everywhere_when_the_slowest_consumer_is_past_them()
         await asyncio.sleep(3)
         (first,) = first_offsets(cluster, topic_id)
         assert 0 < first <= 30
-        await cluster.submit(ForgetClientCommand(now_ms=2, kind=Kind.CONSUMER, id=slow))
+        await cluster.submit(ForgetClientCommand(now_ms=2, kind=EntityKind.CONSUMER, id=slow))
         await cluster.wait(lambda: min(first_offsets(cluster, topic_id)) > 30 or None)
 
     async def prepare(cluster: Cluster) -> None:
@@ -307,7 +307,7 @@ def test_consumed_records_go_everywhere_when_the_slowest_consumer_is_past_them()
 def test_held_records_stay_under_every_leader_until_they_are_released() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic(retention=Retention(bytes=5_000))
-        held = (HeldFrom(partition_id=P0, first_offset=20),)
+        held = (HoldPosition(partition_id=P0, first_offset=20),)
         await cluster.submit(
             PlaceHoldCommand(now_ms=1, topic_id=topic_id, name="q", positions=held, lasting_ms=24 * 60 * 60 * 1000)
         )

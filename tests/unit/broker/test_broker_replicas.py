@@ -8,7 +8,7 @@ import logging
 import pytest
 from broker_cluster import DIRECTORY, Cluster, Node, simulate
 
-from quiver.metadata import DeleteTopicCommand, InitCluster, Partition, PurgeTopic, RestoreTopicCommand
+from quiver.metadata import DeleteTopicCommand, InitCluster, PartitionRow, PurgeTopic, RestoreTopicCommand
 from quiver.model import GroupId, NodeId, TopicId
 from quiver.testing import SimulatedDisk
 
@@ -34,10 +34,10 @@ def test_new_partitions_are_led_by_their_preferred_replicas() -> None:
     simulate(test)
 
 
-async def reported(cluster: Cluster, topic_id: TopicId) -> list[Partition]:
+async def reported(cluster: Cluster, topic_id: TopicId) -> list[PartitionRow]:
     """Wait until the metadata knows the leader of every partition of a topic; return the partitions."""
 
-    def find() -> list[Partition] | None:
+    def find() -> list[PartitionRow] | None:
         rows = cluster.view().partitions_of(topic_id)
         return rows if all(row.leader is not None for row in rows) else None
 

@@ -16,7 +16,7 @@ from quiver.errors import (
     QuiverError,
     UnavailableError,
 )
-from quiver.metadata import RegisterConsumerCommand, RegisterProducerCommand, Retention, Selection
+from quiver.metadata import RegisterConsumerCommand, RegisterProducerCommand, Retention, TopicSelection
 from quiver.model import GroupId, Index, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import build_batch
 from quiver.wire.messages import GetMembers, Produce
@@ -92,7 +92,7 @@ def test_producer_must_be_registered_for_the_partition() -> None:
         topic_id = await cluster.create_topic("logs", (1,), (1,))
         await cluster.wait_leader(topic_id, 0)
         await cluster.wait_leader(topic_id, 1)
-        only_first = (Selection("logs", (PartitionId(0),)),)
+        only_first = (TopicSelection("logs", (PartitionId(0),)),)
         producer = await cluster.submit(RegisterProducerCommand(now_ms=1, topics=only_first, name="p"))
         known = cluster.known_index
         await cluster.ask(1, produce(topic_id, 0, known), [batch(producer_id=producer.producer_id)])
@@ -108,7 +108,7 @@ def test_requests_of_a_producer_are_its_heartbeat() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (1,))
         await cluster.wait_leader(topic_id)
-        producer = await cluster.submit(RegisterProducerCommand(now_ms=1, topics=(Selection("logs"),), name="p"))
+        producer = await cluster.submit(RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs"),), name="p"))
         await cluster.ask(1, produce(topic_id, 0, cluster.known_index), [batch(producer_id=producer.producer_id)])
         await cluster.wait(lambda: ("producer", producer.producer_id) in cluster.clients_heard or None)
 
@@ -118,7 +118,7 @@ def test_requests_of_a_producer_are_its_heartbeat() -> None:
 def test_retry_of_a_batch_is_answered_with_its_first_place_also_by_the_next_leader() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
-        producer = await cluster.submit(RegisterProducerCommand(now_ms=1, topics=(Selection("logs"),), name="p"))
+        producer = await cluster.submit(RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs"),), name="p"))
         data = batch(b"once", producer_id=producer.producer_id)
         request = produce(topic_id, 0, cluster.known_index)
         first, _ = await cluster.ask_leader(topic_id, request, [data])
@@ -136,7 +136,7 @@ def test_topic_that_waits_for_consumers_takes_nothing_before_there_is_one() -> N
         await cluster.wait_leader(topic_id)
         error = await refusal(cluster, 1, produce(topic_id, 0, cluster.known_index), batch())
         assert (type(error), error.code) == (ConflictError, "no_consumers")
-        await cluster.submit(RegisterConsumerCommand(now_ms=1, topics=(Selection("logs"),), request_id="c"))
+        await cluster.submit(RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs"),), request_id="c"))
         await cluster.ask(1, produce(topic_id, 0, cluster.known_index), [batch()])
 
     simulate(test)

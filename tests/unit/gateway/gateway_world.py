@@ -15,11 +15,11 @@ from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import (
     ALL_PARTITIONS,
     ConsumerRow,
+    MetadataState,
     ProducerRow,
     Registration,
     Retention,
-    State,
-    Topic,
+    TopicRow,
     TopicState,
     View,
 )
@@ -51,7 +51,7 @@ class GatewayCluster(MemoryCluster):
 
     def view(self) -> View:
         """Return the metadata as this node knows it."""
-        return State([*self._topic_rows(), *self._producer_rows(), *self._consumer_rows()]).view()
+        return MetadataState([*self._topic_rows(), *self._producer_rows(), *self._consumer_rows()]).view()
 
     def hear(self, kind: str, id_: int) -> None:
         self.heard.append((kind, id_))
@@ -130,9 +130,9 @@ class GatewayCluster(MemoryCluster):
         known = self.selections.setdefault((kind, id_), [])
         known += [(selection.topic, selection.partitions) for selection in selections]
 
-    def _topic_rows(self) -> list[Topic]:
+    def _topic_rows(self) -> list[TopicRow]:
         return [
-            Topic(
+            TopicRow(
                 topic_id=topic.topic_id,
                 name=topic.name,
                 partitions=len(topic.partitions),

@@ -16,7 +16,7 @@ from quiver.config import ManagerSettings
 from quiver.dispatch import RequestDispatcher
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.manager import AdminService, Manager, NodeRouter
-from quiver.metadata import Command, FinishMove, Move, MoveState, PromoteMove, View
+from quiver.metadata import Command, FinishMove, MoveRow, MoveState, PromoteMove, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
@@ -233,7 +233,7 @@ class WorkingWorld(World):
                 with suppress(QuiverError):
                     await self._carry_out(view, move)
 
-    async def _carry_out(self, view: View, move: Move) -> None:
+    async def _carry_out(self, view: View, move: MoveRow) -> None:
         voters = view.partitions[move.topic_id, move.partition_id].replicas
         has_majority = 2 * len(self.living.intersection(voters)) > len(voters)
         if not has_majority:

@@ -23,8 +23,8 @@ from quiver.errors import (
     RequestError,
     UnavailableError,
 )
-from quiver.metadata import BeginMove, BrokerState, TopicState
-from quiver.metadata.commands import decode_result, encode_payload
+from quiver.metadata import BeginMove, BrokerState, CommandDone, TopicState
+from quiver.metadata.commands import CommandResult, encode_payload
 from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.holds import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.messages import (
@@ -379,7 +379,7 @@ def test_command_is_carried_out_for_nodes_alone_wherever_it_is_brought() -> None
             f"host{replica.id}:9002", SubmitCommand(), [data], timeout_ms=1000
         )
         assert submitted.index <= (await world.primary()).store.applied_index
-        assert str(decode_result(payload)) == "Done(changed=2)"
+        assert msgspec.msgpack.decode(payload, type=CommandResult) == CommandDone(2)
         again = encode_payload(register_broker(4, identity="other"))
         error = await refusal(world, SubmitCommand(), payload=again, caller=A_NODE)
         assert (type(error), error.code) == (ConflictError, "broker_exists")

@@ -10,7 +10,7 @@ from manager_world import QUICK, WorkingWorld, World, run
 from metadata_world import NOW_MS, register_broker, register_consumer
 
 from quiver.manager.liveness import Liveness
-from quiver.metadata import BrokerState, CreateTopicCommand, Kind
+from quiver.metadata import BrokerState, CreateTopicCommand, EntityKind
 from quiver.model import NodeId, PartitionId, TopicId
 from quiver.testing import SimulatedClock
 from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, DrainBroker, LeaderInfo
@@ -36,7 +36,7 @@ def test_brokers_register_by_themselves_and_stay_alive() -> None:
         await world.join(1, 2, 3)
         await asyncio.sleep(20)
         assert [state_of(world, number) for number in (1, 2, 3)] == [ALIVE] * 3
-        seen_ms = world.view.last_seen_ms(Kind.BROKER, 1)
+        seen_ms = world.view.last_seen_ms(EntityKind.BROKER, 1)
         assert seen_ms is not None
         assert seen_ms > NOW_MS + 15_000
 
@@ -136,9 +136,9 @@ def test_times_of_clients_are_recorded_together_and_only_when_they_changed() -> 
         for _ in range(5):
             await world.submit(register_consumer(now_ms=1))
         world.clients[1] = tuple(BeatInfo("consumer", number, NOW_MS + 99) for number in (1, 2, 3, 4, 77))
-        await world.wait(lambda: world.view.last_seen_ms(Kind.CONSUMER, 4) == NOW_MS + 99)
-        assert world.view.last_seen_ms(Kind.CONSUMER, 5) == 1
-        assert (Kind.CONSUMER, 77) not in world.view.heartbeats
+        await world.wait(lambda: world.view.last_seen_ms(EntityKind.CONSUMER, 4) == NOW_MS + 99)
+        assert world.view.last_seen_ms(EntityKind.CONSUMER, 5) == 1
+        assert (EntityKind.CONSUMER, 77) not in world.view.heartbeats
         world.clients.clear()
         before = (await world.primary()).member.commit_index
         await asyncio.sleep(10)
@@ -156,7 +156,7 @@ def test_primary_that_stood_still_itself_condemns_nobody() -> None:
         liveness = Liveness(primary.store, clock=clock, settings=QUICK)
         running = world.loop.create_task(liveness.run())
         await asyncio.sleep(0.05)
-        assert await liveness.hear(BrokerHeartbeatRequest(node=NodeId(1), identity="identity-1"))
+        assert await liveness.handle_heartbeat(BrokerHeartbeatRequest(node=NodeId(1), identity="identity-1"))
         clock.set_drift(999_000_000)  # a second passes in a millisecond: to itself the process stood still
         await asyncio.sleep(0.09)
         clock.set_drift(0)
@@ -173,8 +173,9 @@ def test_manager_that_is_not_primary_takes_no_heartbeats() -> None:
     async def test(world: WorkingWorld) -> None:
         replica = await world.replica()
         await world.wait(lambda: hasattr(world.working(replica.id), "manager") or None)
+        heartbeat = BrokerHeartbeatRequest(node=NodeId(1), identity="x")
         with pytest.raises(Exception, match="not the primary"):
-            await world.working(replica.id).manager.hear(BrokerHeartbeatRequest(node=NodeId(1), identity="x"))
+            await world.working(replica.id).manager.handle_heartbeat(heartbeat)
         assert not world.working(replica.id).manager.status().is_primary
 
     work(test)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from metadata_world import NOW_MS, change_state, create_topic, do, init_cluster, refused, register_broker
 
 from quiver.errors import ConflictError, UnavailableError
-from quiver.manager.load import Room
+from quiver.manager.load import MoveBudget
 from quiver.manager.placement import (
     PlannedLeader,
     PlannedMove,
     default_replicas,
     is_lost,
-    place_replacement,
     place_topic,
     plan_drain,
     plan_growth,
@@ -28,11 +27,11 @@ from quiver.metadata import (
     BeginMove,
     BrokerState,
     FinishMove,
+    MetadataState,
     MoveId,
     NodeRole,
     PreferLeader,
     PromoteMove,
-    State,
     View,
 )
 from quiver.model import NodeId, PartitionId, TopicId
@@ -41,20 +40,20 @@ ALIVE, SUSPECT, DEAD, DRAINING = BrokerState.ALIVE, BrokerState.SUSPECT, BrokerS
 ONLY_MANAGER: tuple[NodeRole, ...] = ("manager", "gateway")
 
 
-def cluster(brokers: int, *, racks: Sequence[str] = ()) -> State:
-    state = State()
+def cluster(brokers: int, *, racks: Sequence[str] = ()) -> MetadataState:
+    state = MetadataState()
     do(state, init_cluster())
     for number in range(1, brokers + 1):
         do(state, register_broker(number, rack=racks[number - 1] if racks else ""))
     return state
 
 
-def add_topic(state: State, name: str, *, partitions: int, replicas: int) -> None:
+def add_topic(state: MetadataState, name: str, *, partitions: int, replicas: int) -> None:
     placed = place_topic(state.view(), partitions=partitions, replicas=replicas)
     do(state, create_topic(name, *placed, replicas=replicas))
 
 
-def carry_out(state: State, move: PlannedMove) -> None:
+def carry_out(state: MetadataState, move: PlannedMove) -> None:
     begun = BeginMove(
         now_ms=NOW_MS, topic_id=move.topic_id, partition_id=move.partition_id, source=move.source, target=move.target
     )
@@ -76,6 +75,10 @@ def leader_counts(view: View) -> Counter[NodeId]:
 def spread(view: View, counted: Counter[NodeId]) -> int:
     values = [counted[broker.broker_id] for broker in view.brokers.values() if broker.is_eligible]
     return max(values) - min(values)
+
+
+def targets(moves: Sequence[PlannedMove]) -> list[NodeId]:
+    return [move.target for move in moves]
 
 
 def racks_of(view: View, brokers: Sequence[NodeId]) -> int:
@@ -164,16 +167,15 @@ def test_default_is_three_replicas_or_as_many_as_there_are_brokers() -> None:
 
 def test_replacement_goes_to_a_new_rack_then_to_the_emptiest() -> None:
     state = cluster(5, racks=["a", "a", "b", "b", "c"])
-    do(state, create_topic("logs", (1, 3), replicas=2))
+    do(state, create_topic("logs", (1, 3), replicas=3))
     do(state, create_topic("more", (5,), replicas=1))
-    partition = state.view().partitions[TopicId(1), PartitionId(0)]
-    assert place_replacement(state.view(), partition, NodeId(3)) == 4  # b is as new as c, and emptier
-    assert place_replacement(state.view(), partition, None) == 5
+    assert targets(plan_rebuild(state.view(), [NodeId(3)])) == [4]  # b is as new as c, and emptier
+    assert targets(plan_growth(state.view())) == [5]
     do(state, change_state(4, DEAD))
     do(state, change_state(5, DEAD))
-    assert place_replacement(state.view(), partition, NodeId(1)) == 2
+    assert targets(plan_rebuild(state.view(), [NodeId(1)])) == [2]
     do(state, change_state(2, DEAD))
-    assert place_replacement(state.view(), partition, NodeId(1)) is None
+    assert targets(plan_rebuild(state.view(), [NodeId(1)])) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -295,7 +297,7 @@ def test_rebalance_keeps_racks_apart() -> None:
 def test_rebalance_is_planned_as_far_as_it_is_asked_for() -> None:
     state = cluster(2)
     do(state, create_topic("logs", *[(1,)] * 8, replicas=1))
-    assert len(plan_rebalance(state.view(), Room(state.view(), moves_max=2)).moves) == 2
+    assert len(plan_rebalance(state.view(), MoveBudget(state.view(), moves_max=2)).moves) == 2
     assert len(plan_rebalance(state.view()).moves) == 4
 
 

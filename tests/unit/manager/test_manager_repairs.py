@@ -20,13 +20,13 @@ from quiver.metadata import (
     DeleteTopicCommand,
     ExpireHold,
     FinishMove,
-    HeldFrom,
+    HoldPosition,
+    MetadataState,
     MoveId,
     PlaceHoldCommand,
     PreferLeader,
     PromoteMove,
     PurgeTopic,
-    State,
     UndrainBroker,
 )
 from quiver.model import NodeId, PartitionId, TopicId
@@ -36,8 +36,8 @@ DEAD, DRAINING = BrokerState.DEAD, BrokerState.DRAINING
 SETTINGS = ManagerSettings(rebuild_after_ms=1_000)
 
 
-def cluster(brokers: int, *assignments: tuple[int, ...], replicas: int | None = None) -> State:
-    state = State()
+def cluster(brokers: int, *assignments: tuple[int, ...], replicas: int | None = None) -> MetadataState:
+    state = MetadataState()
     do(state, init_cluster())
     for number in range(1, brokers + 1):
         do(state, register_broker(number))
@@ -46,7 +46,7 @@ def cluster(brokers: int, *assignments: tuple[int, ...], replicas: int | None = 
     return state
 
 
-def plan(state: State, now_ms: int = NOW_MS, **settings: Any) -> list[Repair]:
+def plan(state: MetadataState, now_ms: int = NOW_MS, **settings: Any) -> list[Repair]:
     return plan_repairs(state.view(), now_ms=now_ms, settings=msgspec.structs.replace(SETTINGS, **settings))
 
 
@@ -54,7 +54,7 @@ def moves(planned: list[Repair]) -> list[tuple[int, int | None, int]]:
     return [(item.partition_id, item.source, item.target) for item in planned if isinstance(item, BeginMove)]
 
 
-def carry_out(state: State, planned: list[Repair]) -> None:
+def carry_out(state: MetadataState, planned: list[Repair]) -> None:
     """Do what is planned, and let every move that is begun come to its end."""
     for command in planned:
         do(state, command)
@@ -66,7 +66,7 @@ def carry_out(state: State, planned: list[Repair]) -> None:
 def test_holds_that_are_over_are_let_go() -> None:
     state = cluster(3, (1, 2, 3))
     for name, lasting_ms in (("short", 1_000), ("long", 2_000)):
-        held = (HeldFrom(partition_id=PartitionId(0), first_offset=1),)
+        held = (HoldPosition(partition_id=PartitionId(0), first_offset=1),)
         do(
             state,
             PlaceHoldCommand(now_ms=NOW_MS, topic_id=TopicId(1), name=name, positions=held, lasting_ms=lasting_ms),
@@ -249,7 +249,7 @@ def members(voters: tuple[int, ...], learners: tuple[int, ...] = (), **fields: A
     )
 
 
-def with_nodes(**roles: tuple[str, ...]) -> State:
+def with_nodes(**roles: tuple[str, ...]) -> MetadataState:
     state = cluster(0)
     for name, given in roles.items():
         do(state, register_broker(int(name.removeprefix("n")), roles=given))

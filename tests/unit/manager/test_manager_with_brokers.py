@@ -51,7 +51,7 @@ class ManagedNode(Node):
     async def _handle_heartbeat(self, _: Caller, request: BrokerHeartbeatRequest, __: memoryview) -> Answer:
         if self.manager is None:
             raise NotPrimaryError("not done: this node is starting")
-        return HeartbeatTaken(is_known=await self.manager.hear(request)), ()
+        return HeartbeatTaken(is_known=await self.manager.handle_heartbeat(request)), ()
 
 
 class ManagedCluster(Cluster):

@@ -17,8 +17,8 @@ from quiver.metadata import (
     METADATA_GROUP,
     Command,
     Database,
+    MetadataState,
     MetadataStore,
-    State,
     compare,
     open_database,
     sqlite_url,
@@ -79,7 +79,7 @@ class Manager:
         for path in self.cluster.directory.glob(f"{self.path.name}*"):
             path.unlink()
 
-    def load_database(self) -> State:
+    def load_database(self) -> MetadataState:
         with closing(open_database(sqlite_url(str(self.path)))) as database:  # the manager may be dead
             return database.load()
 

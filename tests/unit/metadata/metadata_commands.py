@@ -8,8 +8,8 @@ from typing import Any, get_args
 import msgspec
 from hypothesis import strategies as st
 
-from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, Selection
-from quiver.metadata.rows import ALL_ROLES, BrokerState, HeldFrom, Kind, Retention, StartFrom
+from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, TopicSelection
+from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
 from quiver.model import PartitionId
 
 SMALL = st.integers(0, 4)
@@ -24,7 +24,7 @@ def tuples(items: st.SearchStrategy[Any], **bounds: Any) -> st.SearchStrategy[tu
 
 GOOD_ASSIGNMENTS = tuples(tuples(st.integers(1, 3), min_size=1, max_size=2, unique=True), min_size=1, max_size=3)
 HELD = st.dictionaries(SMALL, SMALL, max_size=2).map(
-    lambda held: tuple(HeldFrom(partition_id=PartitionId(part), first_offset=held[part]) for part in sorted(held))
+    lambda held: tuple(HoldPosition(partition_id=PartitionId(part), first_offset=held[part]) for part in sorted(held))
 )
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "now_ms": TIMES,
@@ -53,17 +53,17 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "target": SMALL,
     "source": st.none() | SMALL,
     "move_id": SMALL,
-    "topics": tuples(st.builds(Selection, topic=TOPICS, partitions=tuples(SMALL, max_size=2)), max_size=2),
+    "topics": tuples(st.builds(TopicSelection, topic=TOPICS, partitions=tuples(SMALL, max_size=2)), max_size=2),
     "name": st.sampled_from(["", "p", "q"]),
     "producer_id": st.none() | SMALL,
     "consumer_id": st.none() | SMALL,
     "start": st.sampled_from(list(StartFrom)),
-    "kind": st.sampled_from(list(Kind)),
+    "kind": st.sampled_from(list(EntityKind)),
     "id": SMALL,
     "positions": HELD,
     "lasting_ms": st.sampled_from([0, 1_000, 2_000]),
     "owner": st.sampled_from(["", "me"]),
-    "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(Kind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
+    "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
 }
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quiver.metadata.apply import Outcome, apply
+from quiver.metadata.apply import ApplyOutcome, apply
 from quiver.metadata.commands import (
     AnyCommand,
     ChangeBrokerState,
+    CommandResult,
     CreateTopicCommand,
     InitCluster,
     RegisterBroker,
     RegisterConsumerCommand,
     RegisterProducerCommand,
-    Result,
-    Selection,
+    TopicSelection,
 )
 from quiver.metadata.rows import BrokerState
-from quiver.metadata.state import State
+from quiver.metadata.state import MetadataState
 from quiver.model import NodeId, PartitionId
 
 NOW_MS = 1_000_000
@@ -48,30 +48,30 @@ def create_topic(topic: str = "logs", *assignments: Sequence[int], **fields: Any
     return CreateTopicCommand(topic=topic, assignments=placed, **given)
 
 
-def select(topic: str, *partitions: int) -> Selection:
-    return Selection(topic, tuple(PartitionId(n) for n in partitions))
+def select(topic: str, *partitions: int) -> TopicSelection:
+    return TopicSelection(topic, tuple(PartitionId(n) for n in partitions))
 
 
-def register_producer(*topics: Selection, **fields: Any) -> RegisterProducerCommand:
+def register_producer(*topics: TopicSelection, **fields: Any) -> RegisterProducerCommand:
     given: dict[str, Any] = {"now_ms": NOW_MS} | fields
     return RegisterProducerCommand(topics=topics or (select("logs"),), **given)
 
 
-def register_consumer(*topics: Selection, **fields: Any) -> RegisterConsumerCommand:
+def register_consumer(*topics: TopicSelection, **fields: Any) -> RegisterConsumerCommand:
     given: dict[str, Any] = {"now_ms": NOW_MS} | fields
     return RegisterConsumerCommand(topics=topics or (select("logs"),), **given)
 
 
-def formed_state() -> State:
+def formed_state() -> MetadataState:
     """Return a cluster of three brokers and one topic of two partitions."""
-    state = State()
+    state = MetadataState()
     commands: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
     for command in commands:
         do(state, command)
     return state
 
 
-def do(state: State, command: AnyCommand) -> Result:
+def do(state: MetadataState, command: AnyCommand) -> CommandResult:
     """Apply a command that must not be refused."""
     outcome = apply(state, command)
     assert outcome.refusal is None, outcome.refusal
@@ -79,12 +79,12 @@ def do(state: State, command: AnyCommand) -> Result:
     return outcome.result
 
 
-def refused(state: State, command: AnyCommand) -> str:
+def refused(state: MetadataState, command: AnyCommand) -> str:
     """Apply a command that must be refused and change nothing; return the refusal's code."""
     before = state.view().encode()
     outcome = apply(state, command)
     assert outcome.refusal is not None, outcome
-    assert outcome == Outcome(refusal=outcome.refusal)
+    assert outcome == ApplyOutcome(refusal=outcome.refusal)
     assert state.view().encode() == before
     assert outcome.refusal.error().code == outcome.refusal.code
     assert outcome.refusal.message.startswith("not done: ")

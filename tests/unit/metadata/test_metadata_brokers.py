@@ -9,38 +9,38 @@ from quiver.metadata.brokers import TRANSITIONS
 from quiver.metadata.commands import (
     BeginMove,
     ChangeRebalancing,
-    Done,
+    CommandDone,
     FinishMove,
     ForgetBroker,
     PromoteMove,
     UndrainBroker,
 )
-from quiver.metadata.rows import BrokerState, Kind, MoveId
-from quiver.metadata.state import State
+from quiver.metadata.rows import BrokerState, EntityKind, MoveId
+from quiver.metadata.state import MetadataState
 from quiver.model import NodeId, PartitionId, TopicId
 
 ALIVE, SUSPECT, DEAD = BrokerState.ALIVE, BrokerState.SUSPECT, BrokerState.DEAD
 DRAINING, DRAINED, REMOVED = BrokerState.DRAINING, BrokerState.DRAINED, BrokerState.REMOVED
 
 
-def state_of(state: State, number: int) -> BrokerState:
+def state_of(state: MetadataState, number: int) -> BrokerState:
     return state.view().brokers[NodeId(number)].state
 
 
-def with_broker_4() -> State:
+def with_broker_4() -> MetadataState:
     state = formed_state()
     do(state, register_broker(4))
     return state
 
 
 def test_cluster_is_formed_once() -> None:
-    state = State()
+    state = MetadataState()
     assert refused(state, register_broker(1)) == "not_formed"
     assert refused(state, init_cluster("")) == "bad_cluster_id"
     do(state, init_cluster("c1"))
     assert state.view().cluster_id == "c1"
     assert state.view().counters.formed_ms == NOW_MS
-    assert do(state, init_cluster("c1")) == Done(0)
+    assert do(state, init_cluster("c1")) == CommandDone(0)
     assert refused(state, init_cluster("c2")) == "cluster_exists"
 
 
@@ -49,7 +49,7 @@ def test_registered_broker_is_alive_and_heard_of() -> None:
     broker = state.view().brokers[NodeId(4)]
     assert (broker.state, broker.wire_address, broker.registered_ms) == (ALIVE, "host4:9002", NOW_MS)
     assert broker.is_eligible
-    assert state.view().last_seen_ms(Kind.BROKER, 4) == NOW_MS
+    assert state.view().last_seen_ms(EntityKind.BROKER, 4) == NOW_MS
 
 
 def test_broker_that_registers_again_tells_its_new_address_and_is_alive() -> None:
@@ -59,7 +59,7 @@ def test_broker_that_registers_again_tells_its_new_address_and_is_alive() -> Non
     broker = state.view().brokers[NodeId(4)]
     assert (broker.state, broker.wire_address) == (ALIVE, "elsewhere:1")
     assert (broker.registered_ms, broker.changed_ms) == (NOW_MS, NOW_MS + 9)
-    assert do(state, register_broker(4, now_ms=NOW_MS + 9, wire_address="elsewhere:1")) == Done(0)
+    assert do(state, register_broker(4, now_ms=NOW_MS + 9, wire_address="elsewhere:1")) == CommandDone(0)
 
 
 def test_another_node_cannot_take_a_brokers_id() -> None:
@@ -81,7 +81,7 @@ def test_states_follow_each_other_as_the_table_says() -> None:
             if first is REMOVED:
                 assert refused(state, change_state(4, second)) == "broker_removed"
             elif first is second:
-                assert do(state, change_state(4, second)) == Done(0)
+                assert do(state, change_state(4, second)) == CommandDone(0)
             elif second in TRANSITIONS[first]:
                 do(state, change_state(4, second))
                 assert state_of(state, 4) is second
@@ -155,7 +155,7 @@ def test_only_a_removed_broker_without_replicas_is_forgotten() -> None:
     assert refused(state, ForgetBroker(now_ms=NOW_MS, broker_id=NodeId(3))) == "not_drained"
     do(state, forget)
     assert NodeId(4) not in state.view().brokers
-    assert state.view().last_seen_ms(Kind.BROKER, 4) is None
+    assert state.view().last_seen_ms(EntityKind.BROKER, 4) is None
     assert refused(state, forget) == "unknown_broker"
     assert refused(state, change_state(4, ALIVE)) == "unknown_broker"
 
@@ -178,7 +178,7 @@ def test_undrained_broker_may_hold_replicas_and_is_as_alive_as_it_was(before: Br
     do(state, change_state(4, before))
     do(state, UndrainBroker(now_ms=NOW_MS, broker_id=NodeId(4)))
     assert (state_of(state, 4), state.view().brokers[NodeId(4)].is_draining) == (after, False)
-    assert do(state, UndrainBroker(now_ms=NOW_MS, broker_id=NodeId(4))) == Done(0)
+    assert do(state, UndrainBroker(now_ms=NOW_MS, broker_id=NodeId(4))) == CommandDone(0)
 
 
 def test_rebalancing_is_wanted_until_it_is_done() -> None:

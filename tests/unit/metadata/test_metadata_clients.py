@@ -6,20 +6,20 @@ from metadata_world import NOW_MS, create_topic, do, formed_state, refused, regi
 
 from quiver.metadata.commands import (
     Beat,
-    ConsumerRegistered,
-    Done,
+    CommandDone,
     ForgetClientCommand,
-    ProducerRegistered,
     RecordHeartbeats,
+    RegisterConsumerResult,
+    RegisterProducerResult,
 )
-from quiver.metadata.rows import ALL_PARTITIONS, Kind, Registration, StartFrom
-from quiver.metadata.state import State
+from quiver.metadata.rows import ALL_PARTITIONS, EntityKind, Registration, StartFrom, Table
+from quiver.metadata.state import MetadataState
 from quiver.model import ConsumerId, PartitionId, ProducerId, TopicId
 
 LOGS, AUDIT = TopicId(1), TopicId(2)
 
 
-def two_topics() -> State:
+def two_topics() -> MetadataState:
     state = formed_state()
     do(state, create_topic("audit"))
     return state
@@ -27,18 +27,18 @@ def two_topics() -> State:
 
 def test_producers_get_ids_in_order() -> None:
     state = two_topics()
-    assert do(state, register_producer()) == ProducerRegistered(ProducerId(1), 0)
-    assert do(state, register_producer()) == ProducerRegistered(ProducerId(2), 0)
-    assert state.view().last_seen_ms(Kind.PRODUCER, 2) == NOW_MS
+    assert do(state, register_producer()) == RegisterProducerResult(ProducerId(1), 0)
+    assert do(state, register_producer()) == RegisterProducerResult(ProducerId(2), 0)
+    assert state.view().last_seen_ms(EntityKind.PRODUCER, 2) == NOW_MS
 
 
 def test_known_name_keeps_its_id_and_gets_a_new_epoch() -> None:
     state = two_topics()
-    assert do(state, register_producer(name="p")) == ProducerRegistered(ProducerId(1), 0)
-    assert do(state, register_producer(name="q")) == ProducerRegistered(ProducerId(2), 0)
-    assert do(state, register_producer(select("audit", 1), name="p")) == ProducerRegistered(ProducerId(1), 1)
-    assert do(state, register_producer(name="p")) == ProducerRegistered(ProducerId(1), 2)
-    producer = state.view().producers[state.view().producers_by_name["p"]]
+    assert do(state, register_producer(name="p")) == RegisterProducerResult(ProducerId(1), 0)
+    assert do(state, register_producer(name="q")) == RegisterProducerResult(ProducerId(2), 0)
+    assert do(state, register_producer(select("audit", 1), name="p")) == RegisterProducerResult(ProducerId(1), 1)
+    assert do(state, register_producer(name="p")) == RegisterProducerResult(ProducerId(1), 2)
+    producer = state.view().producers[state.names[Table.PRODUCERS]["p"]]
     covered = [(item.topic_id, item.partition_id) for item in producer.registrations]
     assert covered == [(LOGS, ALL_PARTITIONS), (AUDIT, 1)]
 
@@ -47,8 +47,8 @@ def test_producer_registers_again_by_id() -> None:
     state = two_topics()
     do(state, register_producer(name="p"))
     again = register_producer(producer_id=ProducerId(1))
-    assert do(state, again) == ProducerRegistered(ProducerId(1), 1)
-    assert do(state, register_producer(producer_id=ProducerId(1), name="p")) == ProducerRegistered(ProducerId(1), 2)
+    assert do(state, again) == RegisterProducerResult(ProducerId(1), 1)
+    assert do(state, register_producer(producer_id=ProducerId(1), name="p")) == RegisterProducerResult(ProducerId(1), 2)
     assert refused(state, register_producer(producer_id=ProducerId(1), name="q")) == "bad_name"
     assert refused(state, register_producer(producer_id=ProducerId(9))) == "unknown_producer"
 
@@ -63,18 +63,18 @@ def test_clients_register_for_what_there_is() -> None:
 
 def test_consumer_covers_more_and_more_under_one_id() -> None:
     state = two_topics()
-    assert do(state, register_consumer()) == ConsumerRegistered(ConsumerId(1))
+    assert do(state, register_consumer()) == RegisterConsumerResult(ConsumerId(1))
     more = register_consumer(
         select("audit", 1, 0), consumer_id=ConsumerId(1), start=StartFrom.LATEST, now_ms=NOW_MS + 1
     )
-    assert do(state, more) == ConsumerRegistered(ConsumerId(1))
+    assert do(state, more) == RegisterConsumerResult(ConsumerId(1))
     found = state.view().consumers[ConsumerId(1)].registrations
     assert found == (
         Registration(topic_id=LOGS, start=StartFrom.EARLIEST),
         Registration(topic_id=AUDIT, partition_id=PartitionId(0), start=StartFrom.LATEST),
         Registration(topic_id=AUDIT, partition_id=PartitionId(1), start=StartFrom.LATEST),
     )
-    assert state.view().last_seen_ms(Kind.CONSUMER, 1) == NOW_MS + 1
+    assert state.view().last_seen_ms(EntityKind.CONSUMER, 1) == NOW_MS + 1
     assert state.view().consumers_of(AUDIT) == (1,)
     assert [found[1].covers(AUDIT, PartitionId(n)) for n in (0, 1)] == [True, False]
     assert [found[0].covers(topic, PartitionId(7)) for topic in (LOGS, AUDIT)] == [True, False]
@@ -89,18 +89,18 @@ def test_where_a_consumer_began_stays() -> None:
 
 def test_repeated_request_finds_the_consumer_it_made() -> None:
     state = two_topics()
-    assert do(state, register_consumer(request_id="r")) == ConsumerRegistered(ConsumerId(1))
-    assert do(state, register_consumer(request_id="r")) == ConsumerRegistered(ConsumerId(1))
-    assert do(state, register_consumer(request_id="s")) == ConsumerRegistered(ConsumerId(2))
-    assert do(state, register_consumer()) == ConsumerRegistered(ConsumerId(3))
-    assert do(state, register_consumer()) == ConsumerRegistered(ConsumerId(4))
+    assert do(state, register_consumer(request_id="r")) == RegisterConsumerResult(ConsumerId(1))
+    assert do(state, register_consumer(request_id="r")) == RegisterConsumerResult(ConsumerId(1))
+    assert do(state, register_consumer(request_id="s")) == RegisterConsumerResult(ConsumerId(2))
+    assert do(state, register_consumer()) == RegisterConsumerResult(ConsumerId(3))
+    assert do(state, register_consumer()) == RegisterConsumerResult(ConsumerId(4))
 
 
 def test_unknown_consumer_is_refused() -> None:
     assert refused(two_topics(), register_consumer(consumer_id=ConsumerId(1))) == "unknown_consumer"
 
 
-def forget(kind: Kind, number: int) -> ForgetClientCommand:
+def forget(kind: EntityKind, number: int) -> ForgetClientCommand:
     return ForgetClientCommand(now_ms=NOW_MS, kind=kind, id=number)
 
 
@@ -108,30 +108,30 @@ def test_forgotten_clients_are_waited_for_no_longer() -> None:
     state = two_topics()
     do(state, register_consumer(request_id="r"))
     do(state, register_producer(name="p"))
-    do(state, forget(Kind.CONSUMER, 1))
-    do(state, forget(Kind.PRODUCER, 1))
+    do(state, forget(EntityKind.CONSUMER, 1))
+    do(state, forget(EntityKind.PRODUCER, 1))
     view = state.view()
-    assert (view.consumers_of(LOGS), dict(view.producers_by_name), dict(view.consumers_by_request)) == ((), {}, {})
-    assert [key for key in view.heartbeats if key[0] is not Kind.BROKER] == []
-    assert refused(state, forget(Kind.CONSUMER, 1)) == "unknown_consumer"
-    assert refused(state, forget(Kind.PRODUCER, 1)) == "unknown_producer"
-    assert refused(state, forget(Kind.BROKER, 1)) == "unknown_producer"
-    assert do(state, register_producer(name="p")) == ProducerRegistered(ProducerId(2), 0)
+    assert (view.consumers_of(LOGS), state.names[Table.PRODUCERS], state.names[Table.CONSUMERS]) == ((), {}, {})
+    assert [key for key in view.heartbeats if key[0] is not EntityKind.BROKER] == []
+    assert refused(state, forget(EntityKind.CONSUMER, 1)) == "unknown_consumer"
+    assert refused(state, forget(EntityKind.PRODUCER, 1)) == "unknown_producer"
+    assert refused(state, forget(EntityKind.BROKER, 1)) == "unknown_producer"
+    assert do(state, register_producer(name="p")) == RegisterProducerResult(ProducerId(2), 0)
 
 
 def test_newest_heartbeat_of_those_known_is_kept() -> None:
     state = two_topics()
     do(state, register_consumer())
     beats = (
-        Beat(Kind.CONSUMER, 1, NOW_MS + 7),
-        Beat(Kind.CONSUMER, 1, NOW_MS + 5),
-        Beat(Kind.CONSUMER, 2, NOW_MS + 9),
-        Beat(Kind.PRODUCER, 1, NOW_MS + 9),
-        Beat(Kind.BROKER, 3, NOW_MS - 1),
-        Beat(Kind.BROKER, 2, NOW_MS + 1),
+        Beat(EntityKind.CONSUMER, 1, NOW_MS + 7),
+        Beat(EntityKind.CONSUMER, 1, NOW_MS + 5),
+        Beat(EntityKind.CONSUMER, 2, NOW_MS + 9),
+        Beat(EntityKind.PRODUCER, 1, NOW_MS + 9),
+        Beat(EntityKind.BROKER, 3, NOW_MS - 1),
+        Beat(EntityKind.BROKER, 2, NOW_MS + 1),
     )
-    assert do(state, RecordHeartbeats(now_ms=NOW_MS, beats=beats)) == Done(2)
+    assert do(state, RecordHeartbeats(now_ms=NOW_MS, beats=beats)) == CommandDone(2)
     view = state.view()
-    assert view.last_seen_ms(Kind.CONSUMER, 1) == NOW_MS + 7
-    assert [view.last_seen_ms(Kind.BROKER, n) for n in (1, 2, 3)] == [NOW_MS, NOW_MS + 1, NOW_MS]
-    assert view.last_seen_ms(Kind.CONSUMER, 2) is None
+    assert view.last_seen_ms(EntityKind.CONSUMER, 1) == NOW_MS + 7
+    assert [view.last_seen_ms(EntityKind.BROKER, n) for n in (1, 2, 3)] == [NOW_MS, NOW_MS + 1, NOW_MS]
+    assert view.last_seen_ms(EntityKind.CONSUMER, 2) is None

@@ -37,8 +37,8 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
 from quiver.metadata.migrations import MIGRATIONS, SCHEMA_VERSION
-from quiver.metadata.rows import ALL_ROLES, BrokerState, HeldFrom, Kind
-from quiver.metadata.state import Change, Position, State
+from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition
+from quiver.metadata.state import Change, LogPosition, MetadataState
 from quiver.model import Index, NodeId, PartitionId, Term, TopicId
 
 SCHEMA_1 = Path(__file__).parent / "metadata_schema_1.sql"
@@ -56,30 +56,30 @@ def database(path: Path) -> Iterator[Database]:
         yield opened
 
 
-def at(index: int, term: int = 1) -> Position:
-    return Position(Index(index), Term(term))
+def at(index: int, term: int = 1) -> LogPosition:
+    return LogPosition(Index(index), Term(term))
 
 
-def transaction(state: State, changes: list[Change], *, before: Position) -> Transaction:
+def transaction(state: MetadataState, changes: list[Change], *, before: LogPosition) -> Transaction:
     newest = {(change.table, change.key): change.row for change in changes}
     return Transaction(before=before, after=state.position, counters=state.counters, changes=newest)
 
 
-def write_all(database: Database, state: State, *, before: Position) -> None:
+def write_all(database: Database, state: MetadataState, *, before: LogPosition) -> None:
     database.write(
         Transaction(before=before, after=state.position, counters=state.counters, changes={}, base=state.view())
     )
 
 
 def test_new_database_is_the_beginning(database: Database) -> None:
-    assert database.load().view().encode() == State().view().encode()
+    assert database.load().view().encode() == MetadataState().view().encode()
     assert database.prepare() == SCHEMA_VERSION
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(commands(), max_size=8), max_size=6))
 def test_database_holds_what_memory_does_after_every_transaction(parts: list[list[AnyCommand]]) -> None:
-    state = State()
+    state = MetadataState()
     with closing(open_database("sqlite://")) as database:
         database.prepare()
         beginning: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
@@ -88,7 +88,7 @@ def test_database_holds_what_memory_does_after_every_transaction(parts: list[lis
             changes: list[Change] = []
             for command in part:
                 changes += apply(state, command).changes
-            state.stand_at(at(before.index + 1))
+            state.advance_to(at(before.index + 1))
             database.write(transaction(state, changes, before=before))
             assert database.load().view().encode() == state.view().encode()
             assert database.position() == state.position
@@ -96,15 +96,15 @@ def test_database_holds_what_memory_does_after_every_transaction(parts: list[lis
 
 def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, path: Path) -> None:
     state = formed_state()
-    held = (HeldFrom(partition_id=PartitionId(0), first_offset=7),)
+    held = (HoldPosition(partition_id=PartitionId(0), first_offset=7),)
     hold = PlaceHoldCommand(now_ms=1, topic_id=TopicId(1), name="q", positions=held, lasting_ms=1_000)
     clients: list[AnyCommand] = [register_consumer(), register_producer(), register_broker(4), hold]
     for command in clients:
         do(state, command)
-    state.stand_at(at(1))
+    state.advance_to(at(1))
     write_all(database, state, before=at(0, 0))
     dropping: list[AnyCommand] = [
-        ForgetClientCommand(now_ms=1, kind=Kind.CONSUMER, id=1),
+        ForgetClientCommand(now_ms=1, kind=EntityKind.CONSUMER, id=1),
         BeginMove(now_ms=1, topic_id=TopicId(1), partition_id=PartitionId(0), target=NodeId(4)),
         DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=1),
         PurgeTopic(now_ms=1, topic_id=TopicId(1)),
@@ -116,7 +116,7 @@ def test_dropped_rows_go_with_all_that_is_nested_in_them(database: Database, pat
         before = state.position
         changes = list(apply(state, command).changes)
         assert changes
-        state.stand_at(at(before.index + 1))
+        state.advance_to(at(before.index + 1))
         database.write(transaction(state, changes, before=before))
         assert database.load().view().encode() == state.view().encode()
     with closing(sqlite3.connect(path)) as connection:
@@ -149,8 +149,8 @@ def test_snapshot_takes_the_place_of_everything(database: Database) -> None:
     first, second = formed_state(), formed_state()
     do(first, create_topic("old"))
     do(first, register_consumer())
-    first.stand_at(at(5))
-    second.stand_at(at(9, 2))
+    first.advance_to(at(5))
+    second.advance_to(at(9, 2))
     write_all(database, first, before=at(0, 0))
     changes = list(apply(second, create_topic("new")).changes)
     base = Transaction(
@@ -161,13 +161,13 @@ def test_snapshot_takes_the_place_of_everything(database: Database) -> None:
         base=formed_state().view(),
     )
     database.write(base)
-    second.stand_at(at(10, 2))
+    second.advance_to(at(10, 2))
     assert database.load().view().encode() == second.view().encode()
 
 
 def test_transaction_that_was_committed_before_changes_nothing(database: Database) -> None:
     state = formed_state()
-    state.stand_at(at(5))
+    state.advance_to(at(5))
     write_all(database, state, before=at(0, 0))
     write_all(database, state, before=at(0, 0))
     assert database.position() == at(5)
@@ -175,9 +175,9 @@ def test_transaction_that_was_committed_before_changes_nothing(database: Databas
 
 def test_database_that_somebody_else_writes_is_left_alone(database: Database) -> None:
     state = formed_state()
-    state.stand_at(at(5))
+    state.advance_to(at(5))
     write_all(database, state, before=at(0, 0))
-    state.stand_at(at(7))
+    state.advance_to(at(7))
     with pytest.raises(StorageError, match="does another one use it"):
         write_all(database, state, before=at(6))
     assert database.position() == at(5)
@@ -185,14 +185,14 @@ def test_database_that_somebody_else_writes_is_left_alone(database: Database) ->
 
 def test_failed_transaction_leaves_rows_and_position_as_they_were(database: Database, path: Path) -> None:
     state = formed_state()
-    state.stand_at(at(5))
+    state.advance_to(at(5))
     write_all(database, state, before=at(0, 0))
     before = database.load().view().encode()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TRIGGER refuse BEFORE INSERT ON heartbeats BEGIN SELECT RAISE(ABORT, 'no'); END")
         connection.commit()
     changes = list(apply(state, register_broker(4)).changes)
-    state.stand_at(at(6))
+    state.advance_to(at(6))
     with pytest.raises(StorageError, match="no"):
         database.write(transaction(state, changes, before=at(5)))
     assert database.load().view().encode() == before

@@ -9,17 +9,17 @@ from metadata_world import NOW_MS, create_topic, do, formed_state, refused
 
 from quiver.errors import ConflictError, OutOfRangeError
 from quiver.metadata import (
+    CommandDone,
     DeleteTopicCommand,
-    Done,
     ExpireHold,
-    HeldFrom,
+    HoldPosition,
     PlaceHoldCommand,
     PurgeTopic,
     ReleaseHoldCommand,
 )
+from quiver.metadata.decision import CommandRefusal
 from quiver.metadata.holds import HOLDS_MAX, LASTING_MS_MAX
-from quiver.metadata.refusals import CommandRefusal
-from quiver.metadata.state import State
+from quiver.metadata.state import MetadataState
 from quiver.model import PartitionId, TopicId
 
 LOGS, AUDIT = TopicId(1), TopicId(2)
@@ -33,15 +33,15 @@ def place(name: str = "q", *offsets: int, topic_id: TopicId = LOGS, **fields: An
     return PlaceHoldCommand(topic_id=topic_id, name=name, **given)
 
 
-def held(partition: int, offset: int = 1) -> HeldFrom:
-    return HeldFrom(partition_id=PartitionId(partition), first_offset=offset)
+def held(partition: int, offset: int = 1) -> HoldPosition:
+    return HoldPosition(partition_id=PartitionId(partition), first_offset=offset)
 
 
 def expire(now_ms: int, name: str = "q") -> ExpireHold:
     return ExpireHold(now_ms=now_ms, topic_id=LOGS, name=name)
 
 
-def two_topics() -> State:
+def two_topics() -> MetadataState:
     state = formed_state()
     do(state, create_topic("audit"))
     return state
@@ -64,19 +64,21 @@ def test_renewed_hold_moves_and_lasts_longer_and_keeps_when_it_was_placed() -> N
     hold = state.view().holds[LOGS, "q"]
     assert (hold.placed_ms, hold.expires_ms, hold.owner) == (NOW_MS, NOW_MS + 60_050, "me")
     assert state.view().held_offset(LOGS, P0) == 9
-    assert do(state, place("q", 9, now_ms=NOW_MS + 50, owner="me")) == Done(0)
+    assert do(state, place("q", 9, now_ms=NOW_MS + 50, owner="me")) == CommandDone(0)
 
 
 def test_released_hold_is_gone_on_one_topic_or_on_all() -> None:
     state = two_topics()
     for command in (place("q"), place("r"), place("q", topic_id=AUDIT)):
         do(state, command)
-    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q", topic_id=AUDIT)) == Done(1)
+    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q", topic_id=AUDIT)) == CommandDone(1)
     assert sorted(state.view().holds) == [(LOGS, "q"), (LOGS, "r")]
     do(state, place("q", topic_id=AUDIT))
-    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q")) == Done(2)
+    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q")) == CommandDone(2)
     assert sorted(state.view().holds) == [(LOGS, "r")]
-    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q")) == Done(0), "one that is gone already is no error"
+    assert do(state, ReleaseHoldCommand(now_ms=NOW_MS, name="q")) == CommandDone(0), (
+        "one that is gone already is no error"
+    )
 
 
 def test_hold_ends_when_it_is_over_and_not_before() -> None:
@@ -85,8 +87,8 @@ def test_hold_ends_when_it_is_over_and_not_before() -> None:
     assert refused(state, expire(NOW_MS + 59_999)) == "too_early"
     do(state, place("q", now_ms=NOW_MS + 1))
     assert refused(state, expire(NOW_MS + 60_000)) == "too_early", "it was renewed meanwhile"
-    assert do(state, expire(NOW_MS + 60_001)) == Done(1)
-    assert do(state, expire(NOW_MS + 60_001)) == Done(0)
+    assert do(state, expire(NOW_MS + 60_001)) == CommandDone(1)
+    assert do(state, expire(NOW_MS + 60_001)) == CommandDone(0)
     assert state.view().held_offset(LOGS, P0) is None
 
 

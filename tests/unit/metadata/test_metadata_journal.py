@@ -33,8 +33,8 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.comparison import compare
 from quiver.metadata.journal import describe, read_journal
-from quiver.metadata.rows import BrokerState, Kind
-from quiver.metadata.state import Counters, Position, State
+from quiver.metadata.rows import BrokerState, EntityKind
+from quiver.metadata.state import Counters, LogPosition, MetadataState
 from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, Term, TopicId
 from quiver.record import Batch, build_control_batch, stamp
 
@@ -80,7 +80,7 @@ def test_journal_can_tell_only_what_is_pending() -> None:
         (create_topic(), "topic logs, 2 partitions", None),
         (PurgeTopic(now_ms=1, topic_id=TopicId(7)), "topic id 7", None),
         (ReportLeaders(now_ms=1, reports=()), "0 partitions", None),
-        (RecordHeartbeats(now_ms=1, beats=(Beat(Kind.BROKER, 1, 1),)), "1 heartbeats", None),
+        (RecordHeartbeats(now_ms=1, beats=(Beat(EntityKind.BROKER, 1, 1),)), "1 heartbeats", None),
         (register_producer(name="p"), "producer p of logs", None),
         (register_consumer(select("a"), select("b"), consumer_id=ConsumerId(4)), "consumer 4 of a, b", None),
         (
@@ -106,9 +106,9 @@ def test_every_command_can_be_described(command: AnyCommand) -> None:
     assert "\n" not in subject
 
 
-def view_at(index: int, **changed: Any) -> State:
+def view_at(index: int, **changed: Any) -> MetadataState:
     state = formed_state()
-    state.stand_at(Position(Index(index), Term(1)))
+    state.advance_to(LogPosition(Index(index), Term(1)))
     if changed:
         do(state, register_broker(3, **changed))
     return state
@@ -126,6 +126,6 @@ def test_managers_at_one_index_are_equal_or_told_apart() -> None:
 
 def test_counters_are_compared_too() -> None:
     one, other = view_at(5), view_at(5)
-    other.absorb((), Counters(cluster_id="c1"))
+    other.apply_changes((), Counters(cluster_id="c1"))
     found = compare({"a": one.view(), "b": other.view()})
     assert [(item.table, item.key) for item in found.differences] == [("meta", "counters")]

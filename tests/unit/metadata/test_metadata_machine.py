@@ -9,10 +9,10 @@ import pytest
 from metadata_world import create_topic, formed_state, init_cluster, register_broker, register_consumer
 
 from quiver.errors import InvariantBroken, StorageError
-from quiver.metadata import machine as machine_module
+from quiver.metadata import state_machine as machine_module
 from quiver.metadata.commands import CONTROL_STATE, AnyCommand, encode_command
-from quiver.metadata.machine import MetadataMachine
-from quiver.metadata.state import Change, Counters, Position, State, View
+from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
+from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 
@@ -31,20 +31,20 @@ class Listener:
     """A follower that remembers what it was told."""
 
     def __init__(self) -> None:
-        self.added: list[tuple[int, Position]] = []
+        self.added: list[tuple[int, LogPosition]] = []
         self.replaced: list[View] = []
 
-    def add(self, changes: Sequence[Change], counters: Counters, position: Position) -> None:
+    def add(self, changes: Sequence[Change], counters: Counters, position: LogPosition) -> None:
         self.added.append((len(changes), position))
 
     def replace(self, view: View) -> None:
         self.replaced.append(view)
 
 
-def made(state: State | None = None) -> tuple[MetadataMachine, Listener, list[StorageError]]:
+def made(state: MetadataState | None = None) -> tuple[MetadataStateMachine, Listener, list[StorageError]]:
     failures: list[StorageError] = []
-    machine, listener = MetadataMachine(state or State(), on_failure=failures.append), Listener()
-    machine.follow(listener)
+    machine, listener = MetadataStateMachine(state or MetadataState(), on_failure=failures.append), Listener()
+    machine.add_listener(listener)
     return machine, listener, failures
 
 
@@ -52,14 +52,14 @@ def test_followers_are_told_once_for_all_batches_of_a_call() -> None:
     machine, listener, _ = made()
     machine.apply(log(*BEGINNING))
     machine.apply([entry(build_control_batch(b"\x01", timestamp=1), 6, term=2)])
-    assert listener.added == [(9, Position(Index(5), Term(1))), (0, Position(Index(6), Term(2)))]
+    assert listener.added == [(9, LogPosition(Index(5), Term(1))), (0, LogPosition(Index(6), Term(2)))]
     assert machine.applied_commands == 5
 
 
 def test_what_the_database_has_is_skipped() -> None:
     source, _, _ = made()
     source.apply(log(*BEGINNING[:3]))
-    machine, listener, _ = made(State.decode(source.snapshot()))
+    machine, listener, _ = made(MetadataState.decode(source.snapshot()))
     machine.restore(b"")
     machine.apply(log(*BEGINNING[:2]))
     assert listener.added == []
@@ -119,7 +119,7 @@ def test_snapshot_that_cannot_be_read_stops_the_machine() -> None:
 
 def test_snapshot_of_another_cluster_stops_the_machine() -> None:
     other = formed_state()
-    other.absorb((), msgspec.structs.replace(other.counters, cluster_id="other"))
+    other.apply_changes((), msgspec.structs.replace(other.counters, cluster_id="other"))
     machine, _, failures = made(formed_state())
     machine.restore(other.view().encode())
     assert "cluster c1" in failures[0].message
@@ -130,13 +130,13 @@ def test_outcomes_are_kept_while_somebody_waits_and_only_the_newest(monkeypatch:
     monkeypatch.setattr(machine_module, "OUTCOMES_MAX", 2)
     machine, _, _ = made()
     machine.apply(log(init_cluster()))
-    assert machine.take_outcome(Index(1)) is None
+    assert machine.pop_outcome(Index(1)) is None
     machine.keeps_outcomes = True
     machine.apply(log(*BEGINNING[1:4], first_index=2))
-    assert machine.take_outcome(Index(2)) is None
-    outcome = machine.take_outcome(Index(3))
+    assert machine.pop_outcome(Index(2)) is None
+    outcome = machine.pop_outcome(Index(3))
     assert outcome is not None
     assert outcome.refusal is None
-    assert machine.take_outcome(Index(3)) is None
+    assert machine.pop_outcome(Index(3)) is None
     machine.forget_outcomes()
-    assert machine.take_outcome(Index(4)) is None
+    assert machine.pop_outcome(Index(4)) is None

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 from metadata_world import NOW_MS, change_state, do, formed_state, refused
 
-from quiver.metadata.commands import AbortMove, BeginMove, DeleteTopicCommand, Done, FinishMove, MoveBegun, PromoteMove
-from quiver.metadata.rows import BrokerState, MoveId, MoveState, Partition
-from quiver.metadata.state import State
+from quiver.metadata.commands import (
+    AbortMove,
+    BeginMove,
+    BeginMoveResult,
+    CommandDone,
+    DeleteTopicCommand,
+    FinishMove,
+    PromoteMove,
+)
+from quiver.metadata.rows import BrokerState, MoveId, MoveState, PartitionRow
+from quiver.metadata.state import MetadataState
 from quiver.model import NodeId, PartitionId, TopicId
 
 FIRST = MoveId(1)
@@ -35,22 +43,22 @@ def abort(move_id: MoveId = FIRST) -> AbortMove:
     return AbortMove(now_ms=NOW_MS + 2, move_id=move_id)
 
 
-def first(state: State) -> Partition:
+def first(state: MetadataState) -> PartitionRow:
     return state.view().partitions_of(TopicId(1))[0]
 
 
 def test_replica_moves_step_by_step() -> None:
     state = formed_state()
-    assert do(state, begin(source=1)) == MoveBegun(FIRST)
+    assert do(state, begin(source=1)) == BeginMoveResult(FIRST)
     assert (first(state).replicas, first(state).learners) == ((1, 2), (3,))
     do(state, promote())
     assert (first(state).replicas, first(state).learners) == ((3, 2), ())
     move = state.view().moves[FIRST]
     assert (move.state, move.begun_ms, move.changed_ms) == (MoveState.PROMOTED, NOW_MS, NOW_MS + 1)
-    assert do(state, promote()) == Done(0)
+    assert do(state, promote()) == CommandDone(0)
     do(state, finish())
     assert not state.view().moves
-    assert do(state, begin(source=3, target=1)) == MoveBegun(MoveId(2))
+    assert do(state, begin(source=3, target=1)) == BeginMoveResult(MoveId(2))
 
 
 def test_move_without_source_adds_a_replica() -> None:

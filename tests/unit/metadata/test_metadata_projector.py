@@ -11,18 +11,18 @@ from metadata_world import create_topic, formed_state, register_broker, register
 
 from quiver.errors import OutcomeUnknownError, StorageError
 from quiver.metadata.apply import apply
-from quiver.metadata.change_log import Changed, ChangeLog
+from quiver.metadata.change_log import ChangeLog, WatchEvent
 from quiver.metadata.commands import AnyCommand
 from quiver.metadata.database import DatabaseLostError, Transaction
-from quiver.metadata.projector import RETRY_MS_MAX, Projector
+from quiver.metadata.database_writer import RETRY_MS_MAX, DatabaseWriter
 from quiver.metadata.rows import Table
-from quiver.metadata.state import Change, Position, State
+from quiver.metadata.state import Change, LogPosition, MetadataState
 from quiver.model import Index, Term
 from quiver.testing import Latency, RandomStreams, SimulatedExecutor, SimulatedLoop
 
 
-def at(index: int) -> Position:
-    return Position(Index(index), Term(1))
+def at(index: int) -> LogPosition:
+    return LogPosition(Index(index), Term(1))
 
 
 class Notebook:
@@ -47,7 +47,7 @@ class World:
         self.database = Notebook()
         self.failed: list[StorageError] = []
         self.state = formed_state()
-        self.projector = Projector(
+        self.projector = DatabaseWriter(
             self.database,
             SimulatedExecutor(self.loop, streams.disk, Latency(minimum_ms=1, spread_ms=1)),
             stored=at(0),
@@ -56,7 +56,7 @@ class World:
 
     def do(self, command: AnyCommand) -> Index:
         changes = apply(self.state, command).changes
-        self.state.stand_at(at(self.state.position.index + 1))
+        self.state.advance_to(at(self.state.position.index + 1))
         self.projector.add(changes, self.state.counters, self.state.position)
         return self.state.position.index
 
@@ -94,7 +94,7 @@ def test_snapshot_drops_what_gathered_before_it() -> None:
     async def test(world: World) -> None:
         world.do(register_broker(4))
         world.do(register_consumer())
-        world.state.stand_at(at(50))
+        world.state.advance_to(at(50))
         world.projector.replace(world.state.view())
         last = world.do(create_topic("later"))
         await world.projector.wait_stored(last)
@@ -172,13 +172,13 @@ class Source:
 
     def do(self, command: AnyCommand) -> tuple[Change, ...]:
         changes = apply(self.state, command).changes
-        self.state.stand_at(at(self.state.position.index + 1))
+        self.state.advance_to(at(self.state.position.index + 1))
         self.history.add(changes, self.state.counters, self.state.position)
         return changes
 
 
-def collect(source: Source, after_index: int, *, count: int) -> list[Changed]:
-    async def main() -> list[Changed]:
+def collect(source: Source, after_index: int, *, count: int) -> list[WatchEvent]:
+    async def main() -> list[WatchEvent]:
         watch = source.history.watch(Index(after_index))
         return [await asyncio.wait_for(anext(watch), 5) for _ in range(count)]
 
@@ -197,8 +197,8 @@ def test_watcher_that_is_too_late_begins_anew() -> None:
 def test_watcher_begins_anew_after_a_restored_snapshot() -> None:
     source = Source()
     source.do(register_consumer())
-    source.state = State.decode(source.state.view().encode())
-    source.state.stand_at(at(30))
+    source.state = MetadataState.decode(source.state.view().encode())
+    source.state.advance_to(at(30))
     source.history.replace(source.state.view())
     [changed] = collect(source, 1, count=1)
     assert (changed.is_reset, changed.index) == (True, 30)

@@ -20,17 +20,17 @@ from metadata_world import (
 from quiver.errors import ConflictError, DecodeError, NotFoundError, RequestError
 from quiver.metadata.apply import apply
 from quiver.metadata.commands import AnyCommand
-from quiver.metadata.refusals import REFUSAL_CODES, CommandRefusal
+from quiver.metadata.decision import REFUSAL_CODES, CommandRefusal
 from quiver.metadata.rows import ROW_TYPES, ConsumerRow, ProducerRow, Table
-from quiver.metadata.state import Position, State
+from quiver.metadata.state import LogPosition, MetadataState
 from quiver.model import Index, Term, TopicId
 
 SEQUENCES = st.lists(commands(), max_size=40)
 BEGINNING: tuple[AnyCommand, ...] = (init_cluster(), *map(register_broker, (1, 2, 3)), create_topic())
 
 
-def run(*parts: AnyCommand) -> State:
-    state = State()
+def run(*parts: AnyCommand) -> MetadataState:
+    state = MetadataState()
     for command in (*BEGINNING, *parts):
         apply(state, command)
     return state
@@ -39,11 +39,11 @@ def run(*parts: AnyCommand) -> State:
 @settings(deadline=None)
 @given(SEQUENCES)
 def test_two_members_compute_the_same(sequence: list[AnyCommand]) -> None:
-    first, second = State(), State()
+    first, second = MetadataState(), MetadataState()
     for index, command in enumerate((*BEGINNING, *sequence), start=1):
         assert apply(first, command) == apply(second, command)
-        first.stand_at(Position(Index(index), Term(1)))
-        second.stand_at(Position(Index(index), Term(1)))
+        first.advance_to(LogPosition(Index(index), Term(1)))
+        second.advance_to(LogPosition(Index(index), Term(1)))
         second.view()  # being looked at changes nothing
     assert first.view().digest() == second.view().digest()
     assert first.view().encode() == second.view().encode()
@@ -55,9 +55,9 @@ def test_state_goes_on_from_its_snapshot_as_if_nothing_had_happened(
     before: list[AnyCommand], after: list[AnyCommand]
 ) -> None:
     state = run(*before)
-    state.stand_at(Position(Index(7), Term(3)))
-    restored = State.decode(state.view().encode())
-    assert restored.position == Position(Index(7), Term(3))
+    state.advance_to(LogPosition(Index(7), Term(3)))
+    restored = MetadataState.decode(state.view().encode())
+    assert restored.position == LogPosition(Index(7), Term(3))
     assert restored.names == state.names
     for command in after:
         assert apply(restored, command) == apply(state, command)
@@ -78,13 +78,13 @@ def test_view_never_changes(sequence: list[AnyCommand]) -> None:
 @settings(deadline=None)
 @given(SEQUENCES)
 def test_rows_alone_make_the_state_in_any_order(sequence: list[AnyCommand]) -> None:
-    view = run(*sequence).view()
+    state = run(*sequence)
+    view = state.view()
     rows = list(view.rows())
-    rebuilt = State(reversed(rows), counters=view.counters, position=view.position)
+    rebuilt = MetadataState(reversed(rows), counters=view.counters, position=view.position)
     assert rebuilt.view().encode() == view.encode()
     assert rebuilt.view().topics_by_name == view.topics_by_name
-    assert rebuilt.view().producers_by_name == view.producers_by_name
-    assert rebuilt.view().consumers_by_request == view.consumers_by_request
+    assert rebuilt.names == state.names
 
 
 @settings(deadline=None)
@@ -111,7 +111,7 @@ def test_view_is_the_same_object_until_something_happens() -> None:
     state = formed_state()
     view = state.view()
     assert state.view() is view
-    state.stand_at(Position(Index(9), Term(1)))
+    state.advance_to(LogPosition(Index(9), Term(1)))
     assert (view.index, state.view().index) == (0, 9)
     assert state.view().topics is view.topics
     assert state.view().digest() == view.digest()
@@ -129,20 +129,20 @@ def test_consumers_of_a_topic_are_grouped_once_as_long_as_they_stay() -> None:
 
 
 def test_empty_snapshot_is_the_beginning() -> None:
-    assert State.decode(b"").view().encode() == State().view().encode()
+    assert MetadataState.decode(b"").view().encode() == MetadataState().view().encode()
 
 
 @pytest.mark.parametrize("data", [b"\x02", b"\x01", b"\x01\x80", b"\x01" + msgspec.msgpack.encode({"brokers": 1})])
 def test_snapshot_of_something_else_is_a_decode_error(data: bytes) -> None:
     with pytest.raises(DecodeError):
-        State.decode(data)
+        MetadataState.decode(data)
 
 
 def test_snapshot_from_before_there_were_holds_can_be_read() -> None:
     whole = formed_state().view().encode()
     saved = msgspec.msgpack.decode(whole[1:])
     del saved["holds"]
-    assert State.decode(whole[:1] + msgspec.msgpack.encode(saved)).view().encode() == whole
+    assert MetadataState.decode(whole[:1] + msgspec.msgpack.encode(saved)).view().encode() == whole
 
 
 def test_every_table_has_rows_of_its_own() -> None:

@@ -14,12 +14,12 @@ from quiver.config import MetadataSettings
 from quiver.errors import ConflictError, OutcomeUnknownError, OutOfRangeError, OverloadedError, UnavailableError
 from quiver.metadata import (
     Change,
-    Changed,
-    ConsumerRegistered,
-    Done,
+    CommandDone,
     MetadataStore,
     NotPrimaryError,
+    RegisterConsumerResult,
     Table,
+    WatchEvent,
 )
 from quiver.metadata import store as store_module
 from quiver.metadata.commands import CONTROL_STATE
@@ -37,7 +37,7 @@ async def form(cluster: Cluster) -> None:
 def test_what_is_submitted_at_the_primary_is_everywhere() -> None:
     async def test(cluster: Cluster) -> None:
         await form(cluster)
-        assert await cluster.submit(register_consumer()) == ConsumerRegistered(ConsumerId(1))
+        assert await cluster.submit(register_consumer()) == RegisterConsumerResult(ConsumerId(1))
         await cluster.wait_equal()
         view = (await cluster.replica()).store.view()
         assert list(view.consumers) == [1]
@@ -325,9 +325,9 @@ def test_read_is_refused_by_a_manager_that_has_long_been_alone() -> None:
 def test_watchers_get_what_changes_and_can_begin_anywhere() -> None:
     async def test(cluster: Cluster) -> None:
         manager = cluster[1]
-        seen: list[Changed] = []
+        seen: list[WatchEvent] = []
 
-        async def follow(after_index: Index, into: list[Changed]) -> None:
+        async def follow(after_index: Index, into: list[WatchEvent]) -> None:
             async for changed in manager.store.watch(after_index):
                 into.append(changed)  # noqa: PERF401 - it never ends
 
@@ -342,7 +342,7 @@ def test_watchers_get_what_changes_and_can_begin_anywhere() -> None:
         assert seen[-1].index == manager.store.applied_index
         changes: list[Change] = [change for changed in seen[1:] for change in changed.changes]
         assert [change.table for change in changes if change.table is Table.TOPICS] == [Table.TOPICS]
-        late: list[Changed] = []
+        late: list[WatchEvent] = []
         tasks.append(asyncio.ensure_future(follow(seen[1].index, late)))
         await asyncio.sleep(0.01)
         assert not late[0].is_reset
@@ -358,8 +358,8 @@ def test_too_many_commands_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) 
         store = cluster[1].store
         monkeypatch.setattr(store_module, "SUBMITS_MAX", 2)
         found = await asyncio.gather(*(store.submit(init_cluster()) for _ in range(3)), return_exceptions=True)
-        assert sorted(type(item).__name__ for item in found) == ["Done", "Done", OverloadedError.__name__]
-        assert await store.submit(init_cluster()) == Done(0)
+        assert sorted(type(item).__name__ for item in found) == ["CommandDone", "CommandDone", OverloadedError.__name__]
+        assert await store.submit(init_cluster()) == CommandDone(0)
 
     simulate(test, managers=1)
 
@@ -470,7 +470,7 @@ def test_log_is_kept_short_by_what_was_applied_since_the_last_snapshot() -> None
         await form(cluster)
         manager = cluster[1]
         with cluster.loop.node_scope(manager.id):
-            keeping = cluster.loop.create_task(manager.store.keep_compact())
+            keeping = cluster.loop.create_task(manager.store.run_compaction())
         for _ in range(400):
             await cluster.submit(register_consumer())
         assert manager.member.log.first_index > 200
@@ -508,7 +508,7 @@ def test_compaction_waits_for_a_member_that_replays_what_the_database_has() -> N
 
         store.compact = count  # type: ignore[method-assign]
         with cluster.loop.node_scope(alone.id):
-            keeping = cluster.loop.create_task(store.keep_compact())
+            keeping = cluster.loop.create_task(store.run_compaction())
         await asyncio.sleep(5)
         assert not keeping.done(), keeping.exception()
         assert calls == 1

@@ -20,17 +20,17 @@ from metadata_world import (
 from quiver.metadata.commands import (
     AddPartitionsCommand,
     BeginMove,
+    CommandDone,
     ConfigureTopicCommand,
+    CreateTopicResult,
     DeleteTopicCommand,
-    Done,
     LeaderReport,
     PurgeTopic,
     ReportLeaders,
     RestoreTopicCommand,
-    TopicCreated,
 )
 from quiver.metadata.rows import BrokerState, Retention, TopicState
-from quiver.metadata.state import State
+from quiver.metadata.state import MetadataState
 from quiver.metadata.topics import PARTITIONS_MAX
 from quiver.model import NodeId, PartitionId, TopicId
 
@@ -61,7 +61,7 @@ def report(*reports: tuple[int, int, int, int]) -> ReportLeaders:
 
 def test_topic_gets_ids_and_groups_in_order() -> None:
     state = formed_state()
-    assert do(state, create_topic("audit", (3, 1), replicas=3)) == TopicCreated(TopicId(2), 1)
+    assert do(state, create_topic("audit", (3, 1), replicas=3)) == CreateTopicResult(TopicId(2), 1)
     view = state.view()
     assert [topic.name for topic in view.active_topics()] == ["audit", "logs"]
     assert [(p.group_id, p.replicas) for p in view.partitions_of(LOGS)] == [(2, (1, 2)), (3, (2, 3))]
@@ -130,9 +130,9 @@ def test_retention_is_changed() -> None:
     state = formed_state()
     wanted = Retention(ms=5, until_consumed=True)
     command = ConfigureTopicCommand(now_ms=NOW_MS, topic="logs", retention=wanted)
-    assert do(state, command) == Done(1)
+    assert do(state, command) == CommandDone(1)
     assert state.view().topics[LOGS].retention == wanted
-    assert do(state, command) == Done(0)
+    assert do(state, command) == CommandDone(0)
     assert refused(state, ConfigureTopicCommand(now_ms=NOW_MS, topic="none", retention=wanted)) == "unknown_topic"
     assert (
         refused(state, ConfigureTopicCommand(now_ms=NOW_MS, topic="logs", retention=Retention(ms=0))) == "bad_retention"
@@ -174,7 +174,7 @@ def test_deleted_topic_is_out_of_use_and_comes_back_whole() -> None:
 def test_name_of_a_deleted_topic_is_free_and_may_be_taken() -> None:
     state = formed_state()
     do(state, delete())
-    assert do(state, create_topic()) == TopicCreated(TopicId(2), 2)
+    assert do(state, create_topic()) == CreateTopicResult(TopicId(2), 2)
     assert refused(state, restore()) == "topic_exists"
     do(state, delete())
     do(state, restore())
@@ -207,20 +207,20 @@ def test_topic_is_purged_when_its_time_has_come_with_all_that_hangs_on_it() -> N
     assert [move.topic_id for move in view.moves.values()] == [2]
     assert [[item.topic_id for item in c.registrations] for _, c in sorted(view.consumers.items())] == [[], [2]]
     assert [[item.topic_id for item in p.registrations] for p in view.producers.values()] == [[2]]
-    assert do(state, create_topic()) == TopicCreated(TopicId(3), 2)
+    assert do(state, create_topic()) == CreateTopicResult(TopicId(3), 2)
 
 
-def leaders(state: State) -> list[tuple[int | None, int]]:
+def leaders(state: MetadataState) -> list[tuple[int | None, int]]:
     return [(partition.leader, partition.epoch) for partition in state.view().partitions_of(LOGS)]
 
 
 def test_newest_epoch_says_who_leads() -> None:
     state = formed_state()
     assert leaders(state) == [(None, 0), (None, 0)]
-    assert do(state, report((1, 0, 1, 3), (1, 1, 2, 1), (1, 0, 2, 2), (7, 0, 1, 1), (1, 9, 1, 1))) == Done(2)
+    assert do(state, report((1, 0, 1, 3), (1, 1, 2, 1), (1, 0, 2, 2), (7, 0, 1, 1), (1, 9, 1, 1))) == CommandDone(2)
     assert leaders(state) == [(1, 3), (2, 1)]
-    assert do(state, report((1, 0, 2, 3), (1, 1, 3, 1))) == Done(0)
-    assert do(state, report((1, 0, 2, 4), (1, 0, 1, 5))) == Done(1)
+    assert do(state, report((1, 0, 2, 3), (1, 1, 3, 1))) == CommandDone(0)
+    assert do(state, report((1, 0, 2, 4), (1, 0, 1, 5))) == CommandDone(1)
     assert leaders(state) == [(1, 5), (2, 1)]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from quiver.client.cluster import AsyncCluster
 from quiver.errors import QuiverError, TrimmedError
-from quiver.metadata import BrokerState, Partition, TopicState, View
+from quiver.metadata import BrokerState, PartitionRow, TopicState, View
 from quiver.model import Index, NodeId
 from quiver.partition import Replica
 from quiver.record import Batch
@@ -124,7 +124,7 @@ def _unsettled_host(host: SimulatedHost, view: View) -> Iterator[str]:
         yield f"node {host.id} is {None if broker is None else broker.state}"
 
 
-def _unsettled_partition(world: ClusterWorld, partition: Partition) -> Iterator[str]:
+def _unsettled_partition(world: ClusterWorld, partition: PartitionRow) -> Iterator[str]:
     name = f"partition {partition.topic_id}/{partition.partition_id}"
     leader = world.leader(partition.group_id)
     if leader is None:
@@ -161,7 +161,7 @@ async def compare_replicas(world: ClusterWorld) -> None:
         _compare_database(host)
 
 
-async def _compare_partition(world: ClusterWorld, partition: Partition, key: str) -> None:
+async def _compare_partition(world: ClusterWorld, partition: PartitionRow, key: str) -> None:
     stored: dict[Index, tuple[NodeId, bytes]] = {}
     for node in partition.replicas:
         replica = world.replicas(world.nodes[node])[partition.group_id]

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quiver.errors import DecodeError, StorageError, invariant
-from quiver.metadata.apply import Outcome, apply
+from quiver.metadata.apply import ApplyOutcome, apply
 from quiver.metadata.commands import decode_command
-from quiver.metadata.state import Change, Counters, Position, State, View
+from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
 from quiver.model import Index
 from quiver.record import Batch
 
@@ -25,10 +25,10 @@ OUTCOMES_MAX = 65_536
 """How many outcomes are kept for proposers, who fetch theirs in the turn of the loop after it was applied."""
 
 
-class Follower(Protocol):
+class ChangeListener(Protocol):
     """Whoever is told what has changed: the database, and those who watch."""
 
-    def add(self, changes: Sequence[Change], counters: Counters, position: Position) -> None:
+    def add(self, changes: Sequence[Change], counters: Counters, position: LogPosition) -> None:
         """Take what was applied up to a position."""
         ...
 
@@ -37,15 +37,15 @@ class Follower(Protocol):
         ...
 
 
-class MetadataMachine:
+class MetadataStateMachine:
     """The replicated state of the managers."""
 
-    def __init__(self, state: State, *, on_failure: Callable[[StorageError], None]) -> None:
+    def __init__(self, state: MetadataState, *, on_failure: Callable[[StorageError], None]) -> None:
         self._state = state
-        self._followers: list[Follower] = []
+        self._listeners: list[ChangeListener] = []
         self._on_failure = on_failure
         self._failure: StorageError | None = None
-        self._outcomes: dict[Index, Outcome] = {}
+        self._outcomes: dict[Index, ApplyOutcome] = {}
         self.keeps_outcomes = False
         """Whether somebody waits for outcomes."""
         self.on_skipped: Callable[[], None] | None = None
@@ -56,7 +56,7 @@ class MetadataMachine:
         """How many entries the database had already."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> MetadataState:
         """Return the state; only the driver changes it."""
         return self._state
 
@@ -65,9 +65,9 @@ class MetadataMachine:
         """Return what stopped it, if anything has."""
         return self._failure
 
-    def follow(self, follower: Follower) -> None:
+    def add_listener(self, listener: ChangeListener) -> None:
         """Let somebody be told what changes from now on."""
-        self._followers.append(follower)
+        self._listeners.append(listener)
 
     def apply(self, batches: Sequence[Batch]) -> None:
         """Take committed batches in order."""
@@ -78,8 +78,8 @@ class MetadataMachine:
                 break
             changes += self._apply_one(batch)
         if self._state.position != before:
-            for follower in self._followers:
-                follower.add(changes, self._state.counters, self._state.position)
+            for listener in self._listeners:
+                listener.add(changes, self._state.counters, self._state.position)
         elif self.on_skipped is not None:
             self.on_skipped()
 
@@ -96,7 +96,7 @@ class MetadataMachine:
     def restore(self, state: bytes) -> None:
         """Become the state in a snapshot, unless what is here is as new; empty bytes stand for the beginning."""
         try:
-            restored = State.decode(state)
+            restored = MetadataState.decode(state)
         except DecodeError as error:
             self._fail(StorageError(error.message))
             return
@@ -105,12 +105,12 @@ class MetadataMachine:
             self._fail(StorageError(f"the database belongs to cluster {ours}, the log to cluster {theirs}"))
         elif restored.position.index > self._state.position.index:
             self._state = restored
-            for follower in self._followers:
-                follower.replace(restored.view())
+            for listener in self._listeners:
+                listener.replace(restored.view())
         elif self.on_skipped is not None:
             self.on_skipped()
 
-    def take_outcome(self, index: Index) -> Outcome | None:
+    def pop_outcome(self, index: Index) -> ApplyOutcome | None:
         """Return, once, what came of the command at an index; None if that is forgotten."""
         return self._outcomes.pop(index, None)
 
@@ -119,7 +119,7 @@ class MetadataMachine:
         self._outcomes.clear()
 
     def _apply_one(self, batch: Batch) -> Sequence[Change]:
-        position, found = self._state.position, Position(batch.header.index, batch.header.term)
+        position, found = self._state.position, LogPosition(batch.header.index, batch.header.term)
         if found.index <= position.index:
             self._skip(found)
             return ()
@@ -135,10 +135,10 @@ class MetadataMachine:
             changes = outcome.changes
             self.applied_commands += 1
             self._keep(found.index, outcome)
-        self._state.stand_at(found)
+        self._state.advance_to(found)
         return changes
 
-    def _skip(self, found: Position) -> None:
+    def _skip(self, found: LogPosition) -> None:
         """Pass over what the database has; its last entry must be the log's."""
         self.skipped_entries += 1
         position = self._state.position
@@ -150,7 +150,7 @@ class MetadataMachine:
                 )
             )
 
-    def _keep(self, index: Index, outcome: Outcome) -> None:
+    def _keep(self, index: Index, outcome: ApplyOutcome) -> None:
         if self.keeps_outcomes:
             self._outcomes[index] = outcome
             if len(self._outcomes) > OUTCOMES_MAX:

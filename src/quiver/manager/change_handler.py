@@ -30,10 +30,10 @@ from quiver.metadata import (
     ConfigureTopicCommand,
     CreateTopicCommand,
     DeleteTopicCommand,
+    EntityKind,
     ForgetClientCommand,
-    HeldFrom,
+    HoldPosition,
     InitCluster,
-    Kind,
     MetadataStore,
     NotPrimaryError,
     PlaceHoldCommand,
@@ -41,8 +41,8 @@ from quiver.metadata import (
     RegisterProducerCommand,
     ReleaseHoldCommand,
     RestoreTopicCommand,
-    Selection,
     StartFrom,
+    TopicSelection,
     UndrainBroker,
 )
 from quiver.metadata.commands import decode_payload, encode_result
@@ -76,10 +76,10 @@ ChangeRequest = (
 """What only the primary does."""
 
 
-class Heartbeats(Protocol):
+class HeartbeatHandler(Protocol):
     """Who takes heartbeats on a manager."""
 
-    async def hear(self, heartbeat: messages.BrokerHeartbeatRequest) -> bool:
+    async def handle_heartbeat(self, heartbeat: messages.BrokerHeartbeatRequest) -> bool:
         """Take note that a node lives and of what it tells; return whether it is registered as what it says it is.
 
         Raises:
@@ -88,11 +88,11 @@ class Heartbeats(Protocol):
         ...
 
 
-class Changes:
+class ChangeHandler:
     """The changes that the primary makes for those who ask."""
 
     def __init__(
-        self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, heartbeats: Heartbeats | None
+        self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, heartbeats: HeartbeatHandler | None
     ) -> None:
         self._store = store
         self._clock = clock
@@ -150,7 +150,7 @@ class Changes:
             case messages.RebalanceBrokers():
                 return ChangeRebalancing(now_ms=now_ms, is_rebalancing=True)
             case messages.ForgetClientRequest():
-                return ForgetClientCommand(now_ms=now_ms, kind=Kind(request.kind), id=request.id)
+                return ForgetClientCommand(now_ms=now_ms, kind=EntityKind(request.kind), id=request.id)
             case holds.PlaceHoldRequest():
                 return _hold(request, now_ms)
             case holds.ReleaseHoldRequest():
@@ -240,7 +240,7 @@ class Changes:
     async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatTaken:
         if self._heartbeats is None:
             raise NotPrimaryError("not done: this node is no manager")
-        return messages.HeartbeatTaken(is_known=await self._heartbeats.hear(request))
+        return messages.HeartbeatTaken(is_known=await self._heartbeats.handle_heartbeat(request))
 
     # -- clients ---------------------------------------------------------------------------------
 
@@ -288,8 +288,8 @@ class Changes:
         return self._store.applied_index
 
 
-def _selections(selections: tuple[messages.Selection, ...]) -> tuple[Selection, ...]:
-    return tuple(Selection(selection.topic, selection.partitions) for selection in selections)
+def _selections(selections: tuple[messages.Selection, ...]) -> tuple[TopicSelection, ...]:
+    return tuple(TopicSelection(selection.topic, selection.partitions) for selection in selections)
 
 
 def _hold(request: holds.PlaceHoldRequest, now_ms: int) -> PlaceHoldCommand:
@@ -297,7 +297,7 @@ def _hold(request: holds.PlaceHoldRequest, now_ms: int) -> PlaceHoldCommand:
         now_ms=now_ms,
         topic_id=request.topic_id,
         name=request.name,
-        positions=tuple(HeldFrom(partition_id=part, first_offset=at) for part, at in sorted(request.offsets)),
+        positions=tuple(HoldPosition(partition_id=part, first_offset=at) for part, at in sorted(request.offsets)),
         lasting_ms=request.lasting_ms,
         owner=request.owner,
     )

@@ -21,7 +21,7 @@ from quiver.logs import facts
 from quiver.metadata import rows
 from quiver.metadata.database import DatabaseLostError, Transaction
 from quiver.metadata.rows import AnyRow
-from quiver.metadata.state import Change, Counters, Position, View
+from quiver.metadata.state import Change, Counters, LogPosition, View
 from quiver.model import Index
 from quiver.storage import Executor
 
@@ -33,7 +33,7 @@ RETRY_MS_MAX = 30_000
 """How long a database server may be away: a restart of it takes seconds."""
 
 
-class Writes(Protocol):
+class TransactionSink(Protocol):
     """What takes transactions: a database."""
 
     def write(self, transaction: Transaction) -> None:
@@ -41,11 +41,16 @@ class Writes(Protocol):
         ...
 
 
-class Projector:
+class DatabaseWriter:
     """The way from memory to one database. Lives in the event loop."""
 
     def __init__(
-        self, database: Writes, executor: Executor, *, stored: Position, on_failure: Callable[[StorageError], None]
+        self,
+        database: TransactionSink,
+        executor: Executor,
+        *,
+        stored: LogPosition,
+        on_failure: Callable[[StorageError], None],
     ) -> None:
         self.stored = stored
         """What the database stands for."""
@@ -74,7 +79,7 @@ class Projector:
         """Return how many rows wait for the next transaction."""
         return len(self._changes)
 
-    def add(self, changes: Sequence[Change], counters: Counters, position: Position) -> None:
+    def add(self, changes: Sequence[Change], counters: Counters, position: LogPosition) -> None:
         """Take what was applied up to a position."""
         for change in changes:
             self._changes[change.table, change.key] = change.row
