@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -65,6 +66,39 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class GroupAppender:
+    """Append as a replica does: the batches submitted in one turn of the event loop go to the log together."""
+
+    def __init__(self, log: Log) -> None:
+        self.end_index, self.end_offset = log.end_index, log.end_offset
+        self._log = log
+        self._batches: list[Batch] = []
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        log.on_durable = self._wake
+
+    async def append(self, batch: Batch) -> None:
+        """Append a batch and wait until it is durable."""
+        self.end_index, self.end_offset = Index(batch.header.index + 1), batch.header.end_offset
+        loop = asyncio.get_running_loop()
+        if not self._batches:
+            loop.call_soon(self._submit)
+        self._batches.append(batch)
+        done: asyncio.Future[None] = loop.create_future()
+        self._waiters.append((self.end_index, done))
+        await done
+
+    def _submit(self) -> None:
+        batches, self._batches = self._batches, []
+        self._log.append(batches)
+
+    def _wake(self, durable_end: Index) -> None:
+        while self._waiters and self._waiters[0][0] <= durable_end:
+            self._waiters.popleft()[1].set_result(None)
+
+
+Maker = Callable[[GroupAppender], Batch]
+
+
 # -- appending large batches ---------------------------------------------------------------------
 
 
@@ -95,11 +129,11 @@ def raw_append_seconds(path: Path, batches: list[Batch]) -> float:
 
 async def append_seconds(directory: Path, executor: ThreadExecutor, batches: list[Batch]) -> float:
     log, remaining = open_log(directory, executor), iter(batches)
+    appender = GroupAppender(log)
 
     async def write() -> None:
         for batch in remaining:
-            log.append([batch])
-            await log.wait_durable(Index(batch.header.index + 1))
+            await appender.append(batch)
 
     start = perf_counter()
     async with asyncio.TaskGroup() as writers:
@@ -116,9 +150,12 @@ async def append_seconds(directory: Path, executor: ThreadExecutor, batches: lis
 def caller_rows(directory: Path, executor: ThreadExecutor) -> list[Row]:
     """Measure with batches built before, which is the log alone, and with batches that each caller builds itself."""
     built_before = [stamped_batch(Index(n + 1), Offset(n)) for n in range(BUILT_BEFORE)]
-    makers: dict[str, tuple[Callable[[Log], Batch], bool]] = {
-        f"append one 100-byte record, {CALLERS} callers": (lambda log: built_before[log.end_index - 1], True),
-        "  the same, each builds its own batch": (lambda log: stamped_batch(log.end_index, log.end_offset), False),
+    makers: dict[str, tuple[Maker, bool]] = {
+        f"append one 100-byte record, {CALLERS} callers": (lambda appender: built_before[appender.end_index - 1], True),
+        "  the same, each builds its own batch": (
+            lambda appender: stamped_batch(appender.end_index, appender.end_offset),
+            False,
+        ),
     }
     rows = []
     for what, (make, has_target) in makers.items():
@@ -131,15 +168,14 @@ def caller_rows(directory: Path, executor: ThreadExecutor) -> list[Row]:
     return rows
 
 
-async def caller_rate(directory: Path, executor: ThreadExecutor, callers: int, make: Callable[[Log], Batch]) -> float:
+async def caller_rate(directory: Path, executor: ThreadExecutor, callers: int, make: Maker) -> float:
     """Return the acknowledged records per second of callers that make a batch, append and wait in a loop."""
     log, deadline = open_log(directory, executor), perf_counter() + SECONDS_PER_CALLER_RUN
+    appender = GroupAppender(log)
 
     async def call() -> None:
-        while perf_counter() < deadline and log.end_index <= BUILT_BEFORE:
-            batch = make(log)
-            log.append([batch])
-            await log.wait_durable(Index(batch.header.index + 1))
+        while perf_counter() < deadline and appender.end_index <= BUILT_BEFORE:
+            await appender.append(make(appender))
 
     start = perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -203,13 +239,14 @@ def peak_memory_mib() -> float:
 
 async def write_large_log(directory: Path, executor: ThreadExecutor, *, bytes_min: int) -> None:
     log, values = open_log(directory, executor), [VALUE] * (MIB // 104)
+    appender = GroupAppender(log)
 
     async def write() -> None:
         while log.status().size_bytes < bytes_min:
             built = bytearray(build_batch(values, timestamp=1))
-            stamp(built, term=Term(1), index=log.end_index, base_offset=log.end_offset, append_timestamp=1)
-            log.append([Batch.decode(built, verify=False)])
-            await log.wait_durable(log.end_index)
+            end_index, end_offset = appender.end_index, appender.end_offset
+            stamp(built, term=Term(1), index=end_index, base_offset=end_offset, append_timestamp=1)
+            await appender.append(Batch.decode(built, verify=False))
 
     async with asyncio.TaskGroup() as writers:
         for _ in range(APPENDERS):

@@ -34,17 +34,30 @@ def next_batch(log: Log) -> Batch:
 
 async def append_for_ever(directory: Path) -> None:
     """Append, and print the index of each entry once it is durable: what the child process does."""
-    log = open_log(directory, ThreadExecutor())
+    log, flushed = open_log(directory, ThreadExecutor()), asyncio.Condition()
+
+    async def wait_durable(end_index: int) -> None:
+        async with flushed:
+            await flushed.wait_for(lambda: log.durable_end_index >= end_index)
+
+    async def notify() -> None:
+        async with flushed:
+            flushed.notify_all()
 
     async def append() -> None:
         while True:
             batch = next_batch(log)
             log.append([batch])
-            await log.wait_durable(Index(batch.header.index + 1))
+            await wait_durable(batch.header.index + 1)
             sys.stdout.write(f"{batch.header.index}\n")
             sys.stdout.flush()
 
     async with asyncio.TaskGroup() as tasks:
+
+        def handle_durable(_: Index) -> None:
+            tasks.create_task(notify())
+
+        log.on_durable = handle_durable
         for _ in range(APPENDERS):
             tasks.create_task(append())
 
@@ -85,8 +98,8 @@ async def check_and_append(directory: Path, last_acknowledged: int) -> None:
             assert entry.values() == [b"entry %d " % index * (1 + index % 90)]
             index = Index(index + 1)
     log.append([next_batch(log)])
-    await log.wait_durable(log.end_index)
     await log.close()
+    assert log.durable_end_index == log.end_index
     executor.close()
 
 

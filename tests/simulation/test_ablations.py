@@ -36,7 +36,7 @@ from quiver.storage import recovery
 from quiver.storage.disk import File
 from quiver.storage.flush import Flush, SegmentWrite, write_all
 from quiver.storage.hardstate import HardState, HardStateFile
-from quiver.storage.writer import Writer
+from quiver.storage.writer import LogWriter
 from quiver.testing.disk import SimulatedFile
 from quiver.testing.groups.model import GroupModel
 from quiver.testing.groups.node import SimulatedNode
@@ -271,12 +271,12 @@ def never_damage(*_: object) -> bool:
     return False
 
 
-def open_without_writing_again(writer: Writer) -> None:
+def open_without_writing_again(writer: LogWriter) -> None:
     active = writer.segments[-1]
     if not active.is_sealed:
         writer._file = writer._disk.open(f"{writer._directory}/{active.name}")
         writer._file.sync()
-        writer._planner.replaced(active.size_bytes)
+        writer._planner.reset_active(active.size_bytes)
 
 
 async def be_ready_at_once(gate: ProposalGate) -> None:
@@ -467,7 +467,7 @@ ABLATIONS = [
     without("log_is_trimmed_before_its_start_is_saved", TRIMS, (LogCompactor, "trim", trim_before_it_is_saved)),
     without("checkpoint_is_sent_as_a_snapshot", TRIMS, (Persistence, "load_snapshot", send_the_newest_state)),
     without("fence_is_not_replicated", EPOCHS, (Replica, "begin_epoch", fence_here_alone)),
-    without("bug_failed_sync_is_trusted_after_restart", DISKS, (Writer, "open_active", open_without_writing_again)),
+    without("bug_failed_sync_is_trusted_after_restart", DISKS, (LogWriter, "open_active", open_without_writing_again)),
     without(
         "bug_lost_proposals_are_told_late",
         DELAYS,

@@ -1,11 +1,11 @@
-"""Group commit: everything that waits goes to disk in one flush, planned on the loop, run off it.
+"""Group commit: one flush writes all pending batches; it is planned on the event loop and run in the executor.
 
-`plan` decides positions, marks and segment rolls and changes the bookkeeping; it does no input or
-output. `Flush.run` then carries the plan out in an executor, touching nothing but files. One flush of a
-log runs at a time; what arrives meanwhile joins the next.
+`FlushPlanner.plan` chooses positions, marks and segment rolls and updates the bookkeeping; it does no I/O. `Flush.run`
+then executes the plan in the executor and touches only files. A log runs one flush at a time; batches that arrive
+meanwhile join the next one.
 
-On disk after `Flush.run` returned: all its batches, with `sync`; a sealed segment and the name of a new
-one always. If it raises, any prefix or torn part of them may be there, and nobody was told so.
+On disk after `Flush.run` returns: all its batches, if `sync`; a sealed segment and the name of a new one always. If it
+raises, any prefix or torn part of them may be on disk, and none of it has been reported as durable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiver.storage.segment import Segment, segment_name
 
 
 class SegmentWrite:
-    """What one flush puts into one segment file."""
+    """The bytes that one flush writes to one segment file."""
 
     __slots__ = ("buffers", "footer", "is_new", "name", "position")
 
@@ -34,7 +34,7 @@ class SegmentWrite:
 
 
 class Flush:
-    """The file work of one flush."""
+    """The file writes of one flush."""
 
     def __init__(self, disk: Disk, directory: str, *, sync: bool) -> None:
         self._disk = disk
@@ -43,15 +43,15 @@ class Flush:
         self.writes: list[SegmentWrite] = []
 
     def run(self, file: File | None) -> File | None:
-        """Carry the writes out, starting with the open active `file`; return the file that is active then."""
+        """Execute the writes, starting with the open active `file`; return the file that is active afterwards."""
         for write in self.writes:
             if write.is_new:
                 file = self._disk.open(f"{self._directory}/{write.name}", create=True)
-            assert file is not None, "a log without an open file begins a flush with a new segment"
+            assert file is not None, "a flush of a log without an open file starts with a new segment"
             try:
                 self._write_segment(file, write)
             except BaseException:
-                file.close()  # a failed log writes no more; only this flush knows a file that it began
+                file.close()  # the log has failed, and only this flush holds a file that it created
                 raise
         return file
 
@@ -66,20 +66,20 @@ class Flush:
             file.close()
 
 
-class Planner:
-    """Decide where the next batches go. Owns the active segment's bookkeeping on behalf of its log."""
+class FlushPlanner:
+    """Assigns file positions to batches. Owns the active segment's bookkeeping for its log."""
 
     def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
         self._disk = disk
         self._directory = directory
         self._settings = settings
         self.synced_bytes = SEGMENT_HEADER_BYTES
-        """How much of the active segment's file is known to be on disk."""
+        """Bytes at the start of the active segment's file that are known to be synced."""
         self.marked_bytes = SEGMENT_HEADER_BYTES
-        """How much of it the newest mark vouches for; before the first batch there is nothing to vouch for."""
+        """Bytes of the file that the newest mark covers; the header needs no mark."""
 
     def plan(self, segments: list[Segment], batches: Sequence[Batch], *, now_ms: int, sync: bool) -> Flush:
-        """Place batches behind the last segment, rolling where due; extends `segments` and their bookkeeping."""
+        """Plan the append of batches, rolling segments when due; extends `segments` and their bookkeeping."""
         flush = Flush(self._disk, self._directory, sync=sync)
         active = segments[-1]
         if not active.is_sealed:
@@ -98,24 +98,24 @@ class Planner:
         return flush
 
     def plan_roll(self, segments: list[Segment], *, now_ms: int) -> Flush:
-        """Seal the active segment and begin a new one."""
+        """Plan to seal the active segment and start a new one."""
         flush = self.plan(segments, (), now_ms=now_ms, sync=True)
         self._roll(flush, segments, now_ms)
         return flush
 
     def plan_mark(self, segments: list[Segment], *, sync: bool) -> Flush | None:
-        """Vouch for what is on disk, with no batches behind; None if the newest mark does so already."""
+        """Plan a mark that covers the synced bytes, without batches; None if the newest mark already covers them."""
         if segments[-1].is_sealed or self.synced_bytes <= self.marked_bytes:
             return None
         return self.plan(segments, (), now_ms=0, sync=sync)
 
-    def flushed(self, segments: list[Segment], *, sync: bool) -> None:
-        """Note that the last planned flush is done."""
+    def finish_flush(self, segments: list[Segment], *, sync: bool) -> None:
+        """Record that the last planned flush is complete."""
         if sync:
             self.synced_bytes = segments[-1].size_bytes
 
-    def replaced(self, size_bytes: int) -> None:
-        """Note that the active file now is one that is on disk up to `size_bytes` and vouched for by none."""
+    def reset_active(self, size_bytes: int) -> None:
+        """Record that another file is active now, which is synced up to `size_bytes` and covered by no mark."""
         self.synced_bytes, self.marked_bytes = size_bytes, SEGMENT_HEADER_BYTES
 
     def _begin_write(self, active: Segment) -> SegmentWrite:
@@ -135,6 +135,7 @@ class Planner:
     def _roll(self, flush: Flush, segments: list[Segment], now_ms: int) -> Segment:
         before = segments[-1]
         if not before.is_sealed:
+            # Synced with the footer before the next file exists: a successor proves to recovery that the seal is whole.
             flush.writes[-1].footer = before.seal().encode()
         header = SegmentHeader(
             generation=before.header.generation,
@@ -145,12 +146,12 @@ class Planner:
         )
         segments.append(Segment(header, segment_name(header.first_index)))
         flush.writes.append(SegmentWrite(segments[-1], is_new=True))
-        self.replaced(SEGMENT_HEADER_BYTES)
+        self.reset_active(SEGMENT_HEADER_BYTES)
         return segments[-1]
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all buffers one after the other, going on after a short write.
+    """Write all buffers in order, continuing after a short write.
 
     Raises:
         OSError: as the disk raises it; some of the bytes may have been written.
@@ -163,7 +164,7 @@ def _write_some(file: File, buffers: Sequence[Buffer], position: int) -> int:
     end = position + sum(map(len, buffers))
     position += file.write(buffers, position)
     while position < end:
-        # Rare. A disk that takes nothing at all raises an error instead.
+        # Rare: a short write. A disk that can write nothing raises an error instead.
         buffers = _last_bytes(buffers, end - position)
         position += file.write(buffers, position)
     return end

@@ -1,14 +1,14 @@
-"""The log of one partition on disk: the Raft log and the record log in one.
+"""The log of one partition on disk: the Raft log and the record log are the same log.
 
-Owned by one event loop. Appends, cuts and resets change what the log *is* at once and reach the disk
-in that order through its `Writer`. Readers run beside it.
+Owned by one event loop. Appends, truncations and resets change the log's state immediately and reach the disk in the
+same order through its `LogWriter`. Reads run concurrently with them.
 
 Invariants:
 - entries are consecutive by index and records by offset, from `first_*` to `end_*`;
-- `durable_end_index` ≤ `end_index`; what lies below it is on disk (by the log's durability setting) and
-  stays there through any crash; it goes back only when the owner cuts the log;
-- after the first failed write or sync the log takes nothing more, for good: it stays readable up to
-  what was durable, and nothing is ever synced again (a second sync would lie).
+- `durable_end_index` ≤ `end_index`; entries below it are on disk (according to the log's durability setting) and
+  survive any crash; it decreases only when the owner truncates or resets the log;
+- after the first failed write or sync the log rejects all writes permanently: it stays readable up to its durable
+  end, and nothing is synced again (the kernel may report a second sync as successful although bytes were lost).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from quiver.record.batch import Batch
 from quiver.storage.disk import Disk
 from quiver.storage.executor import Executor
 from quiver.storage.frames import SegmentHeader
-from quiver.storage.reader import Place, Wanted, read_batches, take_wanted
-from quiver.storage.recovery import Damage, Recovery, cut_damage, recover
+from quiver.storage.reader import ReadFilter, SegmentRange, filter_batches, read_batches
+from quiver.storage.recovery import Damage, Recovery, move_damage_aside, recover
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.tail import TailBudget, TailCache
-from quiver.storage.truncation import remove_prefix, start_over
-from quiver.storage.writer import Writer
+from quiver.storage.truncation import remove_prefix, replace_segments
+from quiver.storage.writer import LogWriter
 
 BEGINNING = Offset(0)
 
 
 class LogStatus(msgspec.Struct, frozen=True):
-    """A snapshot of a log."""
+    """The state of a log at one moment."""
 
     first_index: Index
     end_index: Index
@@ -55,7 +55,7 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 
 class Log:
-    """A sequence of batches on disk. Make one with `Log.open`; close it with `close`."""
+    """A sequence of batches on disk. Create it with `Log.open`; release it with `close`."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class Log:
     ) -> None:
         self.directory = directory
         self.damage = recovery.damage
-        """What recovery found; empty for a whole log."""
+        """The damage that recovery found; empty for an intact log."""
         self.warnings = recovery.warnings
         self.on_durable: Callable[[Index], None] | None = None
-        """Called in the event loop whenever `durable_end_index` has grown, with its new value."""
+        """Called in the event loop with the new `durable_end_index` each time it grows."""
         self.on_failure: Callable[[StorageError], None] | None = None
-        """Called once, when the log has failed."""
+        """Called once, when the log fails."""
         self._disk = disk
         self._executor = executor
         self._clock = clock
         self._settings = settings
         self._tails = tails
         self._segments = recovery.segments
-        self._writer = Writer(
+        self._writer = LogWriter(
             directory,
             self._segments,
             disk=disk,
@@ -92,9 +92,9 @@ class Log:
             report_durable=self._handle_durable,
             report_failure=self._handle_failure,
         )
-        self._cuts = 0
+        self._truncations = 0
         self._removing: frozenset[Segment] = frozenset()
-        self._view_segments()
+        self._adopt_segments_end()
 
     # -- opening ---------------------------------------------------------------------------------
 
@@ -111,25 +111,25 @@ class Log:
         discard_damage: bool = False,
         verify: bool = False,
     ) -> Log:
-        """Open a log directory, making it if there is none; blocking, so that many can be opened in parallel.
+        """Open a log directory, creating it if it does not exist; blocking, so that many can be opened in parallel.
 
-        With damage found the log serves what lies before it and refuses appends, unless `discard_damage` is
-        given: then everything from the first damage on is set aside, and the caller owes the cluster not to
-        act as if it still had it (`log.damage` tells the range). A crash while it is set aside may leave no
-        trace of the damage: note the range first, from a log opened without `discard_damage`.
+        If recovery finds damage, the log serves the entries before it and rejects appends. With `discard_damage`,
+        everything from the first damage on is moved aside instead; the caller must not act as if the replica still
+        had those entries (`log.damage` holds the range). A crash during the move may leave no trace of the damage,
+        so record the range first, from a log opened without `discard_damage`.
 
-        Sealed segments are believed by their footer; with `verify` they are read whole, as after a read that
-        has met damage. Logs of one node share `tails`, the memory for their newest batches.
+        Recovery trusts the footer of a sealed segment; with `verify` it reads every segment completely, as it should
+        after a read that found damage. Logs of one node share `tails`, the memory for their newest batches.
 
         Raises:
-            DamageError: the directory cannot be understood at all.
+            DamageError: the start of the log cannot be determined; nothing was changed.
             StorageError: the disk failed.
         """
         try:
             recovery = _open_directory(disk, directory, settings, clock.wall_ms(), verify=verify)
             damage = recovery.damage
             if damage and discard_damage:
-                recovery = cut_damage(disk, directory, recovery)
+                recovery = move_damage_aside(disk, directory, recovery)
             log = cls(directory, recovery, disk=disk, executor=executor, clock=clock, settings=settings, tails=tails)
             log.damage = damage
             if damage and not discard_damage:
@@ -141,7 +141,7 @@ class Log:
         return log
 
     def _stop_at_damage(self) -> None:
-        """Serve what lies before the first damage and take nothing."""
+        """End the log at the first damage and reject writes."""
         first = min(self.damage, key=lambda damage: damage.first_index)
         self._writer.failure = DamageError(f"{self.directory}: {first}")
         self._writer.durable_end = self._end_index = first.first_index
@@ -149,22 +149,22 @@ class Log:
         self._end_offset, self._last_term = segment.end_offset, segment.last_term
         self._tail = TailCache(self._end_index, bytes_max=0)
 
-    def _view_segments(self) -> None:
-        """Let the log end where its segments end."""
+    def _adopt_segments_end(self) -> None:
+        """Set the log's end to the end of its last segment, with an empty tail cache."""
         last = self._segments[-1]
         self._end_index, self._end_offset, self._last_term = last.end_index, last.end_offset, last.last_term
         self._tail = TailCache(last.end_index, bytes_max=self._settings.tail_cache_bytes_max, budget=self._tails)
 
     async def close(self) -> None:
-        """Make what was appended durable, and close; idempotent. A failed log closes without an error."""
+        """Make all appended entries durable and close the files; idempotent. A failed log closes without an error."""
         await self._writer.close()
         self._tail.close()
 
-    # -- what the log is -------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def first_index(self) -> Index:
-        """Return the index of the oldest entry kept."""
+        """Return the index of the oldest retained entry."""
         return self._segments[0].first_index
 
     @property
@@ -174,12 +174,12 @@ class Log:
 
     @property
     def durable_end_index(self) -> Index:
-        """Return the index behind the last durable entry."""
+        """Return the index after the last durable entry."""
         return self._writer.durable_end
 
     @property
     def first_offset(self) -> Offset:
-        """Return the offset of the oldest record kept."""
+        """Return the offset of the oldest retained record."""
         return self._segments[0].first_offset
 
     @property
@@ -189,11 +189,11 @@ class Log:
 
     @property
     def last_term(self) -> Term:
-        """Return the term of the last entry, also when retention has removed it."""
+        """Return the term of the last entry, even if retention has removed it."""
         return self._last_term
 
     def term_at(self, index: Index) -> Term | None:
-        """Return an entry's term; None if the log does not know it (it reaches one entry below `first_index`)."""
+        """Return an entry's term; None if it is unknown. The term of the entry just before `first_index` is known."""
         if not self.first_index - 1 <= index < self._end_index:
             return None
         if index >= self._tail.first_index:
@@ -201,18 +201,18 @@ class Log:
         return self._segments[self._segment_of_index(max(index, self.first_index))].term_at(index)
 
     def offset_after(self, index: Index) -> Offset | None:
-        """Return the offset of the first record behind an entry; None if the log does not know the entry."""
+        """Return the offset of the first record after an entry; None if the log does not contain the entry."""
         if not self.first_index - 1 <= index < self._end_index:
             return None
         return self._end_offset if index + 1 == self._end_index else self._base_offset_of(Index(index + 1))
 
     def term_starts(self) -> list[tuple[Index, Term]]:
-        """Return each term in the log with the first index that the log still has of it, in order."""
+        """Return each term in the log with the index of its first retained entry, in order."""
         starts: list[tuple[Index, Term]] = []
         durable_end = self._writer.durable_end
         for segment in self._segments:
             for start in segment.terms:
-                # A segment that waits for a cut, or lies behind damage, knows more than the log has.
+                # A segment with a pending truncation, or after damage, lists terms beyond the log's end.
                 if start[0] < durable_end and (not starts or starts[-1][1] != start[1]):
                     starts.append(start)
         for index in range(durable_end, self._end_index):
@@ -222,7 +222,7 @@ class Log:
         return starts
 
     def status(self) -> LogStatus:
-        """Return a snapshot for people and metrics."""
+        """Return the log's state for the CLI, the dashboard and metrics."""
         return LogStatus(
             first_index=self.first_index,
             end_index=self._end_index,
@@ -240,12 +240,12 @@ class Log:
     # -- appending -------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[Batch]) -> None:
-        """Add stamped batches at the end; readers see them at once, `wait_durable` tells when they are safe.
+        """Append stamped batches; reads see them immediately, `on_durable` reports when they are on disk.
 
-        All or nothing: on an error none was taken. Whoever may refuse work calls `check_room` first.
+        All or nothing: after an error no batch was appended. Call `check_room` first for work that may be rejected.
 
         Raises:
-            LogClosedError: the log is closed or has failed.
+            LogClosedError: the log is closed or has failed; nothing was done.
         """
         self._writer.check_open()
         self._advance_end(batches)
@@ -253,17 +253,20 @@ class Log:
         self._writer.enqueue(batches, sum([len(batch.data) for batch in batches]))
 
     def check_room(self, size_bytes: int) -> None:
-        """Refuse work of this size while too much waits for the disk.
+        """Reject work of this size while too many bytes wait for the disk.
 
         Raises:
             OverloadedError: `pending_bytes_max` would be exceeded; nothing was done.
         """
         waiting_bytes = self._writer.pending_bytes
         if waiting_bytes and waiting_bytes + size_bytes > self._settings.pending_bytes_max:
-            raise OverloadedError(f"{self.directory}: {waiting_bytes} bytes wait to be written; try again later")
+            raise OverloadedError(
+                f"{self.directory}: not done: {waiting_bytes} bytes wait to be written "
+                f"(limit {self._settings.pending_bytes_max}); retry with backoff"
+            )
 
     def _advance_end(self, batches: Sequence[Batch]) -> None:
-        """Let the log end behind `batches`, which must follow it without a gap."""
+        """Move the log's end past `batches`, which must follow it without a gap."""
         index, offset, term = int(self._end_index), int(self._end_offset), self._last_term
         for batch in batches:
             header = batch.header
@@ -281,86 +284,77 @@ class Log:
             term = header.term
         self._end_index, self._end_offset, self._last_term = Index(index), Offset(offset), term
 
-    async def wait_durable(self, end_index: Index) -> None:
-        """Wait until every entry below `end_index` is durable; waiters are woken in the order of their index.
-
-        Raises:
-            LogFailedError: the disk failed first; a restart tells what is there.
-            LogClosedError: the entry was cut off, or the log was closed, before it was durable.
-        """
-        waiter = self._writer.wait_durable_nowait(end_index)
-        if waiter is not None:
-            await waiter
-
     def _handle_durable(self, durable_end: Index) -> None:
         self._tail.evict(durable_end)
         if self.on_durable is not None:
             self.on_durable(durable_end)
 
     def _handle_failure(self, error: StorageError) -> None:
-        """Show only what is durable from now on."""
+        """Move the log's end back to the durable end."""
         if self._end_index > self._writer.durable_end:
-            with suppress(StorageError):  # nothing is appended any more, wherever the log ends
+            with suppress(StorageError):  # the log rejects appends, so a wrong end does no harm
                 self._end_at(self._writer.durable_end)
         if self.on_failure is not None:
             self.on_failure(error)
 
-    # -- cutting ---------------------------------------------------------------------------------
+    # -- truncating ------------------------------------------------------------------------------
 
     def truncate_suffix(self, end_index: Index) -> None:
-        """Drop the entries at or behind `end_index`, at once for readers; what is appended next replaces them.
+        """Discard the entries at or after `end_index`, immediately for reads; the next append replaces them.
 
         Raises:
-            StorageError: the disk does not tell where they begin; nothing was dropped, and the node must stop.
+            StorageError: their first offset cannot be read; nothing was discarded, and the node must stop.
         """
         self._writer.check_open()
-        invariant(self.first_index <= end_index <= self._end_index, "a cut lies inside the log", end_index=end_index)
+        invariant(
+            self.first_index <= end_index <= self._end_index, "a truncation is inside the log", end_index=end_index
+        )
         if end_index < self._end_index:
             self._end_at(end_index)
-            self._writer.cut(end_index)
+            self._writer.truncate_suffix(end_index)
 
     def _end_at(self, end_index: Index) -> None:
-        """Let the log end at `end_index`, which lies before its end now."""
+        """Move the log's end back to `end_index`."""
         term = self.term_at(Index(end_index - 1))
-        assert term is not None, "the entry before a cut is in the log or just before it"
+        assert term is not None, "the entry before a truncation is in the log or just before its start"
         self._end_offset = self._base_offset_of(end_index)
-        self._cuts += 1
+        self._truncations += 1
         self._end_index, self._last_term = end_index, term
         self._tail.truncate(end_index)
 
     def _base_offset_of(self, index: Index) -> Offset:
-        """Return the offset at which an entry begins; reads the disk, briefly, if it is not in memory.
+        """Return the base offset of an entry; blocks on a short disk read if the entry is not in memory.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the entry cannot be read.
         """
         if index >= self._tail.first_index:
             return self._tail.get(index).header.base_offset
         segment = self._segments[self._segment_of_index(index)]
-        place = Place([segment], segment.position_before_index(index), segment.size_bytes)
-        wanted = Wanted(first_index=index, end_index=index + 1, bytes_max=1)
+        part = SegmentRange([segment], segment.position_before_index(index), segment.size_bytes)
+        read_filter = ReadFilter(first_index=index, end_index=index + 1, bytes_max=1)
         try:
-            return read_batches(self._disk, self.directory, place, wanted)[0].header.base_offset
+            return read_batches(self._disk, self.directory, part, read_filter)[0].header.base_offset
         except OSError as error:
             raise StorageError(f"{self.directory}: entry {index} cannot be read: {error}") from error
 
     def start_below(self, first_index: Index) -> SegmentHeader:
-        """Return the header of the segment that `truncate_prefix(first_index)` would let the log start with."""
+        """Return the header of the segment that would be the first after `truncate_prefix(first_index)`."""
         return self._segments[self._count_below(first_index)].header
 
     async def truncate_prefix(self, first_index: Index) -> None:
-        """Remove the whole segments that lie below `first_index`; never the last one."""
+        """Remove the segments that end at or below `first_index`; never the last one."""
         await self._remove_oldest(self._count_below(first_index))
 
     def _count_below(self, first_index: Index) -> int:
-        """Return how many of the oldest segments lie below `first_index`, the last one never among them."""
+        """Return the number of oldest segments that end at or below `first_index`, not counting the last one."""
         count = 0
         while count < len(self._segments) - 1 and self._segments[count].end_index <= first_index:
             count += 1
         return count
 
     async def roll_if_old(self) -> None:
-        """Seal the active segment if it is old enough, so that it can be removed when its turn comes."""
+        """Seal the active segment if it has reached `segment_age_ms_max`, so that retention can remove it later."""
         active = self._segments[-1]
         is_old = self._clock.wall_ms() - active.header.created_ms >= self._settings.segment_age_ms_max
         if is_old and not active.is_empty and not active.is_sealed:
@@ -372,24 +366,24 @@ class Log:
             await self._writer.run_exclusively(partial(self._plan_removal, oldest), apply=self._finish_removal)
 
     def _plan_removal(self, oldest: frozenset[Segment]) -> Callable[[], None]:
-        """Return the file work that removes what of `oldest` is still the log's, and not its last segment."""
+        """Return the file work that removes those of `oldest` that are still in the log and not its last segment."""
         self._removing = oldest.intersection(self._segments[:-1])
         names = [segment.name for segment in self._segments if segment in self._removing]
         return partial(remove_prefix, self._disk, self.directory, names)
 
     def _finish_removal(self, _: None) -> None:
-        # The log starts later only now that the files are gone for good: its start never goes back.
+        # `first_index` moves only after the files are durably removed, so that it never decreases after a crash.
         self._segments[:] = [segment for segment in self._segments if segment not in self._removing]
         self._removing = frozenset()
         self._tail.forget(self.first_index)
 
     async def reset(self, *, first_index: Index, first_offset: Offset, previous_term: Term) -> None:
-        """Drop everything and start over, empty, at another place (a snapshot was installed).
+        """Discard all entries and continue empty at another index, after a snapshot was installed.
 
-        The log is the new one at once, and takes appends; on disk after this returns: nothing of the old one.
+        The log accepts appends at the new index immediately. On disk after this returns: only the new log.
         """
         self._writer.check_open()
-        self._cuts += 1
+        self._truncations += 1
         header = SegmentHeader(
             generation=self._segments[-1].header.generation + 1,
             first_index=first_index,
@@ -397,15 +391,15 @@ class Log:
             previous_term=previous_term,
             created_ms=self._clock.wall_ms(),
         )
-        done = self._writer.start_over(Segment(header, segment_name(first_index)))
+        done = self._writer.reset(Segment(header, segment_name(first_index)))
         self._tail.close()
-        self._view_segments()
+        self._adopt_segments_end()
         await done
 
     # -- reading ---------------------------------------------------------------------------------
 
     def read_entries_nowait(self, first_index: Index, *, end_index: Index, bytes_max: int) -> list[Batch] | None:
-        """Return entries from memory, at least one if there is one; None if they must be read from disk."""
+        """Return entries from memory, at least one unless at the end; None if they must be read from disk."""
         end_index = min(end_index, self._end_index)
         if first_index < self._tail.first_index:
             return None if first_index < end_index else []
@@ -415,40 +409,40 @@ class Log:
         """Return entries from `first_index` on, at most `bytes_max` bytes but at least one; empty at the end.
 
         Raises:
-            TrimmedError: `first_index` lies below the log's start.
+            TrimmedError: `first_index` is below the log's start.
             DamageError: the next entry fails its checksum.
         """
         found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
         while found is None:
             if first_index < self.first_index:
-                raise TrimmedError(f"entry {first_index} was removed; the log starts at {self.first_index}")
+                raise TrimmedError(f"entry {first_index} was removed: the log starts at index {self.first_index}")
             at = self._segment_of_index(first_index)
             position = self._segments[at].position_before_index(first_index)
             end = min(end_index, self._end_index, self._tail.first_index)
-            wanted = Wanted(first_index=first_index, end_index=end, bytes_max=bytes_max)
-            found = await self._read_disk(at, position, wanted)
+            read_filter = ReadFilter(first_index=first_index, end_index=end, bytes_max=bytes_max)
+            found = await self._read_disk(at, position, read_filter)
             if found is None:
                 found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
         return found
 
     async def read_records(self, first_offset: Offset, *, end_offset: Offset, bytes_max: int) -> list[Batch]:
-        """Return data batches from the one that holds `first_offset`, none that reaches past `end_offset`.
+        """Return data batches from the one that contains `first_offset`, none that extends beyond `end_offset`.
 
         At most `bytes_max` bytes but at least one batch; empty when `first_offset` is at the end.
 
         Raises:
-            TrimmedError: `first_offset` lies below the log's start.
-            RequestError: `first_offset` lies behind the log's end.
+            TrimmedError: `first_offset` is below the log's start.
+            RequestError: `first_offset` is beyond the log's end.
             DamageError: the next batch fails its checksum.
         """
         while True:
             if first_offset < self.first_offset:
-                raise TrimmedError(f"offset {first_offset} was removed; the log starts at {self.first_offset}")
+                raise TrimmedError(f"offset {first_offset} was removed: the log starts at offset {self.first_offset}")
             if first_offset > self._end_offset:
-                raise RequestError(f"offset {first_offset} lies behind the end, {self._end_offset}")
+                raise RequestError(f"offset {first_offset} is beyond the log end offset {self._end_offset}")
             if first_offset >= min(end_offset, self._end_offset):
                 return []
-            wanted = Wanted(
+            read_filter = ReadFilter(
                 first_offset=first_offset,
                 end_offset=end_offset,
                 end_index=self._end_index,
@@ -457,16 +451,16 @@ class Log:
             )
             index = self._tail.index_of_offset(first_offset)
             if index is not None:
-                return self._take_from_tail(index, wanted)
+                return self._read_tail(index, read_filter)
             at = bisect_right(self._segments, first_offset, key=_first_offset_of) - 1
             position = self._segments[at].position_before_offset(first_offset)
-            wanted = msgspec.structs.replace(wanted, end_index=self._tail.first_index)
-            found = await self._read_disk(at, position, wanted)
+            read_filter = msgspec.structs.replace(read_filter, end_index=self._tail.first_index)
+            found = await self._read_disk(at, position, read_filter)
             if found is not None:
                 return found
 
     def peek_record(self, offset: Offset) -> Batch | None:
-        """Return the data batch that holds an offset, if it is in memory; it may not be committed."""
+        """Return the data batch that contains an offset, if it is in memory; it may be uncommitted."""
         index = self._tail.index_of_offset(offset)
         return None if index is None else self._tail.get(index)
 
@@ -475,12 +469,12 @@ class Log:
     ) -> Offset | None:
         """Return the first offset of a range whose record is not older than `timestamp`; None if there is none.
 
-        Both ends of the range lie between batches.
+        Both ends of the range must be batch boundaries.
 
         Raises:
-            DamageError: a batch on the way fails its checksum.
+            DamageError: a batch that the search reads fails its checksum.
         """
-        wanted = Wanted(
+        read_filter = ReadFilter(
             timestamp_min=timestamp,
             first_offset=first_offset,
             end_offset=end_offset,
@@ -490,55 +484,55 @@ class Log:
         )
         found: list[Batch] | None = None
         while found is None:
-            found = await self._find_timestamp(wanted)
+            found = await self._find_timestamp(read_filter)
         for batch in found:
             return next(record.offset for record in batch.records() if record.timestamp >= timestamp)
         return None
 
-    async def _find_timestamp(self, wanted: Wanted) -> list[Batch] | None:
-        """Return the first batch that is not older than wanted, on disk or else in memory; None to look again."""
+    async def _find_timestamp(self, read_filter: ReadFilter) -> list[Batch] | None:
+        """Return the first matching batch, from disk or else from memory; None if the search must be repeated."""
         tail_index = self._tail.first_index
-        newest = wanted.timestamp_min
-        at = next((n for n, segment in enumerate(self._segments) if segment.max_timestamp >= newest), None)
+        timestamp = read_filter.timestamp_min
+        at = next((n for n, segment in enumerate(self._segments) if segment.max_timestamp >= timestamp), None)
         if at is not None and self._segments[at].first_index < tail_index:
             segment = self._segments[at]
-            # The index may lead to what is being written: do not begin behind the last entry that is on disk.
-            position = min(segment.position_before_timestamp(newest), segment.position_before_index(tail_index - 1))
-            found = await self._read_disk(at, position, msgspec.structs.replace(wanted, end_index=tail_index))
+            # The sparse index may point to bytes that are being written: start no later than the last entry on disk.
+            position = min(segment.position_before_timestamp(timestamp), segment.position_before_index(tail_index - 1))
+            found = await self._read_disk(at, position, msgspec.structs.replace(read_filter, end_index=tail_index))
             if found is None or found:
                 return found
         if self._tail.first_index > tail_index:
-            return None  # batches have left the memory meanwhile, and the disk was not searched for them
-        return self._take_from_tail(tail_index, msgspec.structs.replace(wanted, end_index=self._end_index))
+            return None  # the cache evicted batches during the disk read, which did not search them
+        return self._read_tail(tail_index, msgspec.structs.replace(read_filter, end_index=self._end_index))
 
-    def _take_from_tail(self, first_index: Index, wanted: Wanted) -> list[Batch]:
-        return take_wanted(map(self._tail.get, range(first_index, self._end_index)), wanted)
+    def _read_tail(self, first_index: Index, read_filter: ReadFilter) -> list[Batch]:
+        return filter_batches(map(self._tail.get, range(first_index, self._end_index)), read_filter)
 
-    async def _read_disk(self, at: int, first_position: int, wanted: Wanted) -> list[Batch] | None:
-        """Read from segment number `at` on; None if the log was cut meanwhile and the caller must look again."""
-        cuts, segments = self._cuts, self._segments[at:]
-        place = Place(segments, first_position, segments[-1].size_bytes)
+    async def _read_disk(self, at: int, first_position: int, read_filter: ReadFilter) -> list[Batch] | None:
+        """Read from segment number `at` on; None if the log was truncated meanwhile and the caller must retry."""
+        truncations, segments = self._truncations, self._segments[at:]
+        part = SegmentRange(segments, first_position, segments[-1].size_bytes)
         try:
-            found = await self._executor.submit(partial(read_batches, self._disk, self.directory, place, wanted))
+            found = await self._executor.submit(partial(read_batches, self._disk, self.directory, part, read_filter))
         except (DamageError, FileNotFoundError) as error:
-            if cuts != self._cuts or segments[0] not in self._segments:
+            if truncations != self._truncations or segments[0] not in self._segments:
                 return None
             if isinstance(error, DamageError):
                 raise
             if segments[0] in self._removing:
-                raise TrimmedError(f"{segments[0].name} is being removed by retention") from None
-            raise StorageError(f"{self.directory}: a segment is missing: {error}") from error
+                raise TrimmedError(f"segment {segments[0].name} is being removed by retention") from None
+            raise StorageError(f"{self.directory}: a segment file is missing: {error}") from error
         except OSError as error:
-            raise StorageError(f"{self.directory}: cannot be read: {error}") from error
-        # What was cut while it was read may be mixed with what replaced it.
-        return found if cuts == self._cuts else None
+            raise StorageError(f"{self.directory}: cannot read the log: {error}") from error
+        # A truncation during the read may have mixed discarded entries with their replacements.
+        return found if truncations == self._truncations else None
 
     def _segment_of_index(self, index: int) -> int:
         return bisect_right(self._segments, index, key=_first_index_of) - 1
 
 
 def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int, *, verify: bool) -> Recovery:
-    """Recover a directory, or make an empty log in it."""
+    """Recover a directory, or create an empty log in it."""
     _make_directory(disk, directory)
     recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes, trust_footers=not verify)
     if not recovery.segments:
@@ -546,12 +540,12 @@ def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: i
             generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
         )
         recovery.segments.append(Segment(header, segment_name(1)))
-        start_over(disk, directory, recovery.segments[0]).close()
+        replace_segments(disk, directory, recovery.segments[0]).close()
     return recovery
 
 
 def _make_directory(disk: Disk, path: str) -> None:
-    """Make a folder and those above it. On disk after this returns: all their names."""
+    """Create a directory and its missing parents. On disk after this returns: all their names."""
     parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
     if not disk.exists(path):
         if parent not in ("/", "."):

@@ -1,9 +1,9 @@
-"""Read batches back from segment files, every checksum verified.
+"""Read batches from segment files, verifying every checksum.
 
-Blocking functions over a list of segments and a disk, run in an executor beside appends, truncation
-and retention. They open the file for each read, so nothing needs to be kept open or counted: a file
-that retention removed meanwhile is simply gone, which the log answers with `TrimmedError`.
-Only whole, intact batches are returned, each a view into what one read brought: one copy.
+Blocking functions over a list of segments and a disk, run in the executor concurrently with appends, truncation and
+retention. Each read opens its files itself, so no handle is kept open or counted: a file that retention has removed is
+not found, and the log turns that into `TrimmedError`. Only whole, intact batches are returned, each a view of the
+chunk that one read returned: one copy.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from quiver.storage.segment import NO_TIMESTAMP, Segment
 from quiver.storage.verdict import scan_entries
 
 CHUNK_BYTES_MIN = 4096
-"""The least that a read asks the disk for: a page."""
+"""The smallest disk read: one page."""
 UNBOUNDED = (1 << 63) - 1
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
-    """A part of a log to be read: consecutive segments, from a position in the first to one in the last."""
+class SegmentRange(msgspec.Struct, frozen=True, gc=False):
+    """A range of a log's bytes: consecutive segments, from a position in the first to one in the last."""
 
     segments: Sequence[Segment]
     first_position: int
     end_position: int
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Which batches a read is after: all the conditions hold for each of them."""
+class ReadFilter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Conditions that every returned batch meets, and the limits of the read."""
 
     end_index: int
-    """Stop before this entry: what lies behind it may be in the middle of being written."""
+    """Stop before this entry: it and its successors may be only partly written."""
     bytes_max: int
-    """Return no more than this, but at least one batch."""
+    """Return at most this many bytes, but at least one batch."""
     first_index: int = 0
     first_offset: int = -1
     end_offset: int = UNBOUNDED
-    """Stop before the first batch that reaches past this offset."""
+    """Stop before the first batch that extends beyond this offset."""
     timestamp_min: int = NO_TIMESTAMP
-    """Skip batches that are older as a whole."""
+    """Skip batches whose records are all older."""
     data_only: bool = False
 
     def includes(self, header: BatchHeader) -> bool:
-        """Tell whether a batch that lies before both ends is wanted."""
+        """Return whether a batch before both ends meets the conditions."""
         if header.index < self.first_index:
             return False
         if not self.data_only:
@@ -62,51 +62,51 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-def take_wanted(batches: Iterable[Batch], wanted: Wanted) -> list[Batch]:
-    """Return the wanted ones of consecutive batches, looking no further than needed.
+def filter_batches(batches: Iterable[Batch], read_filter: ReadFilter) -> list[Batch]:
+    """Return the matching ones of consecutive batches, reading no further than needed.
 
     Raises:
-        DamageError: as `batches` raises it, if that is before the first wanted one.
+        DamageError: as `batches` raises it, if no matching batch precedes it.
     """
     found: list[Batch] = []
     try:
-        _take_into(found, batches, wanted)
+        _collect(found, batches, read_filter)
     except DamageError:
         if not found:
-            raise  # what lies before the damage is served, and the next read will meet it
+            raise  # otherwise serve the batches before the damage; the next read reports it
     return found
 
 
-def _take_into(found: list[Batch], batches: Iterable[Batch], wanted: Wanted) -> None:
+def _collect(found: list[Batch], batches: Iterable[Batch], read_filter: ReadFilter) -> None:
     size_bytes = 0
     for batch in batches:
         header = batch.header
-        if header.index >= wanted.end_index or header.end_offset > wanted.end_offset:
+        if header.index >= read_filter.end_index or header.end_offset > read_filter.end_offset:
             return
-        if wanted.includes(header):
-            if found and size_bytes + len(batch.data) > wanted.bytes_max:
+        if read_filter.includes(header):
+            if found and size_bytes + len(batch.data) > read_filter.bytes_max:
                 return
             found.append(batch)
             size_bytes += len(batch.data)
-        # Decide before the next frame is looked at, which may not be whole yet.
-        if size_bytes >= wanted.bytes_max or header.index + 1 >= wanted.end_index:
+        # Stop before the next frame is read: it may be only partly written.
+        if size_bytes >= read_filter.bytes_max or header.index + 1 >= read_filter.end_index:
             return
 
 
-def read_batches(disk: Disk, directory: str, place: Place, wanted: Wanted) -> list[Batch]:
-    """Return the wanted batches from a place in a log.
+def read_batches(disk: Disk, directory: str, part: SegmentRange, read_filter: ReadFilter) -> list[Batch]:
+    """Return the matching batches of a part of a log.
 
     Raises:
-        DamageError: the next wanted batch fails its checksum.
+        DamageError: the next batch fails its checksum.
         FileNotFoundError: a segment was removed meanwhile.
     """
-    chunk_bytes = min(max(wanted.bytes_max, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
-    return take_wanted(_batches(disk, directory, place, chunk_bytes), wanted)
+    chunk_bytes = min(max(read_filter.bytes_max, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+    return filter_batches(_batches(disk, directory, part, chunk_bytes), read_filter)
 
 
-def _batches(disk: Disk, directory: str, place: Place, chunk_bytes: int) -> Iterator[Batch]:
+def _batches(disk: Disk, directory: str, part: SegmentRange, chunk_bytes: int) -> Iterator[Batch]:
     expected: int | None = None
-    for segment, first_position, end_position in _parts(place):
+    for segment, first_position, end_position in _files(part):
         file = disk.open(f"{directory}/{segment.name}")
         try:
             for frame in scan_entries(file, first_position, end_position, chunk_bytes=chunk_bytes):
@@ -118,12 +118,12 @@ def _batches(disk: Disk, directory: str, place: Place, chunk_bytes: int) -> Iter
             file.close()
 
 
-def _parts(place: Place) -> Iterator[tuple[Segment, int, int]]:
-    """Yield each segment with the positions to read; only of the last may the size still change."""
-    first_position = place.first_position
-    for segment in place.segments:
-        is_last = segment is place.segments[-1]
-        yield segment, first_position, place.end_position if is_last else segment.size_bytes
+def _files(part: SegmentRange) -> Iterator[tuple[Segment, int, int]]:
+    """Yield each segment with the positions to read; the size of the last one may still change."""
+    first_position = part.first_position
+    for segment in part.segments:
+        is_last = segment is part.segments[-1]
+        yield segment, first_position, part.end_position if is_last else segment.size_bytes
         first_position = SEGMENT_HEADER_BYTES
 
 
@@ -133,5 +133,7 @@ def _checked(segment: Segment, frame: Frame | BadFrame, expected: int | None) ->
     if frame.header is None:
         return None
     if expected is not None and frame.header.index != expected:
-        raise DamageError(f"{segment.name}: byte {frame.position}: entry {frame.header.index} instead of {expected}")
+        raise DamageError(
+            f"{segment.name}: byte {frame.position}: found entry {frame.header.index}, expected {expected}"
+        )
     return Batch(frame.data, frame.header)

@@ -3,7 +3,7 @@
 Sealed segments are believed by their footer; only the last one is read. The rule for its end:
 - a hole that a later mark vouches for, or a whole frame that fails its checksum although no sector of it
   was lost, is **damage**: it was on disk once. It is reported with its range, nothing behind it is served,
-  and nothing is cut until the owner asks for that (`cut_damage`);
+  and nothing is cut until the owner asks for that (`move_damage_aside`);
 - anything else that is not a whole frame is a **torn tail**: it was never acknowledged. It is cut.
 Segments of an older generation, temporary files and segments torn at birth are leftovers and removed.
 
@@ -212,7 +212,7 @@ def _scan_frames(findings: _Findings, file: File, segment: Segment, position: in
             return found
         if found.header is None:
             segment.size_bytes = found.end
-            segment.vouched_bytes = found.durable_end
+            segment.marked_bytes = found.durable_end
             continue
         if found.header.index != segment.end_index or found.header.base_offset != segment.end_offset:
             return BadFrame(found.position, f"entry {found.header.index} stands where {segment.end_index} should be")
@@ -296,7 +296,7 @@ def _with_all_behind(damage: Damage, last: Segment) -> Damage:
     return msgspec.structs.replace(damage, end_index_max=max(damage.end_index_max, last.end_index))
 
 
-def cut_damage(disk: Disk, directory: str, recovery: Recovery) -> Recovery:
+def move_damage_aside(disk: Disk, directory: str, recovery: Recovery) -> Recovery:
     """Give up everything from the first damage on, so that the entries can be had again from other replicas.
 
     The bytes given up are kept in `<segment>.damaged` beside the log. The caller must not vote or

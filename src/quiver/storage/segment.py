@@ -44,12 +44,12 @@ class Segment:
         "index",
         "is_sealed",
         "last_append_ms",
+        "marked_bytes",
         "max_timestamp",
         "name",
         "next_indexed_position",
         "size_bytes",
         "terms",
-        "vouched_bytes",
     )
 
     def __init__(self, header: SegmentHeader, name: str) -> None:
@@ -58,8 +58,8 @@ class Segment:
         self.end_index = header.first_index
         self.end_offset = header.first_offset
         self.size_bytes = SEGMENT_HEADER_BYTES
-        self.vouched_bytes = 0
-        """How much of the file the newest mark that recovery met vouches for."""
+        self.marked_bytes = 0
+        """Bytes of the file that the newest mark found by recovery covers."""
         self.max_timestamp = NO_TIMESTAMP
         self.last_append_ms = header.created_ms
         self.terms: list[tuple[Index, Term]] = []

@@ -1,9 +1,9 @@
-"""Shorten a log at either end, or start it over: the file work, safe to be cut off at any point.
+"""Truncate a log at either end, or reset it: the file operations, safe against a crash at any point.
 
-Blocking functions, run in an executor while no flush of the same log runs. Each keeps the order that
-lets recovery find either the log before or a log between the two, never one with a hole:
-- a suffix goes newest file first, then the cut inside the file that keeps a part;
-- a prefix goes oldest file first;
+Blocking functions, run in the executor while no flush of the same log runs. Their order of operations guarantees that
+recovery finds the old log, the new log, or a contiguous log in between, never one with a gap:
+- a suffix is removed newest file first, then by truncating the file that keeps a part;
+- a prefix is removed oldest file first;
 - a reset writes a segment of the next generation before it removes anything.
 """
 
@@ -21,43 +21,43 @@ from quiver.storage.segment import Segment, is_segment_name
 from quiver.storage.verdict import scan_entries
 
 
-def cut_suffix(
+def truncate_suffix(
     disk: Disk, directory: str, segments: Sequence[Segment], end_index: Index, *, index_interval_bytes: int
 ) -> tuple[Segment, File]:
-    """Remove the entries at or behind `end_index`; return the segment that ends there, and its open file.
+    """Remove the entries at or after `end_index`; return the segment that ends there, and its open file.
 
-    On disk after this returns: nothing at or behind `end_index`.
+    On disk after this returns: no entry at or after `end_index`.
     """
     kept = [segment for segment in segments if segment.first_index <= end_index]
     for segment in reversed(segments[len(kept) :]):
         remove_durably(disk, directory, segment.name)
     file = disk.open(f"{directory}/{kept[-1].name}")
     try:
-        shortened = _shorten(kept[-1], file, end_index, index_interval_bytes)
-        file.truncate(shortened.size_bytes)
-        file.sync()
+        truncated = _truncated_segment(kept[-1], file, end_index, index_interval_bytes)
+        file.truncate(truncated.size_bytes)
+        file.sync()  # on disk now: the file's new end; the next flush writes there
     except BaseException:
         file.close()
         raise
-    return shortened, file
+    return truncated, file
 
 
-def _shorten(segment: Segment, file: File, end_index: Index, index_interval_bytes: int) -> Segment:
+def _truncated_segment(segment: Segment, file: File, end_index: Index, index_interval_bytes: int) -> Segment:
     """Return the bookkeeping of a segment as if it ended at `end_index`."""
-    shortened = segment.rewound(end_index - 1)
-    for frame in scan_entries(file, shortened.size_bytes, segment.size_bytes):
-        if shortened.end_index == end_index:
+    truncated = segment.rewound(end_index - 1)
+    for frame in scan_entries(file, truncated.size_bytes, segment.size_bytes):
+        if truncated.end_index == end_index:
             break
         if isinstance(frame, BadFrame):
             raise DamageError(f"{segment.name}: byte {frame.position}: {frame.reason}")
         if frame.header is not None:
-            shortened.add(
+            truncated.add(
                 frame.header,
                 position=frame.position,
                 size_bytes=frame.end - frame.position,
                 index_interval_bytes=index_interval_bytes,
             )
-    return shortened
+    return truncated
 
 
 def remove_prefix(disk: Disk, directory: str, names: Sequence[str]) -> None:
@@ -66,10 +66,11 @@ def remove_prefix(disk: Disk, directory: str, names: Sequence[str]) -> None:
         remove_durably(disk, directory, name)
 
 
-def start_over(disk: Disk, directory: str, segment: Segment) -> File:
+def replace_segments(disk: Disk, directory: str, segment: Segment) -> File:
     """Replace all segments by an empty one of the next generation; return its open file.
 
-    The rename decides: before it the old log is there, after it the new one, and recovery finishes the removal.
+    The rename commits the replacement: a crash before it leaves the old log, a crash after it the new one, and
+    recovery finishes the removal.
     """
     path = f"{directory}/{segment.name}"
     file = disk.open(path + TEMPORARY_SUFFIX, create=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quiver.config import LogSettings
+from quiver.errors import StorageError
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.storage import Log, TailBudget
@@ -67,7 +68,7 @@ class SteppingExecutor:
         return done
 
     async def step(self) -> None:
-        await asyncio.sleep(0)  # a flush begins in the turn behind the append
+        await asyncio.sleep(0)  # a flush begins in the turn after the append
         self.waiting.pop(0)()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -123,8 +124,37 @@ async def append(log: Log, *values: bytes, term: int | None = None, timestamp: i
     """Append one batch per value and wait until they are durable."""
     batches = next_batches(log, *values, term=term, timestamp=timestamp)
     log.append(batches)
-    await log.wait_durable(log.end_index)
+    await wait_durable(log, log.end_index)
     return batches
+
+
+async def wait_durable(log: Log, end_index: int) -> None:
+    """Wait until every entry below `end_index` is durable; raise the log's failure if it fails first."""
+    if end_index <= log.durable_end_index:
+        return
+    if log._writer.failure is not None:
+        raise log._writer.failure
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    on_durable, on_failure = log.on_durable, log.on_failure
+
+    def handle_durable(durable_end: Index) -> None:
+        if on_durable is not None:
+            on_durable(durable_end)
+        if durable_end >= end_index and not done.done():
+            done.set_result(None)
+
+    def handle_failure(error: StorageError) -> None:
+        if on_failure is not None:
+            on_failure(error)
+        if not done.done():
+            done.set_exception(error)
+
+    log.on_durable, log.on_failure = handle_durable, handle_failure
+    try:
+        await done
+    finally:
+        if log.on_durable is handle_durable:  # of concurrent waits, only the newest can take its callbacks off again
+            log.on_durable, log.on_failure = on_durable, on_failure
 
 
 async def all_entries(log: Log) -> list[Batch]:

@@ -13,7 +13,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
-from log_world import DIRECTORY, InlineExecutor, all_entries, control_batch, data_batch, next_batches, open_log
+from log_world import (
+    DIRECTORY,
+    InlineExecutor,
+    all_entries,
+    control_batch,
+    data_batch,
+    next_batches,
+    open_log,
+    wait_durable,
+)
 
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.record import Batch
@@ -112,7 +121,7 @@ class Workload:
         await self.settle(log)
 
     async def settle(self, log: Log) -> None:
-        await log.wait_durable(log.end_index)
+        await wait_durable(log, log.end_index)
         self.ledger.durable(await all_entries(log))
 
     async def cut(self, log: Log, end_index: Index, *, term: int) -> None:

@@ -14,6 +14,7 @@ from log_world import (
     data_batch,
     next_batches,
     open_log,
+    wait_durable,
 )
 from test_log import VALUES, runs
 
@@ -187,7 +188,7 @@ async def test_discarding_damage_sets_the_rest_aside_and_goes_on(victim: int) ->
     assert disk.exists(f"{path}.damaged")
     replacement = data_batch([b"from a peer"], index=first_index, offset=log.end_offset, term=9)
     log.append([replacement])
-    await log.wait_durable(log.end_index)
+    await wait_durable(log, log.end_index)
     await log.close()
     log = open_log(disk, SETTINGS)
     assert log.damage == ()

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Awaitable, Callable
 
 import pytest
-from log_world import DIRECTORY, TINY, SteppingExecutor, all_values, append, next_batches, open_log
+from log_world import DIRECTORY, TINY, SteppingExecutor, all_values, append, next_batches, open_log, wait_durable
 from test_log import VALUES, runs
 
 from quiver.config import LogSettings
@@ -30,7 +30,7 @@ async def test_failed_write_or_sync_closes_the_log_for_good(operation: DiskOpera
     disk.fail(operation, nth=1)
     log.append(next_batches(log, b"lost"))
     with pytest.raises(LogFailedError) as raised:
-        await log.wait_durable(Index(4))
+        await wait_durable(log, Index(4))
     assert raised.value.outcome == "unknown"
     assert len(failures) == 1
     assert await all_values(log) == [b"kept", b"kept too"]
@@ -39,7 +39,7 @@ async def test_failed_write_or_sync_closes_the_log_for_good(operation: DiskOpera
     with pytest.raises(LogClosedError):
         log.append(next_batches(log, b"more"))
     with pytest.raises(LogFailedError):
-        await log.wait_durable(Index(4))
+        await wait_durable(log, Index(4))
     with pytest.raises(LogClosedError):
         await log.truncate_prefix(Index(3)) if log.status().segments > 1 else log.truncate_suffix(Index(1))
     await log.close()
@@ -69,7 +69,7 @@ async def test_full_disk_closes_the_log_and_a_restart_goes_on_when_there_is_room
     disk.limit_space(50)
     log.append(next_batches(log, b"too much" * 20))
     with pytest.raises(LogFailedError) as raised:
-        await log.wait_durable(log.end_index)
+        await wait_durable(log, log.end_index)
     assert isinstance(raised.value.__cause__, OSError)
     assert raised.value.__cause__.errno == errno.ENOSPC
     assert await all_values(log) == VALUES[:10]
@@ -124,7 +124,7 @@ async def _trim_all(log: Log) -> None:
 async def _cut(log: Log) -> None:
     log.truncate_suffix(Index(3))
     log.append(next_batches(log, b"x", term=2))
-    await log.wait_durable(Index(4))
+    await wait_durable(log, Index(4))
 
 
 async def _reset(log: Log) -> None:
@@ -161,7 +161,7 @@ async def test_unreadable_file_is_a_storage_error() -> None:
     log = open_log(disk, LogSettings(tail_cache_bytes_max=0))
     await append(log, b"a")
     disk.fail("read", nth=1)
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match="cannot read the log"):
         await log.read_entries(Index(1), end_index=Index(2), bytes_max=1)
     disk.fail("read", nth=1)
     with pytest.raises(StorageError, match="cannot open"):

@@ -19,6 +19,7 @@ from log_world import (
     data_batch,
     next_batches,
     open_log,
+    wait_durable,
 )
 
 from quiver.config import LogSettings
@@ -103,65 +104,6 @@ async def test_what_arrives_during_a_flush_joins_the_next_one() -> None:
 
 
 @runs
-async def test_what_those_woken_by_a_flush_append_goes_into_one_flush() -> None:
-    executor = SteppingExecutor()
-    log = open_log(SimulatedDisk(), LogSettings(), executor=executor)
-
-    async def call() -> None:
-        for _ in range(3):
-            log.append(next_batches(log, b"x"))
-            await log.wait_durable(log.end_index)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(20):
-            tasks.create_task(call())
-        await asyncio.sleep(0)
-        steps = 0
-        while executor.waiting:
-            await executor.step()
-            steps += 1
-    assert log.durable_end_index == 61
-    assert steps <= 5, "one that the first began, then one for all in each round"
-
-
-@runs
-async def test_waiters_are_woken_in_order_and_only_when_durable() -> None:
-    executor = SteppingExecutor()
-    log = open_log(SimulatedDisk(), executor=executor)
-    woken: list[int] = []
-
-    async def wait(index: int) -> None:
-        await log.wait_durable(Index(index))
-        woken.append(index)
-
-    log.append(next_batches(log, b"a", b"b"))
-    await asyncio.sleep(0)
-    log.append(next_batches(log, b"c"))
-    async with asyncio.TaskGroup() as tasks:
-        for index in (4, 2, 3):
-            tasks.create_task(wait(index))
-        await asyncio.sleep(0)
-        await executor.step()
-        assert woken == [2, 3]
-        await executor.step()
-    assert woken == [2, 3, 4]
-    await log.wait_durable(Index(2))
-
-
-@runs
-async def test_a_cancelled_waiter_harms_nobody() -> None:
-    executor = SteppingExecutor()
-    log = open_log(SimulatedDisk(), executor=executor)
-    log.append(next_batches(log, b"a"))
-    waiter = asyncio.ensure_future(log.wait_durable(Index(2)))
-    await asyncio.sleep(0)
-    waiter.cancel()
-    await executor.step()
-    await log.wait_durable(Index(2))
-    assert waiter.cancelled()
-
-
-@runs
 async def test_append_that_does_not_follow_the_end_ends_the_process() -> None:
     log = open_log(SimulatedDisk())
     await append(log, b"a", b"b", term=2)
@@ -194,7 +136,7 @@ async def test_reading_stops_at_the_offset_that_the_caller_may_see() -> None:
     for tail_bytes in (0, 1_000_000):
         log = open_log(SimulatedDisk(), LogSettings(segment_bytes_max=1024, tail_cache_bytes_max=tail_bytes))
         log.append([data_batch([b"a", b"b"], index=1, offset=0), data_batch([b"c", b"d"], index=2, offset=2)])
-        await log.wait_durable(Index(3))
+        await wait_durable(log, Index(3))
         seen = await log.read_records(Offset(1), end_offset=Offset(3), bytes_max=10_000)
         assert [batch.values() for batch in seen] == [[b"a", b"b"]]
         assert await log.read_records(Offset(2), end_offset=Offset(3), bytes_max=10_000) == []
@@ -244,7 +186,7 @@ async def test_control_batches_use_no_offset_and_are_skipped_by_record_reads() -
             log.append([control_batch(b"", index=index + 1, offset=offset)])
             log.append([data_batch([b"%d" % round_number, b"+"], index=index + 2, offset=offset)])
             index, offset = index + 3, offset + 2
-        await log.wait_durable(Index(index))
+        await wait_durable(log, Index(index))
         assert log.end_offset == 24
         for offset in range(24):
             (batch, *_) = await log.read_records(Offset(offset), end_offset=Offset(24), bytes_max=1)
@@ -292,7 +234,7 @@ async def test_timestamp_search_finds_the_first_record_that_is_not_older() -> No
         log.append([control_batch(b"c", index=1, offset=0, timestamp=5000)])
         for n, time in enumerate(times):
             log.append([data_batch([b"v" * 90], index=n + 2, offset=n, timestamp=time)])
-        await log.wait_durable(log.end_index)
+        await wait_durable(log, log.end_index)
         for wanted in range(0, 1300, 50):
             expected = next((n for n, time in enumerate(times) if time >= wanted), None)
             assert await log.find_timestamp(wanted, end_offset=Offset(len(times))) == expected
@@ -348,7 +290,7 @@ async def test_segments_roll_by_age() -> None:
 
 @pytest.mark.parametrize("end_index", range(1, 42))
 @runs
-async def test_cut_suffix_is_gone_at_once_and_after_reopening(end_index: int) -> None:
+async def test_truncated_suffix_is_gone_immediately_and_after_reopening(end_index: int) -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     await append(log, *VALUES, term=1)
@@ -374,15 +316,12 @@ async def test_cut_of_what_is_in_flight_is_not_reported_durable() -> None:
     log.on_durable = reported.append
     log.append(next_batches(log, b"a", b"b", b"c", term=1))
     log.append(next_batches(log, b"queued", term=1))
-    waiter = asyncio.ensure_future(log.wait_durable(Index(4)))
     await asyncio.sleep(0)
     log.truncate_suffix(Index(2))
     log.truncate_suffix(Index(2))
     log.append(next_batches(log, b"B", term=2))
     await executor.step()
     assert reported == [2]
-    with pytest.raises(LogClosedError):
-        await waiter
     while executor.waiting:
         await executor.step()
     assert reported == [2, 3]
@@ -424,20 +363,20 @@ async def test_reset_starts_over_elsewhere_and_survives_reopening() -> None:
 
 
 @runs
-async def test_reset_gives_up_what_waits() -> None:
+async def test_reset_discards_pending_entries() -> None:
     executor = SteppingExecutor()
     log = open_log(SimulatedDisk(), executor=executor)
     log.append(next_batches(log, b"in flight"))
     log.append(next_batches(log, b"queued"))
-    waiter = asyncio.ensure_future(log.wait_durable(Index(3)))
+    reported: list[int] = []
+    log.on_durable = reported.append
     await asyncio.sleep(0)
     reset = asyncio.ensure_future(log.reset(first_index=Index(9), first_offset=Offset(5), previous_term=Term(1)))
     await asyncio.sleep(0)
     while executor.waiting:
         await executor.step()
     await reset
-    with pytest.raises(LogClosedError):
-        await waiter
+    assert reported == [], "the discarded entries are never reported as durable"
     assert log.durable_end_index == log.end_index == 9
 
 
@@ -471,7 +410,7 @@ async def test_close_flushes_what_waits_and_refuses_more() -> None:
     with pytest.raises(LogClosedError):
         log.append([])
     with pytest.raises(LogClosedError):
-        await log.wait_durable(Index(99))
+        log.truncate_suffix(Index(2))
     with pytest.raises(LogClosedError):
         await log.reset(first_index=Index(9), first_offset=Offset(5), previous_term=Term(1))
     assert await all_values(open_log(disk)) == VALUES[:18]
@@ -539,5 +478,5 @@ async def test_the_offset_behind_every_entry_is_known() -> None:
                 data_batch([b"d"] * 3, index=3, offset=2),
             ]
         )
-        await log.wait_durable(Index(4))
+        await wait_durable(log, Index(4))
         assert [log.offset_after(Index(index)) for index in range(-1, 5)] == [None, 0, 2, 2, 5, None]

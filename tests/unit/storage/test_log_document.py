@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from log_world import DIRECTORY, FixedClock, control_batch, data_batch, open_log
+from log_world import DIRECTORY, FixedClock, control_batch, data_batch, open_log, wait_durable
 
 from quiver.config import LogSettings
 from quiver.model import Index, NodeId, Offset, Term
@@ -34,7 +34,7 @@ async def example() -> SimulatedDisk:
     ]
     for entry in entries:
         log.append([entry])
-        await log.wait_durable(log.end_index)
+        await wait_durable(log, log.end_index)
     hard_state = HardStateFile(disk, DIRECTORY)
     hard_state.save(HardState(term=Term(3), vote=NodeId(2), commit_index=Index(3), membership=b"members"))
     SnapshotStore(disk, DIRECTORY).save(

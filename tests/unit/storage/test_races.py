@@ -18,6 +18,7 @@ from log_world import (
     data_batch,
     next_batches,
     open_log,
+    wait_durable,
 )
 from test_log import VALUES, runs
 
@@ -63,7 +64,7 @@ async def test_what_is_appended_while_a_reset_waits_for_the_disk_is_kept() -> No
     log.append(next_batches(log, b"new", b"newer", term=4))
     await finish(executor)
     await resetting
-    await log.wait_durable(Index(102))
+    await wait_durable(log, Index(102))
     reopened = open_log(disk)
     assert await all_values(reopened) == [b"new", b"newer"]
     assert reopened.warnings == ()
@@ -212,7 +213,7 @@ async def test_a_removal_that_nobody_waits_for_any_more_does_no_harm_when_the_lo
     log.append(next_batches(log, b"fails"))
     await asyncio.sleep(0)
     removing = await start(log.truncate_prefix(Index(20)))
-    waiting = await start(log.wait_durable(log.end_index))
+    waiting = await start(wait_durable(log, log.end_index))
     removing.cancel()
     await asyncio.sleep(0)
     disk.fail("sync", nth=1)
@@ -230,16 +231,6 @@ async def test_a_removal_whose_waiter_went_away_is_still_done() -> None:
     await asyncio.sleep(0)
     await finish(executor)
     assert log.first_index > 1
-
-
-@runs
-async def test_close_tells_those_who_wait_for_entries_that_never_come() -> None:
-    log = open_log(SimulatedDisk())
-    await append(log, b"a")
-    waiting = await start(log.wait_durable(Index(9)))
-    await log.close()
-    with pytest.raises(LogClosedError):
-        await waiting
 
 
 @runs
@@ -409,22 +400,6 @@ async def test_a_reader_whose_segment_is_gone_but_not_yet_forgotten_is_told_so()
     disk.write_file(f"{DIRECTORY}/{segment_name(1)}", b"")
     remove()
     await removing
-
-
-@runs
-async def test_a_waiter_that_went_away_is_not_told_of_a_cut() -> None:
-    executor = SteppingExecutor()
-    log = open_log(SimulatedDisk(), executor=executor)
-    log.append(next_batches(log, b"a", b"b"))
-    waiters = [await start(log.wait_durable(Index(index))) for index in (3, 2, 3)]
-    waiters[0].cancel()
-    await asyncio.sleep(0)
-    log.truncate_suffix(Index(2))
-    with pytest.raises(LogClosedError):
-        await waiters[2]
-    await executor.step()
-    await waiters[1]
-    assert waiters[0].cancelled()
 
 
 @runs

@@ -11,10 +11,10 @@ from quiver.errors import DamageError
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch
 from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, encode_mark
-from quiver.storage.reader import Place, Wanted, read_batches
+from quiver.storage.reader import ReadFilter, SegmentRange, read_batches
 from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, Frame, scan
 from quiver.storage.segment import Segment, segment_name
-from quiver.storage.truncation import cut_suffix
+from quiver.storage.truncation import truncate_suffix
 from quiver.storage.verdict import scan_entries
 from quiver.testing import SimulatedDisk, SimulatedFile
 
@@ -97,17 +97,17 @@ def test_a_file_shorter_than_it_should_be_ends_the_scan(missing: int) -> None:
 def test_a_read_ends_with_the_last_segment() -> None:
     disk = SimulatedDisk()
     first, second = segment_of(disk, 1, entries(1, 10, 10)), segment_of(disk, 3, entries(3, 10))
-    place = Place([first, second], SEGMENT_HEADER_BYTES, second.size_bytes)
-    found = read_batches(disk, DIRECTORY, place, Wanted(end_index=99, bytes_max=10_000))
+    part = SegmentRange([first, second], SEGMENT_HEADER_BYTES, second.size_bytes)
+    found = read_batches(disk, DIRECTORY, part, ReadFilter(end_index=99, bytes_max=10_000))
     assert [batch.header.index for batch in found] == [1, 2, 3]
 
 
 def test_a_gap_between_segments_is_damage() -> None:
     disk = SimulatedDisk()
     first, third = segment_of(disk, 1, entries(1, 10)), segment_of(disk, 3, entries(3, 10))
-    place = Place([first, third], SEGMENT_HEADER_BYTES, third.size_bytes)
-    with pytest.raises(DamageError, match="entry 3 instead of 2"):
-        read_batches(disk, DIRECTORY, place, Wanted(first_index=2, end_index=99, bytes_max=10_000))
+    part = SegmentRange([first, third], SEGMENT_HEADER_BYTES, third.size_bytes)
+    with pytest.raises(DamageError, match="entry 3, expected 2"):
+        read_batches(disk, DIRECTORY, part, ReadFilter(first_index=2, end_index=99, bytes_max=10_000))
 
 
 def test_a_cut_through_damage_is_refused() -> None:
@@ -117,7 +117,7 @@ def test_a_cut_through_damage_is_refused() -> None:
     content[SEGMENT_HEADER_BYTES + 200] ^= 1
     disk.write_file(PATH, bytes(content))
     with pytest.raises(DamageError):
-        cut_suffix(disk, DIRECTORY, [segment], Index(3), index_interval_bytes=64)
+        truncate_suffix(disk, DIRECTORY, [segment], Index(3), index_interval_bytes=64)
     assert disk.read_file(PATH) == content
 
 

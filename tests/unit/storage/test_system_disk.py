@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from log_world import TINY, FixedClock, all_entries, all_values, append, next_batches
+from log_world import TINY, FixedClock, all_entries, all_values, append, next_batches, wait_durable
 from test_log import VALUES, runs
 
 from quiver.config import LogSettings
@@ -142,7 +142,7 @@ async def test_a_log_on_a_real_disk_keeps_everything_over_restarts(tmp_path: Pat
     async with asyncio.TaskGroup() as tasks:
         for value in VALUES:
             log.append(next_batches(log, value))
-            tasks.create_task(log.wait_durable(log.end_index))
+            tasks.create_task(wait_durable(log, log.end_index))
     assert await all_values(log) == VALUES
     log.truncate_suffix(Index(35))
     await append(log, b"instead", term=2)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import pytest
-from log_world import DIRECTORY, FixedClock, InlineExecutor, append, next_batches, open_log
+from log_world import DIRECTORY, FixedClock, InlineExecutor, append, next_batches, open_log, wait_durable
 
 from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
@@ -73,7 +73,7 @@ async def test_a_busy_log_is_not_marked_by_the_timer() -> None:
     log.append(next_batches(log, b"b"))
     log._writer._handle_timer()  # as if it struck in the turn of the append
     assert marks_in(disk) == 1, "the one that the flush itself began with"
-    await log.wait_durable(log.end_index)
+    await wait_durable(log, log.end_index)
     assert marks_in(disk) == 1, "the flush brought its own"
     await log.close()
 

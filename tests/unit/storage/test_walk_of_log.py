@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from log_world import InlineExecutor, all_entries, control_batch, data_batch, open_log
+from log_world import InlineExecutor, all_entries, control_batch, data_batch, open_log, wait_durable
 from test_crash import MOMENTS, Ledger, run_until_power_loss
 
 from quiver.config import LogSettings
@@ -107,7 +107,7 @@ class Walker:
         self.entries |= {int(batch.header.index): batch for batch in batches}
 
     async def settle(self) -> None:
-        await self.log.wait_durable(self.log.end_index)
+        await wait_durable(self.log, self.log.end_index)
         assert self.log.durable_end_index == self.log.end_index
         self.ledger.durable(list(self.entries.values()))
 
