@@ -1,11 +1,11 @@
-"""What programs that use the SDK get: many records at once, one by one, awaited, and read back.
+"""Measure the SDK: send many records, one by one, awaited, and read them back.
 
     python bench_client.py [--records 1000000] [--only alone|one|three]
 
-Three settings: *alone* is the client's side against a cluster in memory that answers at once, by processor time; *one*
-is a real node, one replica, fsync on; *three* is three nodes, three replicas, fsync on. Client and nodes share this
-machine's cores. A rate by the clock is the best of some rounds; below it stands the processor time that a record cost
-the client and the busiest node, which other programs do not change. The raw limit of sending is a loop of `write`
+Three settings: *alone* is the client against an in-memory cluster that answers immediately, by CPU time; *one* is a
+real node, one replica, fsync on; *three* is three nodes, three replicas, fsync on. Client and nodes share this
+machine's cores. A wall-clock rate is the best of several rounds; the rows below it show the CPU time per record of the
+client and of the busiest node, which is independent of other programs. The raw limit of sending is a loop of `write`
 and `fdatasync` over the same values.
 """
 
@@ -32,7 +32,7 @@ AWAITED = 500
 TOPIC = "logs"
 
 Work = Callable[[Cluster, int], object]
-"""Something done with a cluster and so many records."""
+"""Work with a cluster and a number of records."""
 
 
 # -- what is measured --------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def alone(records: int) -> int:
 
 
 def rate_alone(work: Work, records: int) -> float:
-    """Return the best rate of some rounds, in records per second of processor time, all threads together."""
+    """Return the best rate of several rounds, in records per second of CPU time of all threads."""
     rates = []
     for _ in range(ROUNDS):
         with connect_in_memory() as cluster:
@@ -124,7 +124,7 @@ def three_nodes(records: int) -> int:
 def rates(
     nodes: Nodes, work: Work, records: int, *, target: float | None = None, limit: float | None = None
 ) -> list[Row]:
-    """Do the work some times; return the best rate by the clock and the least processor time."""
+    """Do the work several times; return the best wall-clock rate and the least CPU time."""
     pids = [node.pid for node in nodes.nodes]
     with connect(nodes) as cluster:
         cluster.create_topic(TOPIC, partitions=3, exist_ok=True)
@@ -143,7 +143,7 @@ def rates(
 
 
 def awaited(nodes: Nodes, replicas: int) -> list[Row]:
-    """Send records each of which is waited for before the next."""
+    """Send records, each awaited before the next."""
     times_ms = []
     with connect(nodes) as cluster, cluster.producer(TOPIC) as producer:
         for _ in range(AWAITED):
@@ -158,7 +158,7 @@ def awaited(nodes: Nodes, replicas: int) -> list[Row]:
 
 
 def raw_write(records: int) -> float:
-    """Return how many million values a second can be written and synced, a MiB at a time, with nothing around them."""
+    """Return the rate, in million values per second, of bare writes and syncs, a MiB at a time."""
     block, blocks = bytes(MIB), max(1, records * len(VALUE) // MIB)
     with disk_directory() as directory:
         file = os.open(directory / "raw", os.O_WRONLY | os.O_CREAT)

@@ -1,9 +1,9 @@
-"""What a whole cluster takes: to start, create topics, register clients, come back, move data and fail over.
+"""Measure a whole cluster: start, create topics, register clients, restart, rebuild a replica and fail over.
 
     python bench_cluster.py [--kills 20] [--restart-gib 1] [--rebuild-gib 0.5] [--only PART] [--full]
 
-Real nodes as processes on loopback, real disks, fsync on, everything through the SDK. `--full` takes the sizes that the
-targets are meant for: 10 GiB in 300 partitions to come back with, 5 GiB to rebuild, 100 kills.
+Real nodes as processes on loopback, real disks, fsync on, everything through the SDK. `--full` uses the sizes of the
+targets: a restart with 10 GiB in 300 partitions, a rebuild of 5 GiB, 100 kills.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ REGISTERING_S = 3.0
 LARGE_VALUE = bytes(16 << 10)
 PARTITIONS = 300
 PAUSE_S = 0.005
-"""Between two awaited records while a replica is rebuilt: traffic whose own time is measured, not a flood."""
+"""Pause between two awaited records while a replica is rebuilt: the latency is measured, not the throughput."""
 
 
 # -- starting ----------------------------------------------------------------------------------------
 
 
 def up() -> list[Row]:
-    """Start three nodes by `quiver up`, three times anew."""
+    """Start three nodes by `quiver up`, three times from scratch."""
     times_s, efforts_s = [], []
     for _ in range(3):
         with disk_directory() as directory:
@@ -80,7 +80,7 @@ def up() -> list[Row]:
 
 
 def wait_up(process: subprocess.Popen[str]) -> list[int]:
-    """Return the nodes' process ids, from the table that is printed before the last line."""
+    """Return the nodes' process ids, from the table that is printed before the line `ready`."""
     assert process.stdout is not None
     pids: list[int] = []
     for line in process.stdout:
@@ -93,7 +93,7 @@ def wait_up(process: subprocess.Popen[str]) -> list[int]:
 
 
 def consecutive_ports(count: int) -> int:
-    """Return the first of so many ports in a row that nobody listens on now."""
+    """Return the first of `count` consecutive ports that are free now."""
     while True:
         (first,) = free_ports(1)
         try:
@@ -109,7 +109,7 @@ def consecutive_ports(count: int) -> int:
 
 
 def topics() -> list[Row]:
-    """Create topics, many at once, and write to the first partition of each as soon as all are acknowledged."""
+    """Create topics concurrently, and write to every partition once all are acknowledged."""
 
     async def run(nodes: Nodes) -> tuple[float, float]:
         async with quiver.connect_async(*(node.wire for node in nodes.nodes)) as cluster:
@@ -178,9 +178,9 @@ def registrations_with(database: str, settings: tuple[str, ...], *, target: floa
 
 
 async def rate(call: Callable[[int], Coroutine[Any, Any, object]], pids: list[int]) -> tuple[float, float]:
-    """Return how many calls a second are answered when `CALLERS` wait for theirs all the time.
+    """Return the calls per second of `CALLERS` concurrent callers.
 
-    Beside it, the processor time that one of them costs the busiest process, in microseconds.
+    Also return the CPU time per call of the busiest process, in microseconds.
     """
     done, begun, before = 0, time.perf_counter(), list(map(processor_s, pids))
 
@@ -197,11 +197,11 @@ async def rate(call: Callable[[int], Coroutine[Any, Any, object]], pids: list[in
     return done / (time.perf_counter() - begun), 1e6 * effort_s / done
 
 
-# -- coming back -------------------------------------------------------------------------------------
+# -- restarting --------------------------------------------------------------------------------------
 
 
 def restart(gib: float) -> list[Row]:
-    """Kill a node that holds all of a topic, and start it again; it serves when each partition has taken a record."""
+    """Kill a node that holds a whole topic and restart it; it serves when every partition has acknowledged a record."""
     with running_nodes(1) as nodes, connect(nodes) as cluster:
         (node,) = nodes.nodes
         cluster.create_topic("large", partitions=PARTITIONS)
@@ -223,7 +223,7 @@ def restart(gib: float) -> list[Row]:
 
 
 def fill(cluster: quiver.Cluster, topic: str, gib: float) -> None:
-    """Write so much, spread over all partitions batch by batch."""
+    """Write this much, spread over all partitions batch by batch."""
     chunk = pa.array([LARGE_VALUE] * (64 * MIB // len(LARGE_VALUE)), pa.binary())
     with cluster.producer(topic, delivery_timeout=600) as producer:
         for _ in range(max(1, round(gib * GIB / (64 * MIB)))):
@@ -249,15 +249,15 @@ def rebuild(gib: float) -> list[Row]:
         wait_alive(cluster, 4)
         size_bytes = cluster.describe_topic("large").partitions[0].bytes or 0
         touch_memory(2 * size_bytes)
-        os.sync()  # else the first records would pay for the filling
+        os.sync()  # so that the first records do not wait for the data of `fill`
         with Traffic(nodes) as traffic:
             traffic.wait(50)
-            traffic.take()
+            traffic.drain()
             traffic.wait(500)
-            before_ms, begun = traffic.take(), time.perf_counter()
+            before_ms, begun = traffic.drain(), time.perf_counter()
             cluster.drain(follower_of(cluster, "large"))
             wait_until(lambda: 4 in in_sync(cluster, "large"), what="the new replica", timeout_s=600)
-            seconds, during_ms = time.perf_counter() - begun, traffic.take()
+            seconds, during_ms = time.perf_counter() - begun, traffic.drain()
     p99_before, p99_during = quantile(before_ms, 0.99), quantile(during_ms, 0.99)
     return [
         Row(
@@ -284,7 +284,7 @@ def follower_of(cluster: quiver.Cluster, topic: str) -> int:
 
 
 class Traffic:
-    """A thread that awaits one record after the other, and tells how long each took."""
+    """A thread that sends one awaited record after the other and records the latency of each."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -303,8 +303,8 @@ class Traffic:
     def wait(self, count: int) -> None:
         wait_until(lambda: len(self._times_ms) >= count, what=f"{count} records")
 
-    def take(self) -> list[float]:
-        """Return the times since this was last asked, in milliseconds."""
+    def drain(self) -> list[float]:
+        """Return and clear the latencies since the last call, in milliseconds."""
         taken, self._times_ms = self._times_ms, []
         return taken
 

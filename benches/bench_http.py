@@ -1,12 +1,12 @@
-"""What HTTP clients get from one node, fsync on, next to the Flask, SQLAlchemy and PostgreSQL design it replaces.
+"""Measure HTTP on one node, fsync on, next to the design of Flask, SQLAlchemy and PostgreSQL that it replaces.
 
     python bench_http.py [--seconds 3] [--rounds 3] [--connections 64]
 
-Both servers run all the time and are asked in turns, so that both meet the same load of this machine; the ratio is the
-median of the turns. A connection has one request on its way; a message is 100 characters. The load is made by a process
-of its own (`http_load`), which shares the cores with the server. The node's processor time for a request is what other
-work on the machine does not change: it bounds the rate on an idle core. The raw limit is the same server when it is
-asked for nothing (`GET /healthz`).
+Both servers run all the time and are measured alternately, so that both see the same load of this machine; the ratio is
+the median of the rounds. A connection has one request in flight; a message is 100 characters. A separate process
+(`http_load`) generates the load and shares the cores with the server. The node's CPU time per request is independent of
+other programs, and bounds the rate on an idle core. The raw limit is the same server answering an empty request
+(`GET /healthz`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MESSAGE = VALUE.decode()
 WORKERS = 2
 RATE_TARGET, RATIO_TARGET = 10_000, 5
 BACKLOG = 300_000
-"""Messages that there are to consume: more than all consumers together take in a run."""
+"""Messages to consume: more than all consumers together consume in a run."""
 
 Answers = dict[str, Any]
 
@@ -67,7 +67,7 @@ def consume_request(consumer_id: int) -> str:
 
 
 def load(address: str, requests: list[str], seconds: float) -> Answers:
-    """Keep as many connections busy as there are requests; every answer must be a success."""
+    """Keep as many connections busy as there are requests; every response must be a success."""
     host, _, port = address.rpartition(":")
     order = json.dumps({"host": host, "port": int(port), "requests": requests, "seconds": seconds})
     done = subprocess.run(
@@ -94,7 +94,7 @@ def post(address: str, path: str, **parameters: object) -> dict[str, Any]:
 
 @contextmanager
 def running_peer(consumers: int) -> Iterator[str | None]:
-    """Run the peer as its users would on two cores; give its address, or None where it cannot be had."""
+    """Run the peer as its users would on two cores; yield its address, or None if it is not installed."""
     if importlib.util.find_spec("gunicorn") is None:
         print("the peer was not measured: gunicorn is not installed")
         yield None
@@ -139,19 +139,19 @@ def fill(nodes: Nodes) -> None:
 
 @dataclass(frozen=True)
 class Turns:
-    """What came of asking both servers in turns."""
+    """The results of both servers, measured alternately."""
 
     mine: list[Answers]
     peers: list[Answers]
     effort_us: float
-    """The node's processor time for an answer, at its least."""
+    """The node's least CPU time per response."""
 
     @property
     def best(self) -> Answers:
         return max(self.mine, key=lambda answers: float(answers["rate"]))
 
     def rows(self, what: str, idle: Turns, *, ratio_target: float | None = None) -> list[Row]:
-        """Return the figures, next to those of requests for nothing."""
+        """Return the figures, next to those of empty requests."""
         effort_limit = idle.effort_us
         rows = [
             Row(what, self.best["rate"], "1/s", idle.best["rate"], RATE_TARGET),
@@ -168,7 +168,7 @@ class Turns:
 
 
 class Bench:
-    """The two servers, and how long each is asked."""
+    """The two servers, and the duration of a round."""
 
     def __init__(self, node: NodeProcess, peer: str | None, *, seconds: float, rounds: int) -> None:
         self._node = node
@@ -177,7 +177,7 @@ class Bench:
         self._rounds = rounds
 
     def take_turns(self, ours: list[str], theirs: list[str] | None = None) -> Turns:
-        """Keep a connection busy for each request, with one server, then with the other."""
+        """Keep one connection per request busy, with one server, then with the other."""
         mine: list[Answers] = []
         peers: list[Answers] = []
         efforts: list[float] = []

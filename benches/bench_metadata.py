@@ -1,8 +1,7 @@
-"""How many registrations a second one manager takes: real disk, real database, 64 callers that each wait.
+"""Measure registrations per second on one manager: real disk, real database, 64 concurrent callers.
 
-Every registration goes through the Raft log (fdatasync, shared by those that wait together), is applied, and is in
-the database before it is acknowledged. The raw limit is what the same rows cost with nothing around them: plain SQL,
-64 registrations in one transaction.
+Every registration goes through the Raft log (one fdatasync for all that wait together), is applied, and is in the
+database before it is acknowledged. The raw limit is plain SQL for the same rows, 64 registrations per transaction.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ async def formed(directory: Path, url: str, schema: str | None) -> AsyncIterator
 
 
 async def rate(call: Callable[[int], Coroutine[Any, Any, object]]) -> float:
-    """Return how many calls a second are answered when `CALLERS` wait for theirs all the time."""
+    """Return the calls per second of `CALLERS` concurrent callers."""
     done = 0
     start = perf_counter()
 
@@ -109,7 +108,7 @@ async def measure(url: str, schema: str | None, *, name: str, target: float, raw
 
 
 def raw_sqlite() -> float:
-    """Return registrations a second for bare rows, 64 in a transaction."""
+    """Return registrations per second as bare rows, 64 per transaction."""
     with tempfile.TemporaryDirectory(dir=".") as directory:
         connection = sqlite3.connect(Path(directory) / "raw.db", isolation_level=None)
         connection.execute("PRAGMA journal_mode = WAL")

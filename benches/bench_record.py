@@ -1,8 +1,7 @@
-"""What batches cost: ``python benches/bench_record.py``.
+"""Measure batches: ``python benches/bench_record.py``.
 
-The batch is 10,000 values of 100 bytes. The last few results are kept alive, as a producer or a
-consumer keeps them: otherwise every call would measure how fast the allocator gives a megabyte
-back to the system and takes it again.
+The batch is 10,000 values of 100 bytes. The last few results are kept alive, as in a producer or a consumer; otherwise
+every call would also measure how fast the allocator returns a megabyte to the system and gets it back.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def read_arrow(batch: bytes) -> pa.RecordBatch:
 
 
 def rate(work: Callable[[], object]) -> float:
-    """Return millions of records per second, `work` being done on one whole batch."""
+    """Return millions of records per second; `work` processes one whole batch."""
     kept: deque[object] = deque(maxlen=KEPT)
     return RECORDS / best_seconds(lambda: kept.append(work())) / 1e6
 
@@ -106,7 +105,7 @@ def micros(work: Callable[[], object]) -> float:
 
 
 def log_lines() -> list[bytes]:
-    """Return lines as services write them, of exactly 100 bytes, the same at each run."""
+    """Return typical log lines of exactly 100 bytes, the same in every run."""
     random = Random(1)
     services, paths = ("checkout", "search", "ledger"), ("/api/v1/orders", "/api/v1/items", "/health")
     lines = []

@@ -1,9 +1,9 @@
-"""What consensus costs: three processes on loopback, real disks, fsync on.
+"""Measure consensus: three processes on loopback, real disks, fsync on.
 
     python bench_replication.py [--kills 30] [--groups 1000]
 
-Compared in the same run with PySyncObj (its journal, its default batching) and with the raw limits of this
-machine: bytes copied over loopback to two peers, and three processes that write and sync at once.
+The same run measures PySyncObj (with its journal and default batching) and the raw limits of this machine: bytes
+copied over loopback to two peers, and three processes that write and sync concurrently.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _pour(connection: socket.socket, block: bytes, count: int) -> None:
 
 
 def sync_three_ways(megabytes: int) -> float:
-    """Return MB/s of three processes that each write the same bytes to a file of their own, syncing each MiB."""
+    """Return MB/s of three processes that each write the same bytes to their own file, syncing each MiB."""
     touch_memory(4 * megabytes * MIB)
     directory = tempfile.mkdtemp(prefix="bench-", dir=HERE.parent)
     try:
@@ -172,7 +172,7 @@ def _write(path: str, megabytes: int) -> None:
 
 
 def idle(groups: int) -> list[Row]:
-    """What sleeping groups cost each node."""
+    """Measure the cost of hibernating groups on each node."""
     with Replicas(groups=groups) as cluster:
         cluster.wait_leader(groups=groups)
         end = time.monotonic() + 60

@@ -1,7 +1,7 @@
-"""How fast the simulator runs: simulated seconds per second of one core, without faults and with them.
+"""Measure the simulator: simulated seconds per second of one core, without and with faults.
 
-The first figures are three nodes under a steady load and nothing else; the last is what a campaign does. Time
-is the process's own, so that other programs on the machine do not count.
+The first figures are three nodes under a steady load without faults; the last is a campaign. Time is CPU time, so that
+other programs on the machine do not count.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What Spark gets from topics and puts into them: reads, streams, the sink, pipelines, micro-batches, a cold job.
+"""Measure Spark on topics: reads, streams, the sink, pipelines, micro-batches, a cold job.
 
     python bench_spark.py [--records 2000000] [--only read|stream|sink|archive|audit|latency|cold] [--kafka]
 
 One node, one replica, fsync on, four partitions; Spark is `local[2]`; all of them share this machine's cores. A rate is
-the best of some rounds in a session that is warm. Raw limits, from the same run: for reads and streams, Arrow batches
-out of memory through the same hand-over into Spark; for the sink, `write` and `fdatasync` of the same values; for the
+the best of several rounds in a warm session. Raw limits, from the same run: for reads and streams, Arrow batches
+from memory through the same interface into Spark; for the sink, `write` and `fdatasync` of the same values; for the
 archive, Parquet files written from memory by one process; for the audit, digests of records in memory by one process;
 for micro-batches, Spark's own `rate` source; for the cold job, a process that starts Spark and counts one row. With
-`--kafka` the same records are read from a real Kafka by Spark's own source for it, in turns with ours.
+`--kafka` Spark's own source reads the same records from a real Kafka, alternating with Quiver's.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Bench:
         return self.spark.read.format("quiver").options(servers=self.servers, subscribe=topic_of(size)).load()
 
     def rate(self, size: int, work: Callable[[], object], *, rounds: int = ROUNDS, written: int = 0) -> float:
-        """Return the best rate of some rounds, each of which writes everything so many times.
+        """Return the best rate of several rounds, each of which writes everything `written` times.
 
-        The rate is in millions of short records a second, or MB of long ones.
+        The rate is in millions of short records per second, or MB of long ones.
         """
         seconds = []
         for _ in range(rounds):
@@ -85,7 +85,7 @@ class Bench:
 
 
 def make_values(size: int, records: int) -> list[bytes]:
-    """Return values that are half noise and half the same, each of them another: about as log lines are."""
+    """Return distinct values that are half random and half constant, similar to log lines."""
     half = size // 2
     noise, rest = os.urandom(half * records), b"x" * (size - half)
     return [noise[at : at + half] + rest for at in range(0, half * records, half)]
@@ -118,7 +118,7 @@ def to_noop(frame: DataFrame) -> None:
 
 
 class CeilingSource(DataSource):
-    """Yield the same Arrow batch from memory until there were enough rows: what the hand-over into Spark takes."""
+    """Yield the same Arrow batch from memory until there are enough rows: the cost of the interface into Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -210,7 +210,7 @@ def sink(bench: Bench, size: int) -> None:
 
 
 def raw_write(directory: Path, size: int, records: int) -> float:
-    """Return how many values a second can be written and synced, a MiB at a time, with nothing around them."""
+    """Return the values per second of bare writes and syncs, a MiB at a time."""
     touch_memory(2 * records * size)
     blocks = max(1, records * size >> 20)
     file = os.open(directory / "raw", os.O_WRONLY | os.O_CREAT)
@@ -250,7 +250,7 @@ def raw_parquet(directory: Path, size: int) -> float:
 
 
 def bench_audit(bench: Bench) -> list[Row]:
-    """One witness is the topic, the other its one replica: every record is read and digested twice."""
+    """One source is the topic, the other its one replica: every record is read and digested twice."""
     job = Audit(servers=bench.servers, topic=topic_of(100))
     measured = 2 * bench.rate(100, lambda: check_clean(job, bench))
     return [rate_row("audit digest", 100, measured, limit=in_unit(100, raw_digest()), targets=(1.5, None))]
@@ -319,11 +319,11 @@ def run_python(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-# -- next to Kafka -------------------------------------------------------------------------------------
+# -- against Kafka -------------------------------------------------------------------------------------
 
 
 def bench_kafka(bench: Bench, kafka: Kafka) -> list[Row]:
-    """Read the same number of records from Kafka and from ours, in turns."""
+    """Read the same number of records from Kafka and from Quiver, alternately."""
     rows = []
     for (name, size), target in zip(SIZES.items(), (3, 2), strict=True):
         kafka.fill(topic_of(size), partitions=PARTITIONS, records=bench.records[size], size=size)
@@ -364,7 +364,7 @@ def main() -> int:
         spark.dataSource.register(CeilingSource)
         bench = Bench(stack.enter_context(running_nodes(1)), spark, options.records, directory)
         bench.fill()
-        to_noop(bench.read(1024))  # workers run, leaders are found
+        to_noop(bench.read(1024))  # start the workers, find the leaders
         rows = [row for name, part in PARTS.items() if name in (options.only or PARTS) for row in part(bench)]
         if options.kafka:
             rows += bench_kafka(bench, stack.enter_context(Kafka(directory / "kafka").running()))

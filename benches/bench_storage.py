@@ -1,9 +1,9 @@
-"""What the log costs beside bare system calls: ``python benches/bench_storage.py [--gib 10] [--directory DIR]``.
+"""Measure the log next to bare system calls: ``python benches/bench_storage.py [--gib 10] [--directory DIR]``.
 
-Every figure stands next to its raw limit, measured in the same run and in turns with it: other programs
-on the machine slow both down alike. Data goes to a temporary folder on the repository's file system (not to
-a memory file system) and is removed afterwards, also after an error. Figures that grow with the log are
-taken with `--gib` gigabytes of it; memory is the peak of a child process that does nothing else.
+Every figure has its raw limit, measured in the same run and alternating with it: other programs slow both down alike.
+Data goes to a temporary directory on the repository's file system (not to a memory file system) and is removed
+afterwards, also after an error. Figures that grow with the log are measured with `--gib` gigabytes; memory is the peak
+of a child process that does nothing else.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ GIB = 1 << 30
 LARGE_BATCHES = 64
 """Batches of 1 MiB in one run of the append figure."""
 APPENDERS = 8
-"""Callers who each wait for their own large batch: enough that some wait while a flush is under way."""
+"""Callers that each wait for their own large batch: enough that some wait during a flush."""
 CALLERS = 64
 BUILT_BEFORE = 40_000
-"""Most records of one run with small records: what a run has time for is less, and memory is not the matter here."""
+"""Most records of one run with small records, to bound its memory; the time limit ends a run earlier."""
 SECONDS_PER_CALLER_RUN = 0.7
 ROUNDS = 7
 READ_BYTES_MAX = 4 * MIB
@@ -44,7 +44,7 @@ VALUE = Random(7).randbytes(100)
 
 
 def main() -> int:
-    """Measure and print; return whether every target was reached."""
+    """Measure and print; return the exit status."""
     options = parse_options()
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-storage-") as made:
         directory, executor = Path(made), ThreadExecutor()
@@ -114,7 +114,7 @@ def append_row(directory: Path, executor: ThreadExecutor) -> Row:
 
 
 def raw_append_seconds(path: Path, batches: list[Batch]) -> float:
-    """Write the same bytes, a batch at a time, each with its fdatasync."""
+    """Write the same bytes, a batch at a time, with an fdatasync after each."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
         start = perf_counter()
@@ -148,7 +148,7 @@ async def append_seconds(directory: Path, executor: ThreadExecutor, batches: lis
 
 
 def caller_rows(directory: Path, executor: ThreadExecutor) -> list[Row]:
-    """Measure with batches built before, which is the log alone, and with batches that each caller builds itself."""
+    """Measure with prebuilt batches, which is the log alone, and with batches that each caller builds."""
     built_before = [stamped_batch(Index(n + 1), Offset(n)) for n in range(BUILT_BEFORE)]
     makers: dict[str, tuple[Maker, bool]] = {
         f"append one 100-byte record, {CALLERS} callers": (lambda appender: built_before[appender.end_index - 1], True),
@@ -216,7 +216,7 @@ def large_log_rows(directory: Path, executor: ThreadExecutor, *, gib: float) -> 
 
 
 def child_peak_mib(work: str, directory: Path, *, gib: float) -> float:
-    """Write or read the large log in a process of its own; return the most memory that it held at once."""
+    """Write or read the large log in its own process; return its peak memory."""
     command = [sys.executable, __file__, "--child", work, str(directory), str(gib)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -232,7 +232,7 @@ def child(work: str, directory: Path, gib: float) -> None:
 
 
 def peak_memory_mib() -> float:
-    """Return this process's own peak; `getrusage` would count what its parent held when it was started."""
+    """Return this process's own peak memory; `getrusage` would include the parent's at the fork."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
@@ -269,7 +269,7 @@ async def open_and_read_seconds(directory: Path, executor: ThreadExecutor) -> tu
 
 
 def read_raw(directory: Path) -> None:
-    """Read every segment with bare preads of the size that the log is read with."""
+    """Read every segment with bare preads of the size that the log uses."""
     for path in sorted(directory.glob("*.log")):
         descriptor, position = os.open(path, os.O_RDONLY), 0
         while chunk := os.pread(descriptor, READ_BYTES_MAX, position):
@@ -278,7 +278,7 @@ def read_raw(directory: Path) -> None:
 
 
 def drop_from_cache(directory: Path) -> None:
-    """Make the system forget the files' pages, so that the next read is from disk."""
+    """Drop the files from the page cache, so that the next read is from disk."""
     for path in directory.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,10 +1,10 @@
-"""What a request costs: a client process and a server process on loopback, many requests under way.
+"""Measure requests: a client process and a server process on loopback, many requests in flight.
 
     python bench_wire.py [--seconds 3]
 
-The handler does nothing, so that the figures are the wire's own: encode, checksum, send, receive, check, run a task,
-answer. The processor time of each side is what other work on the machine does not change: it bounds the calls per
-second on two idle cores. The raw limit is a stream of the same bytes over a bare socket in the same run.
+The handler does nothing, so that the figures are those of the wire alone: encode, checksum, send, receive, check, run
+a task, answer. The CPU time of each side is independent of other programs, and bounds the calls per second on two idle
+cores. The raw limit is a stream of the same bytes over a bare socket in the same run.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ async def call_for(
     width: int,
     seconds: float,
 ) -> float:
-    """Keep so many calls under way for so long; return how many were answered per second."""
+    """Keep this many calls in flight for this long; return the calls answered per second."""
     answered = 0
     end = time.perf_counter() + seconds
 
@@ -130,7 +130,7 @@ async def call_for(
 
 
 def raw_stream(total_mib: int = 1024) -> float:
-    """Return MB/s of a bare stream over loopback."""
+    """Return the MB/s of a bare stream over loopback."""
     listener = socket.create_server(("127.0.0.1", 0))
     sender = socket.create_connection(listener.getsockname())
     receiver, _ = listener.accept()

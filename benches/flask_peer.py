@@ -1,8 +1,8 @@
 """The design that Quiver's HTTP interface replaces: Flask, SQLAlchemy's ORM and PostgreSQL, a row per message.
 
 It has the two calls that are compared, in the form of the same contract. Produce inserts a row and commits; consume
-reads the consumer's cursor, locks it, takes the next row and moves it, and commits. Nothing else is done: no check
-that the producer is registered, no partitions, no replicas, which favours it. `QUIVER_BENCH_DATABASE` is its database;
+locks the consumer's cursor, reads the next row, moves the cursor and commits. It does nothing else: no check of the
+producer's registration, no partitions, no replicas, which favours it. `QUIVER_BENCH_DATABASE` is its database;
 gunicorn runs it (`gunicorn flask_peer:app`), with tables made by `create_tables`.
 """
 
@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Text, create_engine, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 THREADS = 32
-"""Of each worker, and so many connections to the database."""
+"""Threads of each worker, and its connections to the database."""
 
 app = Flask(__name__)
 engine = create_engine(os.environ.get("QUIVER_BENCH_DATABASE", "postgresql+psycopg://"), pool_size=THREADS)
@@ -27,7 +27,7 @@ class Base(DeclarativeBase):
 
 
 class Message(Base):
-    """A message, in the order in which they came."""
+    """A message, in order of arrival."""
 
     __tablename__ = "messages"
 
@@ -38,7 +38,7 @@ class Message(Base):
 
 
 class Cursor(Base):
-    """How far a consumer has come: the last row that it was given."""
+    """A consumer's cursor: the last row that it consumed."""
 
     __tablename__ = "cursors"
 
@@ -72,7 +72,7 @@ def consume() -> Any:
 
 
 def create_tables(url: str, consumers: int) -> None:
-    """Make the tables, and cursors at the beginning for consumers 1 to `consumers`."""
+    """Create the tables, and cursors at the start for consumers 1 to `consumers`."""
     database = create_engine(url)
     Base.metadata.create_all(database)
     with Session(database) as session:

@@ -1,8 +1,8 @@
-"""The cheapest load over HTTP/1.1: connections that each send one request, wait for its answer, and send it again.
+"""A minimal HTTP/1.1 load generator: each connection sends one request, waits for the response, and repeats.
 
-A process of its own, so that its work is not the server's. It reads one JSON object from standard input (`host`,
-`port`, `seconds`, and `requests`: the bytes of a request for each connection, as Latin-1 text) and prints one: how
-many answers came in how many seconds, by status, and how long they took.
+It runs in its own process, so that its CPU time is not the server's. It reads one JSON object from standard input
+(`host`, `port`, `seconds`, and `requests`: the bytes of a request for each connection, as Latin-1 text) and prints
+one: the number of responses, by status, the seconds they took in all, and their latencies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Connection(asyncio.Protocol):
-    """One connection with one request on its way at any time."""
+    """One connection with one request in flight at any time."""
 
     def __init__(self, request: bytes, load: Load) -> None:
         self._request = request
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """All connections, and what came back."""
+    """All connections, and the statistics of their responses."""
 
     def __init__(self, requests: list[bytes], seconds: float) -> None:
         self.begun = time.perf_counter()
@@ -91,7 +91,7 @@ class Load:
 
 
 def content_length(head: bytes) -> int:
-    """Return how long the body of an answer is; neither server sends chunks."""
+    """Return the length of a response's body; neither server sends chunks."""
     _, found, rest = head.lower().partition(b"\r\ncontent-length:")
     return int(rest.partition(b"\r\n")[0]) if found else 0
 

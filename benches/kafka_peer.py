@@ -1,7 +1,7 @@
-"""A real Kafka broker and Spark's own source for it, to compare with: fetched by Maven, run on loopback, nothing kept.
+"""A real Kafka broker and Spark's own source for it, for comparison: fetched by Maven, run on loopback, then removed.
 
 Only for `bench_spark.py --kafka`: Quiver itself needs none of this. There is no connector for Spark 4.3 yet; the newest
-one that is published runs on it all the same, with the newest token provider that is.
+published connector and token provider run on it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId><
 
 
 def fetch_connector(directory: Path) -> str:
-    """Return the connector's jars, as Spark's setting `spark.jars` wants them."""
+    """Return the connector's jars in the format of Spark's setting `spark.jars`."""
     jars = _fetch(directory / "connector", CONNECTOR, with_dependencies=False)
     return ",".join(map(str, sorted(jars.glob("*.jar"))))
 
 
 def _fetch(directory: Path, artifacts: Sequence[str], *, with_dependencies: bool) -> Path:
-    """Let Maven bring artifacts, and what they need, into a directory."""
+    """Download artifacts and their dependencies with Maven into a directory."""
     directory.mkdir(parents=True)
     wanted = ""
     for artifact in artifacts:
@@ -71,7 +71,7 @@ class Kafka:
 
     @contextmanager
     def running(self) -> Iterator[Kafka]:
-        """Run the broker until it is no longer needed."""
+        """Run the broker for the duration of the context."""
         cluster_id = self._run("kafka.tools.StorageTool", "random-uuid").strip().splitlines()[-1]
         self._run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._settings))
         with (self._directory / "broker.log").open("wb") as log:
@@ -84,7 +84,7 @@ class Kafka:
                 broker.wait()
 
     def fill(self, topic: str, *, partitions: int, records: int, size: int) -> None:
-        """Make a topic with random values."""
+        """Create a topic with random values."""
         where = ("--bootstrap-server", self.address)
         self._run(
             "org.apache.kafka.tools.TopicCommand", *where, "--create", "--topic", topic, "--partitions", str(partitions)

@@ -1,8 +1,9 @@
-"""Memory that is there: a virtual machine gets a page when it first touches it, and gives free ones back after seconds.
+"""Touch memory before large writes: a virtual machine gets a page on first touch, and returns free pages after seconds.
 
-Whoever writes a file into such memory pays for that: some 2 ns a byte where a copy takes 0.3, which is more than all
-that a node does with large batches. Servers that run for a while have no such memory: theirs is full of old files. So
-benches of large writes touch as much as they are going to write, before each of their runs and of their raw limits'.
+Writing a file into untouched memory costs some 2 ns per byte where a copy takes 0.3, more than all the work of a node
+with large batches. Servers that have run for a while have no such memory: their page cache is full of old files.
+Therefore benches of large writes touch as much memory as they write, before each of their runs and each run of their
+raw limits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BLOCK_BYTES: Final = 4 << 20
 
 
 def touch_memory(size_bytes: int) -> None:
-    """Fill so much of the page cache, on the repository's own disk, and let it go."""
+    """Fill this much of the page cache with a file on the repository's disk, and remove the file."""
     with tempfile.TemporaryFile(prefix="bench-", dir=Path(__file__).parents[1]) as file:
         block = bytes(BLOCK_BYTES)
         for _ in range(-(-size_bytes // BLOCK_BYTES)):

@@ -1,7 +1,7 @@
-"""Nodes as processes for a bench: on the repository's own disk, gone at the end, and their processor time read.
+"""Nodes as processes, with data on the repository's disk that is removed at the end, and their CPU time.
 
-Wall-clock figures depend on what else runs; the processor time that each process spent does not, and it bounds what
-the same program reaches on idle cores. A bench that drives nodes shows both.
+Wall-clock figures depend on other programs; the CPU time of a process does not, and it bounds what the same program
+reaches on idle cores. A bench that drives nodes shows both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def disk_directory() -> Iterator[Path]:
-    """Give a directory on the repository's file system, since a temporary one may be in memory; remove it."""
+    """Yield a directory on the repository's file system, since /tmp may be in memory; remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=HERE.parent, ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
@@ -57,7 +57,7 @@ def connect(nodes: Nodes) -> quiver.Cluster:
 
 
 def wait_alive(cluster: quiver.Cluster, count: int) -> None:
-    """Wait until so many brokers can be given replicas."""
+    """Wait until this many brokers are alive and eligible for replicas."""
     wait_until(lambda: sum(node.state == "alive" for node in cluster.brokers()) >= count, what=f"{count} live brokers")
 
 
@@ -70,7 +70,7 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = F
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that so great a share of all does not exceed."""
+    """Return the value that this share of all values does not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
 
 
@@ -79,7 +79,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Effort:
-    """What some work took: by the clock, of this process, and of the busiest of the processes that were watched."""
+    """The cost of some work: wall-clock time, CPU time of this process and of the busiest of the given ones."""
 
     seconds: float
     own_s: float
@@ -87,7 +87,7 @@ class Effort:
 
 
 def measure(work: Callable[[], object], pids: Sequence[int]) -> Effort:
-    """Do the work once."""
+    """Do the work once and return its cost."""
     before, begun_own, begun = [processor_s(pid) for pid in pids], own_processor_s(), time.perf_counter()
     work()
     seconds, own_s = time.perf_counter() - begun, own_processor_s() - begun_own

@@ -1,8 +1,8 @@
-"""One PySyncObj replica as a process of its own: the peer that ours is compared with.
+"""One PySyncObj replica in its own process: the peer that Quiver is compared with.
 
     python pysyncobj_peer.py DIRECTORY OWN_PORT OTHER_PORT OTHER_PORT
 
-With its journal and its default batching, as its users run it. Prints its answers as JSON lines, like replica.py.
+It uses its journal and default batching, as its users run it, and prints its answers as JSON lines, like replica.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pysyncobj import SyncObj, SyncObjConf, replicated
 
 
 class Store(SyncObj):  # type: ignore[misc]  # the package has no types
-    """A replicated object that adds up what it is given."""
+    """A replicated object that sums values."""
 
     def __init__(self, own: str, others: list[str], journal: str) -> None:
         super().__init__(own, others, SyncObjConf(journalFile=journal))
@@ -32,7 +32,7 @@ class Store(SyncObj):  # type: ignore[misc]  # the package has no types
 
 
 def load(store: Store, *, entries: int, in_flight: int, value_bytes: int) -> dict[str, Any]:
-    """Write `entries` values, `in_flight` at a time; tell how long it took."""
+    """Write `entries` values, `in_flight` at a time; return the time it took."""
     done = threading.Event()
     counts = {"sent": 0, "answered": 0}
     value = os.urandom(value_bytes)

@@ -1,9 +1,9 @@
-"""One replica as a process of its own, for the replication benches: commands in, answers out, as JSON lines.
+"""One replica in its own process, for the replication benches: reads commands and prints answers, as JSON lines.
 
     python replica.py NODE GROUPS DIRECTORY PORT PORT PORT
 
-Runs the real driver over real sockets and disks. The load is made inside the leader's process, as a
-broker's connections would make it.
+It runs the real driver over real sockets and disks. The load is generated inside the leader's process, as the
+connections of a broker would generate it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CountingMachine:
 
 
 class Commands:
-    """What the parent process may ask for."""
+    """The commands of the parent process."""
 
     def __init__(self, members: list[Member]) -> None:
         self._members = members
@@ -65,9 +65,9 @@ class Commands:
         }
 
     async def load(self, *, entries: int, in_flight: int, value_bytes: int) -> dict[str, Any]:
-        """Propose `entries` batches of one record, `in_flight` at a time; tell how long it took."""
+        """Propose `entries` batches of one record, `in_flight` at a time; return the time it took."""
         member, loop = self._members[0], asyncio.get_running_loop()
-        batch = build_batch([os.urandom(value_bytes)], timestamp=0)  # what a client would have built
+        batch = build_batch([os.urandom(value_bytes)], timestamp=0)  # as a client would build it
         finished: asyncio.Future[None] = loop.create_future()
         latencies: list[float] = []
         sent = 0
@@ -101,7 +101,7 @@ class Commands:
         }
 
     async def probe(self) -> dict[str, Any]:
-        """Try one write now; tell whether it was committed."""
+        """Try one write now; return whether it was committed."""
         try:
             await asyncio.wait_for(self._members[0].propose([build_batch([b"probe"], timestamp=0)]), 2)
         except (QuiverError, TimeoutError):

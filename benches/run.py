@@ -1,8 +1,8 @@
 """Run benches and print their tables: `make bench`, or `make bench BENCH="record storage"`.
 
-A bench is a file `bench_<name>.py` beside this one. It is run as a program of its own, so that none warms
-up or slows down another; it prints its tables and exits with 0, or with `MISSED` if a target was not reached. Targets
-are for the machine that the documentation names: a miss is shown, and only a bench that crashes makes the run fail.
+A bench is a file `bench_<name>.py` in this directory. It runs in its own process, so that no bench warms up or slows
+down another. It prints its tables and exits with 0, or with `MISSED` if a target was not reached. Targets apply to the
+machine that the documentation names: a miss is shown, and only a bench that crashes makes the run fail.
 """
 
 from __future__ import annotations

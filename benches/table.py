@@ -1,7 +1,7 @@
-"""How every benchmark reports: rows of measured figures next to a raw limit and a target.
+"""The table that every bench prints: measured figures next to a raw limit and a target.
 
-A raw limit is what the machine does, in the same run, with the least work that the task could be
-(a memory copy, a bare system call), so that figures from different machines can be compared.
+A raw limit is the speed of the minimum work of the task (a memory copy, a bare system call), measured in the same run,
+so that figures from different machines can be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HEADINGS = ("what", "measured", "unit", "raw limit", "of raw", "target", "")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. Units that end in "/s" are rates, the more the better; of all others less is better."""
+    """One figure. Units that end in "/s" are rates, of which more is better; of all others less is better."""
 
     what: str
     measured: float
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def of_raw_limit(self) -> float | None:
-        """How much of the raw limit is reached, 1.0 being all of it."""
+        """The share of the raw limit that is reached; 1.0 is all of it."""
         if not self.raw_limit or not self.measured:
             return None
         return self.measured / self.raw_limit if self.is_rate else self.raw_limit / self.measured
@@ -42,7 +42,7 @@ class Row:
 
 
 def best_seconds(work: Callable[[], object], *, loops: int = 5, repeats: int = 100) -> float:
-    """Return the seconds that one call of `work` takes, in the best of several runs: the rest is other programs."""
+    """Return the seconds that one call of `work` takes, in the run that other programs disturb least."""
     best = float("inf")
     for _ in range(repeats):
         start = perf_counter()
@@ -53,7 +53,7 @@ def best_seconds(work: Callable[[], object], *, loops: int = 5, repeats: int = 1
 
 
 MISSED = 2
-"""Exit status of a bench that ran to its end and missed a target; a crash is 1, as everywhere."""
+"""Exit status of a bench that ran to its end and missed a target; a crash exits with 1."""
 
 
 def show(rows: Sequence[Row], *, title: str) -> int:
