@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from quiver.record import Record
-    from quiver.wire.holds import HoldInfo
+    from quiver.wire.admin_messages import HoldInfo
     from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
 __version__ = "0.1.0"
@@ -68,7 +68,7 @@ _HOMES = {
         "UnavailableError",
     ),
     "quiver.record": ("Record",),
-    "quiver.wire.holds": ("HoldInfo",),
+    "quiver.wire.admin_messages": ("HoldInfo",),
     "quiver.wire.messages": ("ClientInfo", "NodeInfo", "RetentionInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -23,10 +23,16 @@ from typing import Any, TextIO
 
 import msgspec
 
+from quiver.clock import Clock
 from quiver.config import LoggingSettings
 
 FACT_CHARACTERS_MAX = 500
 """Longest fact that is written whole; what is longer is cut, since it is more likely data than a fact."""
+
+WARNING_INTERVAL_MS = 10_000
+"""A `RateLimitedLogger` writes at most one warning per key in this interval."""
+WARNING_KEYS_MAX = 1024
+"""Keys that a `RateLimitedLogger` remembers; the oldest is evicted."""
 
 _Fact = str | int | float | bool | None
 
@@ -123,3 +129,31 @@ def _encodable(text: str) -> str:
 def _time(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class RateLimitedLogger:
+    """Write warnings that remote programs can cause, at most one per key in `WARNING_INTERVAL_MS`.
+
+    The next warning of a key says in `suppressed` how many were not written since the last one.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Clock) -> None:
+        self._logger = logger
+        self._clock = clock
+        # By key, oldest first: when it was last written, and how many warnings were suppressed since.
+        self._written: dict[str, tuple[int, int]] = {}
+
+    def warn(self, key: str, event: str, **about: object) -> None:
+        """Write a warning, unless one of the same key was written within the interval."""
+        now_ms = self._clock.monotonic_ms()
+        written_ms, suppressed = self._written.get(key, (now_ms - WARNING_INTERVAL_MS, 0))
+        if now_ms - written_ms < WARNING_INTERVAL_MS:
+            self._written[key] = (written_ms, suppressed + 1)
+            return
+        self._written.pop(key, None)
+        if len(self._written) >= WARNING_KEYS_MAX:
+            del self._written[next(iter(self._written))]
+        self._written[key] = (now_ms, 0)
+        if suppressed:
+            about["suppressed"] = suppressed
+        self._logger.warning(event, extra=facts(**about))

@@ -29,7 +29,6 @@ from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import StorageError
 from quiver.gateway import Gateway, GatewayServices
-from quiver.gateway.encryption import make_http_context
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import METADATA_GROUP, MetadataStore, Table
@@ -41,8 +40,9 @@ from quiver.storage import Identity, claim_directory, save_identity
 from quiver.storage.layout import metadata_log, replicas
 from quiver.tasks import TaskScope
 from quiver.wire import Caller
-from quiver.wire.description import DescribeNode, NodeDescribed
+from quiver.wire.admin_messages import DescribeNode, NodeDescribed
 from quiver.wire.serving import Answer
+from quiver.wire.tls import make_http_context
 
 logger = logging.getLogger(__name__)
 

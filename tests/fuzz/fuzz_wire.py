@@ -22,24 +22,25 @@ with atheris.instrument_imports(include=["quiver"]):
         decode_cancel,
         decode_request,
         decode_response,
+        describe_error,
         encode_cancel,
         encode_failure,
         encode_request,
         encode_response,
+        restore_error,
     )
-    from quiver.wire.failures import describe, restore
-    from quiver.wire.frames import Frame, FrameReader, Kind
+    from quiver.wire.frames import Frame, FrameKind, FrameReader
     from quiver.wire.handshake import (
         HandshakeRefusal,
         Hello,
         RefusalCode,
         RequesterHello,
+        check_hello,
+        check_peer_hello,
+        check_server_hello,
         decode_refusal,
         encode_hello,
         encode_refusal,
-        judge_answer,
-        judge_hello,
-        judge_host,
         make_hello,
         make_requester_hello,
         refuse,
@@ -59,7 +60,7 @@ SEEDS = [
     b"".join(encode_request(2, 1000, Fetch(topic_id=TopicId(1), partition_id=PartitionId(1), offset=Offset(3)))),
     b"".join(encode_request(3, 1000, CreateTopicRequest(topic="t", request_id="once"))),
     b"".join(encode_response(1, PRODUCE, Produced(base_offset=Offset(9), is_duplicate=True))),
-    b"".join(encode_failure(1, describe(NotLeaderError("no", leader=NodeId(3), retry_after_ms=5)))),
+    b"".join(encode_failure(1, describe_error(NotLeaderError("no", leader=NodeId(3), retry_after_ms=5)))),
     b"".join(encode_cancel(1)),
 ]
 
@@ -87,9 +88,9 @@ def check(stream: bytes, piece_bytes: int) -> None:
     assert [(int(kind), bytes(head), bytes(payload)) for kind, head, payload in frames] == expected
     assert is_refused == is_refused_naively
     for frame in frames:
-        assert isinstance(judge_hello(frame, OWN, identity_of), Hello | RequesterHello | HandshakeRefusal)
-        assert isinstance(judge_answer(frame, OWN, NodeId(2), identity_of), Hello | HandshakeRefusal)
-        assert isinstance(judge_host(frame, CLIENT), Hello | HandshakeRefusal)
+        assert isinstance(check_hello(frame, OWN, identity_of), Hello | RequesterHello | HandshakeRefusal)
+        assert isinstance(check_peer_hello(frame, OWN, NodeId(2), identity_of), Hello | HandshakeRefusal)
+        assert isinstance(check_server_hello(frame, CLIENT), Hello | HandshakeRefusal)
         for read_frame in (decode_refusal, decode_cancel, check_request, check_response):
             try:
                 read_frame(frame)
@@ -117,7 +118,7 @@ def check_response(frame: Frame) -> None:
     """Read a response as two that it could be, and its failure as an error."""
     answered = decode_response(frame)
     if answered.failure is not None:
-        assert isinstance(restore(answered.failure), QuiverError)
+        assert isinstance(restore_error(answered.failure), QuiverError)
     for kind in (Produced, Fetched):
         try:
             decode_body(answered.body, kind)
@@ -152,7 +153,7 @@ def read_naively(stream: bytes) -> tuple[list[tuple[int, bytes, bytes]], bool]:
             break
         checksum, kind, flags, head_bytes = struct.unpack("<IBBH", stream[4:12])
         checked = stream[8:end] if flags & 1 else stream[8 : 12 + head_bytes]
-        if 12 + head_bytes > end or crc32c(checked) != checksum or kind not in set(Kind) or flags > 1:
+        if 12 + head_bytes > end or crc32c(checked) != checksum or kind not in set(FrameKind) or flags > 1:
             return frames, True
         frames.append((kind, stream[12 : 12 + head_bytes], stream[12 + head_bytes : end]))
         stream = stream[end:]

@@ -13,7 +13,7 @@ import pytest
 from quiver.clock import SystemClock
 from quiver.config import GatewaySettings
 from quiver.errors import ConfigError
-from quiver.gateway.http import Answer, HttpRequest, HttpResponse, HttpServer
+from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult, HttpServer
 
 HOST = b"Host: a\r\n"
 PATIENCE_S = 20
@@ -41,7 +41,7 @@ class EchoApplication:
         self.begun: list[str] = []
         self.cancelled: list[str] = []
 
-    def handle(self, request: HttpRequest) -> Answer:
+    def handle(self, request: HttpRequest) -> HttpResult:
         self.begun.append(request.path)
         match request.path:
             case "/wait":

@@ -12,14 +12,14 @@ import trustme
 from quiver.clock import SystemClock
 from quiver.config import GatewaySettings, TlsSettings
 from quiver.errors import ConfigError
-from quiver.gateway.encryption import make_http_context
-from quiver.gateway.http import Answer, HttpRequest, HttpResponse, HttpServer
+from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult, HttpServer
+from quiver.wire.tls import make_http_context
 
 
 class Hello:
     """Answer every request alike, and large enough that TLS sends it in pieces."""
 
-    def handle(self, request: HttpRequest) -> Answer:
+    def handle(self, request: HttpRequest) -> HttpResult:
         return HttpResponse(status=200, body=b"x" * 300_000)
 
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:

@@ -17,7 +17,7 @@ from quiver.clock import SystemClock
 from quiver.errors import ConfigError, InvariantBroken, RequestError
 from quiver.model import NodeId
 from quiver.replication.interfaces import Network
-from quiver.wire import Address, FrameReader, Kind, PeerNetwork, PeerStatus, WireSettings, encode_frame
+from quiver.wire import Address, ConnectionStatus, FrameKind, FrameReader, PeerNetwork, WireSettings, encode_frame
 from quiver.wire.handshake import encode_hello, make_hello
 
 ANYWHERE = ("127.0.0.1", 0)
@@ -54,7 +54,7 @@ class Node:
     def start(self) -> None:
         self.network.start(lambda node, message: self.messages.append((node, bytes(message))), self.lost.append)
 
-    def about(self, other: Node | NodeId) -> PeerStatus:
+    def about(self, other: Node | NodeId) -> ConnectionStatus:
         node = other.id if isinstance(other, Node) else other
         return next(peer for peer in self.network.status().peers if peer.node == node)
 
@@ -493,7 +493,7 @@ def test_node_that_connects_again_replaces_its_former_connection() -> None:
             newer = await dial(node, hello_of(NodeId(2)))
             assert await former.read() == b""
             assert node.lost == [NodeId(2)]
-            newer.write(b"".join(encode_frame(Kind.MESSAGE, b"", (b"x",), check_payload=True)))
+            newer.write(b"".join(encode_frame(FrameKind.MESSAGE, b"", (b"x",), check_payload=True)))
             await wait_until(lambda: node.messages == [(NodeId(2), b"x")])
             former.close()
             newer.close()

@@ -15,7 +15,7 @@ import pytest
 from quiver.clock import SystemClock
 from quiver.model import NodeId
 from quiver.record.checksum import crc32c
-from quiver.wire import FrameReader, HandshakeRefusal, Kind, PeerNetwork, WireSettings, encode_frame
+from quiver.wire import FrameKind, FrameReader, HandshakeRefusal, PeerNetwork, WireSettings, encode_frame
 from quiver.wire.handshake import Hello, decode_refusal, encode_hello, encode_refusal, make_hello, refuse
 from quiver.wire.handshake import RefusalCode as Code
 
@@ -29,7 +29,7 @@ SETTINGS = WireSettings(
     reconnect_delay_ms_max=20,
 )
 HELLO = make_hello(cluster_id="test", node=NodeId(2), incarnation=1)
-MESSAGE = b"".join(encode_frame(Kind.MESSAGE, b"", (b"x",), check_payload=True))
+MESSAGE = b"".join(encode_frame(FrameKind.MESSAGE, b"", (b"x",), check_payload=True))
 
 
 def hello(**fields: object) -> bytes:
@@ -126,7 +126,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, o
         (struct.pack("<I", 2**32 - 1), "bad_frame", "must be 12 to 4096"),
         (flip_last_bit(hello()), "bad_frame", "checksum"),
         (unknown_kind(), "bad_frame", "unknown kind 99"),
-        (b"".join(encode_frame(Kind.HELLO, b"\x80")), "bad_frame", "missing required field"),
+        (b"".join(encode_frame(FrameKind.HELLO, b"\x80")), "bad_frame", "missing required field"),
         (MESSAGE, "hello_expected", "not a message"),
         (MESSAGE + hello(), "hello_expected", "not a message"),
         (encode_refusal(refuse(Code.BAD_FRAME, "")), "hello_expected", "not a refusal"),
@@ -325,7 +325,7 @@ async def answering(answer: bytes, *, then_wait: bool) -> AsyncIterator[tuple[tu
         (MESSAGE, "refused by this side: hello_expected", "hello_expected"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "refused by this side: bad_frame", "bad_frame"),
         (b"", "refused by this side: hello_late: no hello within 150 ms", "hello_late"),
-        (b"".join(encode_frame(Kind.REFUSAL, b"\xc1")), "refused by this side: bad_frame", "bad_frame"),
+        (b"".join(encode_frame(FrameKind.REFUSAL, b"\xc1")), "refused by this side: bad_frame", "bad_frame"),
         (encode_refusal(HandshakeRefusal("later_code", "why")), "refused by the other side: later_code: why", None),
     ],
     ids=[

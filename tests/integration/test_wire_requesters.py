@@ -13,9 +13,8 @@ from wire_hosts import CLUSTER, Host, client, error_of, run, serve, wait_until
 
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
-from quiver.wire import Caller, Frame, FrameReader, Kind, WireSettings, encode_frame
-from quiver.wire.envelope import decode_response, encode_cancel, encode_request, encode_response
-from quiver.wire.failures import restore
+from quiver.wire import Caller, Frame, FrameKind, FrameReader, WireSettings, encode_frame
+from quiver.wire.envelope import decode_response, encode_cancel, encode_request, encode_response, restore_error
 from quiver.wire.handshake import decode_refusal, encode_hello, make_hello, make_requester_hello
 from quiver.wire.messages import AnyRequest, FindOffset, OffsetFound, Produce, Produced
 from quiver.wire.requests import Response
@@ -59,7 +58,7 @@ async def dial(host: Host) -> AsyncIterator[Raw]:
     writer.write(HELLO)
     greeting = await raw.next_frame()
     assert greeting is not None
-    assert greeting.kind is Kind.HELLO
+    assert greeting.kind is FrameKind.HELLO
     try:
         yield raw
     finally:
@@ -71,7 +70,7 @@ def join(*frames: list[Buffer]) -> bytes:
 
 
 def ask_raw(*items: object) -> bytes:
-    return b"".join(encode_frame(Kind.REQUEST, msgspec.msgpack.encode(items)))
+    return b"".join(encode_frame(FrameKind.REQUEST, msgspec.msgpack.encode(items)))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_request_that_cannot_be_done_is_answered_and_the_connection_goes_on(sent
                 answers[answered.correlation_id] = answered
             assert answers[2].failure is None
             assert answers[1].failure is not None
-            error = restore(answers[1].failure)
+            error = restore_error(answers[1].failure)
             assert (error.code, error.outcome) == (code, "not_done")
             assert host.server.status().requests_refused == 1
 
@@ -104,11 +103,11 @@ def test_request_that_cannot_be_done_is_answered_and_the_connection_goes_on(sent
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        (join(encode_frame(Kind.REQUEST, b"\xc1")), "bad_frame"),
-        (join(encode_frame(Kind.CANCEL, b"\x90")), "bad_frame"),
+        (join(encode_frame(FrameKind.REQUEST, b"\xc1")), "bad_frame"),
+        (join(encode_frame(FrameKind.CANCEL, b"\x90")), "bad_frame"),
         (join(encode_request(1, 5000, PRODUCE), encode_request(1, 5000, PRODUCE)), "bad_frame"),
         (join(encode_response(1, FIND, OffsetFound(offset=Offset(1)))), "unexpected_frame"),
-        (join(encode_frame(Kind.MESSAGE, b"", [b"x"], check_payload=True)), "unexpected_frame"),
+        (join(encode_frame(FrameKind.MESSAGE, b"", [b"x"], check_payload=True)), "unexpected_frame"),
         (HELLO, "unexpected_frame"),
     ],
     ids=["request", "cancel", "same correlation id", "response", "message", "second hello"],
@@ -165,8 +164,10 @@ def test_requests_are_refused_where_none_are_taken() -> None:
     run(test())
 
 
-@pytest.mark.parametrize(("identity", "kind"), [("disk-2", Kind.HELLO), ("disk-9", Kind.REFUSAL), ("", Kind.REFUSAL)])
-def test_peer_is_let_in_only_with_the_disk_that_it_is_known_by(identity: str, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("identity", "kind"), [("disk-2", FrameKind.HELLO), ("disk-9", FrameKind.REFUSAL), ("", FrameKind.REFUSAL)]
+)
+def test_peer_is_let_in_only_with_the_disk_that_it_is_known_by(identity: str, kind: FrameKind) -> None:
     async def test() -> None:
         async with serve(answer, identity_of=lambda node: "disk-2") as host:
             reader, writer = await asyncio.open_connection(*host.network.address)
@@ -175,7 +176,7 @@ def test_peer_is_let_in_only_with_the_disk_that_it_is_known_by(identity: str, ki
             frame = await Raw(reader, writer).next_frame()
             assert frame is not None
             assert frame.kind is kind
-            if kind is Kind.REFUSAL:
+            if kind is FrameKind.REFUSAL:
                 assert decode_refusal(frame).code == "other_identity"
             writer.close()
 
@@ -267,8 +268,8 @@ def test_request_whose_time_is_over_before_it_left_is_never_sent() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        join(encode_frame(Kind.RESPONSE, b"\xc1")),
-        join(encode_frame(Kind.MESSAGE, b"", [b"x"], check_payload=True)),
+        join(encode_frame(FrameKind.RESPONSE, b"\xc1")),
+        join(encode_frame(FrameKind.MESSAGE, b"", [b"x"], check_payload=True)),
         b"garbage, and more of it than a header has",
     ],
 )

@@ -20,7 +20,7 @@ from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, PeerNetwork, RequestPool, TlsSettings, WireSettings
 from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, HeartbeatTaken, Produce, Produced
 from quiver.wire.requests import Response
-from quiver.wire.tls import judge_certificate, make_client_context, make_server_context
+from quiver.wire.tls import check_certificate, make_client_context, make_server_context
 
 MIB = 1 << 20
 PRODUCE = Produce(topic_id=TopicId(1), partition_id=PartitionId(0))
@@ -317,4 +317,4 @@ def test_without_tls_nothing_is_loaded_and_nothing_demanded() -> None:
     off = TlsSettings(certificate_file="/no/such.pem")
     assert make_server_context(off) is None
     assert make_client_context(off) is None
-    assert judge_certificate(None, off, 2) is None
+    assert check_certificate(None, off, 2) is None

@@ -30,7 +30,7 @@ from quiver.partition import Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
-from quiver.wire.description import LagInfo, ReplicaInfo
+from quiver.wire.admin_messages import LagInfo, ReplicaInfo
 from quiver.wire.messages import LeaderInfo
 from quiver.wire.requests import Request
 from quiver.wire.serving import RequestHandler

@@ -11,7 +11,7 @@ from heapq import nlargest
 from quiver.broker.table import PartitionTable
 from quiver.metadata import View
 from quiver.model import ConsumerId, TopicId
-from quiver.wire.description import LAGS_MAX, LagInfo
+from quiver.wire.admin_messages import LAGS_MAX, LagInfo
 
 
 def find_lags(view: View, table: PartitionTable, *, lags_max: int = LAGS_MAX) -> tuple[LagInfo, ...]:

@@ -19,7 +19,7 @@ from quiver.metadata import Registration, StartFrom, View
 from quiver.model import NO_PRODUCER, ConsumerId, Offset
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
-from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
+from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
@@ -143,7 +143,7 @@ class BrokerRequests:
         ids = request.consumer_ids
         starts = {id_: _start_of(self._hear_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         records = await replica.consume_many([(id_, starts[id_]) for id_ in ids])
-        return Taken(), (encode_taken(records),)
+        return ManyConsumed(), (encode_consumed(records),)
 
     async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()

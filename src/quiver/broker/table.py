@@ -18,7 +18,7 @@ from quiver.metadata import PartitionRow, TopicState, View
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 from quiver.partition import Replica
 from quiver.replication import find_in_sync
-from quiver.wire.description import ReplicaInfo
+from quiver.wire.admin_messages import ReplicaInfo
 
 Key = tuple[TopicId, PartitionId]
 """How a partition is found."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from quiver.cli.output import print_json
-from quiver.gateway.openapi import make_document
-from quiver.gateway.reference import render_markdown
+from quiver.gateway.openapi import make_document, render_markdown
 
 
 @click.group(epilog="Example: quiver gateway openapi > openapi.json")

@@ -6,7 +6,7 @@ import click
 
 from quiver.cli.options import connect, json_option, url_option
 from quiver.cli.output import Cell, format_time, print_json, print_table
-from quiver.wire.holds import HoldInfo
+from quiver.wire.admin_messages import HoldInfo
 
 COLUMNS = ("hold", "topic", "from", "until", "owner")
 

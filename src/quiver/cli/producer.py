@@ -6,7 +6,7 @@ import click
 
 from quiver.cli.options import connect, json_option, url_option
 from quiver.cli.output import Cell, format_time, print_json, print_table
-from quiver.gateway.cluster import INTERNAL_PREFIX
+from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
 
 
 @click.group(epilog="Example: quiver producer list --topic logs")

@@ -31,8 +31,7 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
-from quiver.wire.description import DescribeNode, ReplicaInfo
-from quiver.wire.holds import HoldInfo
+from quiver.wire.admin_messages import DescribeNode, HoldInfo, ReplicaInfo
 from quiver.wire.messages import (
     AddPartitionsRequest,
     ClientInfo,

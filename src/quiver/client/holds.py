@@ -13,7 +13,7 @@ from quiver.client.ranges import check_incarnation, check_partition
 from quiver.errors import OutOfRangeError
 from quiver.model import Offset, PartitionId, TopicId
 from quiver.routing.router import Router
-from quiver.wire.holds import HoldInfo, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
+from quiver.wire.admin_messages import HoldInfo, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 
 
 async def place_hold(

@@ -13,8 +13,7 @@ import msgspec
 from quiver.errors import QuiverError
 from quiver.model import Index, NodeId, PartitionId, TopicId
 from quiver.routing.router import Router
-from quiver.wire.description import DescribeNode, NodeDescribed, ReplicaInfo
-from quiver.wire.holds import HoldInfo, ListHolds
+from quiver.wire.admin_messages import DescribeNode, HoldInfo, ListHolds, NodeDescribed, ReplicaInfo
 from quiver.wire.messages import GetMetadata, ListMoves, MoveInfo, NodeInfo, PartitionInfo, RetentionInfo
 
 ANSWER_MS_MAX = 2_000

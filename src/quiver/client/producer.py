@@ -8,7 +8,7 @@ loop that it was opened on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -118,6 +118,16 @@ class ProducerCore:
             return PartitionId(partition)
         return None if key is None else partition_of(key, self.accumulator.partition_count)
 
+    def add_batch(
+        self, values: Sequence[bytes], key: bytes | None, partition: int | None
+    ) -> tuple[Outcome, int] | None:
+        """Accept values into one batch, all or none; return its outcome and the index of the first value in it.
+
+        None if the buffer has no room for them now.
+        """
+        size_bytes = sum(map(len, values)) + RECORD_BYTES * len(values)
+        return self.accumulator.extend(values, self.choose(key, partition), key, size_bytes=size_bytes)
+
     def chunks(self, values: Any, key: Value, partition: int | None) -> Iterable[tuple[Put, int, int]]:
         """Yield what to put into the accumulator, with its bytes and its number of records, lazily."""
         stored_key = to_bytes(key)
@@ -213,6 +223,11 @@ class ProducerCore:
             if self.digest_reporter is not None:
                 await self.digest_reporter.close()
 
+    def grow(self, partition_count: int) -> None:
+        """Use partitions that were added to the topic; a count that is not larger than the known one is ignored."""
+        if partition_count > self.accumulator.partition_count:
+            self.accumulator.grow(partition_count, is_for_all=not self._partitions)
+
     async def _follow_topic(self) -> None:
         """Look for partitions that were added; from then on keys are spread over all of them."""
         age_ms_max = self._router.options.metadata_age_ms_max
@@ -223,7 +238,7 @@ class ProducerCore:
                 info = await self._router.find_topic(self.topic.topic, deadline=deadline, age_ms_max=age_ms_max)
                 if info.topic_id == self.topic.topic_id:
                     self.topic = info
-                    self.accumulator.grow(len(info.partitions), is_for_all=not self._partitions)
+                    self.grow(len(info.partitions))
 
     def _announce(self) -> None:
         """Let the loop look into the accumulator; called by whoever sends."""

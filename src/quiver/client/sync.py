@@ -30,7 +30,7 @@ from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
 from quiver.record import Batch, Record, Value
 from quiver.tasks import timeout
-from quiver.wire.holds import HoldInfo
+from quiver.wire.admin_messages import HoldInfo
 from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
 
 if TYPE_CHECKING:

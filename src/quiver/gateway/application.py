@@ -1,7 +1,7 @@
-"""From a request to the handler of its route, and from what that gives to a response.
+"""Dispatch a request to the handler of its route, and turn the result into a response.
 
-It owns the bound routes and nothing else. Whatever a handler raises on purpose becomes a failure in the contract's
-form; what it raises otherwise is a bug, which the server logs and answers with 500.
+It owns the bound routes and nothing else. A `QuiverError` of a handler becomes a failure in the contract's form. Any
+other exception is a bug, which the HTTP server logs and answers with 500.
 """
 
 from __future__ import annotations
@@ -13,33 +13,31 @@ from typing import Any
 import msgspec
 
 from quiver.errors import QuiverError, invariant
+from quiver.gateway.codec import ParameterDecoder, error_response, failure_response
 from quiver.gateway.contract import Answer
-from quiver.gateway.failures import failure, failure_of
-from quiver.gateway.http import Answer as HttpAnswer
-from quiver.gateway.http import HttpRequest, HttpResponse
-from quiver.gateway.parameters import ParameterReader
-from quiver.gateway.routes import ROUTES, Route
+from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult
+from quiver.gateway.routes import ROUTES, HttpRoute
 
-Result = Answer | HttpResponse
-Handler = Callable[[Any], Coroutine[Any, Any, Result] | asyncio.Future[HttpResponse] | Result]
-"""Carry out a call, given its parameters: at once, as a future of the response, or as a coroutine."""
+HandlerResult = Answer | HttpResponse
+RouteHandler = Callable[[Any], Coroutine[Any, Any, HandlerResult] | asyncio.Future[HttpResponse] | HandlerResult]
+"""Handle a call, given its parameters: return the result, a future of the response, or a coroutine."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class BoundRoute:
-    """A route with its handler and the reader of its parameters."""
+    """A route with its handler and the decoder of its parameters."""
 
-    __slots__ = ("handler", "reader", "route", "segments")
+    __slots__ = ("decoder", "handler", "route", "segments")
 
-    def __init__(self, route: Route, handler: Handler) -> None:
+    def __init__(self, route: HttpRoute, handler: RouteHandler) -> None:
         self.route = route
         self.handler = handler
-        self.reader = ParameterReader(route.parameters)
+        self.decoder = ParameterDecoder(route.parameters)
         self.segments = route.path.split("/")
 
     def match(self, segments: list[str]) -> dict[str, str] | None:
-        """Return the parameters in a path, or None if the path is another's."""
+        """Return the parameters in a path, or None if the path does not match this route."""
         if len(segments) != len(self.segments):
             return None
         values: dict[str, str] = {}
@@ -54,8 +52,8 @@ class BoundRoute:
 class RoutedApplication:
     """Answer requests by the table of routes."""
 
-    def __init__(self, handlers: Mapping[str, Handler], *, browser_page: HttpResponse) -> None:
-        """Take a handler for the name of every route, and what browsers are shown at the root."""
+    def __init__(self, handlers: Mapping[str, RouteHandler], *, browser_page: HttpResponse) -> None:
+        """Bind a handler to every route by name; `browser_page` is what browsers get at `/`."""
         self._browser_page = browser_page
         names = {route.name for route in ROUTES}
         invariant(names == set(handlers), "every route has a handler", unbound=names ^ set(handlers))
@@ -64,8 +62,8 @@ class RoutedApplication:
         self._patterns = [one for one in bound if "{" in one.route.path]
         self._paths = {one.route.path for one in bound}
 
-    def handle(self, request: HttpRequest) -> HttpAnswer:
-        """Find the route, read the parameters, call the handler."""
+    def handle(self, request: HttpRequest) -> HttpResult:
+        """Find the route, decode the parameters, call the handler."""
         method = "GET" if request.method == "HEAD" else request.method
         if request.path == "/" and method == "GET" and b"text/html" in request.headers.get(b"accept", b""):
             return self._browser_page
@@ -76,12 +74,12 @@ class RoutedApplication:
             if isinstance(found, HttpResponse):
                 return found
             bound, values = found
-        if bound.route.changes and (refused := _refuse_guest(request)):
+        if bound.route.changes and (refused := _refuse_cross_site(request)):
             return refused
         try:
-            answer = bound.handler(bound.reader.read(values, request.query, request.body))
+            answer = bound.handler(bound.decoder.decode(values, request.query, request.body))
         except QuiverError as error:
-            return failure_of(error)
+            return error_response(error)
         if isinstance(answer, asyncio.Future):
             return answer
         if isinstance(answer, Answer | HttpResponse):
@@ -89,11 +87,11 @@ class RoutedApplication:
         return _finish(bound.route, answer)
 
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
-        """Return a failure of the server itself."""
-        return failure(status, code, message)
+        """Return the response for a failure of the server itself."""
+        return failure_response(status, code, message)
 
     def route_of(self, request: HttpRequest) -> str:
-        """Return the path of a request's route as it stands in the table, for counting; empty if it has none."""
+        """Return the path template of a request's route, as a label for metrics; empty if no route matches."""
         if request.path in self._paths:
             return request.path
         method = "GET" if request.method == "HEAD" else request.method
@@ -111,37 +109,37 @@ class RoutedApplication:
                 return bound, values
             allowed.add(bound.route.method)
         if not allowed:
-            return failure(404, "unknown_path", f"there is no {path}; GET /docs lists what there is")
-        response = failure(405, "unknown_method", f"{path} is not there for {method}")
+            return failure_response(404, "unknown_path", f"unknown path {path}; GET /docs lists all paths")
+        response = failure_response(405, "unknown_method", f"{path} does not support {method}")
         return msgspec.structs.replace(response, headers=(("Allow", ", ".join(sorted(allowed))),))
 
 
-def respond(route: Route, result: Result) -> HttpResponse:
-    """Return what a handler gave as a response."""
+def respond(route: HttpRoute, result: HandlerResult) -> HttpResponse:
+    """Return a handler's result as a response."""
     if isinstance(result, HttpResponse):
         return result
     return HttpResponse(status=route.success, body=_encode(result))
 
 
-async def _finish(route: Route, answer: Awaitable[Result]) -> HttpResponse:
+async def _finish(route: HttpRoute, answer: Awaitable[HandlerResult]) -> HttpResponse:
     try:
         return respond(route, await answer)
     except QuiverError as error:
-        return failure_of(error)
+        return error_response(error)
 
 
-def _refuse_guest(request: HttpRequest) -> HttpResponse | None:
-    """Refuse what changes something if a page of another site sends it, or HEAD asks for it.
+def _refuse_cross_site(request: HttpRequest) -> HttpResponse | None:
+    """Refuse a call that changes state if a page of another site sends it, or if its method is HEAD.
 
-    Browsers alone send these headers, and say by them whose page it is; without this any page that a developer visits
-    could use the queue on his machine.
+    Only browsers send these headers, which name the site of the page. Without this check any page that a developer
+    visits could use the queue on the developer's machine.
     """
     if request.method == "HEAD":
-        response = failure(405, "unknown_method", f"{request.path} is not there for HEAD")
+        response = failure_response(405, "unknown_method", f"{request.path} does not support HEAD")
         return msgspec.structs.replace(response, headers=(("Allow", "GET"),))
     headers = request.headers
     origin = headers.get(b"origin")
-    is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-    if is_foreign or (origin is not None and origin.partition(b"://")[2] != headers.get(b"host")):
-        return failure(403, "other_site", "not done: pages of other sites may not use this")
+    is_cross_site = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+    if is_cross_site or (origin is not None and origin.partition(b"://")[2] != headers.get(b"host")):
+        return failure_response(403, "other_site", "not done: pages of other sites may not make this call")
     return None

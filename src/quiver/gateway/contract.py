@@ -2,7 +2,7 @@
 
 Names of fields are the contract with everybody's scripts and never change; the OpenAPI document and the reference page
 are made from them. Parameters are read leniently, as scripts have always sent them: numbers as strings of digits,
-fields that mean nothing here ignored. An answer always says `"status": "success"`; a failure is a `Failure`.
+fields that mean nothing here ignored. An answer always says `"status": "success"`; a failure is a `FailureAnswer`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     """What all answers share; by itself: nothing but success."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="status", tag="failure"):
+class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="status", tag="failure"):
     """Why a call did not succeed."""
 
     code: Annotated[str, Meta(description="Stable: for programs.")]
@@ -52,7 +52,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 # -- topics ------------------------------------------------------------------------------------------
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RetentionBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When records may go: as soon as any of the bounds that are given allows it."""
 
     ms: Annotated[Number | None, Meta(description="Age in milliseconds.")] = None
@@ -72,16 +72,16 @@ class CreateTopicBody(Parameters, frozen=True):
         Annotated[int, Meta(ge=1, le=100)] | None,
         Meta(description="Default: 3, or the number of brokers if that is less."),
     ] = None
-    retention: Retention | None = None
+    retention: RetentionBody | None = None
 
 
-class TopicPath(Parameters, frozen=True):
+class TopicQuery(Parameters, frozen=True):
     """A topic, named in the path or as a parameter."""
 
     topic: TopicName
 
 
-class Topics(Answer, frozen=True):
+class TopicsAnswer(Answer, frozen=True):
     """The names of all topics, sorted."""
 
     topics: list[str]
@@ -94,7 +94,7 @@ class TopicCreatedAnswer(Answer, frozen=True):
     partitions: int
 
 
-class PartitionPlace(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionItem(msgspec.Struct, frozen=True, kw_only=True):
     """A partition and the nodes that hold it."""
 
     partition_id: int
@@ -102,14 +102,14 @@ class PartitionPlace(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[int]
 
 
-class Partitions(Answer, frozen=True):
+class PartitionsAnswer(Answer, frozen=True):
     """A topic's partitions, in order."""
 
     topic: str
-    partitions: list[PartitionPlace]
+    partitions: list[PartitionItem]
 
 
-class PartitionDetail(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionDetailItem(msgspec.Struct, frozen=True, kw_only=True):
     """A partition as its leader sees it; what the leader alone knows is null while there is none."""
 
     partition_id: int
@@ -121,20 +121,20 @@ class PartitionDetail(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None
 
 
-class TopicConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+class TopicConfigurationItem(msgspec.Struct, frozen=True, kw_only=True):
     """What a topic was asked to be."""
 
     partitions: int
     replicas: int
-    retention: Retention
+    retention: RetentionBody
 
 
-class TopicDetail(Answer, frozen=True):
+class TopicAnswer(Answer, frozen=True):
     """A topic and its partitions."""
 
     topic: str
-    configuration: TopicConfiguration
-    partitions: list[PartitionDetail]
+    configuration: TopicConfigurationItem
+    partitions: list[PartitionDetailItem]
 
 
 # -- producers ---------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class ProducedAnswer(Answer, frozen=True):
 Messages = Annotated[list[str], Meta(min_length=1, max_length=MESSAGES_MAX)]
 
 
-class ProduceBatch(Parameters, frozen=True):
+class ProduceBatchBody(Parameters, frozen=True):
     """Messages for one partition, together or not at all."""
 
     topic: TopicName
@@ -208,7 +208,7 @@ class ProduceBatch(Parameters, frozen=True):
     )
 
 
-class BatchProduced(Answer, frozen=True):
+class BatchProducedAnswer(Answer, frozen=True):
     """Where messages are: `count` of them from `offset` on."""
 
     partition_id: int
@@ -236,7 +236,7 @@ class ConsumerRegisteredAnswer(Answer, frozen=True):
     consumer_id: int
 
 
-class ConsumeBody(Parameters, frozen=True):
+class ConsumeQuery(Parameters, frozen=True):
     """The next message of a consumer."""
 
     topic: TopicName
@@ -251,7 +251,7 @@ class ConsumeBody(Parameters, frozen=True):
     ] = None
 
 
-class ConsumeBatch(ConsumeBody, frozen=True):
+class ConsumeBatchQuery(ConsumeQuery, frozen=True):
     """The next messages of a consumer."""
 
     max: Annotated[
@@ -259,7 +259,7 @@ class ConsumeBatch(ConsumeBody, frozen=True):
     ] = None
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A record; its value is `message` if it is text, else `message_b64`."""
 
     partition_id: int
@@ -283,13 +283,13 @@ class ConsumedAnswer(Answer, frozen=True):
     key_b64: str | UnsetType = UNSET
 
 
-class BatchConsumed(Answer, frozen=True):
+class BatchConsumedAnswer(Answer, frozen=True):
     """Records, those of a partition in its order."""
 
-    messages: list[Message]
+    messages: list[MessageItem]
 
 
-class GetSize(Parameters, frozen=True):
+class SizeQuery(Parameters, frozen=True):
     """How much a consumer has left."""
 
     topic: TopicName
@@ -297,7 +297,7 @@ class GetSize(Parameters, frozen=True):
     partition_id: Annotated[Id | None, Meta(description="Default: all that it is registered for.")] = None
 
 
-class Size(Answer, frozen=True):
+class SizeAnswer(Answer, frozen=True):
     """How many messages a consumer has not consumed yet."""
 
     size: int
@@ -306,14 +306,14 @@ class Size(Answer, frozen=True):
 # -- the cluster -------------------------------------------------------------------------------------
 
 
-class Welcome(Answer, frozen=True):
+class BannerAnswer(Answer, frozen=True):
     """A line of welcome."""
 
     message: str
     version: str
 
 
-class NodeStatus(Answer, frozen=True):
+class NodeStatusAnswer(Answer, frozen=True):
     """The node that was asked."""
 
     node: int
@@ -324,7 +324,7 @@ class NodeStatus(Answer, frozen=True):
     is_ready: bool
 
 
-class BrokerHealth(msgspec.Struct, frozen=True, kw_only=True):
+class BrokerHealthItem(msgspec.Struct, frozen=True, kw_only=True):
     """A broker, when it was last heard of, and whether it counts as alive."""
 
     broker_id: int
@@ -332,7 +332,7 @@ class BrokerHealth(msgspec.Struct, frozen=True, kw_only=True):
     is_alive: bool
 
 
-class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
+class ClientHealthItem(msgspec.Struct, frozen=True, kw_only=True):
     """A producer or consumer, when it was last heard of, and whether it counts as alive."""
 
     id: int
@@ -342,15 +342,15 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
     is_alive: bool
 
 
-class Health(Answer, frozen=True):
+class HealthAnswer(Answer, frozen=True):
     """Brokers and clients; times are milliseconds since 1970-01-01 UTC."""
 
-    brokers: list[BrokerHealth]
-    producers: list[ClientHealth]
-    consumers: list[ClientHealth]
+    brokers: list[BrokerHealthItem]
+    producers: list[ClientHealthItem]
+    consumers: list[ClientHealthItem]
 
 
-class Broker(msgspec.Struct, frozen=True, kw_only=True):
+class BrokerItem(msgspec.Struct, frozen=True, kw_only=True):
     """A broker."""
 
     broker_id: int
@@ -364,19 +364,19 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
     leads: Annotated[int, Meta(description="How many partitions it was last said to lead.")]
 
 
-class Brokers(Answer, frozen=True):
+class BrokersAnswer(Answer, frozen=True):
     """All brokers."""
 
-    brokers: list[Broker]
+    brokers: list[BrokerItem]
 
 
-class BrokerPath(Parameters, frozen=True):
+class BrokerQuery(Parameters, frozen=True):
     """A broker, named in the path."""
 
     id: Id
 
 
-class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
+class ManagerItem(msgspec.Struct, frozen=True, kw_only=True):
     """A manager; its applied index is null if it cannot be reached."""
 
     node: int
@@ -385,15 +385,15 @@ class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
     applied_index: int | None
 
 
-class Managers(Answer, frozen=True):
+class ManagersAnswer(Answer, frozen=True):
     """The metadata's group."""
 
     primary: int | None
     replicas: list[int]
-    managers: list[ManagerState]
+    managers: list[ManagerItem]
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class NodeItem(msgspec.Struct, frozen=True, kw_only=True):
     """A node and where it is found."""
 
     node: int
@@ -403,9 +403,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class Metadata(Answer, frozen=True):
+class MetadataAnswer(Answer, frozen=True):
     """Where everything is, for clients that want the short way."""
 
     cluster_id: str
     primary: int | None
-    nodes: list[Node]
+    nodes: list[NodeItem]

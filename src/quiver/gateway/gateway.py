@@ -16,16 +16,15 @@ import msgspec
 from quiver.addresses import format_address, parse_address
 from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
-from quiver.gateway.application import Handler as RouteHandler
-from quiver.gateway.application import RoutedApplication
-from quiver.gateway.cluster import ClusterCalls, welcome_page
-from quiver.gateway.consuming import ConsumerCalls
+from quiver.gateway.application import RoutedApplication, RouteHandler
+from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
+from quiver.gateway.consume_handlers import ConsumeHandlers
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
 from quiver.gateway.metrics import Metrics
-from quiver.gateway.producing import Hear, ProducerCalls
+from quiver.gateway.produce_handlers import OnClientSeen, ProduceHandlers
 from quiver.gateway.registrations import Registrations
+from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
-from quiver.gateway.topics import TopicCalls
 from quiver.metadata import View
 from quiver.model import NodeId
 from quiver.routing.loopback import LoopbackTransport
@@ -47,7 +46,7 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """The way to other nodes."""
     view: Callable[[], View]
     """This node's copy of the metadata."""
-    hear: Hear
+    hear: OnClientSeen
     """Takes note that a client lives."""
 
 
@@ -128,8 +127,8 @@ class Gateway:
         settings, services, router = self._settings, self._services, self._router
         timeout_ms = settings.request_timeout_ms
         registrations = Registrations(services.view, router)
-        topics = TopicCalls(router, rng, timeout_ms=timeout_ms)
-        cluster = ClusterCalls(
+        topics = TopicHandlers(router, rng, timeout_ms=timeout_ms)
+        cluster = ClusterHandlers(
             router,
             self._clock,
             self._metrics,
@@ -137,22 +136,22 @@ class Gateway:
             http_status=self.status,
             timeout_ms=timeout_ms,
         )
-        producers = ProducerCalls(
+        producers = ProduceHandlers(
             router,
             registrations,
             self._packers,
             self._metrics,
             clock=self._clock,
-            hear=services.hear,
+            on_client_seen=services.hear,
             timeout_ms=timeout_ms,
         )
-        consumers = self._consumers = ConsumerCalls(
+        consumers = self._consumers = ConsumeHandlers(
             router,
             registrations,
             self._metrics,
             clock=self._clock,
             rng=rng,
-            hear=services.hear,
+            on_client_seen=services.hear,
             settings=settings,
         )
         return {

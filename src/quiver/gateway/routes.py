@@ -16,7 +16,7 @@ ALWAYS = (400, 403, 408, 413, 431, 503)
 """What any call may be answered with, whatever it is about."""
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One call: where it is found, what it takes and gives, and how it may fail."""
 
     name: str
@@ -41,16 +41,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 _DATA = (404, 409, 422, 504, 507)
 _WRITE = (404, 409, 422, 504)
 
-ROUTES: tuple[Route, ...] = (
-    Route(
+ROUTES: tuple[HttpRoute, ...] = (
+    HttpRoute(
         name="list_topics",
         method="GET",
         path="/topics",
         section="Topics",
         summary="List the names of all topics.",
-        answer=contract.Topics,
+        answer=contract.TopicsAnswer,
     ),
-    Route(
+    HttpRoute(
         name="create_topic",
         method="POST",
         path="/topics",
@@ -62,37 +62,37 @@ ROUTES: tuple[Route, ...] = (
         failures=(409, 422, 504),
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="describe_topic",
         method="GET",
         path="/topics/{topic}",
         section="Topics",
         summary="Show a topic's configuration and partitions.",
-        parameters=contract.TopicPath,
-        answer=contract.TopicDetail,
+        parameters=contract.TopicQuery,
+        answer=contract.TopicAnswer,
         failures=(404, 422),
     ),
-    Route(
+    HttpRoute(
         name="delete_topic",
         method="DELETE",
         path="/topics/{topic}",
         section="Topics",
         summary="Delete a topic.",
-        parameters=contract.TopicPath,
+        parameters=contract.TopicQuery,
         failures=_WRITE,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="list_partitions",
         method="GET",
         path="/partitions",
         section="Topics",
         summary="List a topic's partitions with leader and replicas.",
-        parameters=contract.TopicPath,
-        answer=contract.Partitions,
+        parameters=contract.TopicQuery,
+        answer=contract.PartitionsAnswer,
         failures=(404, 422),
     ),
-    Route(
+    HttpRoute(
         name="register_producer",
         method="POST",
         path="/producer/register",
@@ -103,7 +103,7 @@ ROUTES: tuple[Route, ...] = (
         failures=_WRITE,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="produce",
         method="POST",
         path="/producer/produce",
@@ -114,18 +114,18 @@ ROUTES: tuple[Route, ...] = (
         failures=_DATA,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="produce_batch",
         method="POST",
         path="/producer/produce_batch",
         section="Producers",
         summary="Append messages to one partition, all or none.",
-        parameters=contract.ProduceBatch,
-        answer=contract.BatchProduced,
+        parameters=contract.ProduceBatchBody,
+        answer=contract.BatchProducedAnswer,
         failures=_DATA,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="register_consumer",
         method="POST",
         path="/consumer/register",
@@ -136,109 +136,109 @@ ROUTES: tuple[Route, ...] = (
         failures=_WRITE,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="consume",
         method="GET",
         path="/consumer/consume",
         section="Consumers",
         summary="Take a consumer's next message and move its cursor past it.",
-        parameters=contract.ConsumeBody,
+        parameters=contract.ConsumeQuery,
         answer=contract.ConsumedAnswer,
         has_nothing=True,
         failures=_DATA,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="consume_batch",
         method="GET",
         path="/consumer/consume_batch",
         section="Consumers",
         summary="Take a consumer's next messages and move its cursors past them.",
-        parameters=contract.ConsumeBatch,
-        answer=contract.BatchConsumed,
+        parameters=contract.ConsumeBatchQuery,
+        answer=contract.BatchConsumedAnswer,
         has_nothing=True,
         failures=_DATA,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="get_size",
         method="GET",
         path="/size",
         section="Consumers",
         summary="Count the messages that a consumer has not consumed yet.",
-        parameters=contract.GetSize,
-        answer=contract.Size,
+        parameters=contract.SizeQuery,
+        answer=contract.SizeAnswer,
         failures=(404, 422, 504),
     ),
-    Route(
+    HttpRoute(
         name="welcome",
         method="GET",
         path="/",
         section="Cluster",
         summary="Say welcome; to a browser, with a page.",
-        answer=contract.Welcome,
+        answer=contract.BannerAnswer,
     ),
-    Route(
+    HttpRoute(
         name="status",
         method="GET",
         path="/status",
         section="Cluster",
         summary="Show the node that was asked.",
-        answer=contract.NodeStatus,
+        answer=contract.NodeStatusAnswer,
     ),
-    Route(
+    HttpRoute(
         name="health",
         method="GET",
         path="/health",
         section="Cluster",
         summary="Show when brokers, producers and consumers were last heard of.",
-        answer=contract.Health,
+        answer=contract.HealthAnswer,
     ),
-    Route(
+    HttpRoute(
         name="list_brokers",
         method="GET",
         path="/brokers",
         section="Cluster",
         summary="List the brokers.",
-        answer=contract.Brokers,
+        answer=contract.BrokersAnswer,
     ),
-    Route(
+    HttpRoute(
         name="drain_broker",
         method="POST",
         path="/brokers/{id}/drain",
         section="Cluster",
         summary="Move everything off a broker.",
-        parameters=contract.BrokerPath,
+        parameters=contract.BrokerQuery,
         failures=_WRITE,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="remove_broker",
         method="DELETE",
         path="/brokers/{id}",
         section="Cluster",
         summary="Forget a broker that is drained or dead.",
-        parameters=contract.BrokerPath,
+        parameters=contract.BrokerQuery,
         failures=_WRITE,
         changes=True,
     ),
-    Route(
+    HttpRoute(
         name="list_managers",
         method="GET",
         path="/managers",
         section="Cluster",
         summary="Show the metadata's group: primary, replicas, applied index of each.",
-        answer=contract.Managers,
+        answer=contract.ManagersAnswer,
     ),
-    Route(
+    HttpRoute(
         name="get_metadata",
         method="GET",
         path="/metadata",
         section="Cluster",
         summary="List all nodes and where they are found.",
-        answer=contract.Metadata,
+        answer=contract.MetadataAnswer,
     ),
-    Route(
+    HttpRoute(
         name="metrics",
         method="GET",
         path="/metrics",
@@ -247,7 +247,7 @@ ROUTES: tuple[Route, ...] = (
         answer=None,
         content_type=PROMETHEUS,
     ),
-    Route(
+    HttpRoute(
         name="openapi",
         method="GET",
         path="/openapi.json",
@@ -255,7 +255,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Get this interface as an OpenAPI 3.1 document.",
         answer=None,
     ),
-    Route(
+    HttpRoute(
         name="docs",
         method="GET",
         path="/docs",
@@ -264,14 +264,14 @@ ROUTES: tuple[Route, ...] = (
         answer=None,
         content_type=HTML,
     ),
-    Route(
+    HttpRoute(
         name="healthz",
         method="GET",
         path="/healthz",
         section="Cluster",
         summary="Tell whether the process answers.",
     ),
-    Route(
+    HttpRoute(
         name="readyz",
         method="GET",
         path="/readyz",
@@ -281,7 +281,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-def find_duplicates(routes: tuple[Route, ...] = ROUTES) -> list[str]:
+def find_duplicates(routes: tuple[HttpRoute, ...] = ROUTES) -> list[str]:
     """Return the names, and the methods with paths, that stand in the table more than once."""
     keys = [key for route in routes for key in (route.name, f"{route.method} {route.path}")]
     return sorted({key for key in keys if keys.count(key) > 1})

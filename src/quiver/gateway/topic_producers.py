@@ -1,10 +1,12 @@
-"""Single messages of many clients, packed into batches: one producer of the SDK for each topic that is produced to.
+"""One SDK producer per topic, which packs the single messages of many HTTP clients into batches.
 
-What arrives for a partition while a batch of it is under way goes into the next one, so that many clients share one
-replication round and one sync. The producers are this gateway's own, with names that outlast it: the broker drops what
-is sent twice after a lost answer. A client's own id is checked before; it does not show in the batch.
+Messages that arrive for a partition while one of its batches is in flight go into the next batch, so that many clients
+share one replication round and one fsync. The producers belong to this gateway and have names that survive a restart,
+so the broker drops what is sent twice after a lost answer. Handlers check a client's own producer id before; it is not
+part of the batch.
 
-Bounds: so many topics at once, beyond which the one that was opened first is closed; so many bytes under way for each.
+Bounds: `TOPICS_MAX` open producers, beyond which the one that was opened first is closed; `BUFFER_BYTES` in flight for
+each topic, beyond which messages are refused.
 """
 
 from __future__ import annotations
@@ -14,47 +16,46 @@ import asyncio
 from quiver.client.delivery import Delivery
 from quiver.client.options import ProducerOptions
 from quiver.client.producer import ProducerCore
-from quiver.client.sources import RECORD_BYTES
 from quiver.errors import FencedError, OverloadedError, QuiverError, UnavailableError
-from quiver.gateway.cluster import INTERNAL_PREFIX
+from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
 from quiver.metadata import TopicRow
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 
 TOPICS_MAX = 1_000
-"""Topics that are produced to at once."""
+"""Topics with an open producer."""
 BUFFER_BYTES = 64 * 1024 * 1024
-"""Bytes under way for one topic; beyond it messages are refused."""
+"""Bytes in flight for one topic; messages beyond it are refused."""
 
 
 class TopicProducers:
-    """The producers of a gateway. `close` lets what was accepted be delivered."""
+    """The producers of a gateway. `close` delivers what was accepted."""
 
     def __init__(self, router: Router, node: NodeId, *, timeout_ms: int) -> None:
         self._router = router
         self._node = node
         self._options = ProducerOptions(buffer_bytes=BUFFER_BYTES, delivery_timeout_ms=timeout_ms)
-        self._cores: dict[TopicId, ProducerCore] = {}
-        # Opening the same one twice would fence off the first.
+        self._producers: dict[TopicId, ProducerCore] = {}
+        # Opening the same producer twice would begin a new epoch and fence the first.
         self._opening = asyncio.Lock()
 
     def find(self, topic: TopicRow) -> ProducerCore | None:
         """Return a topic's producer if it is open."""
-        core = self._cores.get(topic.topic_id)
-        if core is not None and core.accumulator.partition_count < topic.partitions:
-            core.accumulator.grow(topic.partitions)
-        return core
+        producer = self._producers.get(topic.topic_id)
+        if producer is not None:
+            producer.grow(topic.partitions)
+        return producer
 
     async def open(self, topic: TopicRow, *, deadline: Deadline) -> ProducerCore:
-        """Return a topic's producer, opened if need be."""
+        """Return a topic's producer; open it if needed."""
         async with self._opening:
             return self.find(topic) or await self._open(topic, deadline)
 
     async def _open(self, topic: TopicRow, deadline: Deadline) -> ProducerCore:
-        if len(self._cores) >= TOPICS_MAX:
-            await self._cores.pop(next(iter(self._cores))).close()
-        core = await ProducerCore.open(
+        if len(self._producers) >= TOPICS_MAX:
+            await self._producers.pop(next(iter(self._producers))).close()
+        producer = await ProducerCore.open(
             self._router,
             topic=topic.name,
             name=f"{INTERNAL_PREFIX}{self._node}/{topic.topic_id}",
@@ -62,52 +63,51 @@ class TopicProducers:
             options=self._options,
             deadline=deadline,
         )
-        self._cores[topic.topic_id] = core
-        return core
+        self._producers[topic.topic_id] = producer
+        return producer
 
     def send(
-        self, topic: TopicRow, core: ProducerCore, value: bytes, *, key: str | None, partition: int | None
+        self, topic: TopicRow, producer: ProducerCore, value: bytes, *, key: str | None, partition: int | None
     ) -> Delivery:
-        """Accept a message; raise `OverloadedError` if there is no room."""
+        """Accept a message; raise `OverloadedError` if the buffer is full."""
         try:
-            delivery = core.add(value, key, partition, None, None)
+            delivery = producer.add(value, key, partition, None, None)
         except FencedError as error:
-            raise self.judge(topic, error) from None
+            raise self.translate_error(topic, error) from None
         if delivery is None:
-            raise _full(topic)
+            raise _buffer_full(topic)
         return delivery
 
-    async def send_together(
-        self, topic: TopicRow, core: ProducerCore, values: list[bytes], *, key: bytes | None, partition: int | None
+    async def send_batch(
+        self, topic: TopicRow, producer: ProducerCore, values: list[bytes], *, key: bytes | None, partition: int | None
     ) -> tuple[PartitionId, Offset]:
-        """Accept messages into one batch and wait for it; return where the first is. Raises as `send`."""
-        size_bytes = sum(map(len, values)) + RECORD_BYTES * len(values)
+        """Accept messages into one batch and wait for it; return the first one's position. Raises as `send`."""
         try:
-            placed = core.accumulator.extend(values, core.choose(key, partition), key, size_bytes=size_bytes)
+            placed = producer.add_batch(values, key, partition)
             if placed is None:
-                raise _full(topic)
+                raise _buffer_full(topic)
             outcome, index = placed
             return outcome.partition, Offset(await outcome + index)
         except FencedError as error:
-            raise self.judge(topic, error) from None
+            raise self.translate_error(topic, error) from None
 
-    def judge(self, topic: TopicRow, error: QuiverError) -> QuiverError:
-        """Return what a failure of a gateway's own producer means to a client.
+    def translate_error(self, topic: TopicRow, error: QuiverError) -> QuiverError:
+        """Return the error that a client gets for a failure of the gateway's own producer.
 
-        It is fenced off if another process has this node's id; the next message opens a new one, and so fences that
-        one off. To the client it is not its own epoch that is over.
+        A `FencedError` means that another process runs with this node's id. The next message opens a new producer,
+        which in turn fences that process. The client's own epoch is still valid, so it is told to retry.
         """
         if isinstance(error, FencedError):
-            self._cores.pop(topic.topic_id, None)
+            self._producers.pop(topic.topic_id, None)
             return UnavailableError("not done: this gateway's producer was replaced; try again", code="replaced")
         return error
 
     async def close(self) -> None:
         """Deliver what was accepted, then close all producers."""
-        while self._cores:
-            _, core = self._cores.popitem()
-            await core.close()
+        while self._producers:
+            _, producer = self._producers.popitem()
+            await producer.close()
 
 
-def _full(topic: TopicRow) -> OverloadedError:
-    return OverloadedError(f"not done: {BUFFER_BYTES} bytes are under way to topic {topic.name!r}")
+def _buffer_full(topic: TopicRow) -> OverloadedError:
+    return OverloadedError(f"not done: {BUFFER_BYTES} bytes are in flight to topic {topic.name!r}; try again later")

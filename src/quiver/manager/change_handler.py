@@ -48,7 +48,7 @@ from quiver.metadata import (
 from quiver.metadata.commands import decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index
-from quiver.wire import holds, messages
+from quiver.wire import admin_messages, messages
 from quiver.wire.requests import Done
 from quiver.wire.serving import Answer
 
@@ -60,8 +60,8 @@ SingleRequest = (
     | messages.RemoveBroker
     | messages.RebalanceBrokers
     | messages.ForgetClientRequest
-    | holds.PlaceHoldRequest
-    | holds.ReleaseHoldRequest
+    | admin_messages.PlaceHoldRequest
+    | admin_messages.ReleaseHoldRequest
 )
 """What one command does, or none."""
 ChangeRequest = (
@@ -151,9 +151,9 @@ class ChangeHandler:
                 return ChangeRebalancing(now_ms=now_ms, is_rebalancing=True)
             case messages.ForgetClientRequest():
                 return ForgetClientCommand(now_ms=now_ms, kind=EntityKind(request.kind), id=request.id)
-            case holds.PlaceHoldRequest():
+            case admin_messages.PlaceHoldRequest():
                 return _hold(request, now_ms)
-            case holds.ReleaseHoldRequest():
+            case admin_messages.ReleaseHoldRequest():
                 return ReleaseHoldCommand(now_ms=now_ms, name=request.name, topic_id=request.topic_id)
             case _:
                 assert_never(request)
@@ -292,7 +292,7 @@ def _selections(selections: tuple[messages.Selection, ...]) -> tuple[TopicSelect
     return tuple(TopicSelection(selection.topic, selection.partitions) for selection in selections)
 
 
-def _hold(request: holds.PlaceHoldRequest, now_ms: int) -> PlaceHoldCommand:
+def _hold(request: admin_messages.PlaceHoldRequest, now_ms: int) -> PlaceHoldCommand:
     return PlaceHoldCommand(
         now_ms=now_ms,
         topic_id=request.topic_id,

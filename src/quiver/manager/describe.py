@@ -17,7 +17,7 @@ from quiver.metadata import (
 )
 from quiver.metadata.rows import FIRST_PARTITION_GROUP
 from quiver.model import GroupId, NodeId, Offset
-from quiver.wire.holds import HoldInfo, HoldsFound
+from quiver.wire.admin_messages import HoldInfo, HoldsFound
 from quiver.wire.messages import (
     ClientInfo,
     ClientsFound,

@@ -44,10 +44,10 @@ from quiver.model import (
 from quiver.record import Batch, stamp
 from quiver.tasks import timeout
 from quiver.testing.randomness import Latency
-from quiver.wire import description, requests
+from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
+from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.consume_many import ConsumeMany
-from quiver.wire.holds import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 
 R = TypeVar("R", bound=requests.Response)
 WINDOW_BATCHES = 8
@@ -281,7 +281,7 @@ class MemoryCluster:
                 return self._register_consumer(request)
             case wire.ListClients():
                 return self._list_clients(request)
-            case description.DescribeNode():
+            case admin_messages.DescribeNode():
                 return self._describe(node, request)
             case wire.DrainBroker() | wire.RemoveBroker():
                 if request.broker not in self.nodes:
@@ -428,9 +428,9 @@ class MemoryCluster:
             clients=tuple(info for info in wanted if request.topic is None or request.topic in info.topics)
         )
 
-    def _describe(self, node: NodeId, request: description.DescribeNode) -> description.NodeDescribed:
+    def _describe(self, node: NodeId, request: admin_messages.DescribeNode) -> admin_messages.NodeDescribed:
         replicas = [
-            description.ReplicaInfo(
+            admin_messages.ReplicaInfo(
                 topic_id=topic.topic_id,
                 partition_id=PartitionId(number),
                 group=GroupId(100 * topic.topic_id + number),
@@ -447,7 +447,7 @@ class MemoryCluster:
             for number, partition in enumerate(topic.partitions)
         ]
         roles = ("manager", "broker", "gateway")
-        return description.NodeDescribed(
+        return admin_messages.NodeDescribed(
             node=node, version="0", pid=0, roles=roles, started_ms=0, is_ready=True, replicas=tuple(replicas)
         )
 

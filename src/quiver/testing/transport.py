@@ -26,7 +26,7 @@ from quiver.tasks import timeout
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import LAN_LATENCY, SimulatedNetwork
 from quiver.testing.randomness import Latency
-from quiver.wire.failures import Failure, describe, restore
+from quiver.wire.envelope import ErrorInfo, describe_error, restore_error
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Request, Response, request_name
 from quiver.wire.serving import Caller, Handler
@@ -72,11 +72,11 @@ class _Exchange:
     request: bytes
     payload: bytes
     timeout_ms: int
-    done: asyncio.Future[tuple[bytes, bytes] | Failure]
+    done: asyncio.Future[tuple[bytes, bytes] | ErrorInfo]
     is_read: bool
     target: NodeId | None = None
 
-    def end(self, answer: tuple[bytes, bytes] | Failure) -> None:
+    def end(self, answer: tuple[bytes, bytes] | ErrorInfo) -> None:
         """Tell the caller, who may have gone."""
         if not self.done.done():
             self.done.set_result(answer)
@@ -86,7 +86,7 @@ class _Exchange:
         error: QuiverError = OutcomeUnknownError("the connection broke")
         if self.is_read:
             error = UnavailableError("the connection broke; nothing was to be done")
-        self.end(describe(error))
+        self.end(describe_error(error))
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class SimulatedTransport:
             self.faults["cut"] += 1
             if self.rng.random() < 0.5:  # there was no connection yet; else the caller waits for its time to be over
                 error = UnavailableError(f"not done: {address} was not reached")
-                self._later(exchange.end, describe(error), delay_ms=min(CONNECT_TIMEOUT_MS, exchange.timeout_ms))
+                self._later(exchange.end, describe_error(error), delay_ms=min(CONNECT_TIMEOUT_MS, exchange.timeout_ms))
         elif self._draw("break_before", self.rates.p_break_before):
             self._later(exchange.end_unknown)
         else:
@@ -148,7 +148,7 @@ class SimulatedTransport:
         server = self._servers.get(address)
         if server is None:
             self.faults["refused"] += 1
-            self._later(exchange.end, describe(UnavailableError(f"not done: nobody answers at {address}")))
+            self._later(exchange.end, describe_error(UnavailableError(f"not done: nobody answers at {address}")))
             return
         if not self._reaches(exchange.source, server.node):
             self.faults["cut"] += 1  # meanwhile: the caller waits for its time to be over
@@ -174,11 +174,11 @@ class SimulatedTransport:
         except TimeoutError:
             return  # the caller's own time is over at the same moment
         except QuiverError as error:
-            self._answer(exchange, server, describe(error))
+            self._answer(exchange, server, describe_error(error))
         else:
             self._answer(exchange, server, (msgspec.msgpack.encode(response), b"".join(parts)))
 
-    def _answer(self, exchange: _Exchange, server: _Server, answer: tuple[bytes, bytes] | Failure) -> None:
+    def _answer(self, exchange: _Exchange, server: _Server, answer: tuple[bytes, bytes] | ErrorInfo) -> None:
         if not self._reaches(server.node, exchange.source):
             self.faults["cut"] += 1  # the caller waits for its time to be over
         elif self._draw("break_after", self.rates.p_break_after):
@@ -228,8 +228,8 @@ class SimulatedRequester:
                 answer = await exchange.done
         except TimeoutError:
             raise _too_late(request, is_read=exchange.is_read) from None
-        if isinstance(answer, Failure):
-            raise restore(answer)
+        if isinstance(answer, ErrorInfo):
+            raise restore_error(answer)
         body, answered = answer
         response: Any = msgspec.msgpack.decode(body, type=request.response)
         return response, memoryview(answered)

@@ -8,25 +8,25 @@ message or a request means.
 
 from quiver.addresses import Address, format_address, parse_address
 from quiver.config import TlsSettings, WireSettings
-from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
+from quiver.wire.frames import Frame, FrameKind, FrameReader, encode_frame
 from quiver.wire.handshake import HandshakeRefusal, Hello, RefusalCode, RequesterHello
 from quiver.wire.peers import PeerNetwork
 from quiver.wire.pool import RequestPool
 from quiver.wire.serving import Caller, Handler, RequestServer
-from quiver.wire.status import NetworkStatus, PeerStatus, PoolStatus, ServerStatus
+from quiver.wire.status import ConnectionStatus, NetworkStatus, PoolStatus, ServerStatus
 
 __all__ = [
     "Address",
     "Caller",
+    "ConnectionStatus",
     "Frame",
+    "FrameKind",
     "FrameReader",
     "Handler",
     "HandshakeRefusal",
     "Hello",
-    "Kind",
     "NetworkStatus",
     "PeerNetwork",
-    "PeerStatus",
     "PoolStatus",
     "RefusalCode",
     "RequestPool",

@@ -1,34 +1,81 @@
-"""One TCP connection as both sides see it: bytes in, frames to a hook, frames out, and its end.
+"""One TCP connection, and what all connections of a node share.
 
-It owns the transport, the reader and one deadline (for the handshake, later for closing). What frames mean is its
-subclasses' business: `IncomingConnection` in `listener`, `OutgoingConnection` in `link`, `RequestConnection` in
-`requesting`.
+`Connection` owns the transport, the frame reader and one deadline (first of the handshake, later of closing). Its
+subclasses give frames their meaning: `IncomingConnection` in `listener`, `OutgoingConnection` in `link`,
+`RequestConnection` in `requesting`.
 
 Invariants: hooks are called in this order: `handle_opened`, `handle_frame` any number of times, `handle_closed` once;
-no frame is handed on after the connection began to close; a stream that is not made of valid frames is refused.
+no frame is delivered after the connection began to close; a stream that is not made of valid frames is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-from quiver.config import WireSettings
+from quiver.clock import Clock, Rng
+from quiver.config import TlsSettings, WireSettings
 from quiver.errors import DecodeError
+from quiver.model import NodeId
 from quiver.wire.frames import Frame, FrameReader
-from quiver.wire.handshake import HANDSHAKE_BYTES_MAX, HandshakeRefusal, RefusalCode, encode_refusal, refuse
+from quiver.wire.handshake import (
+    HANDSHAKE_BYTES_MAX,
+    HandshakeRefusal,
+    Hello,
+    IdentityOf,
+    RefusalCode,
+    encode_refusal,
+    refuse,
+)
+
+if TYPE_CHECKING:
+    from quiver.wire.serving import RequestServer
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long a closing connection may take to send what it still holds."""
+"""Time in which a closing connection may still send its buffered bytes; then it is aborted."""
+
+
+@dataclass(slots=True)
+class PeerTraffic:
+    """A node's incarnation and the traffic received from it, over all its connections."""
+
+    incarnation: int
+    messages_in: int = 0
+    bytes_in: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkContext:
+    """The identity, settings and callbacks that links, listener and connections of one node share."""
+
+    hello: Hello
+    settings: WireSettings
+    clock: Clock
+    rng: Rng
+    connections: set[Connection]
+    """Every open connection; each connection adds and removes itself."""
+    identity_of: IdentityOf
+    tls: TlsSettings
+    client_context: ssl.SSLContext | None
+    """TLS context for dialling peers; None: without TLS."""
+    server: RequestServer | None
+    """Handles requests; None on a node that accepts none."""
+    on_greeted: Callable[[Hello], PeerTraffic]
+    """Called when a handshake is done, in either direction; returns the counters to use."""
+    on_message: Callable[[NodeId, memoryview], None]
+    on_lost: Callable[[NodeId], None]
+    """Called when a connection whose handshake was done has ended, in either direction."""
 
 
 class Connection(asyncio.BufferedProtocol, ABC):
-    """Read frames from a socket and write to it; until the handshake is done, frames are held to a small bound.
+    """Read frames from a socket and write to it; until the handshake is done, frames have a small size limit.
 
-    As long as it is open it is in its owner's `connections`, so that they can all be ended.
+    An open connection is in its owner's `connections`, so that the owner can close all of them.
     """
 
     def __init__(self, settings: WireSettings, connections: set[Connection]) -> None:
@@ -40,75 +87,75 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.refusal: HandshakeRefusal | None = None
         self._connections = connections
         self._is_open = False
-        self._is_held = False
+        self._is_reading_paused = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._closed = self._loop.create_future()
 
-    # What a subclass says.
+    # Hooks of subclasses.
 
     @abstractmethod
     def handle_opened(self) -> None:
-        """Begin: the socket is connected."""
+        """Start: the socket is connected."""
 
     @abstractmethod
     def handle_frame(self, frame: Frame) -> None:
-        """Take one frame; may end the connection."""
+        """Process one frame; may end the connection."""
 
     @abstractmethod
     def handle_closed(self) -> None:
-        """Take note that the connection ended; `end_reason` says why."""
+        """React to the end of the connection; `end_reason` says why."""
 
     def handle_writable(self) -> None:
-        """Take note that the socket takes bytes again."""
+        """React to the socket accepting bytes again."""
 
-    # What its owner does with it.
+    # For its owner.
 
     @property
     def backlog_bytes(self) -> int:
-        """Return how much was written but not yet taken by the socket."""
+        """Return how many written bytes the socket has not accepted yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     @property
     def can_write(self) -> bool:
-        """Tell whether the socket takes bytes now."""
+        """Whether the socket accepts bytes now."""
         # A failed write closes the transport before `connection_lost` is called.
         return not self.is_paused and self._transport is not None and not self._transport.is_closing()
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
-        """Return what is known of the verified certificate that the other side has shown; None if it has shown none."""
+        """Return the other side's verified certificate; None if it presented none."""
         return self._transport.get_extra_info("peercert") or None if self._transport is not None else None
 
     @property
     def _is_plain(self) -> bool:
         return self._transport is None or self._transport.get_extra_info("sslcontext") is None
 
-    def prove(self) -> None:
-        """End the handshake: from now on frames may have their full size."""
+    def finish_handshake(self) -> None:
+        """Cancel the handshake's deadline and raise the frame size limit to the configured one."""
         self._cancel_deadline()
         self.reader.frame_bytes_max = self.settings.frame_bytes_max
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write bytes; what the socket does not take now is kept, and `can_write` is false until it did."""
+        """Write bytes; what the socket does not accept now is buffered, and `can_write` is false until it is sent."""
         if self._transport is not None:
             self._transport.write(data)
 
-    def hold_reading(self) -> None:
-        """Read no more, and hand on no more of what was read, until `resume_reading`: the other side has to wait."""
-        if not self._is_held and self._transport is not None:
-            self._is_held = True
+    def pause_reading(self) -> None:
+        """Stop reading and delivering frames until `resume_reading`; TCP flow control then slows the sender."""
+        if not self._is_reading_paused and self._transport is not None:
+            self._is_reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on where `hold_reading` stopped, in the loop's next turn."""
-        if self._is_held:
-            self._is_held = False
-            self._loop.call_soon(self._go_on)
+        """Continue where `pause_reading` stopped, in the loop's next turn."""
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._loop.call_soon(self._resume_delivery)
 
     def refuse(self, refusal: HandshakeRefusal) -> None:
-        """Tell the other side why, then close."""
+        """Send the other side the reason, then close."""
         if not self._is_open:
             return
         self.refusal = refusal
@@ -116,7 +163,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.close(f"refused by this side: {refusal.code}: {refusal.sentence}")
 
     def close(self, reason: str) -> None:
-        """Close once all that was written is sent, or after a second without it; no frame is handed on any more."""
+        """Close after the buffered bytes are sent, or after `CLOSE_TIMEOUT_S`; deliver no more frames."""
         if not self._is_open or self._transport is None:
             return
         self._is_open = False
@@ -125,7 +172,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._set_deadline(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self, reason: str) -> None:
-        """Close at once, and lose what was not sent; no frame is handed on any more."""
+        """Close immediately and drop unsent bytes; deliver no more frames."""
         self._is_open = False
         self.end_reason = self.end_reason or reason
         if self._transport is not None:
@@ -135,15 +182,15 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Wait until the connection has ended."""
         await asyncio.shield(self._closed)
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake and its deadline."""
+        """Start the handshake and its deadline."""
         self._transport = cast("asyncio.Transport", transport)
         self._is_open = True
         self._connections.add(self)
-        # Any byte that the socket did not take pauses the writer: what waits, waits in one place, uncopied. With TLS
-        # reaching the bound pauses, without it only what is beyond.
+        # Any byte that the socket did not accept pauses the writer, so that pending data is queued in one place (the
+        # outbox), uncopied. With TLS a buffer at the limit pauses; without TLS only one beyond it, hence 1 and 0.
         self._transport.set_write_buffer_limits(high=0 if self._is_plain else 1)
         _tune(transport.get_extra_info("socket"), self.settings.unanswered_timeout_ms)
         name = transport.get_extra_info("peername")
@@ -152,25 +199,25 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.handle_opened()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Return where to receive."""
+        """Return the buffer to receive into."""
         return self.reader.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on every frame that is complete now."""
+        """Deliver every frame that is complete now."""
         self.reader.received(nbytes)
-        self._hand_on()
+        self._deliver_frames()
 
     def pause_writing(self) -> None:
-        """Remember that the socket is full."""
+        """Note that the socket's buffer is full."""
         self.is_paused = True
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Let the owner write again."""
         self.is_paused = False
         self.handle_writable()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end, once."""
+        """Report the end of the connection, once."""
         self._cancel_deadline()
         self.end_reason = self.end_reason or (str(error) if error else "closed by the other side")
         self._transport, self._is_open = None, False
@@ -179,17 +226,17 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self._closed.set_result(None)
         self.handle_closed()
 
-    def _hand_on(self) -> None:
+    def _deliver_frames(self) -> None:
         try:
-            while self._is_open and not self._is_held and (frame := self.reader.next_frame()) is not None:
+            while self._is_open and not self._is_reading_paused and (frame := self.reader.next_frame()) is not None:
                 self.handle_frame(frame)
         except DecodeError as error:
             self.refuse(refuse(RefusalCode.BAD_FRAME, error.message))
 
-    def _go_on(self) -> None:
-        # Whole frames that were read before the pause come first; they may be enough for the next one.
-        self._hand_on()
-        if not self._is_held and self._transport is not None:
+    def _resume_delivery(self) -> None:
+        # Frames read before the pause come first; delivering them may pause reading again.
+        self._deliver_frames()
+        if not self._is_reading_paused and self._transport is not None:
             self._transport.resume_reading()
 
     def _refuse_late(self) -> None:
@@ -207,10 +254,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
 
 def _tune(sock: socket.socket, unanswered_timeout_ms: int) -> None:
-    """Send small frames at once, and let the system give up a machine that went silent.
+    """Disable Nagle's algorithm, and let the kernel drop a connection whose other side is silent.
 
-    Without the latter, a connection that outlived a long cut of the network sends again only when TCP's own
-    doubling wait is over, many seconds after the network is back.
+    Without the latter, a connection that survives a long network outage sends again only after TCP's exponential
+    backoff, many seconds after the network is back.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -17,38 +17,38 @@ from quiver.model import Buffer, ConsumerId, PartitionId, TopicId
 from quiver.record import Record
 from quiver.wire.requests import Request, Response
 
-TAKERS_MAX = 1_000
+CONSUMERS_MAX = 1_000
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[Record | None])
 
 
-class Taken(Response, frozen=True):
+class ManyConsumed(Response, frozen=True):
     """A record or nothing for each who asked, in that order, as the payload.
 
     It may end before all were served, but not before the first was: nothing was done for the others.
     """
 
 
-class ConsumeMany(Request[Taken], frozen=True, tag="take_each"):
+class ConsumeMany(Request[ManyConsumed], frozen=True, tag="take_each"):
     """Take a record for each of these consumers at its cursor, in one replicated step; who is named twice gets two."""
 
-    response = Taken
+    response = ManyConsumed
     _repeatable = False
     waits_for_index = True
 
     topic_id: TopicId
     partition_id: PartitionId
-    consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=TAKERS_MAX)]
+    consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=CONSUMERS_MAX)]
 
 
-def encode_taken(records: Sequence[Record | None]) -> bytes:
+def encode_consumed(records: Sequence[Record | None]) -> bytes:
     """Return the payload of an answer."""
     return _encode(records)
 
 
-def decode_taken(payload: Buffer) -> list[Record | None]:
-    """Return what `encode_taken` was given; raises `DecodeError`."""
+def decode_consumed(payload: Buffer) -> list[Record | None]:
+    """Return what `encode_consumed` was given; raises `DecodeError`."""
     try:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:

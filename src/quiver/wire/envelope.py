@@ -1,10 +1,14 @@
-"""The heads of requests and responses: which call they belong to, how much time is left, and the body. Pure.
+"""Encode and decode requests, responses and errors as frames. Pure.
 
 A request's head is the array `[correlation id, remaining ms, body]`, a response's `[correlation id, body]` or
 `[correlation id, nil, failure]`, a cancel's `[correlation id]`. A body that is too long for a head begins the payload
 instead; then it is nil in the head and its length is the last item. `docs/protocol/wire.md` has the tables.
 
-Payloads are under the frame's checksum, except those that are batches and nothing else, which carry their own.
+The frame's checksum covers the payload, except a payload that is only batches, which carry their own checksums.
+
+An error travels as its kind, code, message and outcome; the other side raises the same class with the same code. The
+outcome must never get lost: an error of an unknown kind, or of a kind whose class does not itself say that the outcome
+is unknown, is raised as `OutcomeUnknownError` if the sender said *unknown*.
 """
 
 from __future__ import annotations
@@ -15,20 +19,44 @@ from typing import Annotated, Any, TypeVar, cast, get_args
 import msgspec
 from msgspec import Meta
 
-from quiver.errors import DecodeError, RequestError
-from quiver.model import Buffer
-from quiver.wire.failures import Failure
-from quiver.wire.frames import HEAD_BYTES_MAX, Frame, Kind, encode_frame
+from quiver.errors import (
+    DecodeError,
+    NotLeaderError,
+    Outcome,
+    OutcomeUnknownError,
+    QuiverError,
+    RequestError,
+    UnavailableError,
+    error_class,
+    kind_of,
+)
+from quiver.model import Buffer, NodeId
+from quiver.wire.frames import HEAD_BYTES_MAX, Frame, FrameKind, encode_frame
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Request, Response
 
 TIMEOUT_MS_MAX = 24 * 3_600_000
-"""Longest time that a request may be given; what asks for more gets this."""
+"""Longest timeout of a request; a longer one is reduced to it."""
 
+MESSAGE_LENGTH_MAX = 1000
+"""Longest error message that is sent; a longer one is truncated."""
+
+_Name = Annotated[str, Meta(max_length=64)]
 _CorrelationId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _TimeoutMs = Annotated[int, Meta(ge=0, le=TIMEOUT_MS_MAX)]
 _Length = Annotated[int, Meta(ge=0)]
 _ResponseType = TypeVar("_ResponseType", bound=Response)
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error on the wire; unknown fields are ignored."""
+
+    kind: _Name
+    code: _Name
+    message: Annotated[str, Meta(max_length=MESSAGE_LENGTH_MAX)] = ""
+    outcome: Outcome = "not_done"
+    leader: NodeId | None = None
+    retry_after_ms: Annotated[int, Meta(ge=0)] | None = None
 
 
 class _RequestHead(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +67,7 @@ class _RequestHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _UnknownHead(msgspec.Struct, frozen=True, array_like=True):
-    """A request's head as far as any version of this program can read it."""
+    """The part of a request's head that every version of this program can read."""
 
     correlation_id: _CorrelationId
     timeout_ms: _TimeoutMs
@@ -50,7 +78,7 @@ class _UnknownHead(msgspec.Struct, frozen=True, array_like=True):
 class _ResponseHead(msgspec.Struct, frozen=True, array_like=True):
     correlation_id: _CorrelationId
     body: msgspec.Raw
-    failure: Failure | None = None
+    failure: ErrorInfo | None = None
     body_bytes: _Length = 0
 
 
@@ -58,8 +86,8 @@ class _Tagged(msgspec.Struct, frozen=True):
     type: str
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A request as it arrived; instead of one that cannot be read, the error that answers it."""
+class IncomingRequest(msgspec.Struct, frozen=True):
+    """A request as received; if it cannot be decoded, `request` is the error to answer with."""
 
     correlation_id: int
     timeout_ms: int
@@ -67,26 +95,26 @@ class Asked(msgspec.Struct, frozen=True):
     payload: memoryview
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """A response as it arrived; `body` can be read once it is known what was asked."""
+class IncomingResponse(msgspec.Struct, frozen=True):
+    """A response as received; `body` is decoded once the type of the request is known."""
 
     correlation_id: int
     body: memoryview
-    failure: Failure | None
+    failure: ErrorInfo | None
     payload: memoryview
 
 
 def encode_request(
     correlation_id: int, timeout_ms: int, request: Request[Any], parts: Sequence[Buffer] = ()
 ) -> list[Buffer]:
-    """Return the buffers of a request's frame; large parts are not copied and must not change until they are sent."""
+    """Return the buffers of a request's frame; large parts are not copied and must not change until sent."""
     timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
     head = _encode((correlation_id, timeout_ms, request))
     check_payload = bool(parts) and not request.carries_batches
     if len(head) > HEAD_BYTES_MAX:
         body = _encode(request)
         head, parts, check_payload = _encode((correlation_id, timeout_ms, None, len(body))), (body, *parts), True
-    return encode_frame(Kind.REQUEST, head, parts, check_payload=check_payload)
+    return encode_frame(FrameKind.REQUEST, head, parts, check_payload=check_payload)
 
 
 def encode_response(
@@ -98,24 +126,24 @@ def encode_response(
     if len(head) > HEAD_BYTES_MAX:
         body = _encode(response)
         head, parts, check_payload = _encode((correlation_id, None, None, len(body))), (body, *parts), True
-    return encode_frame(Kind.RESPONSE, head, parts, check_payload=check_payload)
+    return encode_frame(FrameKind.RESPONSE, head, parts, check_payload=check_payload)
 
 
-def encode_failure(correlation_id: int, failure: Failure) -> list[Buffer]:
+def encode_failure(correlation_id: int, failure: ErrorInfo) -> list[Buffer]:
     """Return the buffers of the frame that answers a request with an error."""
-    return encode_frame(Kind.RESPONSE, _encode((correlation_id, None, failure)))
+    return encode_frame(FrameKind.RESPONSE, _encode((correlation_id, None, failure)))
 
 
 def encode_cancel(correlation_id: int) -> list[Buffer]:
-    """Return the buffers of the frame that says that nobody waits for a request's answer any more."""
-    return encode_frame(Kind.CANCEL, _encode((correlation_id,)))
+    """Return the buffers of the frame that cancels a request: its caller no longer waits for the answer."""
+    return encode_frame(FrameKind.CANCEL, _encode((correlation_id,)))
 
 
 def decode_cancel(frame: Frame) -> int:
-    """Return the correlation id of the request that a frame of that kind cancels.
+    """Return the correlation id of the request that a cancel frame names.
 
     Raises:
-        DecodeError: it names none.
+        DecodeError: it is not a valid cancel.
     """
     try:
         return _CANCEL_DECODER.decode(frame.head)[0]
@@ -123,11 +151,11 @@ def decode_cancel(frame: Frame) -> int:
         raise DecodeError(f"not a valid cancel: {error}") from None
 
 
-def decode_request(frame: Frame) -> Asked:
-    """Return the request that a frame of that kind carries.
+def decode_request(frame: Frame) -> IncomingRequest:
+    """Return the request in a request frame.
 
     Raises:
-        DecodeError: it does not even say to which call it belongs.
+        DecodeError: not even its correlation id can be decoded.
     """
     try:
         head = _REQUEST_DECODER.decode(frame.head)
@@ -135,11 +163,11 @@ def decode_request(frame: Frame) -> Asked:
         return _decode_unknown(frame)
     if head.body is None:
         return _decode_unknown(frame)
-    return Asked(head.correlation_id, head.timeout_ms, head.body, frame.payload)
+    return IncomingRequest(head.correlation_id, head.timeout_ms, head.body, frame.payload)
 
 
-def decode_response(frame: Frame) -> Answered:
-    """Return the response that a frame of that kind carries, its body still unread.
+def decode_response(frame: Frame) -> IncomingResponse:
+    """Return the response in a response frame, its body not decoded yet.
 
     Raises:
         DecodeError: it is not a response.
@@ -149,7 +177,7 @@ def decode_response(frame: Frame) -> Answered:
     except _UNREADABLE as error:
         raise DecodeError(f"not a valid response: {error}") from None
     body, payload = _split(head.body, head.body_bytes, frame.payload)
-    return Answered(head.correlation_id, body, head.failure, payload)
+    return IncomingResponse(head.correlation_id, body, head.failure, payload)
 
 
 def decode_body(body: Buffer, of_type: type[_ResponseType]) -> _ResponseType:
@@ -164,8 +192,8 @@ def decode_body(body: Buffer, of_type: type[_ResponseType]) -> _ResponseType:
         raise DecodeError(f"not a valid {of_type.__name__}: {error}") from None
 
 
-def _decode_unknown(frame: Frame) -> Asked:
-    """Read a request whose body is not in its head, or is none that this program knows."""
+def _decode_unknown(frame: Frame) -> IncomingRequest:
+    """Decode a request whose body is in the payload, or whose type this program does not know."""
     try:
         head = _UNKNOWN_DECODER.decode(frame.head)
     except _UNREADABLE as error:
@@ -176,17 +204,19 @@ def _decode_unknown(frame: Frame) -> Asked:
         request = _BODY_OF_REQUEST_DECODER.decode(body)
     except _UNREADABLE as error:
         request = _explain(body, str(error))
-    return Asked(head.correlation_id, head.timeout_ms, request, payload)
+    return IncomingRequest(head.correlation_id, head.timeout_ms, request, payload)
 
 
 def _explain(body: Buffer, reason: str) -> RequestError:
     try:
         name = _TAG_DECODER.decode(body).type
     except _UNREADABLE:
-        return DecodeError(f"the request cannot be read: {reason}")
+        return DecodeError(f"the request cannot be decoded: {reason}")
     if name not in _NAMES:
-        return RequestError(f"this node knows no request {name[:64]!r}", code="unknown_request")
-    return DecodeError(f"the request {name} cannot be read: {reason}")
+        return RequestError(
+            f"this node does not support the request {name[:64]!r}; it may run an older version", code="unknown_request"
+        )
+    return DecodeError(f"the request {name} cannot be decoded: {reason}")
 
 
 def _split(body: msgspec.Raw, body_bytes: int, payload: memoryview) -> tuple[memoryview, memoryview]:
@@ -195,6 +225,30 @@ def _split(body: msgspec.Raw, body_bytes: int, payload: memoryview) -> tuple[mem
     if body_bytes > len(payload):
         raise DecodeError(f"body of {body_bytes} bytes in a payload of {len(payload)}")
     return payload[:body_bytes], payload[body_bytes:]
+
+
+def describe_error(error: QuiverError, *, outcome: Outcome | None = None) -> ErrorInfo:
+    """Return an error in the form that is sent; `outcome` overrides the one of its class."""
+    return ErrorInfo(
+        kind=kind_of(error),
+        code=error.code,
+        message=error.message[:MESSAGE_LENGTH_MAX],
+        outcome=outcome or error.outcome,
+        leader=error.leader if isinstance(error, NotLeaderError) else None,
+        retry_after_ms=error.retry_after_ms if isinstance(error, UnavailableError) else None,
+    )
+
+
+def restore_error(info: ErrorInfo) -> QuiverError:
+    """Return the error that was sent."""
+    kind = error_class(info.kind)
+    if info.outcome == "unknown" and kind.outcome != "unknown":
+        return OutcomeUnknownError(info.message, code=info.code)
+    if issubclass(kind, NotLeaderError):
+        return kind(info.message, code=info.code, retry_after_ms=info.retry_after_ms, leader=info.leader)
+    if issubclass(kind, UnavailableError):
+        return kind(info.message, code=info.code, retry_after_ms=info.retry_after_ms)
+    return kind(info.message, code=info.code)
 
 
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -45,7 +45,7 @@ _LENGTH = struct.Struct("<I")
 _CHECKSUM_BYTES = 4
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is; numbers are never used again."""
 
     HELLO = 1
@@ -56,19 +56,19 @@ class Kind(IntEnum):
     CANCEL = 6
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(NamedTuple):
     """One whole frame; `head` and `payload` may be kept, and never change."""
 
-    kind: Kind
+    kind: FrameKind
     head: memoryview
     payload: memoryview
 
 
 def encode_frame(
-    kind: Kind, head: bytes = b"", parts: Sequence[Buffer] = (), *, check_payload: bool = False
+    kind: FrameKind, head: bytes = b"", parts: Sequence[Buffer] = (), *, check_payload: bool = False
 ) -> list[Buffer]:
     """Return the buffers that make up one frame, whose payload is given in parts of unsigned bytes.
 

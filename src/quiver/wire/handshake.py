@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from quiver.errors import ConfigError, DecodeError
 from quiver.model import NodeId
-from quiver.wire.frames import Frame, Kind, encode_frame
+from quiver.wire.frames import Frame, FrameKind, encode_frame
 
 VERSION_MIN = 1
 VERSION_MAX = 1
@@ -134,7 +134,7 @@ def _introduce(of_type: type[_T], fields: Mapping[str, object]) -> _T:
         raise ConfigError(f"this program cannot introduce itself: {error}") from None
 
 
-def judge_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
+def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
     """Decide on the first frame of whoever has dialled: return its hello, or why it is refused."""
     hello = _read_hello(frame, own)
     match hello:
@@ -146,7 +146,7 @@ def judge_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | Re
             return hello
 
 
-def judge_answer(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
+def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
     """Decide on the answer of a node that was dialled: return its hello, or why it is refused."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
@@ -159,7 +159,7 @@ def judge_answer(frame: Frame, own: Hello, dialled: NodeId, identity_of: Identit
     return judgement
 
 
-def judge_host(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
+def check_server_hello(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
     """Decide on the answer that a requester got: return the node's hello, or why it is refused."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
@@ -170,7 +170,7 @@ def judge_host(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
 
 
 def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | HandshakeRefusal:
-    if frame.kind is not Kind.HELLO:
+    if frame.kind is not FrameKind.HELLO:
         return refuse(RefusalCode.HELLO_EXPECTED, f"the first frame must be a hello, not a {frame.kind.name.lower()}")
     try:
         # In two steps, since another version's hello may differ in all but these fields.
@@ -218,12 +218,12 @@ def _refuse_identity(node: int) -> HandshakeRefusal:
 
 def encode_hello(hello: Hello | RequesterHello) -> bytes:
     """Return a hello as a frame."""
-    return _encode(Kind.HELLO, hello)
+    return _encode(FrameKind.HELLO, hello)
 
 
 def encode_refusal(refusal: HandshakeRefusal) -> bytes:
     """Return a refusal as a frame."""
-    return _encode(Kind.REFUSAL, refusal)
+    return _encode(FrameKind.REFUSAL, refusal)
 
 
 def decode_refusal(frame: Frame) -> HandshakeRefusal:
@@ -235,7 +235,7 @@ def decode_refusal(frame: Frame) -> HandshakeRefusal:
     return _decode(frame, HandshakeRefusal)
 
 
-def _encode(kind: Kind, body: msgspec.Struct) -> bytes:
+def _encode(kind: FrameKind, body: msgspec.Struct) -> bytes:
     return b"".join(encode_frame(kind, msgspec.msgpack.encode(body)))
 
 

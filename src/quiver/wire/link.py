@@ -17,23 +17,21 @@ from contextlib import suppress
 from quiver.addresses import Address, format_address
 from quiver.backoff import Backoff
 from quiver.errors import RequestError
-from quiver.logs import facts
+from quiver.logs import RateLimitedLogger, facts
 from quiver.model import Buffer, NodeId
 from quiver.tasks import timeout
-from quiver.wire.connection import Connection
-from quiver.wire.context import Context
-from quiver.wire.frames import HEADER_BYTES, Frame, Kind, encode_frame
+from quiver.wire.connection import Connection, NetworkContext
+from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind, encode_frame
 from quiver.wire.handshake import (
     HandshakeRefusal,
     Hello,
     RefusalCode,
+    check_peer_hello,
     decode_refusal,
     encode_hello,
-    judge_answer,
     refuse,
 )
 from quiver.wire.outbox import Outbox
-from quiver.wire.rate_limited_logger import RateLimitedLogger
 from quiver.wire.tls import node_name
 
 logger = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ logger = logging.getLogger(__name__)
 class Link:
     """Send messages to one peer, over a connection that is made again whenever it breaks."""
 
-    def __init__(self, peer: NodeId, address: Address, context: Context) -> None:
+    def __init__(self, peer: NodeId, address: Address, context: NetworkContext) -> None:
         self.peer = peer
         self.address = address
         self.context = context
@@ -51,7 +49,7 @@ class Link:
         self.messages_dropped = 0
         self.connects = 0
         self.last_error = ""
-        self._quiet_log = RateLimitedLogger(logger, context.clock)
+        self._warnings = RateLimitedLogger(logger, context.clock)
         self._outbox = Outbox()
         # The last connection that was dialled, and the same once its handshake is done, until it is lost.
         self._dialled: OutgoingConnection | None = None
@@ -92,7 +90,7 @@ class Link:
             self.messages_dropped += 1
             return
         # A Raft message holds more than batches, and what is not a batch has no other checksum.
-        self._outbox.push(encode_frame(Kind.MESSAGE, b"", parts, check_payload=True))
+        self._outbox.push(encode_frame(FrameKind.MESSAGE, b"", parts, check_payload=True))
         self.messages_out += 1
         self.bytes_out += size_bytes
         self.flush()  # at once: the driver sends one parcel per node and turn
@@ -185,7 +183,7 @@ class Link:
 
     def _note_failure(self, error: str) -> None:
         self.last_error = error
-        self._quiet_log.tell(error, "peer not connected", peer=self.peer, address=self._address_name, error=error)
+        self._warnings.warn(error, "peer not connected", peer=self.peer, address=self._address_name, error=error)
 
     @property
     def _address_name(self) -> str:
@@ -207,14 +205,14 @@ class OutgoingConnection(Connection):
 
     def handle_frame(self, frame: Frame) -> None:
         """Take the answer; after it, nothing but a refusal may come."""
-        if frame.kind is Kind.REFUSAL:
+        if frame.kind is FrameKind.REFUSAL:
             refusal = decode_refusal(frame)
             self.close(f"refused by the other side: {refusal.code}: {refusal.sentence}")
         elif self.greeted.done():
             self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that dialled"))
         else:
             context = self._link.context
-            self._take_answer(judge_answer(frame, context.hello, self._link.peer, context.identity_of))
+            self._take_answer(check_peer_hello(frame, context.hello, self._link.peer, context.identity_of))
 
     def handle_closed(self) -> None:
         """Let the link know."""
@@ -229,7 +227,7 @@ class OutgoingConnection(Connection):
         if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
-        self.prove()
+        self.finish_handshake()
         self._settle(is_agreed=True)
         self._link.handle_greeted(self, answer)
 

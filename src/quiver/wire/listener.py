@@ -14,21 +14,20 @@ from typing import Protocol
 
 from quiver.addresses import Address, format_address
 from quiver.errors import ConfigError
+from quiver.logs import RateLimitedLogger
 from quiver.model import NodeId
-from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
-from quiver.wire.context import Context, Heard
-from quiver.wire.frames import HEADER_BYTES, Frame, Kind
+from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection, NetworkContext, PeerTraffic
+from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind
 from quiver.wire.handshake import (
     HandshakeRefusal,
     Hello,
     RefusalCode,
     RequesterHello,
+    check_hello,
     encode_hello,
-    judge_hello,
     refuse,
 )
-from quiver.wire.rate_limited_logger import RateLimitedLogger
-from quiver.wire.tls import judge_certificate
+from quiver.wire.tls import check_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +35,10 @@ logger = logging.getLogger(__name__)
 class Listener:
     """Accept connections from other nodes."""
 
-    def __init__(self, context: Context, server_context: ssl.SSLContext | None) -> None:
+    def __init__(self, context: NetworkContext, server_context: ssl.SSLContext | None) -> None:
         self.context = context
         self._server_context = server_context
-        self.quiet_log = RateLimitedLogger(logger, context.clock)
+        self.warnings = RateLimitedLogger(logger, context.clock)
         self.refused = 0
         self.strangers: set[IncomingConnection] = set()
         self.proven: dict[NodeId, IncomingConnection] = {}
@@ -94,9 +93,9 @@ class Listener:
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Decide on a connection's first frame."""
-        answer = judge_hello(frame, self.context.hello, self.context.identity_of)
+        answer = check_hello(frame, self.context.hello, self.context.identity_of)
         if not isinstance(answer, HandshakeRefusal):
-            answer = judge_certificate(connection.certificate, self.context.tls, answer.node) or answer
+            answer = check_certificate(connection.certificate, self.context.tls, answer.node) or answer
         match answer:
             case HandshakeRefusal():
                 connection.refuse(answer)
@@ -146,7 +145,7 @@ class Listener:
 
     def _note_refusal(self, connection: IncomingConnection, refusal: HandshakeRefusal) -> None:
         self.refused += 1
-        self.quiet_log.tell(
+        self.warnings.warn(
             connection.peer_host,
             "connection refused",
             address=format_address((connection.peer_host, connection.peer_port)),
@@ -188,7 +187,7 @@ class IncomingConnection(Connection):
     def accept(self, session: Session) -> None:
         """End the handshake."""
         self.session = session
-        self.prove()
+        self.finish_handshake()
 
     def handle_opened(self) -> None:
         """Ask for admission."""
@@ -216,7 +215,7 @@ class IncomingConnection(Connection):
 class PeerSession:
     """A node's Raft messages: only received, counted and delivered."""
 
-    def __init__(self, listener: Listener, connection: IncomingConnection, peer: NodeId, heard: Heard) -> None:
+    def __init__(self, listener: Listener, connection: IncomingConnection, peer: NodeId, heard: PeerTraffic) -> None:
         self._listener = listener
         self._connection = connection
         self._peer = peer
@@ -230,7 +229,7 @@ class PeerSession:
 
     def handle_frame(self, frame: Frame) -> None:
         """Deliver a message."""
-        if frame.kind is Kind.MESSAGE:
+        if frame.kind is FrameKind.MESSAGE:
             self._heard.messages_in += 1
             self._heard.bytes_in += HEADER_BYTES + len(frame.payload)
             self._on_message(self._peer, frame.payload)

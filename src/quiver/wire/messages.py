@@ -14,9 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+from quiver.wire.admin_messages import DescribeNode, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.consume_many import ConsumeMany
-from quiver.wire.description import DescribeNode
-from quiver.wire.holds import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
 
 # -- the cluster -------------------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from quiver.config import TlsSettings, WireSettings
 from quiver.errors import invariant
 from quiver.model import Buffer, NodeId
 from quiver.tasks import TaskScope
-from quiver.wire.context import Context, Heard
+from quiver.wire.connection import NetworkContext, PeerTraffic
 from quiver.wire.handshake import Hello, IdentityOf, make_hello
 from quiver.wire.link import Link
 from quiver.wire.listener import Listener
 from quiver.wire.serving import RequestServer
-from quiver.wire.status import NetworkStatus, PeerStatus
+from quiver.wire.status import ConnectionStatus, NetworkStatus
 from quiver.wire.tls import make_client_context, make_server_context
 
 MessageHandler = Callable[[NodeId, memoryview], None]
@@ -67,7 +67,7 @@ class PeerNetwork:
         """Where others reach this node; with the port that was chosen, if 0 was asked for, once entered."""
         self._node = node
         tls = tls or TlsSettings()
-        self._context = Context(
+        self._context = NetworkContext(
             hello=make_hello(cluster_id=cluster_id, node=node, incarnation=incarnation, identity=identity),
             settings=settings,
             clock=clock,
@@ -83,7 +83,7 @@ class PeerNetwork:
         )
         self._listener = Listener(self._context, make_server_context(tls))
         self._links = {peer: Link(peer, address, self._context) for peer, address in peers.items()}
-        self._heard: dict[NodeId, Heard] = {}
+        self._heard: dict[NodeId, PeerTraffic] = {}
         self._messages_to_unknown = 0
         self._handler: MessageHandler = _ignore_message
         self._on_lost: LostHandler = _ignore_loss
@@ -208,9 +208,9 @@ class PeerNetwork:
             messages_to_unknown=self._messages_to_unknown,
         )
 
-    def _peer_status(self, node: NodeId) -> PeerStatus:
+    def _peer_status(self, node: NodeId) -> ConnectionStatus:
         link, heard = self._links.get(node), self._heard.get(node)
-        return PeerStatus(
+        return ConnectionStatus(
             node=node,
             address=format_address(link.address) if link else "",
             is_connected=link is not None and link.is_connected,
@@ -228,9 +228,9 @@ class PeerNetwork:
 
     # What links and listener report.
 
-    def _handle_greeted(self, hello: Hello) -> Heard:
+    def _handle_greeted(self, hello: Hello) -> PeerTraffic:
         node = NodeId(hello.node)
-        heard = self._heard.setdefault(node, Heard(hello.incarnation))
+        heard = self._heard.setdefault(node, PeerTraffic(hello.incarnation))
         heard.incarnation = hello.incarnation
         if node in self._links:
             self._links[node].hurry(hello.incarnation)

@@ -20,17 +20,23 @@ from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, TooLarg
 from quiver.model import Buffer
 from quiver.tasks import timeout_at
 from quiver.wire.connection import Connection
-from quiver.wire.envelope import Answered, decode_body, decode_response, encode_cancel, encode_request
-from quiver.wire.failures import restore
-from quiver.wire.frames import Frame, Kind
+from quiver.wire.envelope import (
+    IncomingResponse,
+    decode_body,
+    decode_response,
+    encode_cancel,
+    encode_request,
+    restore_error,
+)
+from quiver.wire.frames import Frame, FrameKind
 from quiver.wire.handshake import (
     HandshakeRefusal,
     Hello,
     RefusalCode,
     RequesterHello,
+    check_server_hello,
     decode_refusal,
     encode_hello,
-    judge_host,
     refuse,
 )
 from quiver.wire.outbox import FLUSH_FRAMES, Outbox
@@ -44,7 +50,9 @@ class _Pending:
 
     __slots__ = ("future", "number", "request", "size_bytes")
 
-    def __init__(self, future: asyncio.Future[Answered], request: Request[Any], number: int, size_bytes: int) -> None:
+    def __init__(
+        self, future: asyncio.Future[IncomingResponse], request: Request[Any], number: int, size_bytes: int
+    ) -> None:
         self.future = future
         self.request = request
         self.number = number
@@ -111,7 +119,7 @@ class RequestConnection(Connection):
         finally:
             timer.cancel()
         if answered.failure is not None:
-            raise restore(answered.failure)
+            raise restore_error(answered.failure)
         return _read_body(request, answered.body), answered.payload
 
     def _send(self, request: Request[R], payload: Sequence[Buffer], deadline_s: float) -> tuple[_Pending, int]:
@@ -235,15 +243,15 @@ class RequestConnection(Connection):
 
     def handle_frame(self, frame: Frame) -> None:
         """Take a response; before the handshake is done, the answer to the hello."""
-        if frame.kind is Kind.RESPONSE and self.greeted.done():
+        if frame.kind is FrameKind.RESPONSE and self.greeted.done():
             self._take_response(decode_response(frame))
-        elif frame.kind is Kind.REFUSAL:
+        elif frame.kind is FrameKind.REFUSAL:
             refusal = decode_refusal(frame)
             self.close(f"refused by the other side: {refusal.code}: {refusal.sentence}")
         elif self.greeted.done():
             self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that asks"))
         else:
-            self._take_hello(judge_host(frame, self._hello))
+            self._take_hello(check_server_hello(frame, self._hello))
 
     def handle_writable(self) -> None:
         """Send on."""
@@ -269,10 +277,10 @@ class RequestConnection(Connection):
         if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
-        self.prove()
+        self.finish_handshake()
         self.greeted.set_result(answer)
 
-    def _take_response(self, answered: Answered) -> None:
+    def _take_response(self, answered: IncomingResponse) -> None:
         pending = self._forget(answered.correlation_id)
         if pending is not None and not pending.future.done():
             pending.future.set_result(answered)

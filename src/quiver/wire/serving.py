@@ -36,8 +36,7 @@ from quiver.logs import facts
 from quiver.model import Buffer, NodeId
 from quiver.tasks import TaskScope, timeout
 from quiver.wire.connection import Connection
-from quiver.wire.envelope import Asked, encode_failure, encode_response
-from quiver.wire.failures import Failure, describe
+from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Response, request_name
@@ -96,7 +95,7 @@ class Call:
 
     __slots__ = ("asked", "caller", "end_code", "is_begun", "request", "session", "size_bytes", "task")
 
-    def __init__(self, session: RequestSession, asked: Asked, request: AnyRequest, size_bytes: int) -> None:
+    def __init__(self, session: RequestSession, asked: IncomingRequest, request: AnyRequest, size_bytes: int) -> None:
         self.session = session
         self.asked = asked
         self.request = request
@@ -222,12 +221,12 @@ class RequestServer:
 
     # Requests.
 
-    def take(self, session: RequestSession, asked: Asked, size_bytes: int) -> None:
+    def take(self, session: RequestSession, asked: IncomingRequest, size_bytes: int) -> None:
         """Begin to carry out a request, or refuse it."""
         request = self._check(session, asked)
         if isinstance(request, QuiverError):
             self._refused += 1
-            session.answer(encode_failure(asked.correlation_id, describe(request)))
+            session.answer(encode_failure(asked.correlation_id, describe_error(request)))
             return
         call = Call(session, asked, request, size_bytes)
         call.caller = Caller(
@@ -247,7 +246,7 @@ class RequestServer:
         # A bare task: `_run` reports its own crash, and a group's callback for each request has a measurable cost.
         call.task = self._loop.create_task(self._run(call))
 
-    def _check(self, session: RequestSession, asked: Asked) -> AnyRequest | QuiverError:
+    def _check(self, session: RequestSession, asked: IncomingRequest) -> AnyRequest | QuiverError:
         request = asked.request
         if isinstance(request, QuiverError):
             return request
@@ -307,13 +306,13 @@ class RequestServer:
         """Return the answer to a request whose handler raised `error`; raise it again if this server is cancelled."""
         correlation_id = call.asked.correlation_id
         if isinstance(error, QuiverError):
-            return encode_failure(correlation_id, describe(error))
+            return encode_failure(correlation_id, describe_error(error))
         if isinstance(error, asyncio.CancelledError):
             if not call.end_code and call.task.cancelling():
                 raise error
             # A handler that was not cancelled waited for something that was.
             call.end_code = call.end_code or "cancelled"
-            return encode_failure(correlation_id, describe(call.end_error()))
+            return encode_failure(correlation_id, describe_error(call.end_error()))
         if not isinstance(error, Exception):
             raise error
         self._failed += 1
@@ -347,7 +346,7 @@ class RequestServer:
         await self._crashed
 
 
-def _describe_bug(error: Exception, request: AnyRequest) -> Failure:
+def _describe_bug(error: Exception, request: AnyRequest) -> ErrorInfo:
     """Return what the caller is told of a bug: by its name alone, and that what it asked for may have been done."""
     shown = QuiverError(f"the node failed: {type(error).__name__}", code="internal_error")
-    return describe(shown, outcome="not_done" if request.is_read else "unknown")
+    return describe_error(shown, outcome="not_done" if request.is_read else "unknown")

@@ -16,7 +16,7 @@ from quiver.errors import DecodeError
 from quiver.model import Buffer, NodeId
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
 from quiver.wire.envelope import decode_cancel, decode_request
-from quiver.wire.frames import HEADER_BYTES, Frame, Kind
+from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind
 from quiver.wire.handshake import RefusalCode, RequesterHello, refuse
 from quiver.wire.outbox import FLUSH_FRAMES, Outbox
 
@@ -52,9 +52,9 @@ class RequestSession:
 
     def handle_frame(self, frame: Frame) -> None:
         """Take a request, or the news that nobody waits for one any more."""
-        if frame.kind is Kind.REQUEST:
+        if frame.kind is FrameKind.REQUEST:
             self._take_request(frame)
-        elif frame.kind is Kind.CANCEL:
+        elif frame.kind is FrameKind.CANCEL:
             call = self._calls.get(decode_cancel(frame))
             if call is not None:
                 call.end("cancelled")
@@ -113,7 +113,7 @@ class RequestSession:
 
     def close(self, reason: str) -> None:
         """End the connection once all answers are sent, or after a second without it; take no more requests."""
-        self._connection.hold_reading()
+        self._connection.pause_reading()
         self._end_reason = reason
         self._loop.call_later(CLOSE_TIMEOUT_S, self._connection.abort, reason)
         self._flush()
@@ -147,6 +147,6 @@ class RequestSession:
         if is_full is not self._is_held:
             self._is_held = is_full
             if is_full:
-                self._connection.hold_reading()
+                self._connection.pause_reading()
             else:
                 self._connection.resume_reading()

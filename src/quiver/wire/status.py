@@ -8,7 +8,7 @@ from quiver.model import NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerStatus:
+class ConnectionStatus:
     """One peer, or a node that is none but has connected; counts are since this process started."""
 
     node: NodeId
@@ -35,7 +35,7 @@ class NetworkStatus:
 
     node: NodeId
     address: str
-    peers: tuple[PeerStatus, ...]
+    peers: tuple[ConnectionStatus, ...]
     handshakes: int
     """Incoming connections that have not said who they are yet."""
     refused: int

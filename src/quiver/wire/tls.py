@@ -1,9 +1,11 @@
-"""Encryption of the wire by TLS, and who must show a certificate for what.
+"""TLS of wire and HTTP connections, and the check of node certificates.
 
-Contexts are made once, from files that the settings name; a file that cannot be used is a `ConfigError` at the start,
-never a connection without encryption later. Nobody is let in by an unverified certificate. A node's certificate names
-it by the alternative name `node-<id>`, which is what its peers check instead of its host name, in both directions: so a
-certificate for one node, or for a client, does not make anybody another node.
+Contexts are made once, at start, from the files that the settings name. A file that cannot be used is a `ConfigError`
+then, never an unencrypted connection later. An unverified certificate admits nothing. A node's certificate names it by
+the alternative name `node-<id>`; peers check that name instead of the host name, in both directions. A certificate for
+one node, or for a client, therefore does not work for another node.
+
+HTTP clients are browsers and scripts: they present no certificate, and TLS 1.2 is accepted beside 1.3.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import ssl
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quiver.config import TlsSettings
+from quiver.config import GatewaySettings, TlsSettings
 from quiver.errors import ConfigError
 from quiver.model import NodeId
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, refuse
@@ -20,11 +22,11 @@ from quiver.wire.handshake import HandshakeRefusal, RefusalCode, refuse
 _VERIFICATION = {"none": ssl.CERT_NONE, "nodes": ssl.CERT_OPTIONAL, "all": ssl.CERT_REQUIRED}
 
 Certificate = Mapping[str, Any]
-"""What `ssl` tells of a verified certificate; empty if none was shown."""
+"""A verified certificate as `ssl` describes it; empty if none was presented."""
 
 
 def make_server_context(settings: TlsSettings) -> ssl.SSLContext | None:
-    """Return how connections are accepted; None: without TLS.
+    """Return the TLS context for accepting wire connections; None: without TLS.
 
     Raises:
         ConfigError: there is no certificate, or a file cannot be used.
@@ -39,23 +41,43 @@ def make_server_context(settings: TlsSettings) -> ssl.SSLContext | None:
 
 
 def make_client_context(settings: TlsSettings) -> ssl.SSLContext | None:
-    """Return how connections are made; None: without TLS. A certificate is shown if there is one.
+    """Return the TLS context for dialling; None: without TLS. It presents a certificate if one is configured.
 
     Raises:
         ConfigError: a file cannot be used.
     """
     if not settings.is_enabled:
         return None
-    # Verifies the other side's certificate and its name.
+    # This protocol constant verifies the other side's certificate and its name.
     return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), settings)
 
 
+def make_http_context(tls: TlsSettings, gateway: GatewaySettings) -> ssl.SSLContext | None:
+    """Return the TLS context for accepting HTTP connections; None: without TLS.
+
+    Raises:
+        ConfigError: there is no certificate, or a file cannot be used.
+    """
+    if gateway.tls == "off" or (gateway.tls == "auto" and not tls.is_enabled):
+        return None
+    if not tls.certificate_file:
+        raise ConfigError("tls.certificate_file is needed to serve HTTP over TLS")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(tls.certificate_file, tls.key_file or None, password=_refuse_password)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tls: {error}; the files are {tls.certificate_file}, {tls.key_file}") from None
+    return context
+
+
 def _load(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
-    # Both ends are this program or its SDK: nothing older needs to be understood.
+    # Both ends are this program or its SDK, so no older version is needed.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         if settings.certificate_file:
-            context.load_cert_chain(settings.certificate_file, settings.key_file or None, password=_ask_nobody)
+            context.load_cert_chain(settings.certificate_file, settings.key_file or None, password=_refuse_password)
         if settings.ca_file:
             context.load_verify_locations(settings.ca_file)
         else:
@@ -66,29 +88,29 @@ def _load(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def _ask_nobody() -> str:
-    """Give no password: OpenSSL would ask for one at the terminal."""
+def _refuse_password() -> str:
+    """Raise instead of returning a password: without this OpenSSL would prompt at the terminal."""
     raise ValueError("the key is encrypted, which is not supported")
 
 
 def node_name(node: NodeId) -> str:
-    """Return the name by which a certificate vouches for a node."""
+    """Return the alternative name in a node's certificate."""
     return f"node-{node}"
 
 
-def judge_certificate(
+def check_certificate(
     certificate: Certificate | None, settings: TlsSettings, node: int | None
 ) -> HandshakeRefusal | None:
-    """Decide whether whoever has dialled may be what it says it is; return why not.
+    """Return why the dialling side is refused, or None if its certificate allows what its hello says.
 
-    `certificate` is what it has shown, verified; `node` is the node that it says it is, None for a client.
+    `certificate` is the verified one that it presented; `node` is the node id in its hello, None for a client.
     """
     if not settings.is_enabled or settings.client_certificates == "none":
         return None
-    # That clients show one, if they must, was seen to when the connection was made.
+    # A certificate that clients must present was verified by `ssl` when the connection was made.
     if node is None or node_name(NodeId(node)) in _names_of(certificate or {}):
         return None
-    return refuse(RefusalCode.BAD_CERTIFICATE, f"no certificate was shown that names {node_name(NodeId(node))}")
+    return refuse(RefusalCode.BAD_CERTIFICATE, f"no certificate was presented that names {node_name(NodeId(node))}")
 
 
 def _names_of(certificate: Certificate) -> Iterable[str]:

@@ -25,7 +25,7 @@ from quiver.metadata import (
 )
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_batch
-from quiver.wire.consume_many import ConsumeMany, decode_taken
+from quiver.wire.consume_many import ConsumeMany, decode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
@@ -101,7 +101,7 @@ def test_takers_are_served_together_and_only_if_all_are_registered() -> None:
                 topic_id=topic_id, partition_id=P0, consumer_ids=consumer_ids, known_index=cluster.known_index
             )
             _, payload = await cluster.ask_leader(topic_id, request)
-            return [None if record is None else record.value for record in decode_taken(payload)]
+            return [None if record is None else record.value for record in decode_consumed(payload)]
 
         assert await take(first, late) == [b"a", None]
         with pytest.raises(NotFoundError):

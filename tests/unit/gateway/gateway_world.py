@@ -29,7 +29,7 @@ from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller, requests
 from quiver.wire import messages as wire
-from quiver.wire.consume_many import ConsumeMany, Taken, encode_taken
+from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class GatewayCluster(MemoryCluster):
             return self._take_each(partition, request)
         return await self._consume(partition, request)
 
-    def _take_each(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[Taken, list[bytes]]:
+    def _take_each(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
         for consumer_id in self.unwelcome.intersection(request.consumer_ids):
             raise NotAllowedError(f"consumer {consumer_id} is not registered", code="not_registered")
         taken: list[Record | None] = []
@@ -100,7 +100,7 @@ class GatewayCluster(MemoryCluster):
             taken.append(Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None)
             if parts:
                 partition.cursors[consumer_id] = Offset(offset + 1)
-        return Taken(), [encode_taken(taken)]
+        return ManyConsumed(), [encode_consumed(taken)]
 
     async def _consume(self, partition: MemoryPartition, request: wire.Consume) -> tuple[wire.Consumed, list[bytes]]:
         cursor = partition.cursors.get(request.consumer_id, partition.first_offset)

@@ -12,8 +12,8 @@ import pytest
 from quiver import errors
 from quiver.errors import OverloadedError, QuiverError
 from quiver.gateway.application import RoutedApplication
+from quiver.gateway.codec import error_response, status_of
 from quiver.gateway.contract import Answer
-from quiver.gateway.failures import failure_of, status_of
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.gateway.openapi import MEANINGS
 from quiver.gateway.routes import ROUTES, find_duplicates
@@ -150,7 +150,7 @@ def all_kinds(kind: type[QuiverError] = QuiverError) -> list[type[QuiverError]]:
 
 @pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.__name__)
 def test_every_error_has_a_documented_status_that_tells_its_outcome(kind: type[QuiverError]) -> None:
-    response = failure_of(kind("why"))
+    response = error_response(kind("why"))
     assert response.status in MEANINGS
     told = shown(response)
     if response.status in (503, 504, 507):
@@ -183,7 +183,7 @@ def test_status_follows_from_what_the_caller_should_do(kind: type[QuiverError], 
 
 def test_time_to_come_back_is_rounded_up() -> None:
     error = OverloadedError("much to do", retry_after_ms=1100)
-    assert ("Retry-After", "2") in failure_of(error).headers
+    assert ("Retry-After", "2") in error_response(error).headers
 
 
 def test_request_is_counted_under_its_route_and_never_under_a_path_of_its_own() -> None:

@@ -514,7 +514,7 @@ async def test_cluster_is_shown(world: World) -> None:
     assert (await world.get("/managers"))[0] == 200
     assert (await world.get("/healthz")) == (200, {"status": "success"})
     assert (await world.get("/readyz"))[0] in (200, 503)
-    assert (await world.get("/"))[1]["message"].startswith("Welcome")
+    assert (await world.get("/"))[1]["message"].startswith("Quiver")
 
 
 @in_world

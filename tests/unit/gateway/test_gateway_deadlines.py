@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quiver.gateway.http.deadlines import Deadlines
+from quiver.gateway.http.server import Deadlines
 from quiver.testing.clock import SimulatedClock
 
 

@@ -12,11 +12,17 @@ import pytest
 
 from quiver.gateway.http import HttpStatus
 from quiver.gateway.metrics import LATENCY_BOUNDS_S, Metrics
-from quiver.gateway.openapi import LINKS, make_document
-from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_markdown, render_page
+from quiver.gateway.openapi import (
+    CONTENT_SECURITY_POLICY,
+    LINKS,
+    make_document,
+    render_docs,
+    render_markdown,
+    render_page,
+)
 from quiver.gateway.routes import ROUTES
 from quiver.model import GroupId, Index, NodeId, PartitionId, TopicId
-from quiver.wire.description import LagInfo, NodeDescribed, ReplicaInfo
+from quiver.wire.admin_messages import LagInfo, NodeDescribed, ReplicaInfo
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol" / "http.md"
 
@@ -54,7 +60,7 @@ def test_document_tells_bounds_and_what_must_be_given() -> None:
 def test_answers_and_failures_tell_their_status_in_the_document() -> None:
     schemas = make_document()["components"]["schemas"]
     assert schemas["ProducedAnswer"]["properties"]["status"] == {"enum": ["success"]}
-    assert schemas["Failure"]["properties"]["status"] == {"enum": ["failure"]}
+    assert schemas["FailureAnswer"]["properties"]["status"] == {"enum": ["failure"]}
 
 
 def test_pages_run_no_script_and_take_nothing_from_elsewhere() -> None:

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from quiver.errors import OutOfRangeError, RequestError
 from quiver.gateway import contract
-from quiver.gateway.parameters import KNOWN_MAX, QUERY_FIELDS_MAX, ParameterReader
-from quiver.gateway.routes import ROUTES, Route
+from quiver.gateway.codec import CACHED_QUERIES_MAX, QUERY_FIELDS_MAX, ParameterDecoder
+from quiver.gateway.routes import ROUTES, HttpRoute
 
-PRODUCE = ParameterReader(contract.ProduceBody)
+PRODUCE = ParameterDecoder(contract.ProduceBody)
 BODY = b'{"topic": "t", "producer_id": 5, "message": "x"}'
 
 
 def produce(body: bytes = b"", query: bytes = b"") -> contract.ProduceBody:
-    return PRODUCE.read({}, query, body)
+    return PRODUCE.decode({}, query, body)
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,16 @@ def test_query_is_decoded() -> None:
 
 
 def test_query_that_comes_again_says_the_same_and_few_are_remembered() -> None:
-    reader = ParameterReader(contract.ProduceBody)
-    for number in (*range(KNOWN_MAX + 10), 3, 3):
+    decoder = ParameterDecoder(contract.ProduceBody)
+    for number in (*range(CACHED_QUERIES_MAX + 10), 3, 3):
         query = b"topic=t&producer_id=%d&message=x" % number
-        assert reader.read({}, query, b"").producer_id == number
+        assert decoder.decode({}, query, b"").producer_id == number
         with pytest.raises(RequestError, match="twice"):
-            reader.read({}, query, b'{"topic": "t"}')
+            decoder.decode({}, query, b'{"topic": "t"}')
     long = b"topic=t&producer_id=1&message=" + b"x" * 300
-    assert reader.read({}, long, b"") == reader.read({}, long, b"")
-    assert len(reader._known) <= KNOWN_MAX
-    assert long not in reader._known
+    assert decoder.decode({}, long, b"") == decoder.decode({}, long, b"")
+    assert len(decoder._cache) <= CACHED_QUERIES_MAX
+    assert long not in decoder._cache
 
 
 def test_text_that_looks_like_something_else_stays_text() -> None:
@@ -91,22 +91,22 @@ def test_number_outside_its_bounds_is_out_of_range(number: bytes) -> None:
 @pytest.mark.parametrize("query", [b"max=0", b"max=10001", b"wait_ms=-1"])
 def test_count_outside_its_bounds_is_out_of_range(query: bytes) -> None:
     with pytest.raises(OutOfRangeError):
-        ParameterReader(contract.ConsumeBatch).read({}, b"topic=t&consumer_id=1&" + query, b"")
+        ParameterDecoder(contract.ConsumeBatchQuery).decode({}, b"topic=t&consumer_id=1&" + query, b"")
 
 
 def test_word_that_is_none_of_the_choices_is_out_of_range() -> None:
     with pytest.raises(OutOfRangeError, match="from"):
-        ParameterReader(contract.RegisterConsumerBody).read({}, b"topic=t&from=now", b"")
+        ParameterDecoder(contract.RegisterConsumerBody).decode({}, b"topic=t&from=now", b"")
 
 
 def test_path_is_a_parameter_like_any_other() -> None:
-    assert ParameterReader(contract.BrokerPath).read({"id": "7"}, b"", b"").id == 7
+    assert ParameterDecoder(contract.BrokerQuery).decode({"id": "7"}, b"", b"").id == 7
     with pytest.raises(RequestError, match="given twice"):
-        ParameterReader(contract.BrokerPath).read({"id": "7"}, b"id=8", b"")
+        ParameterDecoder(contract.BrokerQuery).decode({"id": "7"}, b"id=8", b"")
 
 
 @settings(deadline=None)
 @given(st.sampled_from(ROUTES), st.binary(max_size=60), st.binary(max_size=60))
-def test_nothing_that_can_be_sent_raises_anything_else(route: Route, query: bytes, body: bytes) -> None:
+def test_nothing_that_can_be_sent_raises_anything_else(route: HttpRoute, query: bytes, body: bytes) -> None:
     with suppress(RequestError):
-        ParameterReader(route.parameters).read({}, query, body)
+        ParameterDecoder(route.parameters).decode({}, query, body)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.gateway.http.messages import HttpRequest
-from quiver.gateway.http.reader import HEADERS_MAX, RequestReader
+from quiver.gateway.http.messages import HEADERS_MAX, HttpRequest, RequestReader
 
 HOST = b"Host: a\r\n"
 HEAD_BYTES_MAX = 1000

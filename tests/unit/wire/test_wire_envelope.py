@@ -14,18 +14,18 @@ from quiver.errors import DecodeError, QuiverError, RequestError
 from quiver.model import Buffer, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.wire.envelope import (
     TIMEOUT_MS_MAX,
-    Asked,
+    IncomingRequest,
     decode_body,
     decode_cancel,
     decode_request,
     decode_response,
+    describe_error,
     encode_cancel,
     encode_failure,
     encode_request,
     encode_response,
 )
-from quiver.wire.failures import describe
-from quiver.wire.frames import Frame, FrameReader, Kind, encode_frame
+from quiver.wire.frames import Frame, FrameKind, FrameReader, encode_frame
 from quiver.wire.messages import (
     AnyRequest,
     BrokerHeartbeatRequest,
@@ -69,7 +69,7 @@ def as_frame(buffers: list[Buffer]) -> Frame:
 
 
 def head(*items: object) -> Frame:
-    return Frame(Kind.REQUEST, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
+    return Frame(FrameKind.REQUEST, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
 
 
 VALUES: tuple[object, ...] = (1, "earliest", "consumer", (), (1,), {})
@@ -122,7 +122,7 @@ def test_body_that_no_head_can_hold_travels_before_the_payload_and_under_the_che
 
 
 def test_failure_arrives() -> None:
-    failure = describe(QuiverError("why", code="because"))
+    failure = describe_error(QuiverError("why", code="because"))
     answered = decode_response(as_frame(encode_failure(9, failure)))
     assert (answered.correlation_id, answered.failure) == (9, failure)
 
@@ -165,14 +165,14 @@ def test_traits_name_only_requests() -> None:
 @pytest.mark.parametrize(
     ("body", "code", "sentence"),
     [
-        ({"type": "compact_topic", "topic": "t"}, "unknown_request", "knows no request 'compact_topic'"),
-        ({"type": "produce"}, "decode_failed", "the request produce cannot be read: .*topic_id"),
+        ({"type": "compact_topic", "topic": "t"}, "unknown_request", "does not support the request 'compact_topic'"),
+        ({"type": "produce"}, "decode_failed", "the request produce cannot be decoded: .*topic_id"),
         ({"type": "produce", "topic_id": 1, "partition_id": 1, "novel": 1}, "decode_failed", "novel"),
-        ({"type": "fetch", "topic_id": "1"}, "decode_failed", "the request fetch cannot be read"),
-        ({"topic": "t"}, "decode_failed", "the request cannot be read"),
-        ({"type": 7}, "decode_failed", "the request cannot be read"),
-        ([1], "decode_failed", "the request cannot be read"),
-        (None, "decode_failed", "the request cannot be read"),
+        ({"type": "fetch", "topic_id": "1"}, "decode_failed", "the request fetch cannot be decoded"),
+        ({"topic": "t"}, "decode_failed", "the request cannot be decoded"),
+        ({"type": 7}, "decode_failed", "the request cannot be decoded"),
+        ([1], "decode_failed", "the request cannot be decoded"),
+        (None, "decode_failed", "the request cannot be decoded"),
     ],
 )
 def test_request_that_cannot_be_read_is_answered_with_why(body: object, code: str, sentence: str) -> None:
@@ -193,7 +193,9 @@ def test_name_of_an_unknown_request_is_repeated_only_in_part() -> None:
 def test_unknown_request_with_a_long_body_is_answered_too() -> None:
     body = msgspec.msgpack.encode({"type": "novel", "text": "x" * 70_000})
     frame = as_frame(
-        encode_frame(Kind.REQUEST, msgspec.msgpack.encode((3, 5, None, len(body))), [body, b"p"], check_payload=True)
+        encode_frame(
+            FrameKind.REQUEST, msgspec.msgpack.encode((3, 5, None, len(body))), [body, b"p"], check_payload=True
+        )
     )
     asked = decode_request(frame)
     assert isinstance(asked.request, RequestError)
@@ -222,7 +224,7 @@ def test_request_without_a_call_to_answer_ends_the_connection(items: tuple[objec
 
 @pytest.mark.parametrize("items", [(), (1,), (-1, {}), (1, None, {"kind": 1}), (1, None, None, 5)])
 def test_response_that_is_none_ends_the_connection(items: tuple[object, ...]) -> None:
-    frame = Frame(Kind.RESPONSE, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
+    frame = Frame(FrameKind.RESPONSE, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
     with pytest.raises(DecodeError):
         decode_response(frame)
 
@@ -230,7 +232,7 @@ def test_response_that_is_none_ends_the_connection(items: tuple[object, ...]) ->
 @pytest.mark.parametrize("items", [(), (-1,), (1, 2), ("1",)])
 def test_cancel_of_nothing_ends_the_connection(items: tuple[object, ...]) -> None:
     with pytest.raises(DecodeError, match="not a valid cancel"):
-        decode_cancel(Frame(Kind.CANCEL, memoryview(msgspec.msgpack.encode(items)), memoryview(b"")))
+        decode_cancel(Frame(FrameKind.CANCEL, memoryview(msgspec.msgpack.encode(items)), memoryview(b"")))
 
 
 def test_body_of_another_response_is_refused() -> None:
@@ -243,9 +245,9 @@ def test_body_of_another_response_is_refused() -> None:
 
 @given(st.binary(max_size=100), st.binary(max_size=20))
 def test_arbitrary_heads_are_read_or_refused_and_nothing_else(data: bytes, payload: bytes) -> None:
-    frame = Frame(Kind.REQUEST, memoryview(data), memoryview(payload))
+    frame = Frame(FrameKind.REQUEST, memoryview(data), memoryview(payload))
     with suppress(DecodeError):
-        assert isinstance(decode_request(frame), Asked)
+        assert isinstance(decode_request(frame), IncomingRequest)
     with suppress(DecodeError):
         decode_body(decode_response(frame).body, Produced)
     with suppress(DecodeError):

@@ -14,7 +14,7 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.model import NodeId
-from quiver.wire.failures import MESSAGE_LENGTH_MAX, Failure, describe, restore
+from quiver.wire.envelope import MESSAGE_LENGTH_MAX, ErrorInfo, describe_error, restore_error
 
 
 def all_classes() -> list[type[QuiverError]]:
@@ -25,7 +25,7 @@ def all_classes() -> list[type[QuiverError]]:
 
 
 def travel(error: QuiverError) -> QuiverError:
-    return restore(msgspec.msgpack.decode(msgspec.msgpack.encode(describe(error)), type=Failure))
+    return restore_error(msgspec.msgpack.decode(msgspec.msgpack.encode(describe_error(error)), type=ErrorInfo))
 
 
 @pytest.mark.parametrize("kind", all_classes(), ids=lambda kind: kind.__name__)
@@ -64,21 +64,21 @@ def test_class_of_another_module_travels_as_the_nearest_known() -> None:
 
 @pytest.mark.parametrize(("outcome", "kind"), [("not_done", QuiverError), ("unknown", OutcomeUnknownError)])
 def test_kind_of_a_newer_program_keeps_its_outcome(outcome: str, kind: type[QuiverError]) -> None:
-    failure = msgspec.convert({"kind": "novel", "code": "novel_thing", "outcome": outcome}, Failure)
-    error = restore(failure)
+    failure = msgspec.convert({"kind": "novel", "code": "novel_thing", "outcome": outcome}, ErrorInfo)
+    error = restore_error(failure)
     assert (type(error), error.code, error.outcome) == (kind, "novel_thing", outcome)
 
 
 def test_outcome_counts_more_than_the_kind() -> None:
-    error = restore(describe(UnavailableError("who knows", code="odd"), outcome="unknown"))
+    error = restore_error(describe_error(UnavailableError("who knows", code="odd"), outcome="unknown"))
     assert (type(error), error.code) == (OutcomeUnknownError, "odd")
     # The reverse would be a promise that the kind does not give.
-    assert restore(describe(LogFailedError("lost"), outcome="not_done")).outcome == "unknown"
+    assert restore_error(describe_error(LogFailedError("lost"), outcome="not_done")).outcome == "unknown"
 
 
 def test_fields_of_a_newer_program_are_ignored() -> None:
     encoded = msgspec.msgpack.encode({"kind": "not_found", "code": "unknown_topic", "novel": [1]})
-    assert restore(msgspec.msgpack.decode(encoded, type=Failure)).code == "unknown_topic"
+    assert restore_error(msgspec.msgpack.decode(encoded, type=ErrorInfo)).code == "unknown_topic"
 
 
 def test_long_sentence_is_cut() -> None:

@@ -20,8 +20,8 @@ from quiver.wire.frames import (
     HEADER_BYTES,
     JOIN_BYTES_MAX,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     encode_frame,
 )
 
@@ -60,16 +60,18 @@ def split_naively(data: bytes) -> list[Plain]:
     return frames
 
 
-def frame_bytes(kind: Kind, head: bytes = b"", parts: Sequence[Buffer] = (), *, check_payload: bool = False) -> bytes:
+def frame_bytes(
+    kind: FrameKind, head: bytes = b"", parts: Sequence[Buffer] = (), *, check_payload: bool = False
+) -> bytes:
     return b"".join(encode_frame(kind, head, parts, check_payload=check_payload))
 
 
 STREAM = b"".join(
     (
-        frame_bytes(Kind.HELLO, b"head"),
-        frame_bytes(Kind.MESSAGE, b"", [b"a", b"bc"], check_payload=True),
-        frame_bytes(Kind.MESSAGE, b"", [], check_payload=True),
-        frame_bytes(Kind.REFUSAL, b"x" * 40, [b"payload"]),
+        frame_bytes(FrameKind.HELLO, b"head"),
+        frame_bytes(FrameKind.MESSAGE, b"", [b"a", b"bc"], check_payload=True),
+        frame_bytes(FrameKind.MESSAGE, b"", [], check_payload=True),
+        frame_bytes(FrameKind.REFUSAL, b"x" * 40, [b"payload"]),
     )
 )
 
@@ -94,7 +96,7 @@ def test_reader_finds_the_same_frames_byte_by_byte() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(Kind),
+            st.sampled_from(FrameKind),
             st.binary(max_size=30),
             st.integers(0, 3 * BUFFER_BYTES_MIN) | st.integers(0, BUFFER_BYTES_MAX + 9),
             st.booleans(),
@@ -103,7 +105,7 @@ def test_reader_finds_the_same_frames_byte_by_byte() -> None:
     ),
     st.lists(st.integers(64, 2 * BUFFER_BYTES_MIN), min_size=1, max_size=20),
 )
-def test_reader_agrees_with_naive_splitting(frames: list[tuple[Kind, bytes, int, bool]], sizes: list[int]) -> None:
+def test_reader_agrees_with_naive_splitting(frames: list[tuple[FrameKind, bytes, int, bool]], sizes: list[int]) -> None:
     stream = b"".join(
         frame_bytes(kind, head, [bytes([at]) * payload_bytes], check_payload=check)
         for at, (kind, head, payload_bytes, check) in enumerate(frames)
@@ -129,7 +131,7 @@ def test_arbitrary_bytes_are_frames_or_a_decode_error(pieces: list[bytes]) -> No
 @given(st.integers(0, 255), st.integers(0, 255), st.integers(0, 80), st.binary(max_size=64))
 def test_only_known_kinds_flags_and_heads_are_read(kind: int, flags: int, head_bytes: int, rest: bytes) -> None:
     frame = forge(kind, flags, head_bytes, rest)
-    if kind in set(Kind) and flags in (0, 1) and head_bytes <= len(rest):
+    if kind in set(FrameKind) and flags in (0, 1) and head_bytes <= len(rest):
         assert read([frame]) == [(kind, rest[:head_bytes], rest[head_bytes:])]
     else:
         with pytest.raises(DecodeError):
@@ -146,7 +148,7 @@ def test_impossible_length_is_refused_from_its_four_bytes(length: int) -> None:
 
 def test_frame_of_the_greatest_length_is_read() -> None:
     reader = FrameReader(2**20)
-    frame = frame_bytes(Kind.MESSAGE, b"", [bytes(2**20 - HEADER_BYTES)])
+    frame = frame_bytes(FrameKind.MESSAGE, b"", [bytes(2**20 - HEADER_BYTES)])
     assert [len(found.payload) for found in feed(reader, frame)] == [2**20 - HEADER_BYTES]
     reader.frame_bytes_max = 2**20 - 1
     with pytest.raises(DecodeError, match="must be 12 to 1048575"):
@@ -155,7 +157,7 @@ def test_frame_of_the_greatest_length_is_read() -> None:
 
 @pytest.mark.parametrize("bit", range(8 * (HEADER_BYTES + 7)))
 def test_no_flipped_bit_goes_unnoticed(bit: int) -> None:
-    frame = bytearray(frame_bytes(Kind.MESSAGE, b"head", [b"abc"], check_payload=True))
+    frame = bytearray(frame_bytes(FrameKind.MESSAGE, b"head", [b"abc"], check_payload=True))
     frame[bit // 8] ^= 1 << bit % 8
     # A frame that grew swallows the next one, one that shrank leaves bytes behind: both then fail.
     with pytest.raises(DecodeError):
@@ -163,7 +165,7 @@ def test_no_flipped_bit_goes_unnoticed(bit: int) -> None:
 
 
 def test_payload_is_not_checked_unless_its_sender_wants() -> None:
-    frame = bytearray(frame_bytes(Kind.MESSAGE, b"head", [b"abc"]))
+    frame = bytearray(frame_bytes(FrameKind.MESSAGE, b"head", [b"abc"]))
     frame[-1] ^= 1
     assert read([bytes(frame)]) == [(3, b"head", b"abb")]
 
@@ -183,22 +185,22 @@ def test_payload_is_not_checked_unless_its_sender_wants() -> None:
 def test_parts_arrive_as_one_payload(sizes: list[int], check: bool) -> None:
     parts: list[Buffer] = [bytes([at + 1]) * size for at, size in enumerate(sizes)]
     views: list[Buffer] = [memoryview(bytearray(part)) for part in parts]
-    whole = frame_bytes(Kind.MESSAGE, b"h", parts, check_payload=check)
+    whole = frame_bytes(FrameKind.MESSAGE, b"h", parts, check_payload=check)
     assert read([whole]) == [(3, b"h", b"".join(parts))]
-    assert frame_bytes(Kind.MESSAGE, b"h", views, check_payload=check) == whole
+    assert frame_bytes(FrameKind.MESSAGE, b"h", views, check_payload=check) == whole
 
 
 def test_large_parts_are_not_copied() -> None:
     large = bytes(JOIN_BYTES_MAX)
-    buffers = encode_frame(Kind.MESSAGE, b"", [b"a", large, b"b", b"c", large])
+    buffers = encode_frame(FrameKind.MESSAGE, b"", [b"a", large, b"b", b"c", large])
     assert [buffer is large for buffer in buffers] == [False, True, False, True]
     assert bytes(buffers[2]) == b"bc"
 
 
 def test_head_too_long_for_its_length_is_a_bug() -> None:
-    assert len(frame_bytes(Kind.HELLO, bytes(HEAD_BYTES_MAX))) == HEADER_BYTES + HEAD_BYTES_MAX
+    assert len(frame_bytes(FrameKind.HELLO, bytes(HEAD_BYTES_MAX))) == HEADER_BYTES + HEAD_BYTES_MAX
     with pytest.raises(InvariantBroken, match="head_bytes=65536"):
-        encode_frame(Kind.HELLO, bytes(HEAD_BYTES_MAX + 1))
+        encode_frame(FrameKind.HELLO, bytes(HEAD_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize("payload_bytes", [100, BUFFER_BYTES_MIN, 2 * BUFFER_BYTES_MAX])
@@ -206,7 +208,7 @@ def test_frames_can_be_kept_and_are_read_only(payload_bytes: int) -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     kept = []
     for at in range(9):
-        kept += feed(reader, frame_bytes(Kind.MESSAGE, b"", [bytes([at]) * payload_bytes]))
+        kept += feed(reader, frame_bytes(FrameKind.MESSAGE, b"", [bytes([at]) * payload_bytes]))
     assert [bytes(frame.payload) for frame in kept] == [bytes([at]) * payload_bytes for at in range(9)]
     assert all(frame.payload.readonly for frame in kept)
 
@@ -214,13 +216,13 @@ def test_frames_can_be_kept_and_are_read_only(payload_bytes: int) -> None:
 def test_idle_reader_is_small_and_a_busy_one_grows_to_its_bound() -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     assert len(reader.writable()) == BUFFER_BYTES_MIN
-    feed(reader, frame_bytes(Kind.MESSAGE, b"", [bytes(90)]) * 20_000)
+    feed(reader, frame_bytes(FrameKind.MESSAGE, b"", [bytes(90)]) * 20_000)
     feed(reader, b"")
     assert BUFFER_BYTES_MAX // 2 < len(reader.writable()) <= BUFFER_BYTES_MAX
 
 
 def test_claimed_length_of_a_large_frame_is_received_into_its_own_memory() -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
-    frame = frame_bytes(Kind.MESSAGE, b"", [bytes(2**20)])
+    frame = frame_bytes(FrameKind.MESSAGE, b"", [bytes(2**20)])
     assert feed(reader, frame[:100]) == []
     assert len(reader.writable()) == len(frame) - 100

@@ -9,9 +9,8 @@ import pytest
 from quiver.errors import NotLeaderError
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.record.checksum import crc32c
-from quiver.wire.envelope import encode_failure, encode_request, encode_response
-from quiver.wire.failures import describe
-from quiver.wire.frames import Kind, encode_frame
+from quiver.wire.envelope import describe_error, encode_failure, encode_request, encode_response
+from quiver.wire.frames import FrameKind, encode_frame
 from quiver.wire.handshake import (
     RefusalCode,
     encode_hello,
@@ -74,12 +73,12 @@ def dump(data: bytes) -> str:
 
 def make_frames() -> dict[str, bytes]:
     hello = make_hello(cluster_id="demo-01", node=NodeId(1), incarnation=1714564800000, identity="5f0c9a1e")
-    failure = describe(NotLeaderError("node 3 leads", leader=NodeId(3)))
+    failure = describe_error(NotLeaderError("node 3 leads", leader=NodeId(3)))
     return {
         "hello": encode_hello(hello),
         "client's hello": encode_hello(make_requester_hello(name="shell")),
         "refusal": encode_refusal(refuse(RefusalCode.OTHER_CLUSTER, "the cluster id is not this cluster's")),
-        "message": b"".join(encode_frame(Kind.MESSAGE, b"", [b"a message ", b"in parts"], check_payload=True)),
+        "message": b"".join(encode_frame(FrameKind.MESSAGE, b"", [b"a message ", b"in parts"], check_payload=True)),
         "request": b"".join(encode_request(1, 5000, PRODUCE, [b"one batch"])),
         "response": b"".join(encode_response(1, PRODUCE, Produced(base_offset=Offset(4096)))),
         "failure": b"".join(encode_failure(2, failure)),
@@ -111,4 +110,4 @@ def test_document_names_every_refusal_code() -> None:
 
 def test_document_names_every_kind() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert [kind for kind in Kind if f"| {kind.value} | {kind.name.lower()} |" not in text] == []
+    assert [kind for kind in FrameKind if f"| {kind.value} | {kind.name.lower()} |" not in text] == []

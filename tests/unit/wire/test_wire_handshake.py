@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quiver.errors import ConfigError, DecodeError
 from quiver.model import NodeId
-from quiver.wire.frames import Frame, FrameReader, Kind
+from quiver.wire.frames import Frame, FrameKind, FrameReader
 from quiver.wire.handshake import (
     HANDSHAKE_BYTES_MAX,
     SENTENCE_LENGTH_MAX,
@@ -20,12 +20,12 @@ from quiver.wire.handshake import (
     Hello,
     RefusalCode,
     RequesterHello,
+    check_hello,
+    check_peer_hello,
+    check_server_hello,
     decode_refusal,
     encode_hello,
     encode_refusal,
-    judge_answer,
-    judge_hello,
-    judge_host,
     make_hello,
     make_requester_hello,
     refuse,
@@ -53,7 +53,7 @@ def as_frame(encoded: bytes) -> Frame:
 
 
 def hello_frame(head: bytes, payload: bytes = b"") -> Frame:
-    return Frame(Kind.HELLO, memoryview(head), memoryview(payload))
+    return Frame(FrameKind.HELLO, memoryview(head), memoryview(payload))
 
 
 def changed(**fields: object) -> Frame:
@@ -66,11 +66,11 @@ def without(*fields: str) -> Frame:
 
 
 def test_node_of_the_same_cluster_is_let_in() -> None:
-    assert judge_hello(as_frame(encode_hello(OTHER)), OWN, know_nobody) == OTHER
+    assert check_hello(as_frame(encode_hello(OTHER)), OWN, know_nobody) == OTHER
 
 
 def test_node_that_was_dialled_is_accepted() -> None:
-    assert judge_answer(as_frame(encode_hello(OTHER)), OWN, NodeId(2), know_nobody) == OTHER
+    assert check_peer_hello(as_frame(encode_hello(OTHER)), OWN, NodeId(2), know_nobody) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_node_that_was_dialled_is_accepted() -> None:
     ],
 )
 def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
-    assert isinstance(judge_hello(frame, OWN, know_nobody), Hello)
+    assert isinstance(check_hello(frame, OWN, know_nobody), Hello)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
             "bad_version",
             "versions 7 to 8 are spoken there, 1 to 1 here",
         ),
-        (Frame(Kind.MESSAGE, memoryview(b""), memoryview(b"")), "hello_expected", "not a message"),
-        (Frame(Kind.REFUSAL, memoryview(b""), memoryview(b"")), "hello_expected", "not a refusal"),
+        (Frame(FrameKind.MESSAGE, memoryview(b""), memoryview(b"")), "hello_expected", "not a message"),
+        (Frame(FrameKind.REFUSAL, memoryview(b""), memoryview(b"")), "hello_expected", "not a refusal"),
         (changed(magic="kafka"), "bad_frame", "kafka"),
         (without("magic"), "bad_frame", "missing required field `magic`"),
         (without("purpose"), "bad_frame", "missing required field `purpose`"),
@@ -123,26 +123,26 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
     ],
 )
 def test_stranger_is_told_why_it_is_refused(frame: Frame, code: str, sentence: str) -> None:
-    judgement = judge_answer(frame, OWN, NodeId(3), know_nobody)
+    judgement = check_peer_hello(frame, OWN, NodeId(3), know_nobody)
     assert isinstance(judgement, HandshakeRefusal)
     assert judgement.code == code
     assert sentence in judgement.sentence
 
 
 def test_any_node_may_dial() -> None:
-    assert isinstance(judge_hello(changed(node=4), OWN, know_nobody), Hello)
+    assert isinstance(check_hello(changed(node=4), OWN, know_nobody), Hello)
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_hello_is_judged_and_nothing_else(head: bytes) -> None:
     frame = hello_frame(head)
-    assert isinstance(judge_hello(frame, OWN, know_nobody), HandshakeRefusal)
-    assert isinstance(judge_host(frame, CLIENT), HandshakeRefusal)
+    assert isinstance(check_hello(frame, OWN, know_nobody), HandshakeRefusal)
+    assert isinstance(check_server_hello(frame, CLIENT), HandshakeRefusal)
 
 
 @given(st.binary(max_size=200))
 def test_arbitrary_refusal_is_a_refusal_or_a_decode_error(head: bytes) -> None:
-    frame = Frame(Kind.REFUSAL, memoryview(head), memoryview(b""))
+    frame = Frame(FrameKind.REFUSAL, memoryview(head), memoryview(b""))
     with suppress(DecodeError):
         assert isinstance(decode_refusal(frame), HandshakeRefusal)
 
@@ -171,7 +171,7 @@ def test_codes_are_stable() -> None:
 
 
 def test_refusal_repeats_only_so_much_of_what_a_stranger_sent() -> None:
-    judgement = judge_hello(changed(magic="ü" * 2000), OWN, know_nobody)
+    judgement = check_hello(changed(magic="ü" * 2000), OWN, know_nobody)
     assert isinstance(judgement, HandshakeRefusal)
     assert len(judgement.sentence) == SENTENCE_LENGTH_MAX
     assert decode_refusal(as_frame(encode_refusal(judgement))) == judgement
@@ -183,8 +183,8 @@ def test_largest_hello_fits_a_handshake() -> None:
     shared = {"cluster_id": widest, "identity": widest, "node": 2**63 - 1, "features": ("𝄞" * 32,) * 16}
     node = msgspec.structs.replace(OTHER, incarnation=2**63 - 1, **shared)
     requester = msgspec.structs.replace(CALLER, name=widest, **shared)
-    assert judge_hello(as_frame(encode_hello(node)), own, know_nobody) == node
-    assert judge_hello(as_frame(encode_hello(requester)), own, know_nobody) == requester
+    assert check_hello(as_frame(encode_hello(node)), own, know_nobody) == node
+    assert check_hello(as_frame(encode_hello(requester)), own, know_nobody) == requester
 
 
 @pytest.mark.parametrize(
@@ -208,27 +208,27 @@ def test_program_that_could_not_introduce_itself_is_told_at_once(make: Callable[
 @pytest.mark.parametrize("cluster_id", ["", "here"])
 def test_client_that_names_this_cluster_or_none_is_let_in(cluster_id: str) -> None:
     hello = make_requester_hello(name="shell", cluster_id=cluster_id)
-    assert judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody) == hello
-    assert judge_host(as_frame(encode_hello(OWN)), hello) == OWN
+    assert check_hello(as_frame(encode_hello(hello)), OWN, know_nobody) == hello
+    assert check_server_hello(as_frame(encode_hello(OWN)), hello) == OWN
 
 
 @pytest.mark.parametrize("hello", [make_requester_hello(name="shell", cluster_id="there")])
 def test_client_of_another_cluster_is_refused_on_either_side(hello: RequesterHello) -> None:
     for judgement in (
-        judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody),
-        judge_host(as_frame(encode_hello(OWN)), hello),
+        check_hello(as_frame(encode_hello(hello)), OWN, know_nobody),
+        check_server_hello(as_frame(encode_hello(OWN)), hello),
     ):
         assert judgement == HandshakeRefusal("other_cluster", "the cluster id is not this cluster's")
 
 
 def test_node_that_asks_must_name_its_cluster() -> None:
     hello = make_requester_hello(name="broker", node=NodeId(2))
-    judgement = judge_hello(as_frame(encode_hello(hello)), OWN, know_nobody)
+    judgement = check_hello(as_frame(encode_hello(hello)), OWN, know_nobody)
     assert judgement == HandshakeRefusal("other_cluster", "the cluster id is not this cluster's")
 
 
 def test_requester_takes_no_answer_but_a_node() -> None:
-    judgement = judge_host(as_frame(encode_hello(CALLER)), CLIENT)
+    judgement = check_server_hello(as_frame(encode_hello(CALLER)), CLIENT)
     assert isinstance(judgement, HandshakeRefusal)
     assert judgement.code == "unexpected_frame"
 
@@ -240,9 +240,9 @@ def test_node_with_another_disk_than_it_is_known_by_is_refused(known: str | None
 
     peer = msgspec.structs.replace(OTHER, identity="disk-2")
     for judgement in (
-        judge_hello(as_frame(encode_hello(peer)), OWN, identity_of),
-        judge_answer(as_frame(encode_hello(peer)), OWN, NodeId(2), identity_of),
-        judge_hello(as_frame(encode_hello(CALLER)), OWN, identity_of),
+        check_hello(as_frame(encode_hello(peer)), OWN, identity_of),
+        check_peer_hello(as_frame(encode_hello(peer)), OWN, NodeId(2), identity_of),
+        check_hello(as_frame(encode_hello(CALLER)), OWN, identity_of),
     ):
         if is_refused:
             assert judgement == HandshakeRefusal("other_identity", "node 2 is known here by another identity")
@@ -254,4 +254,4 @@ def test_node_with_another_disk_than_it_is_known_by_is_refused(known: str | None
 def test_node_may_ask_itself_but_not_pass_for_another(identity: str, is_refused: bool) -> None:
     own = msgspec.structs.replace(OWN, identity="disk-1")
     hello = make_requester_hello(name="broker", cluster_id="here", node=NodeId(1), identity=identity)
-    assert isinstance(judge_hello(as_frame(encode_hello(hello)), own, know_nobody), HandshakeRefusal) is is_refused
+    assert isinstance(check_hello(as_frame(encode_hello(hello)), own, know_nobody), HandshakeRefusal) is is_refused

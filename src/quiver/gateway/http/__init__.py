@@ -6,7 +6,7 @@ whole requests, one at a time for each connection, in the order in which they ca
 
 from __future__ import annotations
 
-from quiver.gateway.http.messages import Answer, Application, HttpRequest, HttpResponse
+from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.http.server import HttpServer, HttpStatus
 
-__all__ = ["Answer", "Application", "HttpRequest", "HttpResponse", "HttpServer", "HttpStatus"]
+__all__ = ["Application", "HttpRequest", "HttpResponse", "HttpResult", "HttpServer", "HttpStatus"]

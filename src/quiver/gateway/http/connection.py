@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from quiver.gateway.http.messages import HttpRequest, HttpResponse, encode_response
-from quiver.gateway.http.reader import HttpRefusal, RequestReader
+from quiver.gateway.http.messages import HttpRefusal, HttpRequest, HttpResponse, RequestReader, encode_response
 
 if TYPE_CHECKING:
     from quiver.gateway.http.server import HttpServer

@@ -7,11 +7,14 @@ and kept. Nothing here waits or touches a socket.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
 
+import httptools
 import msgspec
 
 JSON = "application/json"
@@ -43,14 +46,14 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Answer = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]
+HttpResult = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]
 """A response, or where one will be: a future that its maker fulfils, or a coroutine for the server to run."""
 
 
 class Application(Protocol):
     """Say what requests mean."""
 
-    def handle(self, request: HttpRequest) -> Answer:
+    def handle(self, request: HttpRequest) -> HttpResult:
         """Answer a request; what is awaited is cancelled if the client goes away."""
         ...
 
@@ -80,3 +83,197 @@ def encode_response(response: HttpResponse, *, date: bytes, is_persistent: bool,
     if not is_head:
         parts.append(response.body)
     return b"".join(parts)
+
+
+HEADERS_MAX = 100
+"""Most headers of a request, trailers included."""
+_CONTINUE = b"100-continue"
+_VERSIONS = ("1.1", "1.0")
+
+
+class HttpRefusal(msgspec.Struct, frozen=True):
+    """Why a connection's bytes are not taken any further."""
+
+    status: int
+    code: str
+    message: str
+
+
+class _Refused(Exception):  # noqa: N818 - leaves the parser's callbacks, never this module
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.refusal = HttpRefusal(status, code, message)
+
+
+class RequestReader:
+    """Take bytes as they come; `requests` gathers what is whole, `refusal` says why nothing more will.
+
+    `admit` is asked before bytes of a body are kept; what it let in is `held_bytes` until the request is whole, and
+    then the length of its body.
+    """
+
+    def __init__(self, *, head_bytes_max: int, body_bytes_max: int, admit: Callable[[int], bool]) -> None:
+        self.requests: deque[HttpRequest] = deque()
+        self.refusal: HttpRefusal | None = None
+        self.is_within = False
+        """Whether a request has begun that is not whole yet."""
+        self.begun = 0
+        """How many requests have begun."""
+        self.awaits_continue = False
+        """Whether the client waits for leave to send the body."""
+        self.held_bytes = 0
+        self._head_bytes_max = head_bytes_max
+        self._body_bytes_max = body_bytes_max
+        self._admit = admit
+        self._parser = httptools.HttpRequestParser(self)
+        self._is_in_head = True
+        self._is_last = False
+        self._begin()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes; behind a refusal, or a request that is the connection's last, they are dropped."""
+        if self.refusal is not None or self._is_last:
+            return
+        was_in_head = self.is_within and self._is_in_head
+        try:
+            self._parser.feed_data(data)
+            # llhttp keeps a header until it is whole: what has no end in sight is counted as it comes.
+            if was_in_head and self._is_in_head and self.is_within:
+                self._count_head(len(data))
+        except httptools.HttpParserUpgrade:
+            self._is_last = True  # what follows is in a protocol that is not spoken here
+        except httptools.HttpParserCallbackError as error:
+            self._refuse_by(error)
+        except httptools.HttpParserError as error:
+            # What follows `Connection: close` is nobody's: the last request is answered, the rest is not looked at.
+            if not self._is_last:
+                self.refusal = HttpRefusal(400, "bad_http", f"not HTTP/1.1 as it must be: {error}")
+        except _Refused as refused:
+            self.refusal = refused.refusal
+
+    def _refuse_by(self, error: httptools.HttpParserCallbackError) -> None:
+        cause = error.__context__
+        if not isinstance(cause, _Refused):
+            raise error
+        self.refusal = cause.refusal
+
+    def _begin(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._header_count = 0
+        self._length = -1
+        self._received_bytes = 0
+
+    # What the parser calls, in this order.
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._begin()
+        self.begun += 1
+        self.is_within = self._is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        """Take the target, or the next part of it."""
+        self._count_head(len(url))
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those behind the body count, and mean nothing."""
+        self._header_count += 1
+        self._count_head(len(name) + len(value))
+        if self._header_count > HEADERS_MAX:
+            raise _Refused(431, "too_many_headers", f"more than {HEADERS_MAX} headers")
+        name = name.lower()
+        if name not in KEPT_HEADERS or not self._is_in_head:
+            return
+        if name in self._headers:
+            if name in (b"host", b"transfer-encoding"):
+                raise _Refused(400, "bad_http", f"two {name.decode()} headers")
+            value = self._headers[name] + b", " + value
+        self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        """Decide on the head before any of the body is kept."""
+        self._is_in_head = False
+        version, headers = self._parser.get_http_version(), self._headers
+        if version not in _VERSIONS:
+            raise _Refused(400, "bad_http", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        if version == "1.1" and b"host" not in headers:
+            raise _Refused(400, "bad_http", "a request needs a Host header")
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and (version != "1.1" or coding.lower() != b"chunked"):
+            raise _Refused(400, "bad_http", "the only transfer coding is chunked, of HTTP/1.1")
+        self._length = int(headers.get(b"content-length", b"-1"))
+        if self._length > self._body_bytes_max:
+            raise self._too_large()
+        has_body = coding is not None or self._length > 0
+        if self._parser.should_upgrade():
+            self._is_last = True
+            if has_body:
+                raise _Refused(400, "bad_http", "a body with a change of protocol")
+        if self._length > 0:
+            self._hold(self._length)
+        self.awaits_continue = has_body and headers.get(b"expect", b"").lower() == _CONTINUE
+
+    def on_body(self, body: bytes) -> None:
+        """Take the next part of the body."""
+        self.awaits_continue = False
+        self._received_bytes += len(body)
+        if self._length < 0:
+            if self._received_bytes > self._body_bytes_max:
+                raise self._too_large()
+            self._hold(len(body))
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """Put the request together."""
+        self.is_within = self.awaits_continue = False
+        is_persistent = self._parser.should_keep_alive() and not self._is_last
+        self._is_last = not is_persistent
+        path, query = _split_target(self._target)
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self.held_bytes = 0
+        self.requests.append(
+            HttpRequest(
+                method=self._parser.get_method().decode(),
+                path=path,
+                query=query,
+                headers=self._headers,
+                body=body,
+                is_persistent=is_persistent,
+            )
+        )
+
+    def _hold(self, size_bytes: int) -> None:
+        if not self._admit(size_bytes):
+            raise _Refused(503, "overloaded", "not done: too many bytes of requests are on their way already")
+        self.held_bytes += size_bytes
+
+    def _count_head(self, size_bytes: int) -> None:
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._head_bytes_max:
+            raise _Refused(431, "head_too_large", f"a request's head may have {self._head_bytes_max} bytes")
+
+    def _too_large(self) -> _Refused:
+        return _Refused(413, "too_large", f"not done: a request's body may have {self._body_bytes_max} bytes")
+
+
+def _split_target(target: bytes) -> tuple[str, bytes]:
+    """Return the decoded path and the raw query of a request's target."""
+    if not target.startswith(b"/"):
+        target = _path_of_absolute(target)
+    path, _, query = target.partition(b"#")[0].partition(b"?")
+    if b"%" not in path:
+        return path.decode("latin-1"), query
+    try:
+        return unquote_to_bytes(path).decode(), query
+    except UnicodeDecodeError:
+        raise _Refused(400, "bad_http", "the path is not UTF-8") from None
+
+
+def _path_of_absolute(target: bytes) -> bytes:
+    """Return path and query of a target that names a server, too, as one sent to a proxy does."""
+    _, scheme, rest = target.partition(b"://")
+    return b"/" + rest.partition(b"/")[2] if scheme else target

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from email.utils import formatdate
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -25,9 +25,7 @@ from quiver.clock import Clock
 from quiver.config import GatewaySettings
 from quiver.errors import ConfigError
 from quiver.gateway.http.connection import HttpConnection
-from quiver.gateway.http.deadlines import Deadlines
-from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse
-from quiver.gateway.http.reader import HttpRefusal
+from quiver.gateway.http.messages import Application, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
 from quiver.tasks import TaskScope, timeout
 
@@ -54,7 +52,7 @@ class HttpStatus(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: int
 
 
-Answered = Callable[[HttpRequest, HttpResponse | None, float], None]
+OnAnswered = Callable[[HttpRequest, HttpResponse | None, float], None]
 """Told of each request, its response (None: the client had gone) and how many seconds it took."""
 
 
@@ -70,7 +68,7 @@ class HttpServer:
         settings: GatewaySettings,
         clock: Clock,
         tls: ssl.SSLContext | None = None,
-        on_answered: Answered,
+        on_answered: OnAnswered,
     ) -> None:
         self.application = application
         self.settings = settings
@@ -280,3 +278,47 @@ class HttpServer:
             connection.abort()
         for connection in self._ending.take_expired():
             connection.abort()
+
+
+C = TypeVar("C", bound=Hashable)
+
+
+class Deadlines(Generic[C]):
+    """What is in one state, and since when."""
+
+    def __init__(self, clock: Clock, *, timeout_ms: int) -> None:
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._until_ms: dict[C, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._until_ms)
+
+    def __iter__(self) -> Iterator[C]:
+        """Iterate over a copy, longest in the state first."""
+        return iter(tuple(self._until_ms))
+
+    def begin(self, item: C) -> None:
+        """Note that an item has come into the state now; begins anew if it was in it."""
+        self._until_ms.pop(item, None)
+        self._until_ms[item] = self._clock.monotonic_ms() + self._timeout_ms
+
+    def end(self, item: C) -> None:
+        """Note that an item has left the state; no matter if it was not in it."""
+        self._until_ms.pop(item, None)
+
+    def oldest(self) -> C | None:
+        """Return what has been in the state for longest."""
+        return next(iter(self._until_ms), None)
+
+    def take_expired(self) -> list[C]:
+        """Return, and forget, what has been in the state for too long."""
+        now_ms = self._clock.monotonic_ms()
+        expired: list[C] = []
+        for item, until_ms in self._until_ms.items():
+            if until_ms > now_ms:
+                break
+            expired.append(item)
+        for item in expired:
+            del self._until_ms[item]
+        return expired

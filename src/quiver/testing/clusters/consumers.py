@@ -10,7 +10,7 @@ from quiver.errors import QuiverError
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.testing.clusters.clients import ClientWorkload
-from quiver.wire.consume_many import ConsumeMany, decode_taken
+from quiver.wire.consume_many import ConsumeMany, decode_consumed
 from quiver.wire.messages import Consume, TopicInfo
 
 FETCH_BYTES = 4 * KIB
@@ -184,7 +184,7 @@ class ConsumeWorkload(ClientWorkload):
             )
 
         _, payload = await router.ask_leader(self.topic.name, partition_id, build, deadline=router.deadline())
-        return [(one.offset, (one.value or b"").decode()) for one in decode_taken(payload) if one is not None]
+        return [(one.offset, (one.value or b"").decode()) for one in decode_consumed(payload) if one is not None]
 
 
 def _by_partition(records: list[Record]) -> dict[int, list[tuple[int, str]]]:

@@ -1,4 +1,4 @@
-"""The calls on topics and partitions."""
+"""Handlers of the topic routes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.description import DescribeNode, ReplicaInfo
+from quiver.wire.admin_messages import DescribeNode, ReplicaInfo
 from quiver.wire.messages import (
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -24,73 +24,73 @@ from quiver.wire.messages import (
 PARTITIONS_DEFAULT = 3
 
 
-class TopicCalls:
-    """Carry out the calls on topics."""
+class TopicHandlers:
+    """Handle the calls on topics."""
 
     def __init__(self, router: Router, rng: Rng, *, timeout_ms: int) -> None:
         self._router = router
         self._rng = rng
         self._timeout_ms = timeout_ms
 
-    async def list_topics(self, _: contract.Parameters) -> contract.Topics:
+    async def list_topics(self, _: contract.Parameters) -> contract.TopicsAnswer:
         """List the names of all topics."""
         found = await self._metadata(None, self._deadline())
-        return contract.Topics(topics=sorted(info.topic for info in found.topics))
+        return contract.TopicsAnswer(topics=sorted(info.topic for info in found.topics))
 
     async def create_topic(self, given: contract.CreateTopicBody) -> contract.TopicCreatedAnswer:
-        """Make a topic; what a lost connection leaves in doubt is asked for again, and found if it was done."""
+        """Create a topic; the request id makes a retry after a lost answer return the topic that was created."""
         name = given.topic if given.topic_name is None else given.topic_name
         if name is None or given.topic not in (None, name):
-            raise RequestError("not done: give topic_name, or topic, or both the same")
+            raise RequestError("not done: give topic_name or topic; if both, the same name")
         request = CreateTopicRequest(
             topic=name,
             partitions=given.partitions or PARTITIONS_DEFAULT,
             replicas=given.replicas,
-            retention=_read_retention(given.retention),
+            retention=_to_retention_info(given.retention),
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
         )
         created, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.cache.see(created.index)
         return contract.TopicCreatedAnswer(topic=name, partitions=created.partitions)
 
-    async def delete_topic(self, given: contract.TopicPath) -> contract.Answer:
+    async def delete_topic(self, given: contract.TopicQuery) -> contract.Answer:
         """Delete a topic."""
         done, _ = await self._router.ask(DeleteTopicRequest(topic=given.topic), deadline=self._deadline())
         self._router.cache.see(done.index)
         self._router.cache.forget_topic(given.topic)
         return contract.Answer()
 
-    async def list_partitions(self, given: contract.TopicPath) -> contract.Partitions:
+    async def list_partitions(self, given: contract.TopicQuery) -> contract.PartitionsAnswer:
         """List a topic's partitions."""
         info, _ = await self._find(given.topic, self._deadline())
-        places = [
-            contract.PartitionPlace(partition_id=one.partition_id, leader=one.leader, replicas=list(one.replicas))
+        items = [
+            contract.PartitionItem(partition_id=one.partition_id, leader=one.leader, replicas=list(one.replicas))
             for one in info.partitions
         ]
-        return contract.Partitions(topic=info.topic, partitions=places)
+        return contract.PartitionsAnswer(topic=info.topic, partitions=items)
 
-    async def describe_topic(self, given: contract.TopicPath) -> contract.TopicDetail:
-        """Show a topic; its partitions as their leaders see them."""
+    async def describe_topic(self, given: contract.TopicQuery) -> contract.TopicAnswer:
+        """Describe a topic, with its partitions as their leaders report them."""
         deadline = self._deadline()
         info, found = await self._find(given.topic, deadline)
         leads = await self._ask_leaders(info, found, deadline)
         retention = info.retention
-        return contract.TopicDetail(
+        return contract.TopicAnswer(
             topic=info.topic,
-            configuration=contract.TopicConfiguration(
+            configuration=contract.TopicConfigurationItem(
                 partitions=len(info.partitions),
                 replicas=info.replicas,
-                retention=contract.Retention(
+                retention=contract.RetentionBody(
                     ms=retention.ms, bytes=retention.bytes, until_consumed=retention.until_consumed
                 ),
             ),
-            partitions=[_detail(one, leads.get(one.partition_id)) for one in info.partitions],
+            partitions=[_detail_item(one, leads.get(one.partition_id)) for one in info.partitions],
         )
 
     async def _ask_leaders(
         self, info: TopicInfo, found: MetadataFound, deadline: Deadline
     ) -> dict[PartitionId, ReplicaInfo]:
-        """Return what leaders say of their partitions, the newest word; those that cannot be asked are left out."""
+        """Return the leaders' reports of their partitions, by the newest epoch; unreachable leaders are left out."""
         holders = {node for partition in info.partitions for node in partition.replicas}
         addresses = [node.wire_address for node in found.nodes if node.node in holders]
         request = DescribeNode(with_replicas=True, topic=info.topic)
@@ -110,7 +110,7 @@ class TopicCalls:
             await catch_up(self._router, deadline=deadline)
             found = await self._metadata((name,), deadline)
         if not found.topics:
-            raise NotFoundError(f"there is no topic {name!r}", code="unknown_topic")
+            raise NotFoundError(f"unknown topic {name!r}", code="unknown_topic")
         return found.topics[0], found
 
     async def _metadata(self, topics: tuple[str, ...] | None, deadline: Deadline) -> MetadataFound:
@@ -121,8 +121,8 @@ class TopicCalls:
         return self._router.deadline(self._timeout_ms)
 
 
-def _detail(partition: PartitionInfo, lead: ReplicaInfo | None) -> contract.PartitionDetail:
-    return contract.PartitionDetail(
+def _detail_item(partition: PartitionInfo, lead: ReplicaInfo | None) -> contract.PartitionDetailItem:
+    return contract.PartitionDetailItem(
         partition_id=partition.partition_id,
         leader=partition.leader if lead is None else lead.leader,
         replicas=list(partition.replicas),
@@ -133,7 +133,7 @@ def _detail(partition: PartitionInfo, lead: ReplicaInfo | None) -> contract.Part
     )
 
 
-def _read_retention(given: contract.Retention | None) -> RetentionInfo:
+def _to_retention_info(given: contract.RetentionBody | None) -> RetentionInfo:
     if given is None:
         return RetentionInfo()
     return RetentionInfo(ms=given.ms, bytes=given.bytes, until_consumed=given.until_consumed)

@@ -1,7 +1,7 @@
-"""The calls of producers.
+"""Handlers of the producer routes.
 
-`produce` without a sequence is the hot one: it takes no task and waits for nothing but its batch. With a sequence a
-message is a batch of its own under the client's id, so that a repeated call finds the first one's offset.
+`produce` without a sequence is the hot path: it creates no task and waits only for its batch. With a sequence, a
+message is its own batch under the client's producer id, so that a repeated call returns the first call's offset.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from quiver.client.producer import ProducerCore
 from quiver.clock import Clock
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import contract
-from quiver.gateway.cluster import INTERNAL_PREFIX
-from quiver.gateway.failures import failure_of
+from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
+from quiver.gateway.codec import decode_value, decode_values, error_response
 from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
-from quiver.gateway.messages import read_value, read_values
 from quiver.gateway.metrics import Metrics
-from quiver.gateway.registrations import Allowed, Registrations
+from quiver.gateway.registrations import Registrations, TopicAccess
 from quiver.gateway.topic_producers import TopicProducers
 from quiver.metadata import TopicRow
 from quiver.model import PartitionId, ProducerId
@@ -32,40 +31,40 @@ from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducerRequest, Selection, TopicInfo
 
-Hear = Callable[[Literal["producer", "consumer"], int], None]
-"""Take note that a client lives."""
+OnClientSeen = Callable[[Literal["producer", "consumer"], int], None]
+"""Record that a client is alive."""
 
 
-class ProducerCalls:
-    """Carry out the calls of producers."""
+class ProduceHandlers:
+    """Handle the calls of producers."""
 
     def __init__(
         self,
         router: Router,
         registrations: Registrations,
-        packers: TopicProducers,
+        topic_producers: TopicProducers,
         metrics: Metrics,
         *,
         clock: Clock,
-        hear: Hear,
+        on_client_seen: OnClientSeen,
         timeout_ms: int,
     ) -> None:
         self._router = router
         self._registrations = registrations
-        self._packers = packers
+        self._topic_producers = topic_producers
         self._metrics = metrics
         self._clock = clock
-        self._hear = hear
+        self._on_client_seen = on_client_seen
         self._timeout_ms = timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._turns = count()
+        self._next_turn = count()
 
     # -- register --------------------------------------------------------------------------------
 
     async def register(self, given: contract.RegisterProducerBody) -> contract.ProducerRegisteredAnswer:
-        """Register a producer; one that was known is told how far it had come, and its earlier self is fenced off."""
+        """Register a producer; a known name gets its id and next sequences, and its earlier epoch is fenced."""
         if given.prod_name is not None and given.prod_name.startswith(INTERNAL_PREFIX):
-            raise NotAllowedError(f"not done: names that begin with {INTERNAL_PREFIX} are gateways' own")
+            raise NotAllowedError(f"not done: producer names with the prefix {INTERNAL_PREFIX} are reserved")
         deadline = self._deadline()
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
         selection = Selection(topic=given.topic, partitions=partitions)
@@ -82,7 +81,7 @@ class ProducerCalls:
     async def _begin_epoch(
         self, given: contract.RegisterProducerBody, producer_id: ProducerId, epoch: int, deadline: Deadline
     ) -> dict[str, int]:
-        """Begin a producer's new epoch in every partition; return the next sequence of each."""
+        """Start a producer's new epoch in every partition; return the next sequence of each."""
         topic = await self._router.find_topic(given.topic, deadline=deadline)
         numbers = range(len(topic.partitions)) if given.partition_id is None else (given.partition_id,)
         partitions = [PartitionId(number) for number in numbers]
@@ -111,93 +110,93 @@ class ProducerCalls:
     ) -> asyncio.Future[HttpResponse] | Coroutine[Any, Any, contract.ProducedAnswer | HttpResponse]:
         """Append a message."""
         if given.sequence is not None:
-            return self._produce_in_sequence(given)
-        value = read_value(given.message, given.message_b64)
+            return self._produce_sequenced(given)
+        value = decode_value(given.message, given.message_b64)
         try:
-            allowed = self._registrations.producer_nowait(given.producer_id, given.topic)
+            access = self._registrations.producer_nowait(given.producer_id, given.topic)
         except (NotFoundError, NotAllowedError):
-            return self._produce_later(given, value)
-        core = self._packers.find(allowed.topic)
-        if core is None:
-            return self._produce_later(given, value)
-        return self._send(allowed, core, given, value)
+            return self._produce_slowly(given, value)
+        producer = self._topic_producers.find(access.topic)
+        if producer is None:
+            return self._produce_slowly(given, value)
+        return self._send(access, producer, given, value)
 
-    async def _produce_later(self, given: contract.ProduceBody, value: bytes) -> HttpResponse:
-        """Append a message of a client that is not known here yet, or to a topic that nobody has produced to yet."""
+    async def _produce_slowly(self, given: contract.ProduceBody, value: bytes) -> HttpResponse:
+        """Append a message when this node does not know the client yet, or the topic has no open producer here."""
         deadline = self._deadline()
-        allowed = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
-        core = await self._packers.open(allowed.topic, deadline=deadline)
-        return await self._send(allowed, core, given, value)
+        access = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
+        producer = await self._topic_producers.open(access.topic, deadline=deadline)
+        return await self._send(access, producer, given, value)
 
     def _send(
-        self, allowed: Allowed, core: ProducerCore, given: contract.ProduceBody, value: bytes
+        self, access: TopicAccess, producer: ProducerCore, given: contract.ProduceBody, value: bytes
     ) -> asyncio.Future[HttpResponse]:
-        partition = self._target(allowed, given.partition_id, given.key)
-        _check_epoch(allowed, given.epoch)
-        delivery = self._packers.send(allowed.topic, core, value, key=given.key, partition=partition)
-        self._hear("producer", given.producer_id)
-        answer: asyncio.Future[HttpResponse] = self._loop.create_future()
+        partition = self._choose_partition(access, given.partition_id, given.key)
+        _check_epoch(access, given.epoch)
+        delivery = self._topic_producers.send(access.topic, producer, value, key=given.key, partition=partition)
+        self._on_client_seen("producer", given.producer_id)
+        response: asyncio.Future[HttpResponse] = self._loop.create_future()
 
         def settle(done: Delivery) -> None:
-            if not answer.done():
-                answer.set_result(self._respond(allowed.topic, done, len(value)))
+            if not response.done():  # the client may have disconnected
+                response.set_result(self._respond(access.topic, done, len(value)))
 
         delivery.add_done_callback(settle)
-        return answer
+        return response
 
     def _respond(self, topic: TopicRow, done: Delivery, size_bytes: int) -> HttpResponse:
         if done.error is not None:
-            return failure_of(self._packers.judge(topic, done.error))
+            return error_response(self._topic_producers.translate_error(topic, done.error))
         self._metrics.count_produced(records=1, size_bytes=size_bytes)
         body = b'{"status":"success","partition_id":%d,"offset":%d}' % (done.partition, done.offset or 0)
         return HttpResponse(status=200, body=body)
 
-    async def _produce_in_sequence(self, given: contract.ProduceBody) -> contract.ProducedAnswer:
-        values = [read_value(given.message, given.message_b64)]
-        partition_id, offset = await self._append(given, values)
+    async def _produce_sequenced(self, given: contract.ProduceBody) -> contract.ProducedAnswer:
+        values = [decode_value(given.message, given.message_b64)]
+        partition_id, offset = await self._append_sequenced(given, values)
         return contract.ProducedAnswer(partition_id=partition_id, offset=offset)
 
-    async def produce_batch(self, given: contract.ProduceBatch) -> contract.BatchProduced:
+    async def produce_batch(self, given: contract.ProduceBatchBody) -> contract.BatchProducedAnswer:
         """Append messages to one partition."""
-        values = read_values(given.messages, given.messages_b64)
+        values = decode_values(given.messages, given.messages_b64)
         if given.sequence is None:
-            partition_id, offset = await self._append_packed(given, values)
+            partition_id, offset = await self._append_unsequenced(given, values)
         else:
-            partition_id, offset = await self._append(given, values)
-        return contract.BatchProduced(partition_id=partition_id, offset=offset, count=len(values))
+            partition_id, offset = await self._append_sequenced(given, values)
+        return contract.BatchProducedAnswer(partition_id=partition_id, offset=offset, count=len(values))
 
-    async def _append_packed(self, given: contract.ProduceBatch, values: list[bytes]) -> tuple[int, int]:
-        """Append messages through the gateway's own producer, all in one batch."""
+    async def _append_unsequenced(self, given: contract.ProduceBatchBody, values: list[bytes]) -> tuple[int, int]:
+        """Append messages through the gateway's own producer, in one batch."""
         deadline = self._deadline()
-        allowed = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
-        partition = self._target(allowed, given.partition_id, given.key)
-        _check_epoch(allowed, given.epoch)
-        core = await self._packers.open(allowed.topic, deadline=deadline)
+        access = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
+        partition = self._choose_partition(access, given.partition_id, given.key)
+        _check_epoch(access, given.epoch)
+        producer = await self._topic_producers.open(access.topic, deadline=deadline)
         key = None if given.key is None else given.key.encode()
-        self._hear("producer", given.producer_id)
-        place = await self._packers.send_together(allowed.topic, core, values, key=key, partition=partition)
+        self._on_client_seen("producer", given.producer_id)
+        position = await self._topic_producers.send_batch(access.topic, producer, values, key=key, partition=partition)
         self._metrics.count_produced(records=len(values), size_bytes=sum(map(len, values)))
-        return place
+        return position
 
-    async def _append(
-        self, given: contract.ProduceBody | contract.ProduceBatch, values: list[bytes]
+    async def _append_sequenced(
+        self, given: contract.ProduceBody | contract.ProduceBatchBody, values: list[bytes]
     ) -> tuple[PartitionId, int]:
-        """Append a batch under the client's own id and sequence: once, however often it is sent."""
+        """Append a batch under the client's own id and sequence; the leader deduplicates repeated calls."""
         if given.partition_id is None:
-            raise RequestError("not done: a sequence is per partition: give partition_id, too")
+            raise RequestError("not done: a sequence is per partition; give partition_id as well")
         deadline = self._deadline()
-        allowed = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
-        (partition_id,) = allowed.choose(given.partition_id)
-        _check_epoch(allowed, given.epoch)
+        access = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
+        (partition_id,) = access.choose(given.partition_id)
+        _check_epoch(access, given.epoch)
         batch = build_batch(
             values,
             timestamp=self._clock.wall_ms(),
             keys=None if given.key is None else [given.key.encode()] * len(values),
             producer_id=ProducerId(given.producer_id),
-            producer_epoch=allowed.epoch if given.epoch is None else given.epoch,
+            producer_epoch=access.epoch if given.epoch is None else given.epoch,
             base_sequence=given.sequence or 0,
         )
-        self._hear("producer", given.producer_id)
+        self._on_client_seen("producer", given.producer_id)
         produced = await self._send_batch(given.topic, partition_id, batch, deadline)
         if not produced.is_duplicate:
             self._metrics.count_produced(records=len(values), size_bytes=sum(map(len, values)))
@@ -210,19 +209,19 @@ class ProducerCalls:
         produced, _ = await self._router.ask_leader(topic, partition_id, build, (batch,), deadline=deadline)
         return produced
 
-    def _target(self, allowed: Allowed, partition_id: int | None, key: str | None) -> int | None:
-        """Return the partition of a message; None if any will do."""
+    def _choose_partition(self, access: TopicAccess, partition_id: int | None, key: str | None) -> int | None:
+        """Return the partition of a message; None lets the topic's producer choose."""
         if partition_id is not None:
-            return allowed.choose(partition_id)[0]
-        if allowed.is_whole:
-            return None  # by key or in turn: the packer's choice
-        turn = next(self._turns) if key is None else partition_of(key.encode(), len(allowed.partitions))
-        return allowed.partitions[turn % len(allowed.partitions)]
+            return access.choose(partition_id)[0]
+        if access.is_whole_topic:
+            return None
+        turn = next(self._next_turn) if key is None else partition_of(key.encode(), len(access.partitions))
+        return access.partitions[turn % len(access.partitions)]
 
     def _deadline(self) -> Deadline:
         return self._router.deadline(self._timeout_ms)
 
 
-def _check_epoch(allowed: Allowed, epoch: int | None) -> None:
-    if epoch is not None and epoch < allowed.epoch:
-        raise FencedError(f"not done: epoch {epoch} is over, {allowed.epoch} has begun")
+def _check_epoch(access: TopicAccess, epoch: int | None) -> None:
+    if epoch is not None and epoch < access.epoch:
+        raise FencedError(f"not done: epoch {epoch} is fenced; the current epoch is {access.epoch}")

@@ -1,4 +1,4 @@
-"""The calls on the cluster and on this node; the pages."""
+"""Handlers of the routes about the cluster and this node, and of the HTML pages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from quiver.gateway import contract
 from quiver.gateway.fanout import try_all
 from quiver.gateway.http import HttpResponse, HttpStatus
 from quiver.gateway.metrics import Metrics
-from quiver.gateway.openapi import make_document
-from quiver.gateway.reference import CONTENT_SECURITY_POLICY, render_docs, render_page
+from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs, render_page
 from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.description import DescribeNode, NodeDescribed
+from quiver.wire.admin_messages import DescribeNode, NodeDescribed
 from quiver.wire.messages import (
     ClientInfo,
     DrainBroker,
@@ -32,18 +31,18 @@ from quiver.wire.messages import (
 )
 
 INTERNAL_PREFIX = "_gateway/"
-"""What the names of gateways' own producers begin with; clients may not use it."""
-ASK_MANAGER_MS = 2_000
-"""How long a manager may take to say how far it is."""
+"""Prefix of the names of gateways' own producers; reserved."""
+MANAGER_TIMEOUT_MS = 2_000
+"""Time for a manager to report its applied index."""
 _ALIVE = frozenset(("alive", "draining", "drained"))
-"""The states of a broker that is heard."""
+"""States of a broker whose heartbeats arrive."""
 _PAGE_HEADERS = (
     ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
     ("X-Frame-Options", "DENY"),
     ("Referrer-Policy", "no-referrer"),
 )
 
-_WELCOME = """\
+_BANNER = """\
 <p>A distributed, partitioned, replicated queue for log messages.</p>
 <ul><li><a href="/docs">The HTTP interface</a> · <a href="/openapi.json">openapi.json</a></li>
 <li><a href="/status">status</a> · <a href="/health">health</a> · <a href="/topics">topics</a> ·
@@ -51,8 +50,8 @@ _WELCOME = """\
 """
 
 
-class ClusterCalls:
-    """Carry out the calls on the cluster and on this node."""
+class ClusterHandlers:
+    """Handle the calls on the cluster and on this node."""
 
     def __init__(
         self,
@@ -75,10 +74,10 @@ class ClusterCalls:
 
     # -- this node -------------------------------------------------------------------------------
 
-    async def status(self, _: contract.Parameters) -> contract.NodeStatus:
-        """Show this node."""
+    async def status(self, _: contract.Parameters) -> contract.NodeStatusAnswer:
+        """Describe this node."""
         node = await self._describe(with_replicas=False)
-        return contract.NodeStatus(
+        return contract.NodeStatusAnswer(
             node=node.node,
             roles=list(node.roles),
             version=node.version,
@@ -88,20 +87,20 @@ class ClusterCalls:
         )
 
     async def metrics(self, _: contract.Parameters) -> HttpResponse:
-        """Show this node's figures."""
+        """Return this node's metrics."""
         node = await self._describe(with_replicas=True, with_lags=True)
         page = self._metrics.render(self._http_status(), node, now_ms=self._clock.wall_ms())
         return HttpResponse(status=200, body=page.encode(), content_type=PROMETHEUS)
 
     def healthz(self, _: contract.Parameters) -> contract.Answer:
-        """Tell that the process answers."""
+        """Return success: the process responds."""
         return contract.Answer()
 
     async def readyz(self, _: contract.Parameters) -> contract.Answer:
-        """Tell whether the node serves."""
+        """Return success if the node serves, else 503."""
         node = await self._describe(with_replicas=False)
         if not node.is_ready:
-            raise UnavailableError("this node is starting", code="not_ready")
+            raise UnavailableError("not ready: this node is starting", code="not_ready")
         return contract.Answer()
 
     def openapi(self, _: contract.Parameters) -> HttpResponse:
@@ -109,62 +108,62 @@ class ClusterCalls:
         return self._openapi
 
     def docs(self, _: contract.Parameters) -> HttpResponse:
-        """Return the page about the interface."""
+        """Return the HTML reference of the HTTP API."""
         return self._docs
 
-    def welcome(self, _: contract.Parameters) -> contract.Welcome:
-        """Say welcome."""
-        return contract.Welcome(message="Welcome to Quiver: GET /docs tells what there is.", version=__version__)
+    def welcome(self, _: contract.Parameters) -> contract.BannerAnswer:
+        """Return the service banner."""
+        return contract.BannerAnswer(message="Quiver is running. GET /docs lists all calls.", version=__version__)
 
     # -- the cluster -----------------------------------------------------------------------------
 
-    async def health(self, _: contract.Parameters) -> contract.Health:
-        """Show who was last heard of when."""
+    async def health(self, _: contract.Parameters) -> contract.HealthAnswer:
+        """Report the last heartbeat of brokers and clients."""
         deadline = self._deadline()
         found = await self._find(deadline)
         request = ListClients()
         listed = (await self._router.ask(request, deadline=deadline))[0]
         shown = [client for client in listed.clients if not client.name.startswith(INTERNAL_PREFIX)]
-        return contract.Health(
+        return contract.HealthAnswer(
             brokers=[
-                contract.BrokerHealth(
+                contract.BrokerHealthItem(
                     broker_id=node.node, last_heartbeat_ms=node.last_seen_ms, is_alive=node.state in _ALIVE
                 )
                 for node in _brokers(found)
             ],
-            producers=[_show_client(client) for client in shown if client.kind == "producer"],
-            consumers=[_show_client(client) for client in shown if client.kind == "consumer"],
+            producers=[_client_item(client) for client in shown if client.kind == "producer"],
+            consumers=[_client_item(client) for client in shown if client.kind == "consumer"],
         )
 
-    async def list_brokers(self, _: contract.Parameters) -> contract.Brokers:
+    async def list_brokers(self, _: contract.Parameters) -> contract.BrokersAnswer:
         """List the brokers."""
         found = await self._find(self._deadline(), topics=None)
         partitions = [partition for topic in found.topics for partition in topic.partitions]
         held = Counter(node for one in partitions for node in (*one.replicas, *one.learners))
         led = Counter(one.leader for one in partitions)
-        brokers = [_show_broker(node, partitions=held[node.node], leads=led[node.node]) for node in _brokers(found)]
-        return contract.Brokers(brokers=brokers)
+        brokers = [_broker_item(node, partitions=held[node.node], leads=led[node.node]) for node in _brokers(found)]
+        return contract.BrokersAnswer(brokers=brokers)
 
-    async def drain_broker(self, given: contract.BrokerPath) -> contract.Answer:
-        """Begin to move everything off a broker."""
+    async def drain_broker(self, given: contract.BrokerQuery) -> contract.Answer:
+        """Start moving all partitions off a broker."""
         return await self._change(DrainBroker(broker=NodeId(given.id)))
 
-    async def remove_broker(self, given: contract.BrokerPath) -> contract.Answer:
-        """Forget a broker."""
+    async def remove_broker(self, given: contract.BrokerQuery) -> contract.Answer:
+        """Remove a broker from the cluster."""
         return await self._change(RemoveBroker(broker=NodeId(given.id)))
 
-    async def list_managers(self, _: contract.Parameters) -> contract.Managers:
-        """Show the metadata's group; managers that cannot be asked without their index."""
+    async def list_managers(self, _: contract.Parameters) -> contract.ManagersAnswer:
+        """Describe the metadata group; the applied index of an unreachable manager is null."""
         found = await self._find(self._deadline())
         managers = [node for node in found.nodes if "manager" in node.roles]
-        deadline = self._router.deadline(ASK_MANAGER_MS)
+        deadline = self._router.deadline(MANAGER_TIMEOUT_MS)
         addresses = [node.wire_address for node in managers]
         described = await try_all(self._router.ask_at(one, DescribeNode(), deadline=deadline) for one in addresses)
-        return contract.Managers(
+        return contract.ManagersAnswer(
             primary=found.primary,
             replicas=[node.node for node in managers if node.node != found.primary],
             managers=[
-                contract.ManagerState(
+                contract.ManagerItem(
                     node=node.node,
                     http_address=node.http_address,
                     role="primary" if node.node == found.primary else "replica",
@@ -174,14 +173,14 @@ class ClusterCalls:
             ],
         )
 
-    async def get_metadata(self, _: contract.Parameters) -> contract.Metadata:
+    async def get_metadata(self, _: contract.Parameters) -> contract.MetadataAnswer:
         """List all nodes."""
         found = await self._find(self._deadline())
-        return contract.Metadata(
-            cluster_id=found.cluster_id, primary=found.primary, nodes=[_show_node(node) for node in found.nodes]
+        return contract.MetadataAnswer(
+            cluster_id=found.cluster_id, primary=found.primary, nodes=[_node_item(node) for node in found.nodes]
         )
 
-    # -- within ----------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     async def _change(self, request: DrainBroker | RemoveBroker) -> contract.Answer:
         done, _ = await self._router.ask(request, deadline=self._deadline())
@@ -201,8 +200,8 @@ class ClusterCalls:
 
 
 def welcome_page() -> HttpResponse:
-    """Return the page that a browser is shown at the root."""
-    return _page(render_page("Quiver", _WELCOME))
+    """Return the page that browsers get at `/`."""
+    return _page(render_page("Quiver", _BANNER))
 
 
 def _page(html: str) -> HttpResponse:
@@ -219,8 +218,8 @@ def _describe_role(node: NodeDescribed) -> str:
     return "broker running" if "broker" in node.roles else "gateway running"
 
 
-def _show_client(client: ClientInfo) -> contract.ClientHealth:
-    return contract.ClientHealth(
+def _client_item(client: ClientInfo) -> contract.ClientHealthItem:
+    return contract.ClientHealthItem(
         id=client.id,
         name=client.name,
         topics=list(client.topics),
@@ -229,8 +228,8 @@ def _show_client(client: ClientInfo) -> contract.ClientHealth:
     )
 
 
-def _show_node(node: NodeInfo) -> contract.Node:
-    return contract.Node(
+def _node_item(node: NodeInfo) -> contract.NodeItem:
+    return contract.NodeItem(
         node=node.node,
         wire_address=node.wire_address,
         http_address=node.http_address,
@@ -239,8 +238,8 @@ def _show_node(node: NodeInfo) -> contract.Node:
     )
 
 
-def _show_broker(node: NodeInfo, *, partitions: int, leads: int) -> contract.Broker:
-    return contract.Broker(
+def _broker_item(node: NodeInfo, *, partitions: int, leads: int) -> contract.BrokerItem:
+    return contract.BrokerItem(
         broker_id=node.node,
         wire_address=node.wire_address,
         http_address=node.http_address,

@@ -1,0 +1,234 @@
+"""Decode HTTP parameters and message values; encode records and errors as responses.
+
+Parameters may come in the path, the query or a JSON body, on any method. Decoding is lenient where old clients need it
+(digits for numbers, null for an absent value, any content type) and strict where two readers could disagree: a
+parameter that is given twice is refused. A value of the wrong type is malformed (`bad_request`); a value of the right
+type outside its bounds is `out_of_range`.
+
+An error becomes a status by what the caller should do, a `code` for programs and a message for people. 503 and 507 say
+*not done*, 504 says *unknown*. No internals are exposed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Generic, TypedDict, TypeVar
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from msgspec import UNSET
+
+from quiver.errors import (
+    ConflictError,
+    DiskFullError,
+    NotAllowedError,
+    NotFoundError,
+    Outcome,
+    OutOfRangeError,
+    QuiverError,
+    RequestError,
+    TooLargeError,
+    TrimmedError,
+    UnavailableError,
+)
+from quiver.gateway.contract import FailureAnswer, Parameters
+from quiver.gateway.http import HttpResponse
+from quiver.record import Record
+
+P = TypeVar("P", bound=Parameters)
+
+QUERY_FIELDS_MAX = 50
+CACHED_QUERIES_MAX = 4_096
+"""Decoded queries in a route's cache: a consumer repeats the same query."""
+CACHED_QUERY_BYTES_MAX = 256
+"""A longer query is not cached."""
+RETRY_AFTER_S = 1
+"""Default of `Retry-After`: a new leader is usually elected within it."""
+
+_OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:>|<|of length|matching)|out of range|Invalid enum value")
+"""msgspec's complaints about a value of the right type."""
+_LOCATION = re.compile(r" - at `\$\.?(?P<location>.*)`$")
+
+_any_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+# -- parameters --------------------------------------------------------------------------------------
+
+
+class ParameterDecoder(Generic[P]):
+    """Decode the parameters of one route."""
+
+    def __init__(self, parameters_type: type[P]) -> None:
+        self._type = parameters_type
+        self._decoder = msgspec.json.Decoder(parameters_type, strict=False)
+        self._cache: dict[bytes, P] = {}
+
+    def decode(self, path_values: Mapping[str, str], query: bytes, body: bytes) -> P:
+        """Return the parameters.
+
+        Raises:
+            RequestError: they cannot be decoded, one is missing, or one is given twice.
+            OutOfRangeError: one has a value that is never valid.
+        """
+        try:
+            if not path_values and not query:
+                return self._decoder.decode(body or b"{}")
+            if not path_values and not body:
+                return self._cache.get(query) or self._decode_query(query)
+            given = _any_decoder.decode(body) if body else {}
+            return self._convert(given, (*path_values.items(), *_split_query(query)))
+        except msgspec.ValidationError as error:
+            raise _explain(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError(f"not done: the body is not JSON: {error}") from None
+
+    def _decode_query(self, query: bytes) -> P:
+        """Decode a query without a body, and cache the result, which is immutable."""
+        decoded = self._convert({}, _split_query(query))
+        if len(query) <= CACHED_QUERY_BYTES_MAX:
+            if len(self._cache) >= CACHED_QUERIES_MAX:
+                self._cache.clear()
+            self._cache[query] = decoded
+        return decoded
+
+    def _convert(self, given: dict[str, Any], fields: Iterable[tuple[str, str]]) -> P:
+        for name, value in fields:
+            if name in given:
+                raise RequestError(f"not done: {name!r} is given twice", code="given_twice")
+            given[name] = value
+        return msgspec.convert(given, self._type, strict=False)
+
+
+def _split_query(query: bytes) -> list[tuple[str, str]]:
+    fields = [field for field in query.split(b"&") if field]
+    if len(fields) > QUERY_FIELDS_MAX:
+        raise RequestError(f"not done: more than {QUERY_FIELDS_MAX} parameters in the query")
+    pairs = (field.partition(b"=")[::2] for field in fields)
+    return [(_unquote(name), _unquote(value)) for name, value in pairs]
+
+
+def _unquote(text: bytes) -> str:
+    try:
+        return unquote_to_bytes(text.replace(b"+", b" ")).decode()
+    except UnicodeDecodeError:
+        raise RequestError("not done: the query is not UTF-8") from None
+
+
+def _explain(complaint: str) -> RequestError:
+    """Return the error for a complaint of msgspec, in words that name the parameter."""
+    found = _LOCATION.search(complaint)
+    where = f"{found['location']}: " if found and found["location"] else ""
+    sentence = f"not done: {where}{_LOCATION.sub('', complaint)}"
+    return OutOfRangeError(sentence) if _OUT_OF_BOUNDS.search(complaint) else RequestError(sentence)
+
+
+# -- records -----------------------------------------------------------------------------------------
+
+
+class RecordFields(TypedDict, total=False):
+    """A record's fields in an answer: text as text, other bytes as base64."""
+
+    offset: int
+    timestamp: int
+    message: str | None
+    message_b64: str
+    key: str
+    key_b64: str
+
+
+def decode_value(text: str | None, encoded: str | None) -> bytes:
+    """Return the bytes of a message that is given as text or as base64, exactly one of them.
+
+    Raises:
+        RequestError: neither or both are given, or it is not base64.
+    """
+    if (text is None) == (encoded is None):
+        raise RequestError("not done: give either message or message_b64")
+    return text.encode() if text is not None else _decode_base64(encoded or "")
+
+
+def decode_values(texts: list[str] | None, encoded: list[str] | None) -> list[bytes]:
+    """Return the bytes of messages that are given as texts or as base64, exactly one of them; raises as above."""
+    if (texts is None) == (encoded is None):
+        raise RequestError("not done: give either messages or messages_b64")
+    return [text.encode() for text in texts] if texts is not None else [_decode_base64(one) for one in encoded or ()]
+
+
+def record_fields(record: Record) -> RecordFields:
+    """Return a record's fields for an answer."""
+    fields: RecordFields = {"offset": record.offset, "timestamp": record.timestamp}
+    if record.value is None:
+        fields["message"] = None
+    elif (text := _as_text(record.value)) is not None:
+        fields["message"] = text
+    else:
+        fields["message_b64"] = base64.b64encode(record.value).decode()
+    if record.key is None:
+        return fields
+    if (text := _as_text(record.key)) is not None:
+        fields["key"] = text
+    else:
+        fields["key_b64"] = base64.b64encode(record.key).decode()
+    return fields
+
+
+def _as_text(value: bytes) -> str | None:
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _decode_base64(encoded: str) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"not done: not base64: {error}") from None
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+_STATUSES: tuple[tuple[type[QuiverError], int], ...] = (
+    (NotFoundError, 404),
+    (TrimmedError, 404),
+    (ConflictError, 409),
+    (OutOfRangeError, 422),
+    (NotAllowedError, 403),
+    (TooLargeError, 413),
+    (RequestError, 400),
+    (DiskFullError, 507),
+    (UnavailableError, 503),
+)
+"""By class, subclasses before their base; any other error is 503 or 504 by its outcome."""
+
+_WITH_OUTCOME = (503, 504, 507)
+
+
+def status_of(error: QuiverError) -> int:
+    """Return the HTTP status of an error."""
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status
+    return HTTPStatus.GATEWAY_TIMEOUT if error.outcome == "unknown" else HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def error_response(error: QuiverError) -> HttpResponse:
+    """Return the response to a request that ended in an error."""
+    retry_after_ms = (error.retry_after_ms or 0) if isinstance(error, UnavailableError) else 0
+    return failure_response(status_of(error), error.code, error.message, retry_after_s=-(-retry_after_ms // 1000))
+
+
+def failure_response(status: int, code: str, message: str, *, retry_after_s: int = 0) -> HttpResponse:
+    """Return a response with a failure in the contract's form."""
+    outcome: Outcome | msgspec.UnsetType = UNSET
+    headers: tuple[tuple[str, str], ...] = ()
+    if status in _WITH_OUTCOME:
+        outcome = "unknown" if status == HTTPStatus.GATEWAY_TIMEOUT else "not_done"
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = (("Retry-After", str(retry_after_s or RETRY_AFTER_S)),)
+    body = msgspec.json.encode(FailureAnswer(code=code, message=message, outcome=outcome))
+    return HttpResponse(status=status, body=body, headers=headers)
