@@ -1,14 +1,14 @@
 # ruff: noqa: S310, S603, T201 - a demonstration prints, asks its own cluster over HTTP and starts it as children
-"""A cluster that loses a leader and nothing else, on this machine: `make demo`.
+"""Kill the leader of a cluster on this machine and lose nothing: `make demo`.
 
 1. Start three nodes on free ports and create a topic of three partitions, three replicas each.
-2. Produce and consume all the while: two producers and two consumers through the SDK, one of each over plain HTTP.
-3. Kill the node that leads most partitions with SIGKILL in the middle; later start it again and watch it catch up.
-4. Show that every consumer got every message once, in the same order within each partition.
-5. On Spark, archive the topic into a Delta table, and audit that what leaders serve, what every replica stores, the one
-   that was killed among them, and what is archived are the same, record for record. `make setup` brings the Java.
+2. Produce and consume continuously: two producers and two consumers through the SDK, one of each over plain HTTP.
+3. Kill the node that leads most partitions with SIGKILL; later restart it and watch it catch up.
+4. Check that every consumer received every message once, in the same order within each partition.
+5. On Spark, archive the topic into a Delta table, and audit that the leaders, every replica (also the killed one) and
+   the archive have the same records. `make setup` installs Java.
 
-Exits with 0 only if all of that held.
+Exits with 0 only if all of this held.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARTITIONS = 3
 PRODUCERS = ("sdk-1", "sdk-2", "http-1")
 CONSUMERS = ("report", "archive", "http")
 PAUSE_S = 0.002
-"""What each producer waits between two messages: a demonstration, not a benchmark."""
+"""Pause of each producer between two messages: this is a demonstration, not a benchmark."""
 
 
 # -- nodes -------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Nodes:
         self._ready: dict[int, threading.Event] = {}
 
     def start(self, node: int) -> None:
-        """Start a node; `wait_ready` tells when it serves."""
+        """Start a node; `wait_ready` waits until it serves."""
         plan = self.plan(node)
         Path(plan.directory).mkdir(parents=True, exist_ok=True)
         with open(plan.log_path, "ab") as log:
@@ -71,27 +71,27 @@ class Nodes:
         threading.Thread(target=_drain, args=(child, ready), daemon=True).start()
 
     def wait_ready(self) -> None:
-        """Wait until every node has said that it is ready."""
+        """Wait until every node has printed that it is ready."""
         for node, ready in self._ready.items():
             if not ready.wait(30):
                 raise UnavailableError(f"node {node} did not become ready: see {self.plan(node).log_path}")
 
     def plan(self, node: int) -> NodePlan:
-        """Return how a node is run."""
+        """Return the plan of a node."""
         return self.plans[node - 1]
 
     def is_running(self, node: int) -> bool:
-        """Tell whether a node's process is there."""
+        """Return whether a node's process is running."""
         child = self._children.get(node)
         return child is not None and child.poll() is None
 
     def kill(self, node: int) -> None:
-        """End a node as a power failure would."""
+        """Kill a node with SIGKILL."""
         self._children[node].send_signal(signal.SIGKILL)
         self._children[node].wait()
 
     def stop(self) -> None:
-        """End all nodes in good order."""
+        """Stop all nodes gracefully."""
         for child in self._children.values():
             child.terminate()
         for child in self._children.values():
@@ -101,7 +101,7 @@ class Nodes:
 
     @property
     def urls(self) -> list[str]:
-        """Return where each node speaks HTTP."""
+        """Return the HTTP address of each node."""
         return [f"http://{plan.http}" for plan in self.plans]
 
 
@@ -113,7 +113,7 @@ def _drain(child: subprocess.Popen[bytes], ready: threading.Event) -> None:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of so many consecutive ports that nobody listens on."""
+    """Return the first of `count` consecutive free ports."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -131,13 +131,13 @@ def free_ports(count: int) -> int:
 
 
 class Http:
-    """Ask any node, and another one when that does not answer: what a plain client has to do."""
+    """A plain client: send requests to any node, and to the next one if it does not answer."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = list(urls)
 
     def call(self, method: str, path: str, **parameters: object) -> dict[str, Any] | None:
-        """Return the answer; None for 204. Repeats until it is answered: use only what is safe to repeat."""
+        """Return the response; None for 204. Retries until there is one, so the request must be idempotent."""
         while True:
             request = urllib.request.Request(
                 self._urls[0] + path,
@@ -161,7 +161,7 @@ class Http:
 
 
 class Traffic:
-    """Everybody who produces and consumes, and what each has done so far."""
+    """All producers and consumers, and what each has sent or received so far."""
 
     def __init__(self, urls: list[str]) -> None:
         self.urls = urls
@@ -173,12 +173,12 @@ class Traffic:
         self._consumers = [threading.Thread(target=self._run, args=(self._consume, name)) for name in CONSUMERS]
 
     def start(self) -> None:
-        """Begin to produce and to consume."""
+        """Start all producers and consumers."""
         for thread in (*self._consumers, *self._producers):
             thread.start()
 
     def finish(self) -> None:
-        """Let producers end, then wait until every consumer has what they produced, or nothing more comes."""
+        """Stop the producers, then wait until every consumer has received everything, or has failed."""
         self.is_over.set()
         for thread in (*self._producers, *self._consumers):
             thread.join()
@@ -191,7 +191,7 @@ class Traffic:
     def _run(self, work: Any, name: str) -> None:
         try:
             work(name)
-        except Exception as error:  # noqa: BLE001 - told at the end
+        except Exception as error:  # noqa: BLE001 - reported at the end
             self.failures.append(f"{name}: {type(error).__name__}: {error}")
             self.is_over.set()
 
@@ -210,7 +210,7 @@ class Traffic:
 
     @contextmanager
     def _http_sender(self, name: str) -> Iterator[Any]:
-        """Number every message for its partition, so that repeating a call never doubles it."""
+        """Yield a function that numbers every message per partition, so that a retried call never duplicates it."""
         http = Http(self.urls)
         registered = http.call("POST", "/producer/register", topic=TOPIC, prod_name=name) or {}
         sequences: Counter[int] = Counter()
@@ -249,7 +249,7 @@ class Traffic:
                     yield record.partition or 0, record.offset, record.text or ""
 
     def _http_records(self) -> Iterator[tuple[int, int, str]]:
-        """Say for each partition what was read: then a repeated call returns what the lost one would have."""
+        """Yield records by explicit offsets: a retried call returns what the lost response contained."""
         http = Http(self.urls)
         consumer = (http.call("POST", "/consumer/register", topic=TOPIC) or {})["consumer_id"]
         positions = dict.fromkeys(range(PARTITIONS), 0)
@@ -270,11 +270,11 @@ class Traffic:
                     yield partition, message["offset"], message["message"]
 
 
-# -- the picture -------------------------------------------------------------------------------------
+# -- the display -------------------------------------------------------------------------------------
 
 
-class Picture:
-    """What is going on, drawn a few times a second."""
+class Display:
+    """The state of nodes and traffic, drawn a few times a second."""
 
     def __init__(self, nodes: Nodes, traffic: Traffic) -> None:
         self._nodes = nodes
@@ -286,16 +286,16 @@ class Picture:
         self._last_progress = (time.monotonic(), 0)
 
     def say(self, event: str) -> None:
-        """Add a line to the picture."""
+        """Add an event line to the display."""
         self.events.append(f"{time.strftime('%H:%M:%S')}  {event}")
 
     def leaders(self) -> dict[int, int | None]:
-        """Return who leads each partition."""
+        """Return the leader of each partition."""
         answer = self._http.call("GET", "/partitions", topic=TOPIC) or {}
         return {item["partition_id"]: item["leader"] for item in answer["partitions"]}
 
     def watch_progress(self) -> None:
-        """Remember how long nothing could be produced."""
+        """Record the longest time without an acknowledged message."""
         moment, count = self._last_progress
         now, produced = time.monotonic(), self._traffic.produced
         if produced > count:
@@ -303,7 +303,7 @@ class Picture:
             self._last_progress = (now, produced)
 
     def draw(self) -> Group:
-        """Return the picture."""
+        """Return the current display."""
         leads = Counter(self.leaders().values())
         now, produced = time.monotonic(), self._traffic.produced
         rate = (produced - self._before[1]) / max(now - self._before[0], 1e-9)
@@ -320,11 +320,11 @@ class Picture:
         return Group(nodes, flow, Text("\n".join(self.events)))
 
 
-# -- what must hold ----------------------------------------------------------------------------------
+# -- the checks --------------------------------------------------------------------------------------
 
 
 def judge(traffic: Traffic) -> list[str]:
-    """Return a sentence for everything that did not hold."""
+    """Return a sentence for every violation."""
     wrong = list(traffic.failures)
     wanted = {f"{name} {number}" for name, count in traffic.sent.items() for number in range(count)}
     orders = []
@@ -332,7 +332,9 @@ def judge(traffic: Traffic) -> list[str]:
         texts = [text for _, _, text in records]
         if set(texts) != wanted or len(texts) != len(wanted):
             missing, doubled = len(wanted - set(texts)), len(texts) - len(set(texts))
-            wrong.append(f"consumer {name}: {missing} missing, {doubled} doubled, {len(set(texts) - wanted)} unknown")
+            wrong.append(
+                f"consumer {name}: {missing} missing, {doubled} duplicated, {len(set(texts) - wanted)} unknown"
+            )
         orders.append([[text for at, _, text in records if at == partition] for partition in range(PARTITIONS)])
     if any(order != orders[0] for order in orders):
         wrong.append("consumers saw partitions in different orders")
@@ -340,7 +342,7 @@ def judge(traffic: Traffic) -> list[str]:
 
 
 def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
-    """Archive the topic and audit everything, as anybody would at a prompt; return the exit code."""
+    """Archive the topic and audit it with the commands of a user; return the exit code."""
     lake = str(directory / "lake")
     shared = ("--servers", ",".join(plan.http for plan in nodes.plans))
     for command in (
@@ -351,15 +353,15 @@ def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
         began = time.monotonic()
         code = subprocess.run((sys.executable, "-m", "quiver", *command), check=False).returncode
         if code:
-            console.print(f"WRONG: it ended with {code}", style="red")
+            console.print(f"WRONG: the command exited with code {code}", style="red")
             return code
         console.print(f"({time.monotonic() - began:.0f} s)", style="dim")
-    console.print("What is archived, what leaders serve and what every replica stores is the same. All of it held.")
+    console.print("The archive, the leaders and every replica have the same records. All of it held.")
     return 0
 
 
 def run(seconds: float, directory: Path, console: Console, *, with_spark: bool) -> int:
-    """Start the nodes, show what they do, and stop them; return the exit code."""
+    """Start the nodes, run the demonstration, and stop them; return the exit code."""
     nodes = Nodes(directory)
     try:
         began = time.monotonic()
@@ -368,7 +370,7 @@ def run(seconds: float, directory: Path, console: Console, *, with_spark: bool) 
         nodes.wait_ready()
         with quiver.connect(*nodes.urls) as cluster:
             cluster.create_topic(TOPIC, partitions=PARTITIONS)
-        console.print(f"three nodes are up and topic {TOPIC!r} is made: {time.monotonic() - began:.1f} s")
+        console.print(f"three nodes are up and topic {TOPIC!r} is created: {time.monotonic() - began:.1f} s")
         code = show(seconds, nodes, console)
         if code or not with_spark:
             return code
@@ -378,9 +380,9 @@ def run(seconds: float, directory: Path, console: Console, *, with_spark: bool) 
 
 
 def show(seconds: float, nodes: Nodes, console: Console) -> int:
-    """Produce and consume while a node is killed and started again."""
+    """Produce and consume while a node is killed and restarted."""
     traffic = Traffic(nodes.urls)
-    picture = Picture(nodes, traffic)
+    display = Display(nodes, traffic)
     began = time.monotonic()
     traffic.start()
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -388,24 +390,24 @@ def show(seconds: float, nodes: Nodes, console: Console) -> int:
         is_back = False
         while (passed := time.monotonic() - began) < seconds and not traffic.failures:
             if victim is None and passed > seconds / 3:
-                victim = Counter(leader for leader in picture.leaders().values() if leader).most_common(1)[0][0]
+                victim = Counter(leader for leader in display.leaders().values() if leader).most_common(1)[0][0]
                 nodes.kill(victim)
-                picture.say(f"node {victim}, which led most, was killed with SIGKILL")
+                display.say(f"node {victim}, which led most partitions, was killed with SIGKILL")
             elif victim is not None and not is_back and passed > seconds * 2 / 3:
                 nodes.start(victim)
                 is_back = True
-                picture.say(f"node {victim} was started again and catches up")
-            picture.watch_progress()
-            live.update(picture.draw(), refresh=True)
+                display.say(f"node {victim} was restarted and catches up")
+            display.watch_progress()
+            live.update(display.draw(), refresh=True)
             time.sleep(0.2)
         traffic.finish()
-        picture.say("producers ended; every consumer read to the end")
-        live.update(picture.draw(), refresh=True)
-    return summarize(traffic, picture, time.monotonic() - began, console)
+        display.say("producers stopped; every consumer read to the end")
+        live.update(display.draw(), refresh=True)
+    return summarize(traffic, display, time.monotonic() - began, console)
 
 
-def summarize(traffic: Traffic, picture: Picture, seconds: float, console: Console) -> int:
-    """Say what held and what did not; return the exit code."""
+def summarize(traffic: Traffic, display: Display, seconds: float, console: Console) -> int:
+    """Print the result; return the exit code."""
     wrong = judge(traffic)
     for sentence in wrong:
         console.print(f"WRONG: {sentence}", style="red")
@@ -413,9 +415,9 @@ def summarize(traffic: Traffic, picture: Picture, seconds: float, console: Conso
         return 1
     console.print(
         f"{traffic.produced:,} messages in {seconds:.0f} s, each on a majority of disks before it was acknowledged; "
-        f"the longest time without one, leader killed: {picture.longest_gap_s:.2f} s."
+        f"the longest time without an acknowledgement, while the leader was killed: {display.longest_gap_s:.2f} s."
     )
-    console.print(f"Every one of {len(CONSUMERS)} consumers got every message once, in the same order. All of it held.")
+    console.print(f"All {len(CONSUMERS)} consumers received every message once, in the same order. All of it held.")
     return 0
 
 

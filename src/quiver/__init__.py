@@ -9,7 +9,7 @@
         for record in cluster.consumer("logs", name="report", idle_timeout=1):
             print(record.partition, record.offset, record.text)
 
-What is named here is loaded when it is first used, so that importing the package costs nothing.
+Each name is imported when it is first used, so that `import quiver` itself is fast.
 """
 
 from __future__ import annotations
