@@ -1,6 +1,7 @@
 """Background tasks of long-lived objects, and timeouts that behave alike on every supported Python.
 
-`TaskScope` is the one way in which an object that ends its own work owns tasks.
+`TaskScope` is the one way in which an object that ends its own work owns tasks. `SharedOutcome` is a result that
+several tasks wait for.
 
 `asyncio.timeout` of Python 3.11.0 to 3.11.2 raises `CancelledError` instead of `TimeoutError` when it expires inside a
 task that is already being cancelled, which is where a node closes after a failure. Debian 12 ships 3.11.2. All modules
@@ -11,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -90,3 +91,74 @@ class TaskScope:
                 await self._close()
         finally:
             await self._group.__aexit__(*seen)
+
+
+class SharedOutcome(Generic[T]):
+    """A result that several tasks may await; one that is cancelled does not touch the outcome of the others.
+
+    An `asyncio.Future` would need a `shield` for each of them, which is a future, two callbacks and two turns of the
+    loop more. An error that nobody awaits is not reported.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_result", "_waiters", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[T]] | None = None
+        self._callbacks: list[Callable[[SharedOutcome[T]], None]] | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that it was resolved with, if any."""
+        return self._error
+
+    def resolve(self, result: T) -> None:
+        """Give everyone this result; does nothing if there is an outcome."""
+        if self.is_done:
+            return
+        self.is_done, self._result = True, result
+        for waiter in self._waiters or ():
+            if not waiter.done():
+                waiter.set_result(result)
+        self._run_callbacks()
+
+    def reject(self, error: BaseException) -> None:
+        """Raise this error for everyone; does nothing if there is an outcome."""
+        if self.is_done:
+            return
+        self.is_done, self._error = True, error
+        for waiter in self._waiters or ():
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._run_callbacks()
+
+    def add_done_callback(self, callback: Callable[[SharedOutcome[T]], None]) -> None:
+        """Call back in the turn of the loop after the outcome."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+        if self.is_done:
+            self._run_callbacks()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self.is_done:
+            return self._return()
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        return waiter.__await__()
+
+    def _return(self) -> Generator[Any, None, T]:
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+        yield  # makes it what `__await__` must return
+
+    def _run_callbacks(self) -> None:
+        self._waiters = None
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            asyncio.get_running_loop().call_soon(callback, self)

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
-from quiver.tasks import MakeTimeout, strict_timeout, strict_timeout_at, timeout, timeout_at
+from quiver.tasks import MakeTimeout, SharedOutcome, TaskScope, strict_timeout, strict_timeout_at, timeout, timeout_at
 from quiver.testing import RandomStreams, SimulatedLoop
 
 TIMEOUTS = pytest.mark.parametrize("limit", [timeout, strict_timeout])
@@ -77,5 +78,117 @@ def test_timeout_at_a_time_and_without_one(limit_at: MakeTimeout) -> None:
         with pytest.raises(TimeoutError):
             async with limit_at(asyncio.get_running_loop().time() + 1):
                 await asyncio.sleep(2)
+
+    run(main())
+
+
+# -- scopes ------------------------------------------------------------------------------------------
+
+
+def test_scope_cancels_its_tasks_and_passes_the_error_of_its_block() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append("work")
+
+    async def main() -> None:
+        try:
+            async with TaskScope() as scope:
+                scope.start(work())
+                await asyncio.sleep(0.1)
+                raise KeyError("unwrapped")
+        except KeyError:
+            ended.append("error")
+
+    run(main())
+    assert ended == ["work", "error"]
+
+
+def test_task_that_crashes_ends_the_block_of_its_scope() -> None:
+    async def crash() -> None:
+        await asyncio.sleep(1)
+        raise ValueError("a bug")
+
+    async def main() -> None:
+        async with TaskScope() as scope:
+            scope.start(crash())
+            await asyncio.sleep(100)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main())
+    assert isinstance(caught.value.exceptions[0], ValueError)
+
+
+def test_scope_with_a_close_of_its_own_leaves_its_tasks_to_it() -> None:
+    closed: list[bool] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        async def close() -> None:
+            closed.append(task.done())
+            stop.set()
+
+        async def work() -> None:
+            await stop.wait()
+
+        scope = TaskScope(close)
+        async with scope:
+            task = scope.start(work())
+        assert task.done()
+        assert not task.cancelled()
+
+    run(main())
+    assert closed == [False]
+
+
+# -- outcomes ----------------------------------------------------------------------------------------
+
+
+def test_outcome_reaches_every_task_but_the_cancelled_one() -> None:
+    async def main() -> None:
+        outcome: SharedOutcome[int] = SharedOutcome()
+        called: list[int | None] = []
+
+        async def wait() -> int:
+            return await outcome
+
+        tasks = [asyncio.ensure_future(wait()) for _ in range(3)]
+        outcome.add_done_callback(lambda done: called.append(None if done.error else 7))
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert not outcome.is_done, "a task that is cancelled does not decide for the others"
+        outcome.resolve(7)
+        outcome.resolve(8)
+        outcome.reject(ValueError("too late"))
+        assert await asyncio.gather(*tasks, return_exceptions=True) == [7, ANY, 7]
+        assert tasks[1].cancelled()
+        assert await outcome == 7
+        outcome.add_done_callback(lambda _: called.append(9))
+        await asyncio.sleep(0)
+        assert called == [7, 9]
+
+    run(main())
+
+
+def test_error_of_an_outcome_is_raised_now_and_later_and_reported_by_nobody() -> None:
+    async def main() -> None:
+        outcome: SharedOutcome[int] = SharedOutcome()
+
+        async def wait() -> int:
+            return await outcome
+
+        task = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        outcome.reject(ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            await task
+        with pytest.raises(ValueError, match="no"):
+            await outcome
+        assert isinstance(outcome.error, ValueError)
 
     run(main())

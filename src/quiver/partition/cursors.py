@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
 from quiver.model import ConsumerId, Offset
 from quiver.partition.entries import CursorsEntry, build_entry
-from quiver.partition.proposal_gate import ProposalFuture, ProposalGate
+from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.partition.state import PartitionState
 
 CURSORS_MAX = 100_000
@@ -87,10 +87,10 @@ class CursorMoves:
             return
         proposed.add_done_callback(lambda outcome: self._settle(done, moves, outcome))
 
-    def _settle(self, done: asyncio.Future[None], moves: Mapping[ConsumerId, Offset], outcome: ProposalFuture) -> None:
+    def _settle(self, done: asyncio.Future[None], moves: Mapping[ConsumerId, Offset], outcome: ProposalOutcome) -> None:
         if self._in_flight_done is not done:
             return  # a proposal of an earlier term
-        error = outcome.exception()
+        error = outcome.error
         if error is not None:
             self._fail(error)
             return

@@ -149,14 +149,14 @@ class Maintenance:
             if not self._gate.is_current:
                 return  # the new leader writes it
             done = self._gate.propose_quiesced(build_entry(StateSnapshotEntry(self._state.contents())))
-        await asyncio.shield(done)
+        await done
 
     async def _trim(self, now_ms: int) -> None:
         await self._gate.wait_ready()
         point = find_trim(self._state, self.policy, now_ms=now_ms)
         if point is None:
             return  # an earlier leader has already trimmed
-        await asyncio.shield(self._gate.propose(build_entry(TrimEntry(point.index, point.offset))))
+        await self._gate.propose(build_entry(TrimEntry(point.index, point.offset)))
         logger.info("records trimmed", extra=facts(group=self._member.group, first_offset=point.offset))
 
 

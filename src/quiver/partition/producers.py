@@ -23,7 +23,7 @@ import msgspec
 from quiver.errors import FencedError, OutOfSequenceError
 from quiver.model import NO_PRODUCER, Offset, ProducerId
 from quiver.partition.entries import FenceEntry, ProducerSnapshot, SentBatch
-from quiver.partition.proposal_gate import ProposalFuture
+from quiver.partition.proposal_gate import ProposalOutcome
 from quiver.record import BatchHeader
 
 WINDOW_BATCHES = 8
@@ -140,7 +140,7 @@ class _InFlight(msgspec.Struct, frozen=True):
     epoch: int
     first_sequence: int
     end_sequence: int
-    done: ProposalFuture
+    done: ProposalOutcome
 
 
 class Deduplicator:
@@ -153,7 +153,7 @@ class Deduplicator:
         self._producers = producers
         self._in_flight: dict[ProducerId, list[_InFlight]] = {}
 
-    def find_duplicate(self, header: BatchHeader) -> Offset | ProposalFuture | None:
+    def find_duplicate(self, header: BatchHeader) -> Offset | ProposalOutcome | None:
         """Return the offset or the pending proposal of an earlier send of this batch; None if it must be proposed.
 
         Raises:
@@ -197,14 +197,14 @@ class Deduplicator:
             return in_flight[-1].end_sequence
         return self._producers.next_sequence(producer_id, epoch) or 0
 
-    def add_batch(self, header: BatchHeader, done: ProposalFuture) -> None:
+    def add_batch(self, header: BatchHeader, done: ProposalOutcome) -> None:
         """Track a proposed batch until it has an outcome."""
         if header.producer_id != NO_PRODUCER:
             end_sequence = header.base_sequence + header.record_count
             sent = _InFlight(header.producer_epoch, header.base_sequence, end_sequence, done)
             self._in_flight.setdefault(header.producer_id, []).append(sent)
 
-    def add_fence(self, fence: FenceEntry, done: ProposalFuture, *, next_sequence: int) -> None:
+    def add_fence(self, fence: FenceEntry, done: ProposalOutcome, *, next_sequence: int) -> None:
         """Track a proposed fence until it has an outcome; `next_sequence` is the one expected when it was proposed."""
         self._in_flight.setdefault(fence.producer_id, []).append(
             _InFlight(fence.epoch, next_sequence, next_sequence, done)
@@ -219,7 +219,7 @@ class Deduplicator:
 
         A refused proposal takes down all that were queued after it, so no gap is left here.
         """
-        in_flight = [sent for sent in self._in_flight.pop(producer_id, ()) if not sent.done.done()]
+        in_flight = [sent for sent in self._in_flight.pop(producer_id, ()) if not sent.done.is_done]
         if in_flight:
             self._in_flight[producer_id] = in_flight
         return in_flight

@@ -11,14 +11,17 @@ proposes awaits `wait_ready` and then proposes without suspending in between.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+from quiver.errors import QuiverError
 from quiver.model import Buffer, Term
 from quiver.record import BatchHeader
 from quiver.replication import Member
+from quiver.tasks import SharedOutcome
 
-ProposalFuture = asyncio.Future[list[BatchHeader]]
+ProposalOutcome = SharedOutcome[list[BatchHeader]]
 
 
 class ProposalGate:
@@ -26,7 +29,8 @@ class ProposalGate:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._pending: set[ProposalFuture] = set()
+        self._pending: deque[ProposalOutcome] = deque()
+        """Proposals in order; those at the front that have an outcome are dropped with the next proposal."""
         self._resumed: asyncio.Future[None] | None = None
         self.term: Term | None = None
         """The term in which this replica has caught up as the leader."""
@@ -67,7 +71,7 @@ class ProposalGate:
         await self._member.read_barrier()
         await self.wait_ready()
 
-    def propose(self, data: Buffer) -> ProposalFuture:
+    def propose(self, data: Buffer) -> ProposalOutcome:
         """Propose a batch; call it in the same turn of the event loop in which `wait_ready` returned.
 
         Raises:
@@ -85,14 +89,15 @@ class ProposalGate:
         await self.wait_ready()
         self._resumed = asyncio.get_running_loop().create_future()
         try:
-            while self._pending:
-                await asyncio.wait(list(self._pending))
+            for proposal in tuple(self._pending):
+                with suppress(QuiverError):
+                    await proposal
             yield
         finally:
             resumed, self._resumed = self._resumed, None
             resumed.set_result(None)
 
-    def propose_quiesced(self, data: Buffer) -> ProposalFuture:
+    def propose_quiesced(self, data: Buffer) -> ProposalOutcome:
         """Propose the one batch of a `quiesce` block.
 
         Raises:
@@ -105,11 +110,13 @@ class ProposalGate:
         assert self._resumed is not None, "proposals are paused"
         self._resumed.add_done_callback(lambda _: callback())
 
-    def _propose(self, data: Buffer) -> ProposalFuture:
+    def _propose(self, data: Buffer) -> ProposalOutcome:
         # The term pins the proposal to the leadership that was checked: a later term must refuse it.
         done = self._member.propose_nowait([data], term=self.term)
-        self._pending.add(done)
-        done.add_done_callback(self._pending.discard)
+        pending = self._pending
+        while pending and pending[0].is_done:
+            pending.popleft()
+        pending.append(done)
         return done
 
     async def _catch_up(self) -> None:

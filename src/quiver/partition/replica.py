@@ -29,14 +29,14 @@ from quiver.partition.cursors import CursorMoves
 from quiver.partition.entries import FenceEntry, build_entry
 from quiver.partition.maintenance import Maintenance, RetentionPolicy
 from quiver.partition.producers import Deduplicator, fenced
-from quiver.partition.proposal_gate import ProposalFuture, ProposalGate
+from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.partition.reads import FetchWaiters, check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch, BatchHeader, Record, decode_header, verify_payload
 from quiver.replication import Member, find_in_sync
 from quiver.storage import DiskSpace
-from quiver.tasks import timeout
+from quiver.tasks import SharedOutcome, timeout
 
 OnRole = Callable[[Role, Term, NodeId | None], None]
 
@@ -212,10 +212,10 @@ class Replica:
             duplicate = self._deduplicator.find_duplicate(header)
         if duplicate is None:
             # No await since the check: nothing may be proposed between it and this batch.
-            headers = await asyncio.shield(self._propose(header, data))
+            headers = await self._propose(header, data)
             return AppendResult(headers[0].base_offset)
-        if isinstance(duplicate, asyncio.Future):
-            duplicate = (await asyncio.shield(duplicate))[0].base_offset
+        if isinstance(duplicate, SharedOutcome):
+            duplicate = (await duplicate)[0].base_offset
         return AppendResult(duplicate, is_duplicate=True)
 
     async def begin_epoch(self, producer_id: ProducerId, epoch: int) -> int:
@@ -234,13 +234,13 @@ class Replica:
         fence = FenceEntry(producer_id, epoch)
         done = self._gate.propose(build_entry(fence))
         self._deduplicator.add_fence(fence, done, next_sequence=next_sequence)
-        await asyncio.shield(done)
+        await done
         committed_sequence = self._state.producers.next_sequence(producer_id, epoch)
         if committed_sequence is None:
             raise fenced(producer_id, epoch)
         return committed_sequence
 
-    def _propose(self, header: BatchHeader, data: Buffer) -> ProposalFuture:
+    def _propose(self, header: BatchHeader, data: Buffer) -> ProposalOutcome:
         if self._space is not None:
             self._space.admit(len(data))
         done = self._gate.propose(data)

@@ -32,6 +32,7 @@ from quiver.replication.persistence import Persistence, as_storage_error
 from quiver.replication.sender import MemberSender
 from quiver.replication.status import MemberStatus
 from quiver.storage import Executor, Log, Snapshot
+from quiver.tasks import SharedOutcome
 
 NOTHING_WRITTEN = (Index(0), Term(0))
 """Stands for the entries that were on disk when the process started: they are durable without a report."""
@@ -196,7 +197,7 @@ class Member:
 
     def propose_nowait(
         self, batches: Sequence[Buffer], *, term: Term | None = None
-    ) -> asyncio.Future[list[BatchHeader]]:
+    ) -> SharedOutcome[list[BatchHeader]]:
         """Begin what `propose` waits for; with `term`, refuse unless the batches are appended in exactly that term.
 
         Proposals of one turn are appended or refused together: after a refused one, none of the same turn succeeds.
@@ -207,7 +208,7 @@ class Member:
         """
         if self._is_closed or not self._raft.is_leader:
             raise self._not_leader()
-        done: asyncio.Future[list[BatchHeader]] = asyncio.get_running_loop().create_future()
+        done: SharedOutcome[list[BatchHeader]] = SharedOutcome()
         self._proposals.append(Proposal(list(batches), done, term))
         if len(self._proposals) == 1:
             asyncio.get_running_loop().call_soon(self._propose_queued)
@@ -324,15 +325,16 @@ class Member:
 
     def _propose_queued(self) -> None:
         queued, self._proposals = self._proposals, []
-        proposals = [proposal for proposal in queued if proposal.term in (None, self._raft.term)]
-        if len(proposals) < len(queued):
-            for proposal in queued:
-                if proposal not in proposals:
-                    proposal.refuse(self._not_leader())
+        current, proposals = self._raft.term, list[Proposal]()
+        for proposal in queued:
+            if proposal.term is None or proposal.term == current:
+                proposals.append(proposal)
+            else:
+                proposal.refuse(self._not_leader())
         if not proposals:
             return
         try:
-            self._log.check_room(sum(proposal.size_bytes for proposal in proposals))
+            self._log.check_room(sum([proposal.size_bytes for proposal in proposals]))
             term, index = self._raft.next_slot()
             batches = self._stamp(proposals, term, index)
             output = self._raft.propose([decode_entry(batch) for batch in batches], self._now_ms())
@@ -387,11 +389,15 @@ class Member:
         if output.next_deadline_ms != self.next_deadline_ms:
             self.next_deadline_ms = output.next_deadline_ms
             self._host.deadline_changed(self)
-        step = PendingOutput(output, batches, snapshot)
         if self._is_blocked:
-            self._outputs.append(step)
+            self._outputs.append(PendingOutput(output, batches, snapshot))
+        elif output.append or output.truncate_from is not None or output.hard_state is not None or output.restore:
+            self._begin(PendingOutput(output, batches, snapshot))
         else:
-            self._begin(step)
+            # Most outputs write nothing: no step of the contract has to be waited for.
+            for outgoing in output.messages:
+                self._sender.send(outgoing.to, outgoing.message)
+            self._finish(output)
 
     def _begin(self, step: PendingOutput) -> None:
         """Do steps 1 to 5 of the contract of `Output`."""
@@ -428,9 +434,9 @@ class Member:
         for outgoing in output.messages:
             self._sender.send(outgoing.to, outgoing.message)
         if output.hard_state is not None:
-            self._block(self._plan_save(), partial(self._finish, step))
+            self._block(self._plan_save(), partial(self._finish, output))
         else:
-            self._finish(step)
+            self._finish(output)
 
     def _append(self, step: PendingOutput) -> None:
         output = step.output
@@ -445,9 +451,8 @@ class Member:
             batches += [encode_own_entry(entry, base_offset=offset, timestamp=timestamp) for entry in own]
         self._log.append(batches)
 
-    def _finish(self, step: PendingOutput) -> None:
+    def _finish(self, output: Output) -> None:
         """Do steps 6 and 7 of the contract of `Output`. On disk by now: the hard state, if the output has one."""
-        output = step.output
         for outgoing in output.messages_after_save:
             self._sender.send(outgoing.to, outgoing.message)
         for permission in output.send:

@@ -23,6 +23,7 @@ from quiver.model import Buffer, Index, NodeId, Offset, Term
 from quiver.raft import Output
 from quiver.record import Batch, BatchHeader
 from quiver.storage import Snapshot
+from quiver.tasks import SharedOutcome
 
 T = TypeVar("T")
 
@@ -32,9 +33,7 @@ class Proposal:
 
     __slots__ = ("batches", "done", "end_index", "headers", "size_bytes", "term")
 
-    def __init__(
-        self, batches: list[Buffer], done: asyncio.Future[list[BatchHeader]], term: Term | None = None
-    ) -> None:
+    def __init__(self, batches: list[Buffer], done: SharedOutcome[list[BatchHeader]], term: Term | None = None) -> None:
         self.batches = batches
         self.term = term
         self.size_bytes = sum(map(len, batches))
@@ -44,7 +43,7 @@ class Proposal:
 
     def refuse(self, error: QuiverError) -> None:
         """Fail the proposal: nothing was done."""
-        _reject(self.done, error)
+        self.done.reject(error)
 
 
 class PendingProposals:
@@ -88,7 +87,7 @@ class PendingProposals:
         proposals = self._proposals
         while proposals and proposals[0].end_index <= index + 1:
             proposal = proposals.popleft()
-            _resolve(proposal.done, proposal.headers)
+            proposal.done.resolve(proposal.headers)
         while self._confirmed and self._confirmed[0][0] <= index:
             _resolve(heapq.heappop(self._confirmed)[2], index)
 
@@ -96,7 +95,7 @@ class PendingProposals:
         """Fail the proposals with entries at or after `first_index`: their outcome is up to another leader."""
         while self._proposals and self._proposals[-1].end_index > first_index:
             error = OutcomeUnknownError("leadership was lost before the entries were known to be committed")
-            _reject(self._proposals.pop().done, error)
+            self._proposals.pop().done.reject(error)
 
     def abandon(self) -> None:
         """Fail everything that still waits: this member is closing."""

@@ -98,14 +98,14 @@ class MemberSender:
         self._send_append(permission, found)
 
     def _send_append(self, permission: SendEntries, batches: list[Batch]) -> None:
-        size_bytes = sum(len(batch.data) for batch in batches)
+        payloads = [batch.data for batch in batches]
+        size_bytes = sum(map(len, payloads))
         is_complete = bool(batches) or permission.first_index == permission.end_index  # none requested: a probe
         # The term may have ended during the read: an append of an ended term is not sent.
         if is_complete and self._raft.term == permission.term:
             head = AppendHead(
                 permission.term, permission.prev_index, permission.prev_term, permission.commit, permission.round
             )
-            payloads = [batch.data for batch in batches]
             self._host.post(permission.to, GroupMessage(self._group, size_bytes, append=head), payloads)
         end_index = Index(permission.first_index + len(batches))
         self._carry_out(

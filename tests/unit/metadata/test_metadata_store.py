@@ -236,7 +236,7 @@ def test_command_of_a_newer_program_stops_the_member() -> None:
         before = manager.store.view()
         waiting = asyncio.ensure_future(manager.store.submit(register_consumer()))
         await waiting
-        proposed = manager.member.propose_nowait([build_control_batch(newer, timestamp=1)])
+        manager.member.propose_nowait([build_control_batch(newer, timestamp=1)])
         behind = asyncio.ensure_future(manager.store.submit(register_consumer()))
         await cluster.wait(lambda: manager.failures or None)
         assert "paint_topic" in manager.failures[0].message
@@ -247,7 +247,6 @@ def test_command_of_a_newer_program_stops_the_member() -> None:
         assert manager.store.view().index == before.index + 1
         with pytest.raises(type(manager.failures[0])):
             manager.store.machine.snapshot()
-        proposed.cancel()
 
     simulate(test, managers=1)
 
