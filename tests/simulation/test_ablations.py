@@ -25,7 +25,7 @@ from quiver.partition.producers import Deduplicator
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.replica import Replica
 from quiver.partition.state import PartitionState
-from quiver.raft import Configuration, Entry, Safeguard, SendEntries
+from quiver.raft import Configuration, Entry, SendEntries
 from quiver.record import Batch
 from quiver.replication.applier import Applier
 from quiver.replication.log_compactor import LogCompactor, MakeState
@@ -42,6 +42,7 @@ from quiver.testing.groups.model import GroupModel
 from quiver.testing.groups.node import SimulatedNode
 from quiver.testing.groups.swarm import MIXED, Profile
 from quiver.testing.groups.world import GroupWorld
+from quiver.testing.raft_ablations import REPLACEMENTS, Safeguard
 from quiver.testing.randomness import Latency
 from quiver.testing.simulator.runner import run_seed
 from quiver.testing.simulator.swarm import JITTERY, NEAR, QUICK_DISK
@@ -229,7 +230,7 @@ class Ablation:
 
 
 def core(off: Safeguard, profile: Profile, *, first_seed: int = 0) -> Ablation:
-    return Ablation(off.value, profile, off=off, first_seed=first_seed)
+    return Ablation(off.value, profile, off=off, replaced=REPLACEMENTS[off], first_seed=first_seed)
 
 
 def without(name: str, profile: Profile, *replaced: tuple[object, str, Any]) -> Ablation:
@@ -490,11 +491,10 @@ def switched_off(ablation: Ablation) -> Iterator[None]:
 
 def seeds_to_catch(ablation: Ablation, seeds_max: int = SEEDS_MAX) -> tuple[int, str] | None:
     """Return how many seeds it took until a checker noticed, and what it said."""
-    disabled = frozenset() if ablation.off is None else frozenset((ablation.off,))
     with switched_off(ablation):
         for count in range(1, seeds_max + 1):
             seed = ablation.first_seed + count - 1
-            report = run_seed(GroupModel(ablation.profile, disabled), seed)
+            report = run_seed(GroupModel(ablation.profile), seed)
             if report.finding is not None:
                 return count, report.finding
     return None

@@ -28,7 +28,6 @@ from quiver.raft.messages import (
 )
 from quiver.raft.output import HardState, Output, ReadReady, Role, RoleChange, SendEntries, SendSnapshot
 from quiver.raft.progress import ProgressState, RaftPeerStatus
-from quiver.raft.safeguards import Safeguard
 from quiver.raft.status import RaftStatus
 
 __all__ = [
@@ -53,7 +52,6 @@ __all__ = [
     "ReadReady",
     "Role",
     "RoleChange",
-    "Safeguard",
     "SendEntries",
     "SendSnapshot",
     "SnapshotMetadata",

@@ -9,14 +9,13 @@ from __future__ import annotations
 from quiver.model import Index
 from quiver.raft import membership, sending
 from quiver.raft.leadership import Leadership
-from quiver.raft.output import ReadReady
 from quiver.raft.state import RaftState
 
 
 def advance(state: RaftState, leadership: Leadership) -> None:
     """Commit what a quorum holds. The member may not be the leader any more afterwards."""
     index = leadership.agreed_match()
-    if index < leadership.first_own_index and state.guards.commit_own_term_only:
+    if not _is_of_own_term(leadership, index):
         return
     was_ready = is_ready(state, leadership)
     if not state.commit_to(index):
@@ -25,8 +24,6 @@ def advance(state: RaftState, leadership: Leadership) -> None:
     leadership.commit_round = state.round + 1
     if not was_ready:
         _serve_held_reads(state, leadership)
-    if state.config.eager_commit:
-        sending.broadcast_heartbeat(state, leadership)
     membership.after_commit(state, leadership)
 
 
@@ -37,11 +34,8 @@ def is_ready(state: RaftState, leadership: Leadership) -> bool:
 
 def read(state: RaftState, leadership: Leadership, context: int) -> None:
     """Let a read wait for proof that its leader still leads."""
-    if not is_ready(state, leadership) and state.guards.read_after_own_term_commit:
+    if not is_ready(state, leadership):
         leadership.reads.hold(context)
-        return
-    if not state.guards.read_index_round:
-        state.output.reads = (ReadReady(context, state.log.commit),)
         return
     leadership.reads.add(context, index=state.log.commit, needed_round=state.round + 1)
     begin_read_round(state, leadership)
@@ -62,6 +56,11 @@ def release_reads(state: RaftState, leadership: Leadership) -> None:
     if ready:
         state.output.reads = (*state.output.reads, *ready)
         begin_read_round(state, leadership)
+
+
+def _is_of_own_term(leadership: Leadership, index: Index) -> bool:
+    """Return whether an entry was appended in this leader's term: only such an entry is committed by counting (R1)."""
+    return index >= leadership.first_own_index
 
 
 def _serve_held_reads(state: RaftState, leadership: Leadership) -> None:

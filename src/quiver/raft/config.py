@@ -12,7 +12,6 @@ from quiver.errors import ConfigError
 from quiver.model import Index, NodeId, Term
 from quiver.raft.configuration import Configuration
 from quiver.raft.messages import SnapshotMetadata
-from quiver.raft.safeguards import Safeguard
 
 
 class RaftConfig(Struct, frozen=True, kw_only=True):
@@ -36,15 +35,11 @@ class RaftConfig(Struct, frozen=True, kw_only=True):
     """Most reads that wait for a round; beyond it reads are refused."""
     promotion_lag_max: int = 1_000
     """A learner may become a voter when it misses at most this many entries."""
-    eager_commit: bool = False
-    """Tell followers of each commit at once instead of with the next append or heartbeat."""
     hibernation: bool = False
     idle_ticks_before_hibernation: int = 10
     """How many heartbeats without work go by before a group sleeps."""
     trace: bool = False
     """Fill `Output.trace` with one line per decision."""
-    disabled: frozenset[Safeguard] = frozenset()
-    """For tests only: the safeguards that are switched off."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_ms < self.election_timeout_ms:

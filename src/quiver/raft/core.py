@@ -250,7 +250,7 @@ class Raft:
         return self._state.finish()
 
     def transfer_leadership(self, to: NodeId, now_ms: int) -> Output:
-        """Hand leadership to another voter; `became` or `transfer_aborted` tells how it went.
+        """Transfer leadership to another voter; `became` reports success, and a timeout ends the attempt.
 
         Raises:
             UnavailableError: not done; not the leader, or the transfer cannot begin now.
@@ -291,8 +291,7 @@ class Raft:
         """
         state = self._state
         state.begin()
-        check_term = state.guards.durable_term_check
-        if state.log.mark_durable(index, term, check_term=check_term):
+        if state.log.mark_durable(index, term):
             self._note_durable()
         return state.finish()
 
@@ -376,8 +375,11 @@ class Raft:
                 return True  # it carries the term we asked for
             case _:
                 pass
-        if state.leadership is not None and not state.guards.term_step_down:
-            return False
+        return self._enter_later_term(from_, message)
+
+    def _enter_later_term(self, from_: NodeId, message: RaftMessage) -> bool:
+        """Follow in a later term, whatever this member's role was (§5.1)."""
+        state = self._state
         is_from_leader = isinstance(message, Append | Heartbeat | InstallSnapshot)
         state.become_follower(message.term, from_ if is_from_leader else None)
         return True
@@ -389,10 +391,8 @@ class Raft:
                 follower.refuse(state, from_)
             case VoteRequest():
                 state.send(from_, VoteResponse(state.term, granted=False, pre=message.pre))
-            case AppendResponse() | HeartbeatResponse() | VoteResponse():
-                return not state.guards.ignore_old_term_responses
             case _:
-                pass  # a transfer that is over
+                pass  # a response, which counts for nothing in this term (R7), or a transfer that is over
         return False
 
     def _dispatch(self, from_: NodeId, message: RaftMessage) -> None:

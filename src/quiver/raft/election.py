@@ -20,7 +20,7 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
     """Begin an election if this member has the right to: pre-vote first, unless the leader asked for it."""
     if not state.may_campaign():
         return
-    if transfer or not state.guards.pre_vote:
+    if transfer:
         _ask_votes(state, transfer=transfer)
     else:
         _ask_pre_votes(state)
@@ -74,13 +74,19 @@ def refuse_pre_vote(state: RaftState, to: NodeId) -> None:
 def _is_grantable(state: RaftState, from_: NodeId, message: VoteRequest) -> bool:
     if not state.may_vote():
         return False
-    if message.term == state.term and state.guards.single_vote_per_term:
-        is_free = state.vote is None and state.leader is None
-        if state.vote != from_ and not is_free:
-            return False
-    if not state.guards.log_freshness_on_vote:
+    return _has_vote_for(state, from_, message.term) and _is_up_to_date(state, message)
+
+
+def _has_vote_for(state: RaftState, candidate: NodeId, term: Term) -> bool:
+    """Return whether this member's one vote in a term is free or already the candidate's (§5.2)."""
+    if term != state.term or state.vote == candidate:
         return True
-    terms = state.log.terms  # §5.4.1: the later last term wins, then the longer log
+    return state.vote is None and state.leader is None
+
+
+def _is_up_to_date(state: RaftState, message: VoteRequest) -> bool:
+    """Return whether the candidate's log is as up-to-date: the later last term wins, then the longer log (§5.4.1)."""
+    terms = state.log.terms
     return (message.last_term, message.last_index) >= (terms.last_term, terms.last_index)
 
 
@@ -114,9 +120,7 @@ def _begin(state: RaftState, current: Campaign, *, term: Term, transfer: bool) -
 
 def _count(state: RaftState, current: Campaign) -> None:
     """Win with a majority of every electorate; give up when one can no longer be had."""
-    electorates = state.configuration.electorates
-    if not state.guards.joint_quorum:
-        electorates = electorates[:1]
+    electorates = state.electorates()
     if all(majority_of(voters, current.granted) for voters in electorates):
         if current.pre:
             _ask_votes(state, transfer=False)

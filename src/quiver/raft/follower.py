@@ -37,14 +37,10 @@ def handle_append(state: RaftState, from_: NodeId, message: Append) -> None:
     entries = _unknown(state, message)
     if entries:
         state.append(entries)
-    match = Index(message.prev_index + len(message.entries))
-    if not state.guards.match_from_request:
-        match = state.log.terms.last_index
-    state.matched = max(state.matched, match)
+    state.mark_matched(Index(message.prev_index + len(message.entries)))
     _follow_commit(state, message.commit)
     note_recovery(state)
-    if not entries or not state.guards.ack_only_durable:
-        acknowledge(state, from_)
+    _answer_append(state, from_, entries)
 
 
 def handle_heartbeat(state: RaftState, from_: NodeId, message: Heartbeat) -> None:
@@ -117,6 +113,12 @@ def refuse(state: RaftState, to: NodeId) -> None:
     state.send(to, response)
 
 
+def _answer_append(state: RaftState, to: NodeId, appended: Sequence[Entry]) -> None:
+    """Acknowledge an append that brought nothing new; new entries are acknowledged when they are durable (R3)."""
+    if not appended:
+        acknowledge(state, to)
+
+
 def _is_consistent(state: RaftState, message: Append) -> bool:
     """Tell whether the entry before the new ones is the leader's (§5.3).
 
@@ -125,8 +127,6 @@ def _is_consistent(state: RaftState, message: Append) -> bool:
     log = state.log
     if message.prev_index <= log.commit:
         return True
-    if not state.guards.append_consistency_check:
-        return message.prev_index <= log.terms.last_index
     return log.terms.term_at(message.prev_index) == message.prev_term
 
 
@@ -135,10 +135,6 @@ def _unknown(state: RaftState, message: Append) -> Sequence[Entry]:
     entries = message.entries
     terms = state.log.terms
     if message.prev_index == terms.last_index or not entries:  # the common case
-        return entries
-    if not state.guards.truncate_only_on_conflict:
-        entries = entries[max(state.log.commit - message.prev_index, 0) :]
-        state.truncate(Index(max(message.prev_index, state.log.commit) + 1))
         return entries
     for position in range(max(state.log.commit - message.prev_index, 0), len(entries)):
         entry = entries[position]
@@ -172,6 +168,5 @@ def _reject(state: RaftState, from_: NodeId, message: Append) -> None:
 
 def _follow_commit(state: RaftState, leader_commit: Index) -> None:
     """Commit what the leader has committed, as far as this log is known to be the leader's (§5.3)."""
-    known = state.matched if state.guards.commit_never_beyond_matched else state.log.terms.last_index
     if leader_commit > state.log.commit:
-        state.commit_to(min(leader_commit, known))
+        state.commit_to(min(leader_commit, state.matched))

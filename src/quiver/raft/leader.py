@@ -28,10 +28,12 @@ def become_leader(state: RaftState) -> None:
     state.leadership = leadership
     state.reconfigure(leadership, next_index=next_index)
     state.announce()
-    if state.guards.noop_on_election:
-        sending.append_own(state, leadership, EntryKind.NOOP)
-    else:
-        sending.broadcast_heartbeat(state, leadership)
+    _begin_term(state, leadership)
+
+
+def _begin_term(state: RaftState, leadership: Leadership) -> None:
+    """Append a no-op: with it the leader commits the entries of earlier terms, without waiting for a proposal (§8)."""
+    sending.append_own(state, leadership, EntryKind.NOOP)
 
 
 def require_leadership(state: RaftState) -> Leadership:
@@ -44,11 +46,16 @@ def require_leadership(state: RaftState) -> Leadership:
 def require_proposable(state: RaftState) -> Leadership:
     """Return the leadership if it takes proposals now, or refuse: nothing was done."""
     leadership = require_leadership(state)
-    if leadership.transfer is not None and state.guards.transfer_stops_proposals:
-        raise UnavailableError("leadership is being transferred")
+    _check_no_transfer(leadership)
     if leadership.uncommitted_bytes >= state.config.uncommitted_bytes_max:
         raise OverloadedError("uncommitted_bytes_max is reached")
     return leadership
+
+
+def _check_no_transfer(leadership: Leadership) -> None:
+    """Refuse proposals during a transfer: under load the target would never catch up (R15)."""
+    if leadership.transfer is not None:
+        raise UnavailableError(f"leadership is being transferred to node {leadership.transfer.to}; retry there")
 
 
 def propose(state: RaftState, entries: Sequence[Entry]) -> None:
@@ -63,9 +70,6 @@ def propose(state: RaftState, entries: Sequence[Entry]) -> None:
     hibernation.wake(state)
     sending.append(state, leadership, entries)
     leadership.admit(last.index, size_bytes)
-    if not state.guards.leader_counts_only_durable:
-        leadership.own.match = state.log.terms.last_index
-        commitment.advance(state, leadership)
 
 
 def read(state: RaftState, context: int) -> None:
@@ -111,4 +115,4 @@ def _has_quorum(state: RaftState, leadership: Leadership) -> bool:
     """Tell whether a quorum was heard from within an election timeout (dissertation §6.2)."""
     leadership.own.heard_ms = state.now_ms
     silence_ms = state.now_ms - leadership.quorum_heard_ms()
-    return silence_ms <= state.config.election_timeout_ms or not state.guards.check_quorum
+    return silence_ms <= state.config.election_timeout_ms

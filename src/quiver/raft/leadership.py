@@ -10,6 +10,7 @@ progress of exactly those whose agreement counts.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -63,21 +64,18 @@ class Leadership:
         self,
         configuration: Configuration,
         *,
+        electorates: Sequence[Sequence[NodeId]],
         next_index: Index,
         now_ms: int,
-        joint: bool = True,
-        count_learners: bool = False,
     ) -> None:
-        """Follow a configuration that came into force; the last two switches are safeguards."""
+        """Follow a configuration that came into force: count the votes of `electorates`, serve all its members."""
         previous = self.progress
         self.progress = {self.own.node: self.own}
         for node in configuration.members:
             known = previous.get(node) or PeerProgress(node, next_index=next_index, now_ms=now_ms)
             self.progress[node] = known
         self.peers = [progress for node, progress in self.progress.items() if node != self.own.node]
-        electorates = configuration.electorates if joint else (configuration.voters,)
-        extra = configuration.learners if count_learners else ()
-        self.electorates = [[self.progress[node] for node in (*nodes, *extra)] for nodes in electorates]
+        self.electorates = [[self.progress[node] for node in nodes] for nodes in electorates]
 
     def agreed_match(self) -> Index:
         """Return the highest index that is durable on a quorum."""

@@ -63,20 +63,22 @@ class RaftLog:
         self.durable = min(self.durable, Index(first_index - 1))
         self.truncated_in = term
 
-    def mark_durable(self, index: Index, written_in: Term, *, check_term: bool) -> bool:
-        """Take a report of durability; tell whether it said something new.
-
-        A log is cut at most once per term, before anything is written in that term. So a write begun in
-        an earlier term than that of the last cut may have been overwritten: its report is dropped, even if
-        an equal entry has come back since (ABA). Nothing is lost by that: the cut came with a write whose
-        own report will cover everything below it.
-        """
-        if check_term and written_in < self.truncated_in:
-            return False
-        if index <= self.durable:
+    def mark_durable(self, index: Index, written_in: Term) -> bool:
+        """Handle a report of durability; return whether it advanced the durable index."""
+        if self._may_be_overwritten(written_in) or index <= self.durable:
             return False
         self.durable = min(index, self.terms.last_index)
         return True
+
+    def _may_be_overwritten(self, written_in: Term) -> bool:
+        """Return whether the log was truncated after a write of this term began.
+
+        A log is truncated at most once per term, before anything is written in that term. So a write begun in an
+        earlier term than that of the last truncation may be overwritten: its report is dropped, even if an equal entry
+        has come back since (ABA). Nothing is lost: the truncation came with a write whose own report covers everything
+        below it.
+        """
+        return written_in < self.truncated_in
 
     def advance_commit(self, index: Index) -> range:
         """Raise the commit index; return the newly committed indexes."""

@@ -84,10 +84,13 @@ def _check_ready(state: RaftState, leadership: Leadership) -> None:
         raise UnavailableError("leadership is being transferred")
     if state.log.commit < leadership.first_own_index:
         raise UnavailableError("the leader has not committed in its own term yet")
+    if _is_change_pending(state):
+        raise UnavailableError("another membership change is pending; retry when it is done")
+
+
+def _is_change_pending(state: RaftState) -> bool:
     configurations = state.log.configurations
-    is_pending = configurations.active.is_joint or configurations.active_index > state.log.commit
-    if is_pending and state.guards.one_pending_change:
-        raise UnavailableError("another membership change is pending")
+    return configurations.active.is_joint or configurations.active_index > state.log.commit
 
 
 def _check_target(target: Configuration) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from quiver.model import Index, NodeId
 from quiver.raft import follower
 from quiver.raft.leadership import Leadership
-from quiver.raft.messages import InstallSnapshot
+from quiver.raft.log import RaftLog
+from quiver.raft.messages import InstallSnapshot, SnapshotMetadata
 from quiver.raft.progress import SNAPSHOT, PeerProgress
 from quiver.raft.state import RaftState
 
@@ -19,14 +20,10 @@ def handle_install(state: RaftState, from_: NodeId, message: InstallSnapshot) ->
     """Take a snapshot, if it is ahead of this member."""
     follower.hear_leader(state, from_, message.round)
     log, snapshot = state.log, message.snapshot
-    is_older = snapshot.last_index <= log.commit
-    if is_older and state.guards.snapshot_ignores_older:
+    if _is_old(log, snapshot):
         follower.acknowledge(state, from_)
         return
-    is_known = not is_older and log.terms.term_at(snapshot.last_index) == snapshot.last_term
-    if not state.guards.snapshot_conflict_drops_log:
-        is_known = snapshot.last_index <= log.terms.last_index
-    if is_known:
+    if _is_in_log(log, snapshot):
         state.matched = max(state.matched, snapshot.last_index)
         state.commit_to(snapshot.last_index)
         follower.acknowledge(state, from_)
@@ -38,6 +35,16 @@ def handle_install(state: RaftState, from_: NodeId, message: InstallSnapshot) ->
     state.refresh_configuration()
     if state.tracing:
         state.trace(f"restore snapshot up to {snapshot.last_index}")
+
+
+def _is_old(log: RaftLog, snapshot: SnapshotMetadata) -> bool:
+    """Return whether everything in a snapshot is committed here: installing it would roll this member back."""
+    return snapshot.last_index <= log.commit
+
+
+def _is_in_log(log: RaftLog, snapshot: SnapshotMetadata) -> bool:
+    """Return whether the log has the snapshot's last entry, with its term: then it agrees with the leader up to it."""
+    return log.terms.term_at(snapshot.last_index) == snapshot.last_term
 
 
 def note_restored(state: RaftState, index: Index) -> bool:

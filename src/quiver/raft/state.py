@@ -20,7 +20,6 @@ from quiver.raft.leadership import Leadership
 from quiver.raft.log import RaftLog
 from quiver.raft.messages import Entry, Outgoing, RaftMessage
 from quiver.raft.output import HardState, Output, Role, RoleChange
-from quiver.raft.safeguards import Guards
 
 
 class Campaign:
@@ -44,7 +43,6 @@ class RaftState:
         "configuration",
         "election_deadline_ms",
         "election_timeout_ms",
-        "guards",
         "hibernating",
         "id",
         "is_voter",
@@ -70,7 +68,6 @@ class RaftState:
     def __init__(self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int) -> None:
         self.config = config
         self.id = config.id
-        self.guards = Guards.without(config.disabled)
         self.tracing = config.trace
         self.rng = rng
         self.now_ms = now_ms
@@ -127,14 +124,16 @@ class RaftState:
     # Small questions
 
     def may_vote(self) -> bool:
-        """Tell whether this member's word counts in elections (R18, R22).
+        """Return whether this member may grant votes (R18, R22).
 
-        A member that no configuration of its own log names may have lost everything it acknowledged;
-        one that is recovering certainly has lost something.
+        A recovering member has lost entries that it acknowledged. A member that no configuration of its own log names
+        may have lost all of them.
         """
-        if self.recover_until is not None and self.guards.recover_until_no_vote:
-            return False
-        if self.configuration.includes(self.id) or not self.guards.blank_member_no_vote:
+        return self.recover_until is None and self.is_named()
+
+    def is_named(self) -> bool:
+        """Return whether a configuration of this member's own log, in force or still possible, includes it."""
+        if self.configuration.includes(self.id):
             return True
         return any(known.includes(self.id) for known in self._relevant_configurations())
 
@@ -157,8 +156,6 @@ class RaftState:
         A leader is always fresh to itself: check-quorum ends its role otherwise. While hibernating the
         driver's node-level heartbeats stand in for the leader's.
         """
-        if not self.guards.leader_stickiness:
-            return False
         if self.role is Role.LEADER:
             return True
         if self.leader is None:
@@ -167,8 +164,6 @@ class RaftState:
 
     def acknowledgeable(self) -> Index:
         """Return up to where this member may vouch for the leader's log: equal to it, and durable here (R3)."""
-        if not self.guards.ack_only_durable:
-            return self.matched
         return min(self.matched, self.log.durable)
 
     # Effects
@@ -189,6 +184,13 @@ class RaftState:
         if brought_configuration:
             self.refresh_configuration()
 
+    def mark_matched(self, index: Index) -> None:
+        """Record that this log equals the leader's up to `index`: the last entry of an accepted append (R7).
+
+        Not the log's end: a tail beyond the append may be another leader's.
+        """
+        self.matched = max(self.matched, index)
+
     def truncate(self, first_index: Index) -> None:
         """Remove the log's end, and what it said about members."""
         invariant(self.leadership is None, "a leader never overwrites its log")  # Leader Append-Only, Figure 3
@@ -204,17 +206,21 @@ class RaftState:
         if not newly:
             return False
         self.output.committed = newly
-        if not self.guards.config_on_append:
-            self.refresh_configuration()
         if self.tracing:
             self.trace(f"commit {index}")
         return True
 
+    def latest_configuration(self) -> Configuration:
+        """Return the configuration that must be in force: the latest in the log, committed or not (§6)."""
+        return self.log.configurations.active
+
+    def electorates(self) -> tuple[tuple[NodeId, ...], ...]:
+        """Return the sets of voters of which each must agree: two in a joint configuration (§6)."""
+        return self.configuration.electorates
+
     def refresh_configuration(self) -> None:
         """Go by the latest configuration in the log, committed or not (§6)."""
-        configurations = self.log.configurations
-        on_append = self.guards.config_on_append
-        configuration = configurations.active if on_append else configurations.at(self.log.commit)
+        configuration = self.latest_configuration()
         if configuration is self.configuration:
             return
         self.configuration = configuration
@@ -227,17 +233,12 @@ class RaftState:
     def reconfigure(self, leadership: Leadership, *, next_index: Index) -> None:
         """Let a leadership count and serve the members of the active configuration, new ones from `next_index`."""
         leadership.reconfigure(
-            self.configuration,
-            next_index=next_index,
-            now_ms=self.now_ms,
-            joint=self.guards.joint_quorum,
-            count_learners=not self.guards.learner_not_counted,
+            self.configuration, electorates=self.electorates(), next_index=next_index, now_ms=self.now_ms
         )
 
     def save_hard_state(self) -> None:
         """Ask for term and vote to be made durable before any message of this output leaves (R2)."""
-        if self.guards.vote_persistence:
-            self.output.hard_state = HardState(self.term, self.vote)
+        self.output.hard_state = HardState(self.term, self.vote)
 
     def enter_term(self, term: Term, *, vote: NodeId | None) -> None:
         """Begin a later term; what was matched to the last leader's log no longer counts.

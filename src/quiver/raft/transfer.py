@@ -49,6 +49,5 @@ def expire(state: RaftState, leadership: Leadership, transfer: Transfer) -> None
     if state.now_ms < transfer.deadline_ms:
         return
     leadership.transfer = None
-    state.output.transfer_aborted = transfer.to
     if state.tracing:
         state.trace(f"transfer to n{transfer.to} aborted")

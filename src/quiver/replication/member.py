@@ -19,7 +19,7 @@ from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
 from quiver.errors import DamageError, NotLeaderError, OverloadedError, QuiverError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Offset, Term
-from quiver.raft import Configuration, Output, Raft, RaftStatus, Role, Safeguard
+from quiver.raft import Configuration, Output, Raft, RaftStatus, Role
 from quiver.record import Batch, BatchHeader
 from quiver.replication.applier import Applier
 from quiver.replication.codec import ReceivedMessage
@@ -52,7 +52,6 @@ class Member:
         clock: Clock,
         rng: Rng,
         settings: ReplicationSettings,
-        disabled: frozenset[Safeguard] = frozenset(),
     ) -> None:
         self.group = group
         self.next_deadline_ms: int | None = None
@@ -83,7 +82,7 @@ class Member:
         self._damage: StorageError | None = None
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
         self._applier.restore(files.machine_state, files.applied_index)
-        self._raft = Raft(make_raft_config(host.id, settings, disabled), files.initial, rng=rng, now_ms=self._now_ms())
+        self._raft = Raft(make_raft_config(host.id, settings), files.initial, rng=rng, now_ms=self._now_ms())
         self._compactor = LogCompactor(
             raft=self._raft, log=self._log, applier=self._applier, persistence=self._persistence, run=self._run
         )

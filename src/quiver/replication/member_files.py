@@ -22,7 +22,7 @@ from quiver.clock import Clock
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import DamageError, DecodeError, StorageError
 from quiver.model import Index, NodeId, Term
-from quiver.raft import Configuration, InitialState, RaftConfig, Safeguard
+from quiver.raft import Configuration, InitialState, RaftConfig
 from quiver.replication.entries import KnownConfiguration
 from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapshot, SnapshotStore, TailBudget
 
@@ -132,7 +132,7 @@ async def _read_files(
     )
 
 
-def make_raft_config(node: NodeId, settings: ReplicationSettings, disabled: frozenset[Safeguard]) -> RaftConfig:
+def make_raft_config(node: NodeId, settings: ReplicationSettings) -> RaftConfig:
     """Return the core's settings for a member on `node`."""
     return RaftConfig(
         id=node,
@@ -143,7 +143,6 @@ def make_raft_config(node: NodeId, settings: ReplicationSettings, disabled: froz
         inflight_bytes_max=settings.inflight_bytes_max,
         uncommitted_bytes_max=settings.uncommitted_bytes_max,
         hibernation=settings.hibernation,
-        disabled=disabled,
     )
 
 

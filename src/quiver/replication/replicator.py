@@ -21,7 +21,7 @@ from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
-from quiver.raft import Configuration, Safeguard
+from quiver.raft import Configuration
 from quiver.replication.codec import GroupMessage, decode_envelope, encode_envelope
 from quiver.replication.interfaces import Network, Scheduled, StateMachine
 from quiver.replication.member import Member
@@ -69,7 +69,6 @@ class Replicator:
         settings: ReplicationSettings,
         log_settings: LogSettings,
         on_failure: Callable[[StorageError], None] | None = None,
-        disabled: frozenset[Safeguard] = frozenset(),
     ) -> None:
         self._node = node
         self._incarnation = incarnation
@@ -81,7 +80,6 @@ class Replicator:
         self._rng = rng
         self._settings = settings
         self._on_failure = on_failure
-        self._disabled = disabled
         self._members: dict[GroupId, Member] = {}
         self._awake: dict[GroupId, Member] = {}
         self._peers: dict[NodeId, _Peer] = {}
@@ -139,7 +137,6 @@ class Replicator:
             clock=self._clock,
             rng=self._rng,
             settings=self._settings,
-            disabled=self._disabled,
         )
         self._members[group] = member
         self.deadline_changed(member)

@@ -17,7 +17,7 @@ from quiver.errors import QuiverError
 from quiver.model import Index
 
 STEPS = 1_500
-SEEDS = range(60)
+SEEDS = range(80)
 
 
 class Walk:
@@ -37,7 +37,6 @@ class Walk:
             append_bytes_max=self.rng.choice([1, 4, 32]),
             hibernation=self.rng.random() < 0.3,
             idle_ticks_before_hibernation=2,
-            eager_commit=self.rng.random() < 0.3,
             **settings,
         )
         self.next_value = 0

@@ -137,7 +137,7 @@ def test_5_2_silence_starts_an_election() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_5_2_majority_of_votes_wins(size: int) -> None:
-    raft = core(voters=range(1, size + 1), disabled=frozenset())
+    raft = core(voters=range(1, size + 1))
     raft.tick(LATE_MS)
     for node in range(2, size + 1):
         raft.receive(NodeId(node), VoteResponse(Term(1), True, True), LATE_MS)
@@ -186,7 +186,7 @@ def test_5_2_candidate_follows_a_leader_of_its_own_term() -> None:
 
 
 def test_5_2_candidate_without_a_result_tries_again() -> None:
-    raft = core(disabled=frozenset())
+    raft = core()
     make_candidate(raft)
     assert raft.term == 1
     output = raft.tick(raft.next_deadline_ms or 0)

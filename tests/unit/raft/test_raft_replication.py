@@ -358,15 +358,7 @@ def test_answer_beyond_the_leaders_log_is_cut_to_it() -> None:
 # Telling the commit
 
 
-def test_eager_commit_tells_followers_at_once() -> None:
-    cluster = Cluster(eager_commit=True)
-    leader = cluster.elect(1)
-    leader.propose(b"a")
-    cluster.settle()
-    assert [m.raft.commit_index for m in cluster.members.values()] == [2, 2, 2]
-
-
-def test_lazy_commit_waits_for_the_next_heartbeat() -> None:
+def test_followers_learn_of_a_commit_with_the_next_heartbeat() -> None:
     cluster, leader = elected()
     leader.propose(b"a")
     cluster.settle()

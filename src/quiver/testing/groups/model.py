@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 from quiver.clock import Rng
 from quiver.errors import DamageError, TrimmedError
 from quiver.model import GroupId, Index
-from quiver.raft import Safeguard
 from quiver.testing.checkers.clients import check_sends
 from quiver.testing.groups import operations
 from quiver.testing.groups.consumers import CursorConsumer
@@ -46,10 +45,9 @@ _FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] =
 
 @dataclass(frozen=True, slots=True)
 class GroupModel(Model[GroupKnobs, GroupWorld]):
-    """Consensus groups; `profile` leans the draw, `disabled` switches safeguards off."""
+    """Consensus groups; `profile` biases the random draw of faults and settings."""
 
     profile: Profile = MIXED
-    disabled: frozenset[Safeguard] = frozenset()
 
     is_cluster: ClassVar = False
     stream_prefix: ClassVar = ""
@@ -64,7 +62,7 @@ class GroupModel(Model[GroupKnobs, GroupWorld]):
 
     def make_world(self, run: SimulationRun, knobs: GroupKnobs) -> GroupWorld:
         """Return the world of one run."""
-        return GroupWorld(run, knobs, self.disabled)
+        return GroupWorld(run, knobs)
 
     async def begin(self, world: GroupWorld) -> None:
         """Start the clients."""

@@ -166,7 +166,6 @@ class SimulatedNode(SimulatedMachine):
             settings=world.knobs.replication,
             log_settings=world.knobs.log,
             on_failure=self._handle_failure,
-            disabled=world.disabled,
         )
         replicator.judges = {}
         async with replicator:

@@ -10,7 +10,7 @@ import asyncio
 
 from quiver.clock import Rng
 from quiver.model import ConsumerId, GroupId, NodeId, ProducerId
-from quiver.raft import Configuration, Safeguard
+from quiver.raft import Configuration
 from quiver.storage.inspect import verify_directory
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.groups.consumers import CursorConsumer, OffsetConsumer, make_consumer
@@ -29,9 +29,8 @@ _DELIVERY_TIMEOUT_WHEN_HEALED_MS = 120_000
 class GroupWorld(SimulatedWorld[GroupKnobs, SimulatedNode]):
     """The nodes of one run, their groups and their clients."""
 
-    def __init__(self, run: SimulationRun, knobs: GroupKnobs, disabled: frozenset[Safeguard]) -> None:
+    def __init__(self, run: SimulationRun, knobs: GroupKnobs) -> None:
         super().__init__(run, knobs)
-        self.disabled = disabled
         self.groups = tuple(GroupId(number + 1) for number in range(knobs.groups))
         self.observer = Observer(self.groups, run.trace)
         self.history = ClientHistory()
