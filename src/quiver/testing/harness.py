@@ -1,8 +1,8 @@
 """Nodes on a simulated loop, network and disk, steered by hand: the life cycle that unit tests share.
 
 Unlike the simulator, nothing here happens by chance: a test starts, kills and restarts nodes itself and waits for what
-it expects. A subclass of `HarnessNode` says what runs on a node; a subclass of `SimulatedHarness` adds the calls that its
-tests make.
+it expects. A subclass of `HarnessNode` says what runs on a node; a subclass of `SimulatedHarness` adds the calls that
+its tests make.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class SimulatedHarness(ABC, Generic[N]):
     def make_node(self, node: NodeId) -> N:
         """Return a new node with an empty disk."""
 
-    def add_node(self) -> N:
+    def add_node(self, number: int | None = None) -> N:
         """Create one more node, which is not started and belongs to no group."""
-        node = NodeId(len(self.nodes) + 1)
+        node = NodeId(len(self.nodes) + 1 if number is None else number)
         self.nodes[node] = self.make_node(node)
         return self.nodes[node]
 

@@ -21,7 +21,6 @@ from quiver.dispatch import RequestDispatcher
 from quiver.errors import (
     NotLeaderError,
     OutcomeUnknownError,
-    StorageError,
     UnavailableError,
 )
 from quiver.manager import AdminService, Manager, NodeRouter
@@ -47,26 +46,16 @@ from quiver.replication import Replicator
 from quiver.storage import Executor
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
 from quiver.storage.scan import Frame, decode_frame
-from quiver.testing import (
-    Latency,
-    RandomStreams,
-    SimulatedClock,
-    SimulatedDisk,
-    SimulatedExecutor,
-    SimulatedLoop,
-    SimulatedNetwork,
-    SimulatedTransport,
-)
+from quiver.testing import SimulatedClock, SimulatedTransport
+from quiver.testing.harness import HarnessNode, SimulatedHarness
 from quiver.wire.messages import BrokerHeartbeatRequest, Fetch, HeartbeatTaken, Produce, Produced
 from quiver.wire.requests import Request, Response
 from quiver.wire.serving import Answer, Caller
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Response)
 C = TypeVar("C")
 
 DIRECTORY = "/data"
-QUICK_DISK = Latency(minimum_ms=0.1, spread_ms=0.3)
 SETTINGS = Settings(
     log=LogSettings(segment_bytes_max=4096, tail_cache_bytes_max=2000, tail_caches_bytes_max=3000),
     replication=ReplicationSettings(hibernation=False),
@@ -81,19 +70,18 @@ MANAGERS = 3
 """How many nodes of a managed cluster are managers."""
 
 
-class Node:
-    """One node's life after life."""
+class Node(HarnessNode):
+    """One node: a voter of the metadata or a learner, and a broker."""
 
     def __init__(self, cluster: Cluster, node: NodeId) -> None:
-        self.cluster, self.id = cluster, node
-        self.disk = SimulatedDisk()
+        super().__init__(cluster, node)
+        self.cluster = cluster
         self.path = cluster.directory / f"node-{node}.db"
         self.identity = f"identity-{node}"
         self.address = f"node{node}:9002"
-        self.lives = 0
-        self.failures: list[StorageError] = []
         self.database: Database
         self.store: MetadataStore
+        self.administration: AdminService
         self.replicator: Replicator
         self.broker: Broker | None = None
         self._stop: asyncio.Event
@@ -104,23 +92,12 @@ class Node:
 
     @property
     def is_up(self) -> bool:
-        return self.cluster.loop.is_alive(self.id) and self.broker is not None
+        return self.is_alive and self.broker is not None
 
-    def start(self, *, bootstrap: Configuration | None = None) -> None:
-        self.lives += 1
-        with self.cluster.loop.node_scope(self.id):
-            self.cluster.loop.create_task(self._live(bootstrap))
-
-    def kill(self, *, loses_power: bool = False) -> None:
-        self.cluster.loop.kill(self.id)
-        self.cluster.network.disconnect(self.id)
+    def _drop_process(self) -> None:
         self.cluster.transport.disconnect(self.id)
         self.database.close()
         self.broker = None
-        if loses_power:
-            self.disk.crash()
-        else:
-            self.disk.restart()
 
     def lose_database(self) -> None:
         for path in self.cluster.directory.glob(f"{self.path.name}*"):
@@ -143,24 +120,17 @@ class Node:
                     found += [bytes(frame.data)] if frame.header is not None else []
         return found
 
-    async def _live(self, bootstrap: Configuration | None) -> None:
+    async def _run(self, bootstrap: Configuration | None) -> None:
         cluster = self.cluster
-        executor = SimulatedExecutor(cluster.loop, cluster.streams.disk, QUICK_DISK, workers=4)
-        clock = SimulatedClock(cluster.loop)
-        rng = cluster.streams.stream(f"node-{self.id}-{self.lives}")
+        executor, clock, rng = self._make_executor(workers=4), SimulatedClock(cluster.loop), self._make_rng()
         self._stop = asyncio.Event()
         self.database = open_database(sqlite_url(str(self.path)))
-        self.replicator = replicator = Replicator(
-            self.id,
-            incarnation=self.lives,
-            network=cluster.network.port(self.id),
-            disk=self.disk,
+        self.replicator = replicator = self._make_replicator(
+            settings=cluster.settings.replication,
+            log_settings=cluster.settings.log,
             executor=executor,
             clock=clock,
             rng=rng,
-            settings=self.cluster.settings.replication,
-            log_settings=self.cluster.settings.log,
-            on_failure=self.failures.append,
         )
         self.store = await MetadataStore.open(self.database, executor=executor, clock=clock, on_failure=replicator.fail)
         async with replicator:
@@ -224,28 +194,25 @@ class Node:
         return HeartbeatTaken(is_known=is_known)
 
 
-class Cluster:
-    """Nodes, and ways to do things with them and to wait for what they do."""
+class Cluster(SimulatedHarness[Node]):
+    """Nodes of one cluster, and the calls that tests make."""
 
     def __init__(self, directory: Path, nodes: int = 3, *, seed: int = 1, is_managed: bool = False) -> None:
         self.directory = directory
         self.settings = SETTINGS
         self.is_managed = is_managed
-        self.streams = RandomStreams(seed)
-        self.loop = SimulatedLoop(self.streams.schedule, time_max_s=600)
-        self.network = SimulatedNetwork(self.loop, self.streams.network, keep_order=True)
+        super().__init__(nodes, seed=seed)
         self.transport = SimulatedTransport(self.loop, self.network, self.streams.stream("transport"))
         self.client = self.transport.port()
         self.clients_heard: list[tuple[str, int]] = []
         self.known_index = Index(0)
         self.takes_reports = True
-        """Whether the primary of a cluster that is not managed hears who leads."""
-        self.nodes = {NodeId(n): Node(self, NodeId(n)) for n in range(1, nodes + 1)}
+        """Whether the primary of a cluster that is not managed accepts reports of leaders."""
         self.addresses = {node.id: node.address for node in self.nodes.values()}
         self.voters = Configuration(voters=tuple(node.id for node in self.nodes.values() if node.is_manager))
 
-    def __getitem__(self, number: int) -> Node:
-        return self.nodes[NodeId(number)]
+    def make_node(self, node: NodeId) -> Node:
+        return Node(self, node)
 
     @property
     def up(self) -> list[Node]:
@@ -256,19 +223,10 @@ class Cluster:
             node.start(bootstrap=self.voters if node.is_manager else None)
 
     def start_all(self) -> None:
-        """Start again whoever was killed."""
+        """Restart every node that was killed."""
         for node in self.nodes.values():
-            if not self.loop.is_alive(node.id):
+            if not node.is_alive:
                 node.start()
-
-    async def wait(self, condition: Callable[[], T | None], *, step_s: float = 0.01, timeout_s: float = 60) -> T:
-        end = self.loop.time() + timeout_s
-        while True:
-            found = condition()
-            if found:
-                return found
-            assert self.loop.time() < end, "waited in vain"
-            await asyncio.sleep(step_s)
 
     async def form(self) -> None:
         """Form the cluster and wait until every node is registered."""
@@ -282,27 +240,16 @@ class Cluster:
         return max((node.store.view() for node in self.up), key=lambda view: view.index)
 
     async def submit(self, command: Command[C]) -> C:
-        """Submit at whoever leads, until it is done; the command must bear being done twice."""
+        """Submit at the primary until it is done; the command must be idempotent."""
         while True:
             primary = await self.wait(lambda: next((node for node in self.up if node.store.is_primary), None))
             try:
-                result = await self.on(primary, primary.store.submit(command))
+                result = await self.run_on(primary, primary.store.submit(command))
             except (UnavailableError, OutcomeUnknownError):
                 await asyncio.sleep(0.05)
             else:
                 self.known_index = primary.store.applied_index
                 return result
-
-    async def on(self, node: Node, work: Coroutine[Any, Any, C]) -> C:
-        """Wait for work on a node, which may be killed meanwhile."""
-        lives = node.lives
-        with self.loop.node_scope(node.id):
-            task = self.loop.create_task(work)
-        while not task.done():
-            if not node.is_up or node.lives != lives:
-                raise OutcomeUnknownError("the node was killed")
-            await asyncio.sleep(0.002)
-        return task.result()
 
     async def create_topic(self, topic: str = "logs", *assignments: Sequence[int], **fields: Any) -> TopicId:
         placed = tuple(tuple(map(NodeId, assignment)) for assignment in assignments or ((1, 2, 3),))
@@ -406,18 +353,15 @@ def simulate(
 ) -> None:
     """Run `async def test(cluster)` over a formed cluster."""
 
-    async def main(cluster: Cluster) -> None:
-        cluster.start()
-        await cluster.form()
-        await test(cluster)
-        for node in cluster.nodes.values():
-            if cluster.loop.is_alive(node.id):
-                node.kill()
-
     with tempfile.TemporaryDirectory() as directory:
         cluster = Cluster(Path(directory), nodes, seed=seed, is_managed=is_managed)
         cluster.settings = settings
-        try:
-            cluster.loop.run_until_complete(main(cluster))
-        finally:
-            cluster.loop.close()
+
+        async def main() -> None:
+            await cluster.form()
+            await test(cluster)
+            for node in cluster.nodes.values():
+                if node.is_alive:
+                    node.kill()
+
+        cluster.run(main)

@@ -65,7 +65,7 @@ def test_replicas_open_again_after_a_restart_of_everybody() -> None:
         assert await cluster.fetch(topic_id) == [b"a", b"b"]
         for node in cluster.nodes.values():
             assert node.broker is not None
-            await cluster.on(node, node.broker.wait_ready())
+            await cluster.run_on(node, node.broker.wait_ready())
 
     simulate(test)
 
@@ -171,7 +171,7 @@ def test_replica_whose_files_are_gone_is_not_made_anew() -> None:
         await lose_files(cluster, cluster[3], cluster.group_of(topic_id))
         broker = cluster[3].broker
         assert broker is not None
-        await cluster.on(cluster[3], broker.wait_ready())
+        await cluster.run_on(cluster[3], broker.wait_ready())
         assert roles(cluster, 3, topic_id) == ["unusable"]
         assert "files are gone" in broker.status().unusable[0].problem
         await cluster.produce(topic_id, b"b")  # the others go on

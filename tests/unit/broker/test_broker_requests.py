@@ -53,7 +53,7 @@ def test_follower_names_the_leader() -> None:
 def test_node_without_a_replica_names_the_leader_by_the_metadata() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (2, 1))
-        await cluster.on(cluster[3], cluster[3].store.wait_applied(cluster.known_index))
+        await cluster.run_on(cluster[3], cluster[3].store.wait_applied(cluster.known_index))
         await cluster.wait(lambda: cluster[3].store.view().partitions[topic_id, PartitionId(0)].leader)
         error = await refusal(cluster, 3, produce(topic_id), batch())
         assert isinstance(error, NotLeaderError)

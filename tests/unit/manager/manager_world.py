@@ -95,8 +95,8 @@ class WorldManager(metadata_cluster.Manager):
     def address(self) -> str:
         return f"host{self.id}:9002"
 
-    def kill(self, *, loses_power: bool = False) -> None:
-        super().kill(loses_power=loses_power)
+    def _drop_process(self) -> None:
+        super()._drop_process()
         self.world.wire.transport.disconnect(self.id)
 
     async def work(self) -> None:
@@ -142,7 +142,7 @@ class World(metadata_cluster.Cluster):
         super().__init__(directory, managers, **settings)
         self.wire = Wire(self)
 
-    def make_manager(self, node: NodeId) -> WorldManager:
+    def make_node(self, node: NodeId) -> WorldManager:
         return WorldManager(self, node)
 
     def working(self, number: int) -> WorkingManager:
@@ -190,7 +190,7 @@ class WorkingWorld(World):
         self.moves_at_once: list[Counter[NodeId]] = []
         """How many moves each broker had under way, and under 0 all, whenever somebody looked."""
 
-    def make_manager(self, node: NodeId) -> WorldManager:
+    def make_node(self, node: NodeId) -> WorldManager:
         return WorkingManager(self, node)
 
     async def join(self, *numbers: int) -> None:

@@ -202,7 +202,7 @@ def test_deleted_topic_is_purged_after_its_time_unless_it_was_restored() -> None
 def test_nodes_that_join_follow_the_metadata_and_managers_come_to_vote() -> None:
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)
-        joining = world.add()
+        joining = world.add_node()
         joining.start()
         await world.join(joining.id)
         await world.wait(lambda: (world._find_primary() or joining).store.members.voters == (1, 2, 3, 4))

@@ -423,7 +423,7 @@ def test_database_that_lost_its_last_transactions_catches_up() -> None:
 def test_learner_that_has_long_not_heard_of_the_primary_refuses_reads(hibernation: bool) -> None:
     async def test(cluster: Cluster) -> None:
         await form(cluster)
-        learner = cluster.add()
+        learner = cluster.add_node()
         learner.start()
         primary = await cluster.primary()
         primary.store.change_members(voters=cluster.voters.voters, learners=(learner.id,))

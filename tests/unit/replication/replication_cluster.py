@@ -1,34 +1,24 @@
-"""Three real nodes on a simulated loop, network and disk, steered by hand: what the driver's tests share."""
+"""Members of one group on the simulated harness: what the driver's tests share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from quiver.config import LogSettings, ReplicationSettings
-from quiver.errors import StorageError, UnavailableError
+from quiver.errors import UnavailableError
 from quiver.model import GroupId, NodeId
 from quiver.raft import Configuration
 from quiver.record import Batch, BatchHeader, build_batch
 from quiver.replication import Member, Replicator
-from quiver.testing import (
-    Latency,
-    RandomStreams,
-    SimulatedClock,
-    SimulatedDisk,
-    SimulatedExecutor,
-    SimulatedLoop,
-    SimulatedNetwork,
-)
+from quiver.testing.harness import HarnessNode, SimulatedHarness
 
-T = TypeVar("T")
 GROUP = GroupId(1)
 DIRECTORY = "/data/group-1"
 SMALL_LOG = LogSettings(segment_bytes_max=2048, tail_cache_bytes_max=1000)
-QUICK_DISK = Latency(minimum_ms=0.1, spread_ms=0.3)
 
 
 class ValuesMachine:
@@ -49,94 +39,56 @@ class ValuesMachine:
         self.values = msgspec.msgpack.decode(state, type=list[bytes | None]) if state else []
 
 
-class Node:
-    """One node's life after life."""
+class Node(HarnessNode):
+    """One node with one member of the group."""
 
     def __init__(self, cluster: Cluster, node: NodeId) -> None:
-        self.cluster, self.id = cluster, node
-        self.disk = SimulatedDisk()
-        self.lives = 0
-        self.failures: list[StorageError] = []
+        super().__init__(cluster, node)
+        self.cluster = cluster
         self.machine = ValuesMachine()
         self.replicator: Replicator
         self.member: Member
 
-    def start(self, *, bootstrap: Configuration | None = None) -> None:
-        self.lives += 1
-        with self.cluster.loop.node_scope(self.id):
-            self.cluster.loop.create_task(self._live(bootstrap))
+    @property
+    def is_up(self) -> bool:
+        return self.is_alive and hasattr(self, "member")
 
-    def kill(self, *, loses_power: bool = False) -> None:
-        self.cluster.loop.kill(self.id)
-        self.cluster.network.disconnect(self.id)
+    def _drop_process(self) -> None:
         del self.member
-        if loses_power:
-            self.disk.crash()
-        else:
-            self.disk.restart()
 
-    async def _live(self, bootstrap: Configuration | None) -> None:
-        cluster = self.cluster
+    async def _run(self, bootstrap: Configuration | None) -> None:
         self.machine = ValuesMachine()
-        self.replicator = Replicator(
-            self.id,
-            incarnation=self.lives,
-            network=cluster.network.port(self.id),
-            disk=self.disk,
-            executor=SimulatedExecutor(cluster.loop, cluster.streams.disk, QUICK_DISK),
-            clock=SimulatedClock(cluster.loop),
-            rng=cluster.streams.stream(f"node-{self.id}-{self.lives}"),
-            settings=cluster.settings,
-            log_settings=SMALL_LOG,
-            on_failure=self.failures.append,
-        )
+        self.replicator = self._make_replicator(settings=self.cluster.settings, log_settings=SMALL_LOG)
         async with self.replicator as replicator:
             self.member = await replicator.open_member(GROUP, DIRECTORY, self.machine, bootstrap=bootstrap)
             await asyncio.Event().wait()
 
 
-class Cluster:
-    """Nodes, and ways to wait for what they do."""
+class Cluster(SimulatedHarness[Node]):
+    """Nodes of one group."""
 
     def __init__(self, nodes: int = 3, *, seed: int = 1, settings: ReplicationSettings | None = None) -> None:
-        self.streams = RandomStreams(seed)
-        self.loop = SimulatedLoop(self.streams.schedule, time_max_s=600)
-        self.network = SimulatedNetwork(self.loop, self.streams.network, keep_order=True)
+        super().__init__(nodes, seed=seed)
         self.settings = settings or ReplicationSettings(hibernation=False)
-        self.nodes = {NodeId(n): Node(self, NodeId(n)) for n in range(1, nodes + 1)}
-        self.voters = Configuration(voters=tuple(self.nodes))
 
-    def start(self) -> None:
-        for node in self.nodes.values():
-            node.start(bootstrap=self.voters)
+    def make_node(self, node: NodeId) -> Node:
+        return Node(self, node)
 
     def add(self, number: int) -> Node:
-        node = self.nodes[NodeId(number)] = Node(self, NodeId(number))
+        """Add a node and start it."""
+        node = self.add_node(number)
         node.start()
         return node
-
-    async def wait(self, condition: Callable[[], T | None], *, timeout_s: float = 30) -> T:
-        end = self.loop.time() + timeout_s
-        while True:
-            found = condition()
-            if found:
-                return found
-            assert self.loop.time() < end, "waited in vain"
-            await asyncio.sleep(0.01)
 
     async def leader(self) -> Node:
         return await self.wait(self._find_leader)
 
     def _find_leader(self) -> Node | None:
-        leaders = [
-            node
-            for node in self.nodes.values()
-            if self.loop.is_alive(node.id) and hasattr(node, "member") and node.member.is_ready
-        ]
+        leaders = [node for node in self.nodes.values() if node.is_up and node.member.is_ready]
         return max(leaders, key=lambda node: node.member.term, default=None)
 
     async def propose(self, *values: bytes) -> list[BatchHeader]:
-        """Propose at whoever leads, until it is taken."""
+        """Propose at the leader until it is accepted."""
         while True:
             node = await self.leader()
             try:
@@ -161,14 +113,4 @@ def simulate(test: Callable[[Cluster], Coroutine[Any, Any, None]]) -> Callable[[
 
 
 def run_in(cluster: Cluster, test: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        cluster.start()
-        await test(cluster)
-        for node in list(cluster.nodes.values()):
-            if cluster.loop.is_alive(node.id):
-                cluster.loop.kill(node.id)
-
-    try:
-        cluster.loop.run_until_complete(main())
-    finally:
-        cluster.loop.close()
+    cluster.run(lambda: test(cluster))
