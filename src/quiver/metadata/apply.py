@@ -1,10 +1,10 @@
-"""What a committed command does: the one function that every manager computes the same.
+"""Apply a committed command to the state: the one function that every member computes with the same result.
 
-Pure and deterministic: the result depends on the state and the command alone; no clock, no chance, no order of
-hashing. A command is decided on first, as a list of changed rows that touches nothing, and then absorbed whole, or
-refused and absorbed not at all. The same list goes to SQL.
+Pure and deterministic: the result depends only on the state and the command, never on a clock, random numbers or hash
+order. A command is first decided, as a list of changed rows that modifies nothing. Then the whole list is applied, or
+the command is refused and nothing is. The same list is written to SQL.
 
-Each noun has its own module of decisions; here is what they share and the table of who decides what.
+Each noun has its own module of decisions; `_decide` dispatches to them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from quiver.metadata.state import Change, MetadataState
 
 
 class ApplyOutcome(msgspec.Struct, frozen=True):
-    """What came of a command: a result and the rows it changed, or a refusal and none."""
+    """The outcome of a command: a result and the changed rows, or a refusal and no changes."""
 
     result: CommandResult | None = None
     refusal: CommandRefusal | None = None
@@ -57,9 +57,9 @@ class ApplyOutcome(msgspec.Struct, frozen=True):
 
 
 def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
-    """Carry a command out on a state, or refuse it and leave the state as it is."""
+    """Apply a command to a state, or refuse it and leave the state unchanged."""
     if not state.counters.cluster_id and not isinstance(command, InitCluster):
-        return ApplyOutcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet"))
+        return ApplyOutcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet; retry"))
     decision = _decide(state, command)
     if isinstance(decision, CommandRefusal):
         return ApplyOutcome(refusal=decision)
@@ -127,9 +127,12 @@ def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | Comm
 def _init_cluster(state: MetadataState, command: InitCluster) -> CommandDecision | CommandRefusal:
     known = state.counters.cluster_id
     if not command.cluster_id:
-        return refuse("bad_cluster_id", "not done: a cluster's id is not empty")
+        return refuse("bad_cluster_id", "not done: the cluster id is empty; give a non-empty id")
     if known and known != command.cluster_id:
-        return refuse("cluster_exists", f"not done: these managers belong to cluster {known}")
+        return refuse(
+            "cluster_exists",
+            f"not done: these managers belong to cluster {known!r}, not to {command.cluster_id!r}; use that id",
+        )
     if known:
         return CommandDecision()
     counters = msgspec.structs.replace(state.counters, cluster_id=command.cluster_id, formed_ms=command.now_ms)

@@ -1,12 +1,12 @@
-"""What commands do to brokers: who is known, how they are, and when one may go.
+"""Commands on brokers: register, change state, drain and forget.
 
-Pure; called by `apply` alone. A broker's state says what its heartbeats and its operators have brought it to:
+Pure; called only by `apply`. Heartbeats and operators move a broker between these states:
 
-    alive ⇄ suspect → dead           by heartbeats; any of them comes back by registering or by being alive
-    alive, suspect, dead → draining → drained      by operators; `alive` takes it back
-    drained, dead → removed          by operators, for good; then it is forgotten once it holds nothing
+    alive ⇄ suspect → dead                        by heartbeats; registering makes the broker alive again
+    alive, suspect, dead → draining → drained     by operators; `alive` undoes it
+    drained, dead → removed                       by operators, permanently; forgotten once it has no replicas
 
-That a broker is to be drained outlives its being suspect or dead: when it comes back it is draining again.
+A drain survives the states suspect and dead: when the broker returns, it is draining again.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ TRANSITIONS: dict[BrokerState, frozenset[BrokerState]] = {
     _DRAINED: frozenset((_A, _S, _D, _REMOVED)),
     _REMOVED: frozenset(),
 }
-"""What each state may be followed by; staying as it is always changes nothing."""
+"""The states that may follow each state. A transition to the current state is always allowed and changes nothing."""
 
 
 def register(state: MetadataState, command: RegisterBroker) -> CommandDecision | CommandRefusal:
-    """Make a broker known, or known again."""
+    """Register a broker, or update the addresses and roles of a registered one."""
     if not command.identity or not command.wire_address or not command.broker_id or not command.roles:
-        return refuse("bad_broker", "not done: a broker has an id above 0, an identity, an address and a role")
+        return refuse(
+            "bad_broker", "not done: a broker needs an id above 0, an identity, a wire address and at least one role"
+        )
     known: BrokerRow | None = state.tables[Table.BROKERS].get(command.broker_id)
     if known is not None:
         refusal = _check_same(known, command)
@@ -77,7 +79,7 @@ def register(state: MetadataState, command: RegisterBroker) -> CommandDecision |
 
 
 def change_state(state: MetadataState, command: ChangeBrokerState) -> CommandDecision | CommandRefusal:
-    """Bring a broker to a state, if it may follow the one it is in."""
+    """Change a broker's state, if the transition is allowed."""
     broker = find_broker(state, command.broker_id)
     if isinstance(broker, CommandRefusal):
         return broker
@@ -85,17 +87,23 @@ def change_state(state: MetadataState, command: ChangeBrokerState) -> CommandDec
     if wanted is broker.state:
         return CommandDecision()
     if wanted is _REMOVED and broker.state not in (_DRAINED, _D):
-        return refuse("not_drained", f"not done: broker {broker.broker_id} is neither drained nor dead")
+        return refuse(
+            "not_drained",
+            f"not done: broker {broker.broker_id} is {broker.state.value}; remove only drained or dead brokers",
+        )
     if wanted not in TRANSITIONS[broker.state]:
-        message = f"not done: broker {broker.broker_id} is {broker.state.value} and cannot become {wanted.value}"
+        message = f"not done: broker {broker.broker_id} is {broker.state.value}, which cannot change to {wanted.value}"
         return refuse("bad_transition", message)
     if wanted is _DRAINED and holds_anything(state, broker.broker_id):
-        return refuse("not_drained", f"not done: broker {broker.broker_id} still holds replicas")
+        return refuse(
+            "not_drained",
+            f"not done: broker {broker.broker_id} still has replicas or moves; wait until they have moved",
+        )
     return CommandDecision([put(_changed(broker, wanted, command.now_ms))])
 
 
 def undrain(state: MetadataState, command: UndrainBroker) -> CommandDecision | CommandRefusal:
-    """Let a broker hold replicas again; one that is suspect or dead stays so."""
+    """Allow a broker to hold replicas again; a suspect or dead broker stays in that state."""
     broker = find_broker(state, command.broker_id)
     if isinstance(broker, CommandRefusal):
         return broker
@@ -107,22 +115,25 @@ def undrain(state: MetadataState, command: UndrainBroker) -> CommandDecision | C
 
 
 def change_rebalancing(state: MetadataState, command: ChangeRebalancing) -> CommandDecision:
-    """Note whether the replicas are to be spread anew."""
+    """Record whether a rebalance of the replicas is requested."""
     return CommandDecision(counters=msgspec.structs.replace(state.counters, is_rebalancing=command.is_rebalancing))
 
 
 def forget(state: MetadataState, command: ForgetBroker) -> CommandDecision | CommandRefusal:
-    """Drop a removed broker's row."""
+    """Delete the row of a removed broker that has no replicas."""
     broker: BrokerRow | None = state.tables[Table.BROKERS].get(command.broker_id)
     if broker is None:
-        return refuse("unknown_broker", f"not done: there is no broker {command.broker_id}")
+        return refuse("unknown_broker", f"not done: unknown broker {command.broker_id}")
     if broker.state is not _REMOVED or holds_anything(state, broker.broker_id):
-        return refuse("not_drained", f"not done: broker {broker.broker_id} is not removed, or still holds replicas")
+        return refuse(
+            "not_drained",
+            f"not done: broker {broker.broker_id} is {broker.state.value} or has replicas; drain and remove it first",
+        )
     return CommandDecision([drop(broker), drop_beat(EntityKind.BROKER, broker.broker_id)])
 
 
 def holds_anything(state: MetadataState, broker_id: NodeId) -> bool:
-    """Tell whether a broker has, gets or has still to let go of a replica."""
+    """Return whether a broker has a replica, or is the source or target of a move."""
     moves: dict[object, MoveRow] = state.tables[Table.MOVES]
     return any(partition.is_on(broker_id) for partition in sorted_partitions(state)) or any(
         broker_id in (move.source, move.target) for move in moves.values()
@@ -133,10 +144,12 @@ def _check_same(known: BrokerRow, command: RegisterBroker) -> CommandRefusal | N
     if known.identity != command.identity:
         return refuse(
             "broker_exists",
-            f"not done: broker {known.broker_id} is another node; one whose disk was lost joins under a new id",
+            f"not done: id {known.broker_id} belongs to a node with another identity; a node that lost its disk "
+            "joins with a "
+            "new id",
         )
     if known.state is _REMOVED:
-        return refuse("broker_removed", f"not done: broker {known.broker_id} was removed; join under a new id")
+        return refuse("broker_removed", f"not done: broker {known.broker_id} was removed; join with a new id")
     return None
 
 

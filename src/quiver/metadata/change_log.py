@@ -1,8 +1,8 @@
-"""What has changed lately, for those who follow the metadata: brokers, caches, dashboards.
+"""The latest changes of the metadata, for watchers: brokers, caches, dashboards.
 
-A watcher says up to which index it knows everything and gets, in order, what has changed since. The newest changes
-are kept; a watcher that asks for older ones, or that slept through a restored snapshot, is told to begin anew from
-a view. Watchers have no queues: they read from the one history at their own pace.
+A watcher names the index up to which it knows everything and gets the later changes in order. Only the newest changes
+are kept. A watcher that asks for older ones, or that missed a restored snapshot, gets a full view and starts again
+from it. Watchers have no queues of their own: all read the one log at their own speed.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, 
 from quiver.model import Index
 
 CHANGES_MAX = 20_000
-"""How many changes are kept: a few MB, and minutes of the busiest cluster."""
+"""How many changes are kept: a few MB, which covers minutes of the busiest cluster."""
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
-    """What a watcher learns: the rows that differ from what it knew, or everything."""
+    """What a watcher receives: the rows changed since its index, or a full view."""
 
     index: Index
-    """Up to where the watcher now knows everything."""
+    """The index up to which the watcher now knows everything."""
     changes: tuple[Change, ...]
     """In the order in which they were made; a row may be among them more than once."""
     view: View | None = None
-    """All there is, if the watcher must begin anew; `changes` is empty then. Else None: showing costs a copy."""
+    """A full view if the watcher must start again; `changes` is empty then. Otherwise None: a view may cost a copy."""
 
     @property
     def is_reset(self) -> bool:
-        """Tell whether the watcher must compare all of the view with what it has."""
+        """Return whether the watcher must replace what it knows by the view."""
         return self.view is not None
 
 
 class ChangeSource(Protocol):
-    """Where views come from: the state machine."""
+    """The owner of the state: the state machine."""
 
     @property
     def state(self) -> MetadataState:
-        """Return the state as it is now."""
+        """Return the current state."""
         ...
 
 
 class ChangeLog:
-    """The newest changes, and those who wait for the next ones. Lives in the event loop."""
+    """The newest changes and the waiters for the next ones. Used only in the event loop."""
 
     def __init__(self, source: ChangeSource, *, changes_max: int = CHANGES_MAX) -> None:
         self._source = source
@@ -61,11 +61,11 @@ class ChangeLog:
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether every watch has ended."""
+        """Return whether the log is closed and every watch has ended."""
         return self._is_closed
 
     def add(self, changes: Sequence[Change], _: Counters, position: LogPosition) -> None:
-        """Take what was applied up to a position; a watcher gets all of it or none."""
+        """Append the changes applied up to a position; a watcher gets all of them or none."""
         self._kept.extend((position.index, change) for change in changes)
         while len(self._kept) > self._changes_max:
             self._floor = self._kept[0][0]
@@ -74,7 +74,7 @@ class ChangeLog:
         self._notify()
 
     def replace(self, view: View) -> None:
-        """Take a whole new state: every watcher begins anew."""
+        """Drop all changes because a snapshot was restored: every watcher starts again from a view."""
         self._kept.clear()
         self._floor = view.index
         self._notify()
@@ -85,7 +85,7 @@ class ChangeLog:
         self._notify()
 
     async def watch(self, after_index: Index) -> AsyncIterator[WatchEvent]:
-        """Yield what changes after an index, for ever; `Index(0)` begins with a view of everything."""
+        """Yield the changes after an index until the log closes; `Index(0)` starts with a full view."""
         known = after_index
         while not self._is_closed:
             changed = self._since(known)
@@ -97,24 +97,24 @@ class ChangeLog:
                 await self.wait_newer(known)
 
     async def wait_newer(self, index: Index) -> None:
-        """Return once something after an index is applied, or the history is closed."""
+        """Return once an entry after an index is applied, or the log is closed."""
         while self._index <= index and not self._is_closed:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
 
     async def wait_next(self) -> None:
-        """Return when anything is applied, or `wake` is called, or the history is closed."""
+        """Return when the next entry is applied, `wake` is called, or the log is closed. Always suspends."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         await waiting
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiters, which check their conditions again."""
         self._notify()
 
     def _since(self, known: Index) -> WatchEvent | None:
-        """Return what a watcher has missed; None if nothing it could see."""
+        """Return the changes after an index; None if there are none."""
         if known < self._floor or not known:
             return WatchEvent(self._index, (), self._source.state.view()) if self._index else None
         newer = [change for _, change in takewhile(lambda item: item[0] > known, reversed(self._kept))]

@@ -1,7 +1,7 @@
-"""What commands do to producers and consumers: ids, epochs, what they may use, and when they were last heard of.
+"""Commands on producers and consumers: registration, epochs, heartbeats and removal.
 
-Pure; called by `apply` alone. An id is given once and stays. A producer gets a new epoch each time it registers, which
-fences off whatever its earlier life still sends. A consumer registers for one topic after the other under one id.
+Pure; called only by `apply`. An id is assigned once and never reused. A producer gets a new epoch each time it
+registers, which fences all sends of its earlier sessions. A consumer may register for more topics under the same id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLES = {EntityKind.BROKER: Table.BROKERS, EntityKind.PRODUCER: Table.PRODUCER
 
 
 def register_producer(state: MetadataState, command: RegisterProducerCommand) -> CommandDecision | CommandRefusal:
-    """Give a producer an id, or its old one with a new epoch."""
+    """Assign an id to a new producer, or a new epoch to a known one."""
     known = _find_producer(state, command)
     if isinstance(known, CommandRefusal):
         return known
@@ -54,7 +54,7 @@ def register_producer(state: MetadataState, command: RegisterProducerCommand) ->
 
 
 def register_consumer(state: MetadataState, command: RegisterConsumerCommand) -> CommandDecision | CommandRefusal:
-    """Give a consumer an id, or let the one it has cover more."""
+    """Assign an id to a new consumer, or add registrations to a known one."""
     known = _find_consumer(state, command)
     if isinstance(known, CommandRefusal):
         return known
@@ -78,18 +78,18 @@ def register_consumer(state: MetadataState, command: RegisterConsumerCommand) ->
 
 
 def forget(state: MetadataState, command: ForgetClientCommand) -> CommandDecision | CommandRefusal:
-    """Drop a producer or consumer."""
+    """Delete a producer or consumer."""
     found = None
     if command.kind is not EntityKind.BROKER:
         found = state.tables[_TABLES[command.kind]].get(command.id)
     if found is None:
         code = "unknown_consumer" if command.kind is EntityKind.CONSUMER else "unknown_producer"
-        return refuse(code, f"not done: there is no {command.kind.value} {command.id} that could be forgotten so")
+        return refuse(code, f"not done: unknown {command.kind.value} {command.id}")
     return CommandDecision([drop(found), drop_beat(command.kind, command.id)])
 
 
 def record_heartbeats(state: MetadataState, command: RecordHeartbeats) -> CommandDecision:
-    """Take note of heartbeats of those who are known."""
+    """Record the heartbeats of registered senders; ignore unknown senders and older times."""
     newest: dict[tuple[EntityKind, int], int] = {}
     for item in command.beats:
         if item.id in state.tables[_TABLES[item.kind]]:
@@ -102,37 +102,45 @@ def record_heartbeats(state: MetadataState, command: RecordHeartbeats) -> Comman
 
 
 def _find_producer(state: MetadataState, command: RegisterProducerCommand) -> ProducerRow | CommandRefusal | None:
-    """Return who registers again; None for somebody new."""
+    """Return the producer that registers again; None for a new one."""
     producers: dict[ProducerId, ProducerRow] = state.tables[Table.PRODUCERS]
     named = state.names[Table.PRODUCERS].get(command.name)
     if command.producer_id is None:
         return None if named is None else producers[named]
     known = producers.get(command.producer_id)
     if known is None:
-        return refuse("unknown_producer", f"not done: there is no producer {command.producer_id}")
+        return refuse(
+            "unknown_producer",
+            f"not done: unknown producer {command.producer_id}; register without an id to get a new one",
+        )
     if command.name and known.name != command.name:
-        return refuse("bad_name", f"not done: producer {command.producer_id} is not called {command.name!r}")
+        return refuse(
+            "bad_name", f"not done: producer {command.producer_id} has the name {known.name!r}, not {command.name!r}"
+        )
     return known
 
 
 def _find_consumer(state: MetadataState, command: RegisterConsumerCommand) -> ConsumerRow | CommandRefusal | None:
-    """Return who registers again, or whose request is repeated; None for somebody new."""
+    """Return the consumer that registers again or whose request is repeated; None for a new one."""
     consumers: dict[ConsumerId, ConsumerRow] = state.tables[Table.CONSUMERS]
     if command.consumer_id is None:
         repeated = state.names[Table.CONSUMERS].get(command.request_id)
         return None if repeated is None else consumers[repeated]
     known = consumers.get(command.consumer_id)
     if known is None:
-        return refuse("unknown_consumer", f"not done: there is no consumer {command.consumer_id}")
+        return refuse(
+            "unknown_consumer",
+            f"not done: unknown consumer {command.consumer_id}; register without an id to get a new one",
+        )
     return known
 
 
 def _resolve(
     state: MetadataState, selections: Sequence[TopicSelection], *, start: StartFrom | None
 ) -> list[Registration] | CommandRefusal:
-    """Return the registrations that are meant by topics' names."""
+    """Return the registrations for topics selected by name, or why they are refused."""
     if not selections:
-        return refuse("no_topics", "not done: name at least one topic")
+        return refuse("no_topics", "not done: the registration has no topic; name at least one")
     found: list[Registration] = []
     for selection in selections:
         topic = find_topic(state, selection.topic)
@@ -140,13 +148,15 @@ def _resolve(
             return topic
         for partition_id in selection.partitions or (ALL_PARTITIONS,):
             if partition_id >= topic.partitions:
-                message = f"not done: topic {topic.name!r} has no partition {partition_id}"
+                message = (
+                    f"not done: topic {topic.name!r} has {topic.partitions} partitions and no partition {partition_id}"
+                )
                 return refuse("unknown_partition", message)
             found.append(Registration(topic_id=topic.topic_id, partition_id=partition_id, start=start))
     return found
 
 
 def _join(known: Sequence[Registration], wanted: Sequence[Registration]) -> tuple[Registration, ...]:
-    """Return what both cover, sorted; where a consumer began stays as it was."""
+    """Return the union, sorted; a known registration keeps its start."""
     joined = {(item.topic_id, item.partition_id): item for item in (*reversed(wanted), *known)}
     return tuple(joined[key] for key in sorted(joined))

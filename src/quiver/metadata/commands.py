@@ -1,12 +1,12 @@
-"""What can be done to the metadata: one frozen value per command, and its bytes in the Raft log.
+"""The commands that change the metadata: one frozen value per command, and its encoding in the Raft log.
 
-Pure. A command carries everything that `apply` needs to know of the world: times are the proposer's, placements
-are the proposer's choice. Ids are not in it, where `apply` gives them.
+Pure. A command carries all external input of `apply`: the proposer's time and its placement decisions. It carries no
+ids that `apply` assigns.
 
-Bytes: a control batch whose payload is `CONTROL_STATE`, one byte of version, and a msgpack map with the command's
-name under "type". Reading is strict on purpose: a version, a command or a field that this program does not know was
-written by a newer one, and skipping it would make this member's state another than the others'. `UnknownCommandError`
-stops the member instead. A field that is added later must have a default that means what its absence meant.
+Encoding: a control batch whose payload is `CONTROL_STATE`, one version byte, and a msgpack map with the command's
+name under "type". Decoding is strict on purpose: an unknown version, command or field was written by a newer program,
+and skipping it would make this member's state differ from the others'. `UnknownCommandError` stops the member instead.
+A field that is added later needs a default that means the same as its absence did.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, ProducerId, To
 from quiver.record import Batch, build_control_batch
 
 CONTROL_STATE = 3
-"""The driver's mark of a control batch that belongs to the layer above it."""
+"""First payload byte of a control batch that belongs to the state machine, not to the replication driver."""
 COMMANDS_VERSION = 1
-"""How commands are encoded; a greater one cannot be read by this program."""
+"""Version of the command encoding; this program cannot read greater ones."""
 
 R = TypeVar("R")
 
@@ -50,7 +50,7 @@ ConsumerNumber = Annotated[ConsumerId, _BOUNDS]
 
 
 class UnknownCommandError(DecodeError):
-    """Report a command that only a newer program understands: this member must not go on without it."""
+    """Report a command of a newer program: this member must stop rather than skip it."""
 
     code = "unknown_command"
 
@@ -59,26 +59,26 @@ class UnknownCommandError(DecodeError):
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="done"):
-    """The result of a command that has nothing to tell; `changed` says how many rows it changed."""
+    """The result of a command without a more specific one; `changed` is the number of changed rows."""
 
     changed: int
 
 
 class CreateTopicResult(msgspec.Struct, frozen=True, tag="topic_created"):
-    """A topic, now or by an earlier try of the same request."""
+    """The topic that the command, or an earlier attempt of the same request, created."""
 
     topic_id: TopicId
     partitions: int
 
 
 class BeginMoveResult(msgspec.Struct, frozen=True, tag="move_begun"):
-    """A move that was begun."""
+    """The id of the begun move."""
 
     move_id: MoveId
 
 
 class RegisterProducerResult(msgspec.Struct, frozen=True, tag="producer_registered"):
-    """A producer's id, and the epoch that it must send with from now on."""
+    """A producer's id, and the epoch that it must use from now on."""
 
     producer_id: ProducerId
     epoch: int
@@ -98,10 +98,10 @@ CommandResult = CommandDone | CreateTopicResult | BeginMoveResult | RegisterProd
 class Command(
     msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
 ):
-    """What all commands share; `R` is what its proposer gets back."""
+    """The base of all commands; `R` is the result that the proposer gets."""
 
     now_ms: Number
-    """The proposer's wall time."""
+    """The proposer's wall clock."""
 
 
 class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
@@ -111,7 +111,7 @@ class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
 
 
 class RegisterBroker(Command[CommandDone], frozen=True, tag="register_broker"):
-    """Make a broker known, or tell its present addresses; it is alive, or draining if that was wanted, from now on."""
+    """Register a broker or update its addresses; it becomes alive, or draining if a drain was requested."""
 
     broker_id: Node
     identity: Text
@@ -122,26 +122,26 @@ class RegisterBroker(Command[CommandDone], frozen=True, tag="register_broker"):
 
 
 class ChangeBrokerState(Command[CommandDone], frozen=True, tag="change_broker_state"):
-    """Say how a broker is, or what is wanted of it."""
+    """Change a broker's state, by its heartbeats or by an operator."""
 
     broker_id: Node
     state: BrokerState
 
 
 class UndrainBroker(Command[CommandDone], frozen=True, tag="undrain_broker"):
-    """Let a broker hold replicas again; whether it lives is not said."""
+    """Allow a broker to hold replicas again, whether or not it is alive."""
 
     broker_id: Node
 
 
 class ChangeRebalancing(Command[CommandDone], frozen=True, tag="change_rebalancing"):
-    """Ask for every eligible broker to get its share of the replicas, or say that it has it."""
+    """Request a rebalance over all eligible brokers, or record that it is complete."""
 
     is_rebalancing: bool
 
 
 class ForgetBroker(Command[CommandDone], frozen=True, tag="forget_broker"):
-    """Drop a removed broker that holds nothing."""
+    """Delete a removed broker that has no replicas."""
 
     broker_id: Node
 
@@ -157,14 +157,14 @@ class CreateTopicCommand(Command[CreateTopicResult], frozen=True, tag="create_to
 
 
 class ConfigureTopicCommand(Command[CommandDone], frozen=True, tag="configure_topic"):
-    """Change when records of a topic may go."""
+    """Change a topic's retention."""
 
     topic: Text
     retention: Retention
 
 
 class AddPartitionsCommand(Command[CommandDone], frozen=True, tag="add_partitions"):
-    """Bring a topic to `partitions` partitions, with an assignment for each new one."""
+    """Grow a topic to `partitions` partitions, with an assignment for each new one."""
 
     topic: Text
     partitions: Number
@@ -172,26 +172,26 @@ class AddPartitionsCommand(Command[CommandDone], frozen=True, tag="add_partition
 
 
 class DeleteTopicCommand(Command[CommandDone], frozen=True, tag="delete_topic"):
-    """Take a topic out of use; it can be restored until `purge_ms`."""
+    """Delete a topic; it can be restored until `purge_ms`."""
 
     topic: Text
     purge_ms: Number
 
 
 class RestoreTopicCommand(Command[CommandDone], frozen=True, tag="restore_topic"):
-    """Take a deleted topic back into use."""
+    """Restore a deleted topic."""
 
     topic_id: TopicNumber
 
 
 class PurgeTopic(Command[CommandDone], frozen=True, tag="purge_topic"):
-    """Forget a deleted topic whose time has come, with its partitions, registrations and moves."""
+    """Delete a topic permanently after its `purge_ms`, with its partitions, registrations, moves and holds."""
 
     topic_id: TopicNumber
 
 
 class LeaderReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who leads a partition in an epoch, as the leader itself says."""
+    """The leader of a partition in an epoch, as the leader itself reports it."""
 
     topic_id: TopicNumber
     partition_id: PartitionNumber
@@ -200,13 +200,13 @@ class LeaderReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportLeaders(Command[CommandDone], frozen=True, tag="report_leaders"):
-    """Take note of leaders; of each partition the newest epoch wins."""
+    """Record leaders; the newest epoch of each partition wins."""
 
     reports: tuple[LeaderReport, ...]
 
 
 class PreferLeader(Command[CommandDone], frozen=True, tag="prefer_leader"):
-    """Name one of a partition's replicas as the one that should lead when it can."""
+    """Make one of a partition's replicas its preferred leader."""
 
     topic_id: TopicNumber
     partition_id: PartitionNumber
@@ -214,7 +214,7 @@ class PreferLeader(Command[CommandDone], frozen=True, tag="prefer_leader"):
 
 
 class BeginMove(Command[BeginMoveResult], frozen=True, tag="begin_move"):
-    """Let `target` learn a partition, in order to take the place of `source`, or to be one more."""
+    """Make `target` a learner of a partition, to replace `source` or, without one, to add a replica."""
 
     topic_id: TopicNumber
     partition_id: PartitionNumber
@@ -223,32 +223,32 @@ class BeginMove(Command[BeginMoveResult], frozen=True, tag="begin_move"):
 
 
 class PromoteMove(Command[CommandDone], frozen=True, tag="promote_move"):
-    """Say that the partition's own group has made the target a voter in the source's place."""
+    """Record that the partition's own group has made the target a voter in place of the source."""
 
     move_id: MoveNumber
 
 
 class FinishMove(Command[CommandDone], frozen=True, tag="finish_move"):
-    """Say that the source has let go of its replica."""
+    """Record that the source has deleted its replica."""
 
     move_id: MoveNumber
 
 
 class AbortMove(Command[CommandDone], frozen=True, tag="abort_move"):
-    """Give up a move whose target has not been promoted."""
+    """Abort a move whose target is not promoted."""
 
     move_id: MoveNumber
 
 
 class TopicSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic by name, and those of its partitions that are meant: none named, all meant."""
+    """A topic by name and some of its partitions; no partitions means all of them."""
 
     topic: Text
     partitions: tuple[PartitionNumber, ...] = ()
 
 
 class RegisterProducerCommand(Command[RegisterProducerResult], frozen=True, tag="register_producer"):
-    """Make a producer known for topics; a known name or id keeps its id and gets a new epoch."""
+    """Register a producer for topics; a known name or id keeps its id and gets a new epoch."""
 
     topics: tuple[TopicSelection, ...]
     name: Text = ""
@@ -256,7 +256,7 @@ class RegisterProducerCommand(Command[RegisterProducerResult], frozen=True, tag=
 
 
 class RegisterConsumerCommand(Command[RegisterConsumerResult], frozen=True, tag="register_consumer"):
-    """Make a consumer known for topics; with an id, for more topics than before."""
+    """Register a consumer for topics; with an id, add topics to a registered consumer."""
 
     topics: tuple[TopicSelection, ...]
     consumer_id: ConsumerNumber | None = None
@@ -265,14 +265,14 @@ class RegisterConsumerCommand(Command[RegisterConsumerResult], frozen=True, tag=
 
 
 class ForgetClientCommand(Command[CommandDone], frozen=True, tag="forget_client"):
-    """Drop a producer or consumer: retention no longer waits for it."""
+    """Delete a producer or consumer: retention no longer waits for it."""
 
     kind: EntityKind
     id: Number
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """Who was heard of when."""
+    """When a heartbeat of a sender was last received."""
 
     kind: EntityKind
     id: Number
@@ -280,13 +280,13 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordHeartbeats(Command[CommandDone], frozen=True, tag="record_heartbeats"):
-    """Take note of many heartbeats at once; of each the newest time wins, of the unknown none is kept."""
+    """Record many heartbeats in one command; the newest time of each wins, unknown senders are ignored."""
 
     beats: tuple[Beat, ...]
 
 
 class PlaceHoldCommand(Command[CommandDone], frozen=True, tag="place_hold"):
-    """Keep a topic's records from these positions on for `lasting_ms`; one of that name gives way to it."""
+    """Keep a topic's records from these positions on for `lasting_ms`; replaces a hold of the same name."""
 
     topic_id: TopicNumber
     name: Text
@@ -296,14 +296,14 @@ class PlaceHoldCommand(Command[CommandDone], frozen=True, tag="place_hold"):
 
 
 class ReleaseHoldCommand(Command[CommandDone], frozen=True, tag="release_hold"):
-    """Let a hold go, of one topic or of all that it is on; one that is gone already is no error."""
+    """Release a hold on one topic or on all its topics; a hold that no longer exists is no error."""
 
     name: Text
     topic_id: TopicNumber | None = None
 
 
 class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):
-    """Let a hold go because it is over; refused if it was renewed meanwhile."""
+    """Delete an expired hold; refused if it was renewed in the meantime."""
 
     topic_id: TopicNumber
     name: Text
@@ -337,7 +337,7 @@ AnyCommand = (
     | ExpireHold
 )
 
-# -- bytes -------------------------------------------------------------------------------------------
+# -- encoding -------------------------------------------------------------------------------------------
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
@@ -346,29 +346,29 @@ _VERSION = bytes((COMMANDS_VERSION,))
 
 
 def encode_command(command: Command[Any]) -> bytes:
-    """Return the unstamped batch that brings a command into the Raft log."""
+    """Return a command as an unstamped batch for the Raft log."""
     return build_control_batch(_MARK + encode_payload(command), timestamp=command.now_ms)
 
 
 def encode_payload(command: Command[Any]) -> bytes:
-    """Return a command as it stands in its batch behind the driver's mark, and as nodes hand it on."""
+    """Return a command as it is encoded in its batch after `CONTROL_STATE`, and as nodes forward it."""
     return _VERSION + _encoder.encode(command)
 
 
 def encode_result(result: CommandResult) -> bytes:
-    """Return what a command brought about, for the node that handed it on."""
+    """Return a command's result as bytes, for the node that forwarded the command."""
     return _encoder.encode(result)
 
 
 def decode_command(batch: Batch) -> AnyCommand | None:
-    """Return the command in a batch, or None if it is one of the driver's own entries.
+    """Return the command in a batch, or None for an entry of the replication driver.
 
     Raises:
-        UnknownCommandError: a newer program wrote it.
-        DecodeError: it is no command at all.
+        UnknownCommandError: a newer program wrote the command.
+        DecodeError: the batch holds no valid command.
     """
     if not batch.header.is_control:
-        raise DecodeError("a batch of records in the metadata's log")
+        raise DecodeError("a batch of records, which does not belong into the metadata log")
     payload = batch.payload()
     if not len(payload) or payload[0] != CONTROL_STATE:
         return None
@@ -376,27 +376,27 @@ def decode_command(batch: Batch) -> AnyCommand | None:
 
 
 def decode_payload(data: Buffer) -> AnyCommand:
-    """Return the command in a payload, behind the driver's mark; raises as `decode_command` does."""
+    """Return the command in a payload without its `CONTROL_STATE` byte; raises as `decode_command` does."""
     if not len(data):
         raise DecodeError("a command without a version")
     if data[0] != COMMANDS_VERSION:
         raise UnknownCommandError(
-            f"a command of version {data[0]}, and this program knows {COMMANDS_VERSION}: upgrade this node"
+            f"a command of version {data[0]}, but this program reads version {COMMANDS_VERSION}: upgrade this node"
         )
     body = memoryview(data)[1:]
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise _judge(body, error) from None
+        raise _undecodable(body, error) from None
 
 
 def command_name(command: Command[Any]) -> str:
-    """Return what a command is called in the log."""
+    """Return a command's name in the log."""
     return str(type(command).__struct_config__.tag)
 
 
-def _judge(body: memoryview, error: Exception) -> DecodeError:
-    """Tell what a newer program wrote from what nobody did: its map is whole and names a type."""
+def _undecodable(body: memoryview, error: Exception) -> DecodeError:
+    """Return the error for an undecodable command: a complete map with a type was written by a newer program."""
     try:
         found = msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):

@@ -1,6 +1,6 @@
-"""Whether managers agree: at equal index their metadata must be equal, row by row.
+"""Compare the metadata of several managers: at equal index it must be equal, row by row.
 
-Pure: it is given views, from memory or from databases, and says where they differ.
+Pure: it compares views, from memory or from databases, and lists their differences.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from quiver.metadata.state import View
 from quiver.model import Index
 
 DIFFERENCES_MAX = 100
-"""How many differences are told; more say nothing new."""
+"""Maximum number of listed differences; more would add no information."""
 
 
 class ManagerDigest(msgspec.Struct, frozen=True):
-    """One manager's metadata in short."""
+    """The index and digest of one manager's metadata."""
 
     name: str
     index: Index
@@ -27,7 +27,7 @@ class ManagerDigest(msgspec.Struct, frozen=True):
 
 
 class MetadataDifference(msgspec.Struct, frozen=True):
-    """A row, or the counters, that two managers at one index do not agree on."""
+    """A row, or the counters, that differ between two managers at the same index."""
 
     index: Index
     first: str
@@ -37,19 +37,19 @@ class MetadataDifference(msgspec.Struct, frozen=True):
 
 
 class MetadataComparison(msgspec.Struct, frozen=True):
-    """What came of comparing."""
+    """The result of a comparison."""
 
     compared: tuple[ManagerDigest, ...]
     differences: tuple[MetadataDifference, ...]
 
     @property
     def is_equal(self) -> bool:
-        """Tell whether no two managers at equal index differ; those at different indexes cannot."""
+        """Return whether no two managers at the same index differ; different indexes are not comparable."""
         return not self.differences
 
 
 def compare(views: Mapping[str, View]) -> MetadataComparison:
-    """Compare managers by name, each with all others at its index."""
+    """Compare the views of managers, by name, each with the others at the same index."""
     compared = [ManagerDigest(name, view.index, view.digest()) for name, view in sorted(views.items())]
     differences: list[MetadataDifference] = []
     ordered = sorted(compared, key=lambda item: item.index)

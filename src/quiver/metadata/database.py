@@ -1,12 +1,12 @@
-"""One manager's own SQL database: the metadata as its log has made it, and up to where.
+"""One node's own SQL database: the metadata, and the log position that it reflects.
 
-SQLite or PostgreSQL, through SQLAlchemy's Core. Everything here blocks and is meant for an executor, one call at a
-time. Every transaction writes the changed rows *and* the position in the log that they stand for (R17): whatever
-crash comes, the database is exactly the metadata at its position.
+SQLite or PostgreSQL, through SQLAlchemy's Core. All calls block; run them in an executor, one at a time. Every
+transaction writes the changed rows *and* their log position (R17): after any crash the database is exactly the
+metadata at its position.
 
-A transaction is durable some time after it is committed, not at once (SQLite's `synchronous=NORMAL` with a
-write-ahead log, PostgreSQL's `synchronous_commit=off`). A power loss may take the last ones, in order and whole; the
-Raft log, synced on a majority before anything was acknowledged, brings them back. See docs/adr/0009-metadata.md.
+A committed transaction is durable a little later, not immediately (SQLite's `synchronous=NORMAL` with a write-ahead
+log, PostgreSQL's `synchronous_commit=off`). A power loss may drop the last transactions, whole and in order. The Raft
+log, synced on a majority before anything is acknowledged, replays them. See docs/adr/0009-metadata.md.
 """
 
 from __future__ import annotations
@@ -32,50 +32,50 @@ from quiver.metadata.state import Counters, LogPosition, MetadataState, View
 from quiver.metadata.tables import ROW_MAPPINGS, RowMapping, Values
 
 BUSY_TIMEOUT_MS = 10_000
-"""How long SQLite waits for somebody else who has the file locked: a person looking at it, a backup."""
+"""How long SQLite waits for a lock of another process: a person who reads the file, or a backup."""
 CONNECT_TIMEOUT_S = 5
-"""How long a connection to PostgreSQL may take."""
+"""Timeout of a connection to PostgreSQL."""
 
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class DatabaseLostError(StorageError):
-    """Report that the database server could not be reached, or went away: the transaction may be tried again."""
+    """Report that the database server is unreachable or has disconnected: the transaction may be retried."""
 
     code = "database_lost"
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """What brings the database from one position to a later one."""
+    """The changes from one log position to a later one."""
 
     before: LogPosition
     after: LogPosition
     counters: Counters
     changes: Mapping[tuple[rows.Table, Any], AnyRow | None]
-    """The newest row for each key that changed; None where it was dropped."""
+    """The newest row of each changed key; None if the row was deleted."""
     base: View | None = None
-    """If given, everything there is gives way to this, before the changes: a snapshot was restored."""
+    """A restored snapshot; if given, it replaces all rows before the changes."""
 
 
 class Database:
-    """The tables of one manager. Made by `open_database`."""
+    """The tables of one node. Made by `open_database`."""
 
     def __init__(self, engine: Engine, *, schema: str | None) -> None:
         self._engine = engine
         self._schema = schema
-        self._writers = [_Writer(mapped, engine.dialect.name) for mapped in ROW_MAPPINGS]
+        self._writers = [_TableWriter(mapped, engine.dialect.name) for mapped in ROW_MAPPINGS]
 
     @property
     def name(self) -> str:
-        """Return what kind of database it is, for people: `sqlite` or `postgresql`."""
+        """Return the kind of database: `sqlite` or `postgresql`."""
         return self._engine.dialect.name
 
     def prepare(self) -> int:
-        """Make or migrate the tables; return the schema version that was found, 0 for none.
+        """Create or migrate the tables; return the schema version found, 0 for none.
 
         Raises:
             StorageError: the database cannot be used, or a newer program wrote it.
-            DatabaseLostError: its server cannot be reached.
+            DatabaseLostError: the server is unreachable.
         """
         with self._transaction() as connection:
             if self._schema is not None:
@@ -83,10 +83,10 @@ class Database:
             return migrate(connection, schema=self._schema)
 
     def load(self) -> MetadataState:
-        """Return the metadata and the position that it stands for.
+        """Return the metadata with its log position.
 
         Raises:
-            StorageError: the database cannot be read, or holds what no program of ours wrote.
+            StorageError: the database cannot be read, or holds invalid rows.
         """
         with self._transaction() as connection:
             counters, position = _load_meta(connection)
@@ -94,7 +94,7 @@ class Database:
         return MetadataState(found, counters=counters, position=position)
 
     def position(self) -> LogPosition:
-        """Return the position that the database stands for.
+        """Return the log position that the database reflects.
 
         Raises:
             StorageError: the database cannot be read.
@@ -103,11 +103,11 @@ class Database:
             return _load_meta(connection)[1]
 
     def write(self, transaction: Transaction) -> None:
-        """Commit a transaction; one that was committed by an earlier try changes nothing.
+        """Commit a transaction; one that an earlier attempt committed changes nothing.
 
         Raises:
-            DatabaseLostError: perhaps done; the same transaction may be tried again.
-            StorageError: not done, or somebody else has written here: this manager must stop.
+            DatabaseLostError: the outcome is unknown; retry the same transaction.
+            StorageError: not done, or another process has written to the database: this node must stop.
         """
         with self._transaction() as connection:
             if not _advance(connection, transaction):
@@ -138,16 +138,16 @@ class Database:
                 yield connection
         except OperationalError as error:
             if self.name == "postgresql":
-                raise DatabaseLostError(f"the metadata's database cannot be reached: {_one_line(error)}") from error
-            raise StorageError(f"the metadata's database failed: {_one_line(error)}") from error
+                raise DatabaseLostError(f"the metadata database is unreachable: {_one_line(error)}") from error
+            raise StorageError(f"the metadata database failed: {_one_line(error)}") from error
         except SQLAlchemyError as error:
-            raise StorageError(f"the metadata's database failed: {_one_line(error)}") from error
+            raise StorageError(f"the metadata database failed: {_one_line(error)}") from error
         except msgspec.ValidationError as error:
-            raise StorageError(f"the metadata's database holds what cannot be read: {error}") from error
+            raise StorageError(f"the metadata database holds an invalid row: {error}") from error
 
 
-class _Writer:
-    """The statements for one kind of row, made once."""
+class _TableWriter:
+    """The prepared statements of one kind of row."""
 
     def __init__(self, mapped: RowMapping, dialect: str) -> None:
         self._mapped = mapped
@@ -160,7 +160,7 @@ class _Writer:
             self._delete_children = _delete(mapped.children, mapped.child_columns)
 
     def write(self, connection: Connection, changes: Sequence[tuple[Any, AnyRow | None]]) -> None:
-        """Put the rows that there are and drop the others."""
+        """Upsert the changed rows and delete the dropped ones."""
         mapped = self._mapped
         keys = [mapped.key_values(key) for key, _ in changes]
         if self._insert_children is not None:
@@ -172,7 +172,7 @@ class _Writer:
         self.insert(connection, [row for _, row in changes if row is not None])
 
     def insert(self, connection: Connection, found: Iterable[AnyRow]) -> None:
-        """Put rows whose children are not there."""
+        """Insert rows whose child rows do not exist."""
         split = [self._mapped.to_sql(row) for row in found]
         if split:
             connection.execute(self._upsert, [values for values, _ in split])
@@ -185,19 +185,19 @@ def open_database(url: str, *, schema: str | None = None) -> Database:
     """Return the database at a URL, without connecting to it; `schema` is PostgreSQL's, one for each node.
 
     Raises:
-        ConfigError: the URL or the schema's name cannot be used.
+        ConfigError: the URL or the schema name is not valid.
     """
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise ConfigError("the metadata's database is named by a URL such as sqlite:////path/to/file") from None
+        raise ConfigError("the database URL cannot be parsed; give one such as sqlite:////path/to/file") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return Database(_sqlite_engine(parsed), schema=None)
     if parsed.drivername == "postgresql+psycopg":
         if schema is None or not _SCHEMA_NAME.fullmatch(schema):
-            raise ConfigError(f"{schema!r} cannot name a schema: lower-case letters, digits and _, at most 63")
+            raise ConfigError(f"{schema!r} is not a valid schema name: use at most 63 lower-case letters, digits and _")
         return Database(_postgresql_engine(parsed, schema), schema=schema)
-    raise ConfigError(f"a database of kind {parsed.drivername!r} is not supported: sqlite or postgresql+psycopg is")
+    raise ConfigError(f"database driver {parsed.drivername!r} is unsupported; use sqlite or postgresql+psycopg")
 
 
 def sqlite_url(path: str) -> str:
@@ -210,7 +210,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say, DDL included
+        connection.isolation_level = None  # explicit BEGIN only, so that DDL is transactional, too
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -241,7 +241,9 @@ def _postgresql_engine(url: URL, schema: str) -> Engine:
 def _load_meta(connection: Connection) -> tuple[Counters, LogPosition]:
     found = _select(connection, tables.meta)
     if len(found) != 1:
-        raise StorageError(f"the metadata's database has {len(found)} rows in meta, not one: it was tampered with")
+        raise StorageError(
+            f"the metadata database has {len(found)} rows in meta, not 1: it was changed from outside"
+        )
     values = found[0]
     position = LogPosition(values.pop("applied_index"), values.pop("applied_term"))
     del values["singleton"], values["schema_version"]
@@ -257,7 +259,7 @@ def _select(connection: Connection, table: Table, equal: Mapping[str, str] | Non
     statement = select(table)
     for name, value in (equal or {}).items():
         statement = statement.where(table.c[name] == value)
-    names = [str(column.name) for column in table.columns]  # SQLAlchemy's own kind of text is none to msgspec
+    names = [str(column.name) for column in table.columns]  # msgspec does not accept SQLAlchemy's str subclass
     return [dict(zip(names, row, strict=False)) for row in connection.execute(statement).all()]
 
 
@@ -269,7 +271,7 @@ _ADVANCE = (
 
 
 def _advance(connection: Connection, transaction: Transaction) -> bool:
-    """Move the position; tell whether it was where the transaction begins, not where it ends already."""
+    """Advance the position; return False if an earlier attempt has committed the transaction already."""
     before, after = transaction.before, transaction.after
     values = msgspec.to_builtins(transaction.counters) | {"applied_index": after.index, "applied_term": after.term}
     moved = connection.execute(
@@ -279,10 +281,10 @@ def _advance(connection: Connection, transaction: Transaction) -> bool:
         return True
     found = _load_meta(connection)[1]
     if found == after:
-        return False  # an earlier try was committed, and its answer lost
+        return False  # an earlier attempt was committed and its reply was lost
     raise StorageError(
-        f"the metadata's database is at index {found.index}, not at {before.index} where this manager left it: "
-        "does another one use it?"
+        f"the metadata database is at index {found.index}, not at {before.index} where this node left it: "
+        "check whether another node uses the same database"
     )
 
 
@@ -303,7 +305,7 @@ def _delete(table: Table, columns: Sequence[str]) -> Delete:
 
 
 def _marked(values: Values) -> Values:
-    """Return values under the names that `_delete` binds; a column's own name is taken by SQLAlchemy."""
+    """Return values under the names that `_delete` binds; SQLAlchemy reserves the column names themselves."""
     return {f"the_{name}": value for name, value in values.items()}
 
 

@@ -1,6 +1,9 @@
-"""What the decisions about commands are made of, and the questions that several of them ask of the state.
+"""The decision about a command, its refusal by stable code, and the lookups that several commands share.
 
-Pure. A decision names the rows that change; nothing is changed by making one.
+Pure. A decision lists the rows that change and modifies nothing. Refusing is part of `apply`: every member refuses the
+same command with the same code, and a refused command changes nothing. The class of the error says what a caller
+should do: the thing does not exist (`NotFoundError`), it is not possible in the present state (`ConflictError`), or the
+request is invalid in any state (`OutOfRangeError`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from quiver.model import NodeId
 
 
 class CommandDecision(msgspec.Struct):
-    """What a command does: rows, counters if they change, and a result if there is more to tell than how many."""
+    """The effect of a command: changed rows, changed counters, and a result other than the number of changes."""
 
     changes: list[Change] = msgspec.field(default_factory=list)
     counters: Counters | None = None
@@ -25,13 +28,13 @@ class CommandDecision(msgspec.Struct):
 
 
 class CommandRefusal(msgspec.Struct, frozen=True):
-    """A refusal as a value, as `apply` returns it."""
+    """A refusal as the value that `apply` returns."""
 
     code: str
     message: str
 
     def error(self) -> RequestError:
-        """Return the refusal as the error that its proposer gets."""
+        """Return the error that the proposer gets."""
         return _CLASSES.get(self.code, RequestError)(self.message, code=self.code)
 
 
@@ -83,30 +86,30 @@ _CLASSES: dict[str, type[RequestError]] = {
 }
 
 REFUSAL_CODES = frozenset(_CLASSES)
-"""Every code that a refusal may have."""
+"""Every code that a refusal can have."""
 
 
 def refuse(code: str, message: str) -> CommandRefusal:
-    """Return a refusal; its code must be one of those listed."""
+    """Return a refusal; the code must be in `REFUSAL_CODES`."""
     assert code in REFUSAL_CODES, code
     return CommandRefusal(code, message)
 
 
 def find_broker(state: MetadataState, broker_id: NodeId) -> BrokerRow | CommandRefusal:
-    """Return a broker that is known and not removed."""
+    """Return a registered broker that is not removed, or why there is none."""
     broker: BrokerRow | None = state.tables[Table.BROKERS].get(broker_id)
     if broker is None:
-        return refuse("unknown_broker", f"not done: there is no broker {broker_id}")
+        return refuse("unknown_broker", f"not done: unknown broker {broker_id}")
     if broker.state is BrokerState.REMOVED:
-        return refuse("broker_removed", f"not done: broker {broker_id} was removed; a node joins again under a new id")
+        return refuse("broker_removed", f"not done: broker {broker_id} was removed; a node joins again with a new id")
     return broker
 
 
 def find_topic(state: MetadataState, name: str) -> TopicRow | CommandRefusal:
-    """Return the topic in use that has a name."""
+    """Return the active topic of a name, or why there is none."""
     topic_id = state.names[Table.TOPICS].get(name)
     if topic_id is None:
-        return refuse("unknown_topic", f"not done: there is no topic {name!r}")
+        return refuse("unknown_topic", f"not done: unknown topic {name!r}")
     topic: TopicRow = state.tables[Table.TOPICS][topic_id]
     return topic
 
@@ -114,30 +117,32 @@ def find_topic(state: MetadataState, name: str) -> TopicRow | CommandRefusal:
 def check_assignment(state: MetadataState, brokers: Sequence[NodeId], *, replicas_max: int) -> CommandRefusal | None:
     """Return why a partition cannot be placed on these brokers; None if it can."""
     if not brokers or len(set(brokers)) != len(brokers) or len(brokers) > replicas_max:
-        return refuse("bad_assignment", f"not done: a partition needs 1 to {replicas_max} different brokers")
+        message = f"not done: a partition needs 1 to {replicas_max} different brokers, not {list(brokers)}"
+        return refuse("bad_assignment", message)
     for broker_id in brokers:
         broker = find_broker(state, broker_id)
         if isinstance(broker, CommandRefusal):
             return broker
         if not broker.is_eligible:
-            return refuse("broker_not_eligible", f"not done: broker {broker_id} is {broker.state.value}")
+            message = f"not done: broker {broker_id} is {broker.state.value}, draining or not a broker by its roles"
+            return refuse("broker_not_eligible", message)
     return None
 
 
 def beat(state: MetadataState, kind: EntityKind, id_: int, seen_ms: int) -> Iterator[Change]:
-    """Yield the change that notes when somebody was last heard of, unless something newer is known."""
+    """Yield the change that records a heartbeat, unless a newer one is recorded."""
     known: HeartbeatRow | None = state.tables[Table.HEARTBEATS].get((kind, id_))
     if known is None or known.last_seen_ms < seen_ms:
         yield put(HeartbeatRow(kind=kind, id=id_, last_seen_ms=seen_ms))
 
 
 def drop_beat(kind: EntityKind, id_: int) -> Change:
-    """Return the change that forgets when somebody was last heard of; whoever is known has been."""
+    """Return the change that deletes a heartbeat; every registered sender has one."""
     return Change(Table.HEARTBEATS, (kind, id_), None)
 
 
 def sorted_partitions(state: MetadataState) -> Iterator[PartitionRow]:
-    """Yield every partition in the order of topic and number."""
+    """Yield every partition, ordered by topic id and partition id."""
     partitions: dict[object, PartitionRow] = state.tables[Table.PARTITIONS]
     for key in sorted(partitions):  # type: ignore[type-var]
         yield partitions[key]

@@ -1,7 +1,7 @@
-"""What commands do to holds: placed, renewed by being placed again, released by their owners, ended when over.
+"""Commands on holds: place, renew by placing again, release, and expire.
 
-Pure; called by `apply` alone. A hold is over by the primary's clock and by nothing else: the command that ends it says
-what time it is, so that every member agrees, and brokers honour a hold for as long as they know of it.
+Pure; called only by `apply`. A hold expires only by the primary's clock: `ExpireHold` carries the time, so that every
+member decides alike. Brokers honour a hold as long as it is in the metadata.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from quiver.metadata.state import MetadataState, drop, put
 from quiver.model import TopicId
 
 HOLDS_MAX = 1_000
-"""How many holds there may be: each is renewed several times before it is over."""
+"""Maximum number of holds in the cluster: each of them is renewed several times before it expires."""
 LASTING_MS_MIN = 1_000
 LASTING_MS_MAX = 24 * 60 * 60 * 1000
-"""Longest time for which a hold lasts without being renewed: a forgotten one must not fill disks for good."""
+"""Longest time that a hold lasts without renewal: a forgotten hold must not fill disks permanently."""
 
 
 def place(state: MetadataState, command: PlaceHoldCommand) -> CommandDecision | CommandRefusal:
-    """Keep records, or keep them for longer, or from further on."""
+    """Place a hold, or renew or advance the one of that name."""
     holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
     known = holds.get((command.topic_id, command.name))
     topic: TopicRow | None = state.tables[Table.TOPICS].get(command.topic_id)
     if topic is None:
-        return refuse("unknown_topic", f"not done: there is no topic with id {command.topic_id}")
+        return refuse("unknown_topic", f"not done: unknown topic id {command.topic_id}")
     refusal = _check(command, topic)
     if refusal is not None:
         return refusal
     if known is None and len(holds) >= HOLDS_MAX:
-        return refuse("too_many_holds", f"not done: there are {HOLDS_MAX} holds already; release some")
+        return refuse("too_many_holds", f"not done: the cluster has {HOLDS_MAX} holds, the maximum; release some")
     hold = HoldRow(
         topic_id=command.topic_id,
         name=command.name,
@@ -45,32 +45,39 @@ def place(state: MetadataState, command: PlaceHoldCommand) -> CommandDecision | 
 
 
 def release(state: MetadataState, command: ReleaseHoldCommand) -> CommandDecision:
-    """Let holds of a name go."""
+    """Delete the holds of a name, on one topic or on all."""
     holds: dict[tuple[TopicId, str], HoldRow] = state.tables[Table.HOLDS]
     named = [key for key in sorted(holds) if key[1] == command.name]
     return CommandDecision([drop(holds[key]) for key in named if command.topic_id in (None, key[0])])
 
 
 def expire(state: MetadataState, command: ExpireHold) -> CommandDecision | CommandRefusal:
-    """Let a hold go that is over."""
+    """Delete an expired hold; one that was renewed in the meantime stays."""
     hold: HoldRow | None = state.tables[Table.HOLDS].get((command.topic_id, command.name))
     if hold is None:
         return CommandDecision()
     if command.now_ms < hold.expires_ms:
-        return refuse("too_early", f"not done: hold {hold.name!r} lasts until {hold.expires_ms}")
+        return refuse(
+            "too_early", f"not done: hold {hold.name!r} expires at {hold.expires_ms} ms, not yet at {command.now_ms} ms"
+        )
     return CommandDecision([drop(hold)])
 
 
 def _check(command: PlaceHoldCommand, topic: TopicRow) -> CommandRefusal | None:
     if not command.name:
-        return refuse("bad_hold", "not done: a hold needs a name")
+        return refuse("bad_hold", "not done: the hold has no name; give one")
     if not LASTING_MS_MIN <= command.lasting_ms <= LASTING_MS_MAX:
         return refuse(
-            "bad_hold", f"not done: a hold lasts {LASTING_MS_MIN} to {LASTING_MS_MAX} ms before it is renewed"
+            "bad_hold",
+            f"not done: a hold lasts {LASTING_MS_MIN} to {LASTING_MS_MAX} ms, not {command.lasting_ms} ms; renew it "
+            "to hold for longer",
         )
     numbers = [position.partition_id for position in command.positions]
     if not numbers or any(first >= second for first, second in pairwise(numbers)):
-        return refuse("bad_hold", "not done: a hold names at least one partition, each once, in order")
+        return refuse(
+            "bad_hold", "not done: the positions of a hold name at least one partition, each once, in ascending order"
+        )
     if numbers[-1] >= topic.partitions:
-        return refuse("unknown_partition", f"not done: topic {topic.name!r} has no partition {numbers[-1]}")
+        message = f"not done: topic {topic.name!r} has {topic.partitions} partitions and no partition {numbers[-1]}"
+        return refuse("unknown_partition", message)
     return None

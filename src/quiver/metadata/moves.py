@@ -1,13 +1,14 @@
-"""What commands do to moves: a replica's way to another broker, in steps that a crash of anyone may come between.
+"""Commands on moves: a replica moves to another broker in steps, each of which survives a crash of any node.
 
-Pure; called by `apply` alone. Metadata says what is meant to be; the partition's own Raft group says what is:
+Pure; called only by `apply`. The metadata holds the desired membership, the partition's own Raft group the actual one:
 
-    begun      the target is a learner: it opens a replica, the group's leader adds it and brings it up to date
-    promoted   the group has made the target a voter in the source's place; the source is to let go
-    finished   the source has let go; the row goes          aborted   before promotion: as if it had not begun
+    begun      the target is a learner: it opens a replica, and the group's leader adds it and lets it catch up
+    promoted   the group has made the target a voter in place of the source; the source deletes its replica
+    finished   the source has deleted its replica; the row is deleted
+    aborted    before promotion: as if the move had never begun
 
-One move at a time for each partition. Partitions of deleted topics move, too: a broker that is drained must not keep
-them, and they can be restored.
+At most one move per partition. Partitions of deleted topics may move, too: a drained broker must not keep them, and
+they can be restored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def begin(state: MetadataState, command: BeginMove) -> CommandDecision | Command
     key = (command.topic_id, command.partition_id)
     partition: PartitionRow | None = state.tables[Table.PARTITIONS].get(key)
     if partition is None:
-        return refuse("unknown_partition", f"not done: there is no partition {command.partition_id} of that topic")
+        return refuse(
+            "unknown_partition", f"not done: topic id {command.topic_id} has no partition {command.partition_id}"
+        )
     refusal = _check_begin(state, command, partition)
     if refusal is not None:
         return refusal
@@ -45,7 +48,7 @@ def begin(state: MetadataState, command: BeginMove) -> CommandDecision | Command
 
 
 def promote(state: MetadataState, command: PromoteMove) -> CommandDecision | CommandRefusal:
-    """Put the target in the source's place."""
+    """Replace the source by the target among the voters."""
     move = _find(state, command.move_id)
     if isinstance(move, CommandRefusal):
         return move
@@ -64,22 +67,27 @@ def promote(state: MetadataState, command: PromoteMove) -> CommandDecision | Com
 
 
 def finish(state: MetadataState, command: FinishMove) -> CommandDecision | CommandRefusal:
-    """Drop a move that has been promoted."""
+    """Delete a promoted move."""
     move = _find(state, command.move_id)
     if isinstance(move, CommandRefusal):
         return move
     if move.state is not MoveState.PROMOTED:
-        return refuse("move_not_promoted", f"not done: the target of move {move.move_id} still learns")
+        return refuse(
+            "move_not_promoted",
+            f"not done: the target of move {move.move_id}, broker {move.target}, is not promoted yet",
+        )
     return CommandDecision([drop(move)])
 
 
 def abort(state: MetadataState, command: AbortMove) -> CommandDecision | CommandRefusal:
-    """Drop a move that has not been promoted, and its learner."""
+    """Delete a move that is not promoted, and its learner."""
     move = _find(state, command.move_id)
     if isinstance(move, CommandRefusal):
         return move
     if move.state is MoveState.PROMOTED:
-        return refuse("move_promoted", f"not done: the target of move {move.move_id} is a voter; finish it")
+        return refuse(
+            "move_promoted", f"not done: the target of move {move.move_id} is a voter already; finish the move"
+        )
     partition: PartitionRow = state.tables[Table.PARTITIONS][move.topic_id, move.partition_id]
     learners = tuple(broker for broker in partition.learners if broker != move.target)
     return CommandDecision([put(msgspec.structs.replace(partition, learners=learners)), drop(move)])
@@ -88,21 +96,27 @@ def abort(state: MetadataState, command: AbortMove) -> CommandDecision | Command
 def _check_begin(state: MetadataState, command: BeginMove, partition: PartitionRow) -> CommandRefusal | None:
     moves: dict[object, MoveRow] = state.tables[Table.MOVES]
     if any((move.topic_id, move.partition_id) == partition.key for move in moves.values()):
-        return refuse("move_in_progress", f"not done: a replica of partition {partition.partition_id} moves already")
+        message = f"not done: partition {partition.partition_id} of topic id {partition.topic_id} has a move under way"
+        return refuse("move_in_progress", message)
     if command.source is not None and command.source not in partition.replicas:
-        return refuse("not_replica", f"not done: broker {command.source} has no replica to move")
+        return refuse("not_replica", f"not done: source broker {command.source} has no replica of this partition")
     if partition.is_on(command.target):
-        return refuse("already_replica", f"not done: broker {command.target} has a replica already")
+        return refuse(
+            "already_replica", f"not done: target broker {command.target} has a replica of this partition already"
+        )
     target = find_broker(state, command.target)
     if isinstance(target, CommandRefusal):
         return target
     if not target.is_eligible:
-        return refuse("broker_not_eligible", f"not done: broker {command.target} is {target.state.value}")
+        message = (
+            f"not done: target broker {command.target} is {target.state.value}, draining or not a broker by its roles"
+        )
+        return refuse("broker_not_eligible", message)
     return None
 
 
 def _find(state: MetadataState, move_id: MoveId) -> MoveRow | CommandRefusal:
     move: MoveRow | None = state.tables[Table.MOVES].get(move_id)
     if move is None:
-        return refuse("unknown_move", f"not done: there is no move {move_id}; perhaps it is finished")
+        return refuse("unknown_move", f"not done: unknown move {move_id}; it may be finished or aborted")
     return move

@@ -1,8 +1,8 @@
-"""What commands do to topics and partitions: creation, growth, deletion in two steps, and who leads.
+"""Commands on topics and partitions: create, configure, grow, delete, restore, purge, and leader reports.
 
-Pure; called by `apply` alone. A deleted topic keeps its partitions, ids and registrations, and can be restored, until
-it is purged; its name is free at once. Topic ids and group ids are never given twice, so that what a broker still has
-of a purged topic can never be taken for another's.
+Pure; called only by `apply`. A deleted topic keeps its partitions, ids and registrations and can be restored until it
+is purged; its name is free immediately. Topic ids and group ids are never reused, so files of a purged topic that a
+broker still has can never be mistaken for those of another topic.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from quiver.metadata.state import Change, Counters, MetadataState, drop, find_ma
 from quiver.model import GroupId, NodeId, PartitionId, TopicId
 
 PARTITIONS_MAX = 4096
-"""How many partitions a topic may have."""
+"""Maximum number of partitions of a topic."""
 REPLICAS_MAX = 15
-"""How many replicas a partition may have."""
+"""Maximum number of replicas of a partition."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -52,7 +52,7 @@ def create(state: MetadataState, command: CreateTopicCommand) -> CommandDecision
     if made is not None:
         return CommandDecision(result=CreateTopicResult(made.topic_id, made.partitions))
     if isinstance(find_topic(state, command.topic), TopicRow):
-        return refuse("topic_exists", f"not done: there is a topic {command.topic!r} already")
+        return refuse("topic_exists", f"not done: topic {command.topic!r} exists already")
     refusal = _check_new(command) or _check_assignments(state, command.assignments, replicas=command.replicas)
     if refusal is not None:
         return refusal
@@ -87,7 +87,7 @@ def configure(state: MetadataState, command: ConfigureTopicCommand) -> CommandDe
 
 
 def add_partitions(state: MetadataState, command: AddPartitionsCommand) -> CommandDecision | CommandRefusal:
-    """Give a topic more partitions."""
+    """Add partitions to a topic."""
     topic = find_topic(state, command.topic)
     if isinstance(topic, CommandRefusal):
         return topic
@@ -95,8 +95,9 @@ def add_partitions(state: MetadataState, command: AddPartitionsCommand) -> Comma
     if added < 1 or command.partitions > PARTITIONS_MAX or added != len(command.assignments):
         return refuse(
             "bad_partition_count",
-            f"not done: topic {topic.name!r} has {topic.partitions} partitions; it can get more, up to "
-            f"{PARTITIONS_MAX}, with one assignment for each",
+            f"not done: topic {topic.name!r} has {topic.partitions} partitions and cannot change to "
+            f"{command.partitions}; "
+            f"the number can only grow, to at most {PARTITIONS_MAX}, with one assignment for each new partition",
         )
     refusal = _check_assignments(state, command.assignments, replicas=topic.replicas)
     if refusal is not None:
@@ -107,7 +108,7 @@ def add_partitions(state: MetadataState, command: AddPartitionsCommand) -> Comma
 
 
 def delete(state: MetadataState, command: DeleteTopicCommand) -> CommandDecision | CommandRefusal:
-    """Take a topic out of use."""
+    """Mark a topic as deleted; it can be restored until it is purged."""
     topic = find_topic(state, command.topic)
     if isinstance(topic, CommandRefusal):
         return topic
@@ -115,22 +116,22 @@ def delete(state: MetadataState, command: DeleteTopicCommand) -> CommandDecision
 
 
 def restore(state: MetadataState, command: RestoreTopicCommand) -> CommandDecision | CommandRefusal:
-    """Take a deleted topic back into use, unless its name has been given away meanwhile."""
+    """Restore a deleted topic, unless another topic has its name by now."""
     topic = _find_deleted(state, command.topic_id)
     if isinstance(topic, CommandRefusal):
         return topic
     if topic.name in state.names[Table.TOPICS]:
-        return refuse("topic_exists", f"not done: there is another topic {topic.name!r} by now")
+        return refuse("topic_exists", f"not done: another topic {topic.name!r} was created since; delete it first")
     return CommandDecision([put(msgspec.structs.replace(topic, state=TopicState.ACTIVE, purge_ms=None))])
 
 
 def purge(state: MetadataState, command: PurgeTopic) -> CommandDecision | CommandRefusal:
-    """Forget a deleted topic and all that hangs on it."""
+    """Delete a deleted topic permanently, with its partitions, moves, holds and registrations."""
     topic = _find_deleted(state, command.topic_id)
     if isinstance(topic, CommandRefusal):
         return topic
     if topic.purge_ms is None or command.now_ms < topic.purge_ms:
-        return refuse("too_early", f"not done: topic {topic.topic_id} can be restored until {topic.purge_ms}")
+        return refuse("too_early", f"not done: topic id {topic.topic_id} can be restored until {topic.purge_ms} ms")
     changes = [drop(topic)]
     changes += [
         Change(Table.PARTITIONS, (topic.topic_id, PartitionId(number)), None) for number in range(topic.partitions)
@@ -144,7 +145,7 @@ def purge(state: MetadataState, command: PurgeTopic) -> CommandDecision | Comman
 
 
 def report_leaders(state: MetadataState, command: ReportLeaders) -> CommandDecision:
-    """Take note of leaders: of each partition the newest epoch wins, of unknown partitions nothing is kept."""
+    """Record leaders: the newest epoch of each partition wins, unknown partitions are ignored."""
     newest: dict[tuple[TopicId, PartitionId], PartitionRow] = {}
     for report in command.reports:
         key = (report.topic_id, report.partition_id)
@@ -155,12 +156,14 @@ def report_leaders(state: MetadataState, command: ReportLeaders) -> CommandDecis
 
 
 def prefer_leader(state: MetadataState, command: PreferLeader) -> CommandDecision | CommandRefusal:
-    """Put one of a partition's replicas first."""
+    """Make one of a partition's replicas its preferred leader, the first in the list."""
     partition: PartitionRow | None = state.tables[Table.PARTITIONS].get((command.topic_id, command.partition_id))
     if partition is None:
-        return refuse("unknown_partition", f"not done: there is no partition {command.partition_id} of that topic")
+        return refuse(
+            "unknown_partition", f"not done: topic id {command.topic_id} has no partition {command.partition_id}"
+        )
     if command.leader not in partition.replicas:
-        return refuse("not_replica", f"not done: broker {command.leader} has no replica of that partition")
+        return refuse("not_replica", f"not done: broker {command.leader} has no replica of this partition")
     others = tuple(broker for broker in partition.replicas if broker != command.leader)
     preferred = msgspec.structs.replace(partition, replicas=(command.leader, *others))
     return CommandDecision([] if preferred == partition else [put(preferred)])
@@ -168,17 +171,27 @@ def prefer_leader(state: MetadataState, command: PreferLeader) -> CommandDecisio
 
 def _check_new(command: CreateTopicCommand) -> CommandRefusal | None:
     if not _NAME.fullmatch(command.topic) or command.topic in (".", ".."):
-        return refuse("bad_topic_name", "not done: a topic's name is 1 to 200 letters, digits, dots, _ or -")
+        return refuse(
+            "bad_topic_name",
+            f"not done: {command.topic!r} is not a valid topic name; use 1 to 200 letters, digits, dots, _ or -",
+        )
     if not 1 <= len(command.assignments) <= PARTITIONS_MAX:
-        return refuse("bad_partition_count", f"not done: a topic has 1 to {PARTITIONS_MAX} partitions")
+        return refuse(
+            "bad_partition_count",
+            f"not done: a topic has 1 to {PARTITIONS_MAX} partitions, not {len(command.assignments)}",
+        )
     if not 1 <= command.replicas <= REPLICAS_MAX:
-        return refuse("bad_replica_count", f"not done: a partition has 1 to {REPLICAS_MAX} replicas")
+        return refuse(
+            "bad_replica_count", f"not done: a partition has 1 to {REPLICAS_MAX} replicas, not {command.replicas}"
+        )
     return _check_retention(command.retention)
 
 
 def _check_retention(retention: Retention) -> CommandRefusal | None:
     if retention.ms == 0 or retention.bytes == 0:
-        return refuse("bad_retention", "not done: a bound of retention is above 0; leave it out for none")
+        return refuse(
+            "bad_retention", "not done: a retention limit of 0 is not valid; give one above 0, or none for no limit"
+        )
     return None
 
 
@@ -210,7 +223,7 @@ def _new_partitions(
 def _after(
     state: MetadataState, partitions: Sequence[PartitionRow], *, next_topic_id: TopicId | None = None
 ) -> Counters:
-    """Return the counters after partitions, and perhaps a topic, have got their ids."""
+    """Return the counters after ids were assigned to partitions and, if given, a topic."""
     return msgspec.structs.replace(
         state.counters,
         next_group_id=GroupId(state.counters.next_group_id + len(partitions)),
@@ -221,14 +234,14 @@ def _after(
 def _find_deleted(state: MetadataState, topic_id: TopicId) -> TopicRow | CommandRefusal:
     topic: TopicRow | None = state.tables[Table.TOPICS].get(topic_id)
     if topic is None:
-        return refuse("unknown_topic", f"not done: there is no topic with id {topic_id}")
+        return refuse("unknown_topic", f"not done: unknown topic id {topic_id}")
     if topic.state is not TopicState.DELETED:
         return refuse("topic_not_deleted", f"not done: topic {topic.name!r} is not deleted")
     return topic
 
 
 def _without_registrations(state: MetadataState, topic_id: TopicId) -> list[Change]:
-    """Return the changes that end every client's registrations for a topic; the clients stay."""
+    """Return the changes that remove every registration for a topic; the clients stay registered."""
     clients: list[ProducerRow | ConsumerRow] = [
         *state.tables[Table.PRODUCERS].values(),
         *state.tables[Table.CONSUMERS].values(),

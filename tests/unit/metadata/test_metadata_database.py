@@ -178,7 +178,7 @@ def test_database_that_somebody_else_writes_is_left_alone(database: Database) ->
     state.advance_to(at(5))
     write_all(database, state, before=at(0, 0))
     state.advance_to(at(7))
-    with pytest.raises(StorageError, match="does another one use it"):
+    with pytest.raises(StorageError, match="another node uses the same database"):
         write_all(database, state, before=at(6))
     assert database.position() == at(5)
 
@@ -265,7 +265,7 @@ def test_what_no_program_of_ours_wrote_is_a_storage_error(path: Path, database: 
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("INSERT INTO heartbeats VALUES ('ghost', 1, 1)")
         connection.commit()
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match="holds an invalid row"):
         database.load()
 
 
@@ -279,8 +279,8 @@ def test_file_that_is_no_database_is_a_storage_error(path: Path) -> None:
     ("url", "schema", "says"),
     [
         ("no url", None, "URL"),
-        ("mysql://host/db", None, "not supported"),
-        ("postgresql://host/db", None, "not supported"),
+        ("mysql://host/db", None, "unsupported"),
+        ("postgresql://host/db", None, "unsupported"),
         ("postgresql+psycopg://host/db", None, "schema"),
         ("postgresql+psycopg://host/db", 'x"; DROP', "schema"),
     ],
