@@ -23,7 +23,7 @@ import msgspec
 
 from quiver import __version__
 from quiver.addresses import format_address, parse_address
-from quiver.broker import Broker, Introduction
+from quiver.broker import Broker, BrokerRegistration
 from quiver.config import Settings
 from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
@@ -183,7 +183,7 @@ class Node:
             seeds=self._managers,
         )
         admin = AdminService(self._store, router, clock=world.clock, settings=settings.manager, heartbeats=manager)
-        introduction = Introduction(
+        registration = BrokerRegistration(
             node=self.id,
             identity=identity.identity,
             wire_address=self.wire_address,
@@ -193,7 +193,7 @@ class Node:
         )
         await world.executor.submit(partial(world.disk.make_directory, replicas(settings.node.data)))
         self._broker = Broker(
-            introduction=introduction,
+            registration=registration,
             store=self._store,
             replicator=replicator,
             router=router,

@@ -1,10 +1,10 @@
-"""Brokers: hold the replicas that the metadata puts on a node, and answer what clients ask of partitions.
+"""Brokers: host the replicas that the metadata assigns to a node, and serve the clients' partition requests.
 
-`Broker` is the way in. Every node has one, since it also tells the primary that the node lives; one without the role of
-a broker is given no replicas.
+`Broker` is the public interface. Every node has one, since it also sends the node's heartbeats; a node without the
+broker role is assigned no replicas.
 """
 
 from quiver.broker.broker import Broker, BrokerStatus
-from quiver.broker.reporter import Introduction
+from quiver.broker.heartbeats import BrokerRegistration
 
-__all__ = ["Broker", "BrokerStatus", "Introduction"]
+__all__ = ["Broker", "BrokerRegistration", "BrokerStatus"]

@@ -13,14 +13,13 @@ from typing import Any, Self
 
 import msgspec
 
-from quiver.broker.balance import LeaderBalancer
-from quiver.broker.lags import find_lags
-from quiver.broker.moves import Mover
+from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
+from quiver.broker.leader_balancer import LeaderBalancer
+from quiver.broker.membership import MembershipReconciler
 from quiver.broker.replica_manager import ReplicaManager
-from quiver.broker.reporter import ClientKind, Introduction, Reporter
+from quiver.broker.replica_table import HostedReplica, ReplicaState, ReplicaTable, find_lags
 from quiver.broker.requests import BrokerRequests
-from quiver.broker.retention import RetentionRules
-from quiver.broker.table import Held, HeldState, PartitionTable
+from quiver.broker.retention import RetentionUpdater
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
 from quiver.manager.node_router import NodeRouter
@@ -40,7 +39,7 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a broker."""
 
     is_ready: bool
-    replicas: Mapping[HeldState, int]
+    replicas: Mapping[ReplicaState, int]
     led: int
     unusable: tuple[ReplicaProblem, ...]
 
@@ -60,7 +59,7 @@ class Broker:
     def __init__(
         self,
         *,
-        introduction: Introduction,
+        registration: BrokerRegistration,
         store: MetadataStore,
         replicator: Replicator,
         router: NodeRouter,
@@ -71,20 +70,20 @@ class Broker:
         rng: Rng,
         directory: str,
     ) -> None:
-        node = introduction.node
+        node = registration.node
         self._node = node
         self._store = store
         self._clock = clock
         self._closings_max = settings.broker.openings_max
         self._replicator = replicator
-        self._table = PartitionTable(
+        self._table = ReplicaTable(
             node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
         )
         self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
-        self._retention = RetentionRules(self._table, store)
-        self._keeper = ReplicaManager(
+        self._retention = RetentionUpdater(self._table, store)
+        self._replica_manager = ReplicaManager(
             node,
-            identity=introduction.identity,
+            identity=registration.identity,
             table=self._table,
             folders=GroupFolders(disk, directory),
             store=store,
@@ -97,8 +96,8 @@ class Broker:
             space=self._space,
             on_open=self._handle_open,
         )
-        self._reporter = Reporter(
-            introduction,
+        self._heartbeats = HeartbeatSender(
+            registration,
             router=router,
             clock=clock,
             rng=rng,
@@ -106,19 +105,19 @@ class Broker:
             delay_ms=settings.broker.report_delay_ms,
             leads=self._leads,
         )
-        self._mover = Mover(
+        self._membership = MembershipReconciler(
             node,
             table=self._table,
             store=store,
             router=router,
             clock=clock,
-            on_unreported=self._reporter.hurry,
+            request_report=self._heartbeats.send_soon,
         )
         self._balancer = LeaderBalancer(node, table=self._table, store=store, clock=clock, settings=settings.broker)
         self._requests = BrokerRequests(
             self._table,
             store.view,
-            self._reporter.clients,
+            self._heartbeats.clients,
             clock=clock,
             long_polls_max=settings.broker.long_polls_max,
         )
@@ -130,7 +129,14 @@ class Broker:
     async def __aenter__(self) -> Self:
         """Begin to follow the metadata and to report."""
         await self._tasks.__aenter__()
-        for part in (self._space, self._retention, self._keeper, self._reporter, self._mover, self._balancer):
+        for part in (
+            self._space,
+            self._retention,
+            self._replica_manager,
+            self._heartbeats,
+            self._membership,
+            self._balancer,
+        ):
             self._running.append(self._tasks.create_task(part.run()))
         return self
 
@@ -139,7 +145,7 @@ class Broker:
     ) -> None:
         """Hand leadership on, then close every replica; after an error only the tasks are ended."""
         if kind is None:
-            await self._balancer.hand_over_all()
+            await self._balancer.transfer_all()
         for task in self._running:
             task.cancel()
         try:
@@ -155,23 +161,23 @@ class Broker:
         """Save what each replica knows, so that the next start has nothing to replay, and close it."""
         at_once = asyncio.Semaphore(self._closings_max)
 
-        async def close(held: Held, replica: Replica) -> None:
+        async def close(hosted: HostedReplica, replica: Replica) -> None:
             async with at_once:
-                held.close()
+                hosted.close()
                 await replica.close()
-                await self._replicator.close_member(held.group)
+                await self._replicator.close_member(hosted.group)
 
         async with asyncio.TaskGroup() as tasks:
-            for held, replica in self._table.open_replicas():
-                tasks.create_task(close(held, replica))
+            for hosted, replica in self._table.open_replicas():
+                tasks.create_task(close(hosted, replica))
 
     async def wait_ready(self) -> None:
         """Return once every replica that this node has on disk is open, or known not to be wanted or usable."""
-        await self._keeper.wait_ready()
+        await self._replica_manager.wait_ready()
 
     async def wait_registered(self) -> None:
         """Return once the primary knows this node."""
-        await self._reporter.wait_registered()
+        await self._heartbeats.wait_registered()
 
     # -- work ------------------------------------------------------------------------------------
 
@@ -181,28 +187,30 @@ class Broker:
 
     def hear(self, kind: ClientKind, id_: int) -> None:
         """Take note that a client lives, whose request came another way."""
-        self._reporter.clients.hear(kind, id_)
+        self._heartbeats.clients.record(kind, id_)
 
     def status(self) -> BrokerStatus:
         """Return a snapshot for people and metrics."""
-        counts = dict.fromkeys(HeldState, 0)
-        for held in self._table:
-            counts[held.state] += 1
-        problems = [held for held in self._table if held.state is HeldState.UNUSABLE]
+        counts = dict.fromkeys(ReplicaState, 0)
+        for hosted in self._table:
+            counts[hosted.state] += 1
+        problems = [hosted for hosted in self._table if hosted.state is ReplicaState.UNUSABLE]
         return BrokerStatus(
-            is_ready=self._keeper.is_ready,
+            is_ready=self._replica_manager.is_ready,
             replicas=counts,
             led=len(self._table.led()),
             unusable=tuple(
-                ReplicaProblem(topic_id=held.key[0], partition_id=held.key[1], group=held.group, problem=held.problem)
-                for held in problems
+                ReplicaProblem(
+                    topic_id=hosted.key[0], partition_id=hosted.key[1], group=hosted.group, problem=hosted.problem
+                )
+                for hosted in problems
             ),
         )
 
     def describe_replicas(self, topic_id: TopicId | None = None) -> tuple[ReplicaInfo, ...]:
         """Return the replicas on this node, all or one topic's, as `DescribeNode` shows them."""
-        held = [held for held in self._table if topic_id in (None, held.key[0])]
-        return tuple(self._table.describe(item) for item in sorted(held, key=lambda item: item.key))
+        hosted = [hosted for hosted in self._table if topic_id in (None, hosted.key[0])]
+        return tuple(self._table.describe(item) for item in sorted(hosted, key=lambda item: item.key))
 
     def describe_lags(self) -> tuple[LagInfo, ...]:
         """Return which consumers lag most behind what this node leads, the greatest lag first."""
@@ -210,21 +218,21 @@ class Broker:
 
     # -- replicas --------------------------------------------------------------------------------
 
-    def _handle_open(self, held: Held, replica: Replica) -> None:
+    def _handle_open(self, hosted: HostedReplica, replica: Replica) -> None:
         def handle_role(role: Role, _: Term, __: NodeId | None) -> None:
             if role is Role.LEADER:
-                self._balancer.note_leader(held.key)
-                self._mover.look_at(held.key)
-                self._reporter.hurry()
+                self._balancer.note_leader(hosted.key)
+                self._membership.enqueue(hosted.key)
+                self._heartbeats.send_soon()
             else:
-                self._balancer.note_follower(held.key)
+                self._balancer.note_follower(hosted.key)
 
         replica.on_role = handle_role
-        self._retention.tell(held, replica)
+        self._retention.update(hosted, replica)
         self._tasks.create_task(replica.run(self._clock))
         if replica.member.is_leader:
             handle_role(Role.LEADER, replica.member.term, self._node)
 
     def _leads(self) -> Iterator[LeaderInfo]:
-        for held, replica in self._table.led():
-            yield LeaderInfo(held.key[0], held.key[1], replica.member.term)
+        for hosted, replica in self._table.led():
+            yield LeaderInfo(hosted.key[0], hosted.key[1], replica.member.term)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from quiver.broker.admission import check_consumer, check_is_awaited, check_producer
-from quiver.broker.reporter import ClientsHeard
-from quiver.broker.table import PartitionTable
+from quiver.broker.heartbeats import ClientActivity
+from quiver.broker.replica_table import PartitionKey, ReplicaTable
 from quiver.clock import Clock
-from quiver.errors import NotLeaderError, TrimmedError
-from quiver.metadata import Registration, StartFrom, View
-from quiver.model import NO_PRODUCER, ConsumerId, Offset
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError, NotLeaderError, TrimmedError
+from quiver.metadata import ConsumerRow, ProducerRow, Registration, StartFrom, View
+from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
 from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
@@ -48,9 +47,9 @@ class BrokerRequests:
 
     def __init__(
         self,
-        table: PartitionTable,
+        table: ReplicaTable,
         view: Callable[[], View],
-        clients: ClientsHeard,
+        clients: ClientActivity,
         *,
         clock: Clock,
         long_polls_max: int,
@@ -64,7 +63,7 @@ class BrokerRequests:
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests that a broker serves, for `dispatch`.
 
-        Each raises the errors of the replica, and those of `PartitionTable.find_leader`.
+        Each raises the errors of the replica, and those of `ReplicaTable.find_leader`.
         """
         return {
             Produce: self._produce,
@@ -87,8 +86,8 @@ class BrokerRequests:
         header = decode_header(payload)
         if header.producer_id != NO_PRODUCER:
             check_producer(view, header.producer_id, header.producer_epoch, key=key)
-            self._clients.hear("producer", header.producer_id)
-        check_is_awaited(view, request.topic_id)
+            self._clients.record("producer", header.producer_id)
+        check_has_consumers(view, request.topic_id)
         appended = await replica.append(payload)
         return Produced(base_offset=appended.base_offset, is_duplicate=appended.is_duplicate), ()
 
@@ -96,7 +95,7 @@ class BrokerRequests:
         key = (request.topic_id, request.partition_id)
         replica = self._table.find_leader(*key)
         check_producer(self._view(), request.producer_id, request.epoch, key=key)
-        self._clients.hear("producer", request.producer_id)
+        self._clients.record("producer", request.producer_id)
         return EpochBegun(next_sequence=await replica.begin_epoch(request.producer_id, request.epoch)), ()
 
     # -- readers ---------------------------------------------------------------------------------
@@ -168,7 +167,7 @@ class BrokerRequests:
         self, view: View, consumer_id: ConsumerId, request: Consume | ConsumeMany | MoveCursor
     ) -> Registration:
         registration = check_consumer(view, consumer_id, key=(request.topic_id, request.partition_id))
-        self._clients.hear("consumer", consumer_id)
+        self._clients.record("consumer", consumer_id)
         return registration
 
     @contextmanager
@@ -187,10 +186,10 @@ class BrokerRequests:
 
     async def _get_members(self, _: Caller, request: GetMembers, __: memoryview) -> Answer:
         """Prove that this node leads the group before telling who belongs to it."""
-        held = self._table.get_group(request.group)
-        if held is None or held.replica is None:
+        hosted = self._table.get_group(request.group)
+        if hosted is None or hosted.replica is None:
             raise NotLeaderError(f"not done: this node has no open replica of group {request.group}")
-        member = held.replica.member
+        member = hosted.replica.member
         await member.read_barrier()
         # Whoever is let go only by an entry that is not committed yet may still be needed.
         known = (member.configuration, member.committed_configuration)
@@ -201,3 +200,53 @@ class BrokerRequests:
 
 def _start_of(registration: Registration) -> DefaultStart:
     return "latest" if registration.start is StartFrom.LATEST else "earliest"
+
+
+def check_producer(view: View, producer_id: ProducerId, epoch: int, *, key: PartitionKey) -> None:
+    """Check that a producer may write to a partition.
+
+    Raises:
+        NotFoundError: the producer is unknown.
+        NotAllowedError: it is not registered for the partition, or the epoch was never assigned to it.
+    """
+    producer = view.producers.get(producer_id)
+    if producer is None:
+        raise NotFoundError(f"not done: unknown producer {producer_id}; register it again", code="unknown_producer")
+    _find_registration(producer, producer_id, key)
+    if epoch > producer.epoch:
+        message = f"not done: epoch {epoch} was never assigned to producer {producer_id}; its epoch is {producer.epoch}"
+        raise NotAllowedError(message, code="unknown_epoch")
+
+
+def check_has_consumers(view: View, topic_id: TopicId) -> None:
+    """Refuse records of a topic that keeps them until they are consumed, if it has no consumers.
+
+    Raises:
+        ConflictError: the topic has no consumers: its records would stay forever.
+    """
+    topic = view.topics.get(topic_id)
+    if topic is not None and topic.retention.until_consumed and not view.consumers_of(topic_id):
+        message = f"not done: topic {topic.name!r} keeps records until they are consumed, but has no consumers"
+        raise ConflictError(f"{message}; register one", code="no_consumers")
+
+
+def check_consumer(view: View, consumer_id: ConsumerId, *, key: PartitionKey) -> Registration:
+    """Check that a consumer may read a partition; return its registration, which contains its start position.
+
+    Raises:
+        NotFoundError: the consumer is unknown.
+        NotAllowedError: it is not registered for the partition.
+    """
+    consumer = view.consumers.get(consumer_id)
+    if consumer is None:
+        raise NotFoundError(f"not done: unknown consumer {consumer_id}; register it again", code="unknown_consumer")
+    return _find_registration(consumer, consumer_id, key)
+
+
+def _find_registration(client: ProducerRow | ConsumerRow, id_: int, key: PartitionKey) -> Registration:
+    for registration in client.registrations:
+        if registration.covers(*key):
+            return registration
+    kind = client.table.value.removesuffix("s")
+    message = f"not done: {kind} {id_} is not registered for partition {key[1]} of topic {key[0]}"
+    raise NotAllowedError(message, code="not_registered")

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quiver.broker import Broker, Introduction
+from quiver.broker import Broker, BrokerRegistration
 from quiver.clock import Clock, Rng
 from quiver.config import BrokerSettings, LogSettings, ManagerSettings, PartitionSettings, ReplicationSettings, Settings
 from quiver.dispatch import RequestDispatcher
@@ -151,14 +151,14 @@ class Node(HarnessNode):
         admin = AdminService(
             self.store, router, clock=clock, settings=self.cluster.settings.manager, heartbeats=manager
         )
-        introduction = Introduction(
+        registration = BrokerRegistration(
             node=self.id,
             identity=self.identity,
             wire_address=self.address,
             roles=ALL_ROLES if self.is_manager else ("broker",),
         )
         async with Broker(
-            introduction=introduction,
+            registration=registration,
             store=self.store,
             replicator=self.replicator,
             router=router,

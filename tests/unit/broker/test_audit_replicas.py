@@ -86,7 +86,7 @@ def test_node_without_a_replica_says_so() -> None:
         with pytest.raises(NotFoundError, match="node 3 has no replica") as caught:
             await cluster.ask(3, request)
         assert caught.value.code == "no_replica"
-        with pytest.raises(NotFoundError, match="no topic"):
+        with pytest.raises(NotFoundError, match="unknown topic"):
             await cluster.ask(3, read(TopicId(99)))
 
     simulate(test)

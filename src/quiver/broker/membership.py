@@ -1,19 +1,19 @@
-"""Bring the groups that this node leads to the members that the metadata wants.
+"""Reconciles the membership of the groups that this node leads with the metadata.
 
-Only a partition's leader changes its group. It compares, again and again, who votes with who should, and takes the next
-step that is missing; so a move goes on after the crash of anyone, under whoever leads then:
+Only a partition's leader changes its group. It compares the voters with those that the metadata wants, and performs the
+next missing step; so a move continues after any crash, under the next leader:
 
-1. whoever is to vote and does not is added as a learner, which counts for nothing while it catches up;
-2. if this node is to go, it first hands leadership to one that stays;
-3. by one joint change the learners vote and those who are to go are out;
-4. the metadata is told (`PromoteMove`); the source, once it has let go of its files, ends the move (`FinishMove`).
-   For a source that is dead, or a move without one, the leader ends it.
+1. wanted voters that are missing are added as learners, which do not count for quorums while they catch up;
+2. if this node is to leave, it first transfers leadership to a voter that stays;
+3. one joint change makes the learners voters and removes the voters that leave;
+4. the leader reports to the metadata (`PromoteMove`); the source removes its files and ends the move (`FinishMove`).
+   If the source is dead, or the move has none, the leader ends it.
 
-What the metadata wants is the partition's replicas, and, while a move has begun, its target in the place of its source.
-Without a move both are the same, unless a move was aborted at the very moment in which the group had carried it out:
-then, and only when this node knows the metadata as well as the primary does, the group is brought back.
+The metadata wants the partition's replicas, and while a move is in state BEGUN, its target in place of its source.
+Without a move, group and metadata agree, unless a move was aborted just when the group had completed it. Then the group
+is changed back, but only after this node's metadata is confirmed to be current.
 
-The first thing a leader does is to write the group's first configuration down, for members that join blank.
+The first thing a leader does is write the group's first configuration into the log, for members that join blank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from quiver.broker.table import Held, Key, PartitionTable
+from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaTable
 from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, RequestError, UnavailableError
 from quiver.logs import facts
@@ -48,103 +48,105 @@ from quiver.raft import Configuration
 logger = logging.getLogger(__name__)
 
 STEP_INTERVAL_MS = 100
-"""How often a partition that is not as it should be is looked at: a step takes about as long as a write."""
+"""Interval between two steps of a partition that is not reconciled: a step takes about as long as a write."""
 _GONE = (BrokerState.DEAD, BrokerState.REMOVED)
 
 
-class Mover:
-    """The one who changes the members of the groups that this node leads. `run` is its life."""
+class MembershipReconciler:
+    """Changes the members of the groups that this node leads."""
 
     def __init__(
         self,
         node: NodeId,
         *,
-        table: PartitionTable,
+        table: ReplicaTable,
         store: MetadataStore,
         router: NodeRouter,
         clock: Clock,
-        on_unreported: Callable[[], None],
+        request_report: Callable[[], None],
     ) -> None:
         self._node = node
         self._table = table
         self._store = store
         self._router = router
         self._clock = clock
-        self._on_unreported = on_unreported
-        self._dirty: dict[Key, None] = {}
+        self._request_report = request_report
+        self._dirty: dict[PartitionKey, None] = {}
         self._work = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow metadata and leadership until the store closes."""
+        """Reconcile after changes of the metadata or leadership, until the store closes."""
         async with asyncio.TaskGroup() as tasks:
-            worker = tasks.create_task(self._serve())
+            worker = tasks.create_task(self._work_off())
             async for changed in self._store.watch(Index(0)):
-                self._note(changed)
+                self._enqueue_changed(changed)
             worker.cancel()
 
-    def look_at(self, key: Key) -> None:
-        """Compare a partition's group with what is meant to be, soon: this node has come to lead it, for one."""
+    def enqueue(self, key: PartitionKey) -> None:
+        """Reconcile a partition soon, for example because this node became its leader."""
         self._dirty[key] = None
         self._work.set()
 
-    def _note(self, changed: WatchEvent) -> None:
+    def _enqueue_changed(self, changed: WatchEvent) -> None:
         if changed.view is not None:
-            for held in self._table:
-                self.look_at(held.key)
+            for hosted in self._table:
+                self.enqueue(hosted.key)
             return
         for change in changed.changes:
             if change.table is Table.PARTITIONS and self._table.get(change.key) is not None:
-                self.look_at(change.key)
+                self.enqueue(change.key)
             elif isinstance(change.row, MoveRow):
-                self.look_at((change.row.topic_id, change.row.partition_id))
+                self.enqueue((change.row.topic_id, change.row.partition_id))
             elif change.table is Table.BROKERS:
                 for move in self._store.view().moves.values():
-                    self.look_at((move.topic_id, move.partition_id))
+                    self.enqueue((move.topic_id, move.partition_id))
 
-    async def _serve(self) -> None:
+    async def _work_off(self) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
             dirty, self._dirty = self._dirty, {}
             for key in dirty:
-                if not await self._look(key):
+                if not await self._reconcile(key):
                     self._dirty[key] = None
             if self._dirty:
                 await asyncio.sleep(STEP_INTERVAL_MS / 1000)
                 self._work.set()
 
-    async def _look(self, key: Key) -> bool:
-        """Take the next step for a partition; tell whether nothing is left to do here."""
-        held = self._table.get(key)
-        if held is None or held.replica is None or not held.is_leader:
-            return True  # whoever leads sees to it
+    async def _reconcile(self, key: PartitionKey) -> bool:
+        """Perform the next step for a partition; return whether nothing is left to do."""
+        hosted = self._table.get(key)
+        if hosted is None or hosted.replica is None or not hosted.is_leader:
+            return True  # the leader does it
         try:
-            return await self._step(held, held.replica)
+            return await self._step(hosted, hosted.replica)
         except (UnavailableError, OutcomeUnknownError):
             return False
         except RequestError as error:
-            logger.warning("members not changed", extra=facts(group=held.group, code=error.code, reason=error.message))
+            logger.warning(
+                "membership change refused", extra=facts(group=hosted.group, code=error.code, reason=error.message)
+            )
             return True
 
-    async def _step(self, held: Held, replica: Replica) -> bool:
+    async def _step(self, hosted: HostedReplica, replica: Replica) -> bool:
         view, member = self._store.view(), replica.member
-        row = view.partitions.get(held.key)
+        row = view.partitions.get(hosted.key)
         if row is None:
             return True
         configuration = member.configuration
         if configuration.is_joint or not member.is_ready:
             return False
-        move = find_move(view, held.key)
+        move = find_move(view, hosted.key)
         wanted = wanted_voters(row, move)
         if set(configuration.voters) == wanted:
-            member.change_membership(voters=configuration.voters)  # drops learners that nobody wants any more
+            member.change_membership(voters=configuration.voters)  # drops learners of aborted moves
             return await self._conclude(view, row, move)
         if move is None or move.state is not MoveState.BEGUN:
-            await self._confirm(held.key, wanted)
+            await self._confirm(hosted.key, wanted)
         return self._approach(replica, configuration, wanted)
 
     def _approach(self, replica: Replica, configuration: Configuration, wanted: set[NodeId]) -> bool:
-        """Add learners, or, when they have caught up, let them vote; never done with one step."""
+        """Add learners, or make those that have caught up voters; always returns False: the result must be checked."""
         member, voters = replica.member, configuration.voters
         missing = wanted.difference(voters)
         staying = [node for node in self._table.in_sync(replica) if node in wanted and node != self._node]
@@ -161,13 +163,14 @@ class Mover:
         return False
 
     async def _conclude(self, view: View, row: PartitionRow, move: MoveRow | None) -> bool:
-        """Tell the metadata how far a move has come."""
+        """Report the progress of a move to the metadata."""
         if move is None:
             return True
         now_ms = self._clock.wall_ms()
         if move.state is MoveState.BEGUN:
             if not row.epoch:
-                self._on_unreported()  # until a leader is reported, the replicas are those the partition was made with
+                # `ReplicaManager` relies on this: until a leader is reported, the row names the first members.
+                self._request_report()
                 return False
             await self._submit(PromoteMove(now_ms=now_ms, move_id=move.move_id))
             return False
@@ -175,32 +178,32 @@ class Mover:
             await self._submit(FinishMove(now_ms=now_ms, move_id=move.move_id))
         return True
 
-    async def _confirm(self, key: Key, wanted: set[NodeId]) -> None:
-        """Make sure that this node's metadata is no older than now before a group is brought back to it.
+    async def _confirm(self, key: PartitionKey, wanted: set[NodeId]) -> None:
+        """Confirm that this node's metadata is current before a group is changed back to it.
 
         Raises:
-            UnavailableError: the primary was not reached, or the metadata means something else by now.
+            UnavailableError: the primary was not reached, or the metadata has changed.
         """
         view = await self._router.catch_up()
         row = view.partitions.get(key)
         if row is None or wanted_voters(row, find_move(view, key)) != wanted:
-            raise UnavailableError("the metadata was behind")
+            raise UnavailableError(f"not done: the metadata of partition {key[1]} of topic {key[0]} was stale; retry")
 
     async def _submit(self, command: Command[CommandDone]) -> None:
         try:
             await self._router.submit(command)
         except QuiverError as error:
-            if error.code != "unknown_move":  # else somebody was faster
+            if error.code != "unknown_move":  # otherwise another node has already ended the move
                 raise
 
 
-def find_move(view: View, key: Key) -> MoveRow | None:
-    """Return a partition's move; there is never more than one."""
+def find_move(view: View, key: PartitionKey) -> MoveRow | None:
+    """Return a partition's move; there is at most one."""
     return next((move for move in view.moves.values() if (move.topic_id, move.partition_id) == key), None)
 
 
 def wanted_voters(row: PartitionRow, move: MoveRow | None) -> set[NodeId]:
-    """Return who is to vote in a partition's group."""
+    """Return the nodes that the metadata wants as voters of a partition's group."""
     if move is None or move.state is not MoveState.BEGUN:
         return set(row.replicas)
     return {*row.replicas, move.target}.difference((move.source,))

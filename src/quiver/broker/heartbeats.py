@@ -1,0 +1,163 @@
+"""Sends heartbeats to the primary: this node is alive, which partitions it leads, which clients it has seen.
+
+One heartbeat per interval, plus one within `broker.report_delay_ms` after this node becomes a leader, so that clients
+find the new leader soon. A node registers at its start, since its addresses may have changed, and whenever the
+primary does not know it. It retries forever: an unreachable primary is tried again with the next heartbeat, which also
+repeats everything that was not delivered.
+
+Every node sends heartbeats, whatever its roles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+from quiver.clock import Clock, Rng
+from quiver.errors import QuiverError
+from quiver.logs import facts
+from quiver.manager.node_router import NodeRouter
+from quiver.metadata import NodeRole, RegisterBroker
+from quiver.model import NodeId, PartitionId, TopicId
+from quiver.tasks import timeout
+from quiver.wire.messages import BeatInfo, BrokerHeartbeatRequest, LeaderInfo
+from quiver.wire.requests import RESULTS_MAX
+
+logger = logging.getLogger(__name__)
+
+JITTER_SHARE = 0.1
+"""Share of the interval by which heartbeats are spread, so that nodes started together do not send together."""
+
+ClientKind = Literal["producer", "consumer"]
+
+
+class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
+    """The data under which a node registers with the primary."""
+
+    node: NodeId
+    identity: str
+    wire_address: str
+    http_address: str = ""
+    roles: tuple[NodeRole, ...] = ()
+    rack: str = ""
+
+
+class ClientActivity:
+    """The producers and consumers that this node has seen since its last delivered heartbeat."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[ClientKind, int], int] = {}
+
+    def record(self, kind: ClientKind, id_: int) -> None:
+        """Record a request of a client; beyond `RESULTS_MAX` clients per interval, new ones are skipped."""
+        if (kind, id_) in self._seen or len(self._seen) < RESULTS_MAX:
+            self._seen[kind, id_] = self._clock.wall_ms()
+
+    def drain(self) -> tuple[BeatInfo, ...]:
+        """Return the clients seen, and start from scratch."""
+        seen, self._seen = self._seen, {}
+        return tuple(BeatInfo(kind, id_, seen_ms) for (kind, id_), seen_ms in seen.items())
+
+    def restore(self, beats: Iterable[BeatInfo]) -> None:
+        """Put back clients whose heartbeat was not delivered; a newer time of the same client wins."""
+        for beat in beats:
+            self._seen.setdefault((beat.kind, beat.id), beat.last_seen_ms)
+
+
+class HeartbeatSender:
+    """Registers this node with the primary and sends its heartbeats."""
+
+    def __init__(
+        self,
+        registration: BrokerRegistration,
+        *,
+        router: NodeRouter,
+        clock: Clock,
+        rng: Rng,
+        interval_ms: int,
+        delay_ms: int,
+        leads: Callable[[], Iterable[LeaderInfo]] = tuple,
+    ) -> None:
+        self.clients = ClientActivity(clock)
+        self._introduction = registration
+        self._router = router
+        self._clock = clock
+        self._rng = rng
+        self._interval_ms = interval_ms
+        self._delay_ms = delay_ms
+        self._leads = leads
+        self._reported: dict[tuple[TopicId, PartitionId], int] = {}
+        """Per partition, the newest epoch of this node's leadership that the primary has acknowledged."""
+        self._send_now = asyncio.Event()
+        self._registered = asyncio.Event()
+        self._is_registered = False
+
+    async def run(self) -> None:
+        """Send heartbeats until cancelled."""
+        while True:
+            await self._send()
+            try:
+                async with timeout(self._interval_ms / 1000 * (1 - self._rng.random() * JITTER_SHARE)):
+                    await self._send_now.wait()
+            except TimeoutError:
+                continue
+            # After a failover many partitions change leaders together: report them in one heartbeat.
+            await asyncio.sleep(self._delay_ms / 1000)
+            self._send_now.clear()
+
+    def send_soon(self) -> None:
+        """Send the next heartbeat early: this node became the leader of a partition."""
+        self._send_now.set()
+
+    async def wait_registered(self) -> None:
+        """Wait until the primary has acknowledged a heartbeat of this node."""
+        await self._registered.wait()
+
+    async def _send(self) -> None:
+        leads = tuple(lead for lead in self._leads() if self._reported.get(_key_of(lead), 0) < lead.epoch)[:RESULTS_MAX]
+        beats = self.clients.drain()
+        me = self._introduction
+        request = BrokerHeartbeatRequest(node=me.node, identity=me.identity, leads=leads, clients=beats)
+        try:
+            if not self._is_registered:
+                self._is_registered = await self._register()  # its addresses may have changed since its last run
+            taken = await self._router.ask_primary(request)
+            if taken.is_known:
+                self._reported.update({_key_of(lead): lead.epoch for lead in leads})
+                self._registered.set()
+                return
+            await self._register()
+        except QuiverError as error:
+            logger.debug("heartbeat not delivered", extra=facts(node=me.node, code=error.code, reason=error.message))
+        self.clients.restore(beats)
+
+    async def _register(self) -> bool:
+        """Register this node with the primary; return whether that succeeded."""
+        me = self._introduction
+        self._reported.clear()  # a primary that does not know this node does not know what it leads either
+        command = RegisterBroker(
+            now_ms=self._clock.wall_ms(),
+            broker_id=me.node,
+            identity=me.identity,
+            wire_address=me.wire_address,
+            http_address=me.http_address,
+            rack=me.rack,
+            roles=me.roles,
+        )
+        try:
+            await self._router.submit(command)
+        except QuiverError as error:
+            logger.warning("node not registered", extra=facts(node=me.node, code=error.code, reason=error.message))
+            return False
+        logger.info("node registered", extra=facts(node=me.node, wire_address=me.wire_address))
+        self._send_now.set()
+        return True
+
+
+def _key_of(lead: LeaderInfo) -> tuple[TopicId, PartitionId]:
+    return (lead.topic_id, lead.partition_id)

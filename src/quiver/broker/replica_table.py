@@ -1,0 +1,239 @@
+"""The replicas on this node, by partition and by group, with their state.
+
+Only the `ReplicaManager` changes the table; everything else reads it. It never opens or closes a replica. Client
+requests are resolved here: to the leading replica, or to the error that names the leader.
+
+    opening → open → closing          as the metadata requires
+    opening → unusable                its files are damaged or lost, until the replica is moved away or repaired
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from heapq import nlargest
+
+from quiver.clock import Clock
+from quiver.errors import NotFoundError, NotLeaderError, UnavailableError
+from quiver.metadata import PartitionRow, TopicState, View
+from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, TopicId
+from quiver.partition import Replica
+from quiver.replication import find_in_sync
+from quiver.wire.admin_messages import LAGS_MAX, LagInfo, ReplicaInfo
+
+PartitionKey = tuple[TopicId, PartitionId]
+"""A topic and a partition of it."""
+
+
+class ReplicaState(StrEnum):
+    """State of a replica on this node."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    UNUSABLE = "unusable"
+
+
+class HostedReplica:
+    """One replica on this node, in any state; `replica` is set while it is open."""
+
+    __slots__ = ("group", "is_retried", "key", "problem", "replica", "state")
+
+    def __init__(self, key: PartitionKey, group: GroupId) -> None:
+        self.key = key
+        self.group = group
+        self.state = ReplicaState.OPENING
+        self.replica: Replica | None = None
+        self.problem = ""
+        """Why it is unusable, for operators."""
+        self.is_retried = True
+        """Whether opening it is retried after a failure."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Return whether the replica is open and leads, ready or not."""
+        return self.replica is not None and self.replica.member.is_leader
+
+    def open(self, replica: Replica) -> None:
+        """Set the open replica."""
+        self.replica, self.state = replica, ReplicaState.OPEN
+
+    def close(self) -> Replica | None:
+        """Return the replica for closing; lookups no longer find it."""
+        replica, self.replica = self.replica, None
+        self.state = ReplicaState.CLOSING
+        return replica
+
+    def fail_permanently(self, problem: str) -> None:
+        """Mark the replica as unusable; opening it is not retried."""
+        self.fail(problem)
+        self.is_retried = False
+
+    def fail(self, problem: str) -> None:
+        """Mark the replica as unusable until opening it succeeds."""
+        self.state, self.problem = ReplicaState.UNUSABLE, problem
+
+
+class ReplicaTable:
+    """The replicas on one node."""
+
+    def __init__(self, node: NodeId, view: Callable[[], View], *, clock: Clock, silence_ms_max: int) -> None:
+        self._node = node
+        self._view = view
+        self._clock = clock
+        self._silence_ms_max = silence_ms_max
+        self._replicas: dict[PartitionKey, HostedReplica] = {}
+        self._by_group: dict[GroupId, HostedReplica] = {}
+
+    def __iter__(self) -> Iterator[HostedReplica]:
+        return iter(list(self._replicas.values()))
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def get(self, key: PartitionKey) -> HostedReplica | None:
+        """Return the replica of a partition, in any state."""
+        return self._replicas.get(key)
+
+    def get_group(self, group: GroupId) -> HostedReplica | None:
+        """Return the replica of a group, in any state."""
+        return self._by_group.get(group)
+
+    def open_replicas(self) -> list[tuple[HostedReplica, Replica]]:
+        """Return the open replicas, sorted by partition."""
+        return [(hosted, hosted.replica) for _, hosted in sorted(self._replicas.items()) if hosted.replica is not None]
+
+    def led(self) -> list[tuple[HostedReplica, Replica]]:
+        """Return the leading replicas, sorted by partition."""
+        return [(hosted, replica) for hosted, replica in self.open_replicas() if hosted.is_leader]
+
+    def in_sync(self, replica: Replica) -> tuple[NodeId, ...]:
+        """Return the voters in sync with a leading replica, itself included; none if it does not lead.
+
+        The silence limit is stricter than in `ReplicaStatus`: leadership is transferred to one of them.
+        """
+        status = replica.member.raft_status()
+        return find_in_sync(status, now_ms=self._clock.monotonic_ms(), silence_ms_max=self._silence_ms_max)
+
+    def describe(self, hosted: HostedReplica) -> ReplicaInfo:
+        """Return a replica as `DescribeNode` shows it."""
+        topic_id, partition_id = hosted.key
+        if hosted.replica is None:
+            return ReplicaInfo(
+                topic_id=topic_id,
+                partition_id=partition_id,
+                group=hosted.group,
+                role=hosted.state,
+                epoch=0,
+                is_ready=False,
+            )
+        status = hosted.replica.status(now_ms=self._clock.monotonic_ms())
+        return ReplicaInfo(
+            topic_id=topic_id,
+            partition_id=partition_id,
+            group=hosted.group,
+            role=status.role,
+            epoch=status.epoch,
+            leader=status.leader,
+            first_offset=status.first_offset,
+            end_offset=status.end_offset,
+            bytes=status.size_bytes,
+            in_sync=status.in_sync,
+            voters=status.voters,
+            learners=status.learners,
+        )
+
+    def add(self, key: PartitionKey, group: GroupId) -> HostedReplica:
+        """Add a replica, in state opening."""
+        hosted = HostedReplica(key, group)
+        self._replicas[key] = self._by_group[group] = hosted
+        return hosted
+
+    def remove(self, hosted: HostedReplica) -> None:
+        """Remove a replica."""
+        del self._replicas[hosted.key]
+        del self._by_group[hosted.group]
+
+    def find_leader(self, topic_id: TopicId, partition_id: PartitionId) -> Replica:
+        """Return this node's leading replica of a partition.
+
+        Raises:
+            NotFoundError: the topic or partition is unknown to this node.
+            NotLeaderError: another node leads, or no leader is known.
+            UnavailableError: the replica is being opened, or its files are unusable.
+        """
+        hosted = self._replicas.get((topic_id, partition_id))
+        if hosted is not None and hosted.replica is not None:
+            if hosted.is_leader:
+                return hosted.replica
+            raise _not_leader(topic_id, partition_id, hosted.replica.member.leader)
+        partition = find_partition(self._view(), topic_id, partition_id)
+        if hosted is not None and hosted.state is ReplicaState.OPENING:
+            message = (
+                f"not done: this node is opening its replica of partition {partition_id} of topic {topic_id}; retry"
+            )
+            raise UnavailableError(message, code="opening")
+        raise _not_leader(topic_id, partition_id, partition.leader if partition.leader != self._node else None)
+
+    def find_replica(self, topic_id: TopicId, partition_id: PartitionId) -> Replica:
+        """Return this node's own replica of a partition, whether it leads or not.
+
+        Raises:
+            NotFoundError: there is no such topic or partition, or this node has no replica of it (`no_replica`).
+            UnavailableError: the replica is being opened, or its files are unusable.
+        """
+        hosted = self._replicas.get((topic_id, partition_id))
+        if hosted is not None and hosted.replica is not None:
+            return hosted.replica
+        find_partition(self._view(), topic_id, partition_id)
+        if hosted is None:
+            message = f"node {self._node} has no replica of partition {partition_id} of topic {topic_id}"
+            raise NotFoundError(f"not done: {message}", code="no_replica")
+        message = f"not done: the replica of partition {partition_id} of topic {topic_id} on node {self._node}"
+        raise UnavailableError(f"{message} is {hosted.state}: {hosted.problem}", code=f"replica_{hosted.state}")
+
+
+def find_partition(view: View, topic_id: TopicId, partition_id: PartitionId) -> PartitionRow:
+    """Return a partition of an active topic.
+
+    Raises:
+        NotFoundError: the topic or partition is unknown to this node.
+    """
+    topic = view.topics.get(topic_id)
+    if topic is None or topic.state is not TopicState.ACTIVE:
+        raise NotFoundError(f"not done: unknown topic with id {topic_id}", code="unknown_topic")
+    partition = view.partitions.get((topic_id, partition_id))
+    if partition is None:
+        raise NotFoundError(f"not done: topic {topic.name!r} has no partition {partition_id}", code="unknown_partition")
+    return partition
+
+
+def find_lags(view: View, table: ReplicaTable, *, lags_max: int = LAGS_MAX) -> tuple[LagInfo, ...]:
+    """Return the greatest consumer lags in the partitions that this node leads, by consumer and topic, greatest first.
+
+    Counts registered consumers that have a cursor. Other nodes report the partitions that they lead; the whole lag of a
+    consumer is the sum over all nodes.
+    """
+    found: dict[tuple[ConsumerId, TopicId], int] = {}
+    for hosted, replica in table.led():
+        topic_id, state = hosted.key[0], replica.state
+        for consumer_id in view.consumers_of(topic_id):
+            cursor = state.cursors.get(consumer_id)
+            if cursor is not None:
+                key = (consumer_id, topic_id)
+                found[key] = found.get(key, 0) + max(0, state.end_offset - max(cursor, state.first_offset))
+    greatest = nlargest(lags_max, found, key=lambda key: (found[key], -key[0], -key[1]))
+    return tuple(
+        LagInfo(
+            consumer=view.consumers[consumer_id].request_id or str(consumer_id),
+            topic=view.topics[topic_id].name,
+            records=found[consumer_id, topic_id],
+        )
+        for consumer_id, topic_id in greatest
+    )
+
+
+def _not_leader(topic_id: TopicId, partition_id: PartitionId, leader: NodeId | None) -> NotLeaderError:
+    hint = "no leader is known yet; retry" if leader is None else f"node {leader} leads it"
+    message = f"not done: this node does not lead partition {partition_id} of topic {topic_id}"
+    return NotLeaderError(f"{message}; {hint}", leader=leader)
