@@ -154,10 +154,10 @@ def test_files_of_an_unknown_group_are_left_alone(caplog: pytest.LogCaptureFixtu
         node.disk.write_file(f"{DIRECTORY}/groups/999/hardstate", b"somebody's")
         node.disk.sync_all()
         node.start()
-        await cluster.wait(lambda: "files of an unknown group are left alone" in caplog.messages or None)
+        await cluster.wait(lambda: "files of an unknown group are kept" in caplog.messages or None)
         await asyncio.sleep(5)
         assert "999" in folders(node)
-        assert caplog.messages.count("files of an unknown group are left alone") == 1
+        assert caplog.messages.count("files of an unknown group are kept") == 1
 
     with caplog.at_level(logging.WARNING):
         simulate(test)
