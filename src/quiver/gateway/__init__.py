@@ -1,7 +1,7 @@
-"""The HTTP front door: `docs/protocol/http.md` to the letter, on every node with the gateway role.
+"""The HTTP gateway of a node: serves the API of `docs/protocol/http.md`.
 
-It turns HTTP requests into the requests of `quiver.wire.messages`, sends data to partitions' leaders through the SDK's
-own core, and everything else to this node's handler. It keeps nothing that a restart would lose.
+It translates HTTP requests into the requests of `quiver.wire.messages`, sends data to partition leaders through the
+SDK's producer core, and everything else to this node's handler. It keeps no state that a restart would lose.
 """
 
 from __future__ import annotations

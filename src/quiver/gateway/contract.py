@@ -1,8 +1,9 @@
-"""What HTTP clients send and get, as values: one struct for the parameters of each call, one for its answer.
+"""The HTTP contract as structs: one for the parameters of each call, one for its answer.
 
-Names of fields are the contract with everybody's scripts and never change; the OpenAPI document and the reference page
-are made from them. Parameters are read leniently, as scripts have always sent them: numbers as strings of digits,
-fields that mean nothing here ignored. An answer always says `"status": "success"`; a failure is a `FailureAnswer`.
+Parameters end in `Body` (of a POST) or `Query` (of a GET or DELETE), answers in `Answer`, their parts in `Item`. Field
+names are the contract with existing scripts and never change; the OpenAPI document and the reference are generated from
+them. Decoding is lenient, as scripts rely on it: numbers may be strings of digits, unknown fields are ignored. A
+successful answer has `"status": "success"`; any other is a `FailureAnswer`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 NUMBER_MAX = 2**53
-"""Greatest number that JSON carries exactly to every reader."""
+"""Largest integer that every JSON reader represents exactly."""
 PARTITIONS_MAX = 10_000
 MESSAGES_MAX = 10_000
-"""Most messages of one call, in or out."""
+"""Most messages in one call, produced or consumed."""
 WAIT_MS_MAX = 600_000
 
 Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -31,21 +32,21 @@ TopicName = Annotated[
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What all parameters share; by itself: a call that has none."""
+    """Base of all parameters; by itself, of a call without parameters."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="status", tag="success"):
-    """What all answers share; by itself: nothing but success."""
+    """Base of all answers; by itself, success without further fields."""
 
 
 class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="status", tag="failure"):
-    """Why a call did not succeed."""
+    """A failed call."""
 
-    code: Annotated[str, Meta(description="Stable: for programs.")]
-    message: Annotated[str, Meta(description="For people.")]
+    code: Annotated[str, Meta(description="Stable error code, for programs.")]
+    message: Annotated[str, Meta(description="Explanation, for people.")]
     outcome: Annotated[
         Literal["not_done", "unknown"] | UnsetType,
-        Meta(description="`not_done`: safe to try again; `unknown`: perhaps done."),
+        Meta(description="`not_done`: safe to retry; `unknown`: the call may have taken effect."),
     ] = UNSET
 
 
@@ -53,30 +54,30 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RetentionBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When records may go: as soon as any of the bounds that are given allows it."""
+    """Retention of a topic: records are deleted as soon as any given limit allows it."""
 
-    ms: Annotated[Number | None, Meta(description="Age in milliseconds.")] = None
-    bytes: Annotated[Number | None, Meta(description="Bytes of a partition.")] = None
-    until_consumed: Annotated[bool, Meta(description="Whether what every registered consumer has consumed may go.")] = (
+    ms: Annotated[Number | None, Meta(description="Maximum age in milliseconds.")] = None
+    bytes: Annotated[Number | None, Meta(description="Maximum bytes of a partition.")] = None
+    until_consumed: Annotated[bool, Meta(description="Delete records that every registered consumer has consumed.")] = (
         False
     )
 
 
 class CreateTopicBody(Parameters, frozen=True):
-    """A topic to be made; its name may be given as either."""
+    """A topic to create; its name may be given in either field."""
 
     topic_name: TopicName | None = None
     topic: TopicName | None = None
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] | None = None
     replicas: Annotated[
         Annotated[int, Meta(ge=1, le=100)] | None,
-        Meta(description="Default: 3, or the number of brokers if that is less."),
+        Meta(description="Default: 3, or the number of brokers if there are fewer."),
     ] = None
     retention: RetentionBody | None = None
 
 
 class TopicQuery(Parameters, frozen=True):
-    """A topic, named in the path or as a parameter."""
+    """A topic, in the path or as a parameter."""
 
     topic: TopicName
 
@@ -88,14 +89,14 @@ class TopicsAnswer(Answer, frozen=True):
 
 
 class TopicCreatedAnswer(Answer, frozen=True):
-    """A topic that was made."""
+    """A created topic."""
 
     topic: str
     partitions: int
 
 
 class PartitionItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition and the nodes that hold it."""
+    """A partition and the nodes with its replicas."""
 
     partition_id: int
     leader: int | None
@@ -110,7 +111,7 @@ class PartitionsAnswer(Answer, frozen=True):
 
 
 class PartitionDetailItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as its leader sees it; what the leader alone knows is null while there is none."""
+    """A partition as its leader reports it; the leader's own fields are null while there is no leader."""
 
     partition_id: int
     leader: int | None
@@ -122,7 +123,7 @@ class PartitionDetailItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicConfigurationItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic was asked to be."""
+    """The configuration of a topic."""
 
     partitions: int
     replicas: int
@@ -141,23 +142,23 @@ class TopicAnswer(Answer, frozen=True):
 
 
 class RegisterProducerBody(Parameters, frozen=True):
-    """Who will produce what. The topic is made if it does not exist."""
+    """A producer and its topic, which is created if it does not exist."""
 
     topic: TopicName
-    partition_id: Annotated[Id | None, Meta(description="The only partition it will write to; default: all.")] = None
+    partition_id: Annotated[Id | None, Meta(description="The only partition it writes to; default: all.")] = None
     prod_name: Annotated[
         Name | None,
-        Meta(description="A name that lasts: a restarted producer gets its id and sequences back, and a new epoch."),
+        Meta(description="A durable name: a restarted producer gets its id and sequences back, and a new epoch."),
     ] = None
 
 
 class ProducerRegisteredAnswer(Answer, frozen=True):
-    """A producer's id, and where it is in each partition."""
+    """A producer's id, epoch and next sequences."""
 
     producer_id: int
     epoch: int
     sequences: Annotated[
-        dict[str, int], Meta(description="By partition, the next sequence expected; empty for a new producer.")
+        dict[str, int], Meta(description="By partition, the next expected sequence; empty for a new producer.")
     ]
 
 
@@ -168,21 +169,19 @@ class ProduceBody(Parameters, frozen=True):
     producer_id: Id
     message: Annotated[str | None, Meta(description="Text; or give `message_b64`.")] = None
     message_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
-    partition_id: Annotated[
-        Id | None, Meta(description="Default: by the hash of `key`, else partitions take turns.")
-    ] = None
+    partition_id: Annotated[Id | None, Meta(description="Default: by the hash of `key`, else round robin.")] = None
     key: str | None = None
     sequence: Annotated[
         Id | None,
-        Meta(description="0, 1, 2 … per producer and partition: a repeated call returns the first call's offset."),
+        Meta(description="0, 1, 2 … per producer and partition; a repeated call returns the first call's offset."),
     ] = None
-    epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older one is fenced off.")] = (
+    epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older epoch is fenced.")] = (
         None
     )
 
 
 class ProducedAnswer(Answer, frozen=True):
-    """Where a message is."""
+    """The position of a message."""
 
     partition_id: int
     offset: int
@@ -192,24 +191,22 @@ Messages = Annotated[list[str], Meta(min_length=1, max_length=MESSAGES_MAX)]
 
 
 class ProduceBatchBody(Parameters, frozen=True):
-    """Messages for one partition, together or not at all."""
+    """Messages for one partition, all or none."""
 
     topic: TopicName
     producer_id: Id
     messages: Annotated[Messages | None, Meta(description="Texts; or give `messages_b64`.")] = None
     messages_b64: Annotated[Messages | None, Meta(description="Bytes, each in base64.")] = None
-    partition_id: Annotated[
-        Id | None, Meta(description="Default: by the hash of `key`, else partitions take turns.")
-    ] = None
-    key: Annotated[str | None, Meta(description="The key of all of them.")] = None
-    sequence: Annotated[Id | None, Meta(description="That of the first message; the others follow it.")] = None
-    epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older one is fenced off.")] = (
+    partition_id: Annotated[Id | None, Meta(description="Default: by the hash of `key`, else round robin.")] = None
+    key: Annotated[str | None, Meta(description="The key of every message.")] = None
+    sequence: Annotated[Id | None, Meta(description="Sequence of the first message; the others follow it.")] = None
+    epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older epoch is fenced.")] = (
         None
     )
 
 
 class BatchProducedAnswer(Answer, frozen=True):
-    """Where messages are: `count` of them from `offset` on."""
+    """The position of messages: `count` of them, the first at `offset`."""
 
     partition_id: int
     offset: int
@@ -220,14 +217,16 @@ class BatchProducedAnswer(Answer, frozen=True):
 
 
 class RegisterConsumerBody(Parameters, frozen=True):
-    """Who will consume what."""
+    """A consumer and its topic."""
 
     topic: TopicName
-    partition_id: Annotated[Id | None, Meta(description="The only partition it will read; default: all.")] = None
+    partition_id: Annotated[Id | None, Meta(description="The only partition it reads; default: all.")] = None
     from_: Annotated[
-        Literal["earliest", "latest"] | None, Meta(description="Where it begins; default: `earliest`.")
+        Literal["earliest", "latest"] | None, Meta(description="Where it starts; default: `earliest`.")
     ] = msgspec.field(default=None, name="from")
-    consumer_id: Annotated[Id | None, Meta(description="A registered consumer that is to read this topic, too.")] = None
+    consumer_id: Annotated[
+        Id | None, Meta(description="An existing consumer that also reads this topic from now on.")
+    ] = None
 
 
 class ConsumerRegisteredAnswer(Answer, frozen=True):
@@ -241,13 +240,14 @@ class ConsumeQuery(Parameters, frozen=True):
 
     topic: TopicName
     consumer_id: Id
-    partition_id: Annotated[Id | None, Meta(description="Default: partitions take turns.")] = None
+    partition_id: Annotated[Id | None, Meta(description="Default: round robin.")] = None
     offset: Annotated[
         Id | None,
-        Meta(description="With `partition_id`: this record, and the cursor ends just past it. Safe to repeat."),
+        Meta(description="With `partition_id`: return this record and move the cursor past it. Safe to repeat."),
     ] = None
     wait_ms: Annotated[
-        Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] | None, Meta(description="How long to wait if there is nothing yet.")
+        Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] | None,
+        Meta(description="How long to wait if there is no message yet."),
     ] = None
 
 
@@ -255,12 +255,13 @@ class ConsumeBatchQuery(ConsumeQuery, frozen=True):
     """The next messages of a consumer."""
 
     max: Annotated[
-        Annotated[int, Meta(ge=1, le=MESSAGES_MAX)] | None, Meta(description="Most messages; default: 100.")
+        Annotated[int, Meta(ge=1, le=MESSAGES_MAX)] | None,
+        Meta(description="Maximum number of messages; default: 100."),
     ] = None
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A record; its value is `message` if it is text, else `message_b64`."""
+    """A record; its value is in `message` if it is text, else in `message_b64`."""
 
     partition_id: int
     offset: int
@@ -272,7 +273,7 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ConsumedAnswer(Answer, frozen=True):
-    """A record; its value is `message` if it is text, else `message_b64`."""
+    """A record; its value is in `message` if it is text, else in `message_b64`."""
 
     partition_id: int
     offset: int
@@ -284,21 +285,21 @@ class ConsumedAnswer(Answer, frozen=True):
 
 
 class BatchConsumedAnswer(Answer, frozen=True):
-    """Records, those of a partition in its order."""
+    """Records; those of one partition are in offset order."""
 
     messages: list[MessageItem]
 
 
 class SizeQuery(Parameters, frozen=True):
-    """How much a consumer has left."""
+    """A consumer whose unread messages are counted."""
 
     topic: TopicName
     consumer_id: Id
-    partition_id: Annotated[Id | None, Meta(description="Default: all that it is registered for.")] = None
+    partition_id: Annotated[Id | None, Meta(description="Default: all partitions that it is registered for.")] = None
 
 
 class SizeAnswer(Answer, frozen=True):
-    """How many messages a consumer has not consumed yet."""
+    """The number of messages that a consumer has not consumed yet."""
 
     size: int
 
@@ -307,14 +308,14 @@ class SizeAnswer(Answer, frozen=True):
 
 
 class BannerAnswer(Answer, frozen=True):
-    """A line of welcome."""
+    """The service banner."""
 
     message: str
     version: str
 
 
 class NodeStatusAnswer(Answer, frozen=True):
-    """The node that was asked."""
+    """The node that answers."""
 
     node: int
     roles: list[str]
@@ -325,7 +326,7 @@ class NodeStatusAnswer(Answer, frozen=True):
 
 
 class BrokerHealthItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker, when it was last heard of, and whether it counts as alive."""
+    """A broker, its last heartbeat, and whether it counts as alive."""
 
     broker_id: int
     last_heartbeat_ms: int | None
@@ -333,7 +334,7 @@ class BrokerHealthItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientHealthItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer or consumer, when it was last heard of, and whether it counts as alive."""
+    """A producer or consumer, its last sign of life, and whether it counts as alive."""
 
     id: int
     name: str
@@ -360,8 +361,8 @@ class BrokerItem(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     is_draining: bool
     last_heartbeat_ms: int | None
-    partitions: Annotated[int, Meta(description="How many replicas it holds or is about to hold.")]
-    leads: Annotated[int, Meta(description="How many partitions it was last said to lead.")]
+    partitions: Annotated[int, Meta(description="Replicas on it, including those being created.")]
+    leads: Annotated[int, Meta(description="Partitions that it leads, as last reported.")]
 
 
 class BrokersAnswer(Answer, frozen=True):
@@ -371,13 +372,13 @@ class BrokersAnswer(Answer, frozen=True):
 
 
 class BrokerQuery(Parameters, frozen=True):
-    """A broker, named in the path."""
+    """A broker, in the path."""
 
     id: Id
 
 
 class ManagerItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A manager; its applied index is null if it cannot be reached."""
+    """A manager; its applied index is null if it is unreachable."""
 
     node: int
     http_address: str
@@ -386,7 +387,7 @@ class ManagerItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManagersAnswer(Answer, frozen=True):
-    """The metadata's group."""
+    """The managers: the metadata Raft group."""
 
     primary: int | None
     replicas: list[int]
@@ -394,7 +395,7 @@ class ManagersAnswer(Answer, frozen=True):
 
 
 class NodeItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A node and where it is found."""
+    """A node and its addresses."""
 
     node: int
     wire_address: str
@@ -404,7 +405,7 @@ class NodeItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetadataAnswer(Answer, frozen=True):
-    """Where everything is, for clients that want the short way."""
+    """All nodes with their addresses, for clients that connect to them directly."""
 
     cluster_id: str
     primary: int | None

@@ -1,6 +1,8 @@
-"""The interface as an OpenAPI 3.1 document, made from the table of routes and the contract's structs. Pure.
+"""The reference of the HTTP API: OpenAPI 3.1 document, Markdown page and HTML page. Pure.
 
-Nothing is described twice: a parameter's bounds and sentence are those that its reader holds it to.
+All are generated from the table of routes and the contract's structs, so a parameter's bounds in the document are those
+that its decoder enforces. `make docs` writes the Markdown to `docs/protocol/http.md`; a test fails when they differ.
+The HTML page at `/docs` loads nothing from elsewhere and runs no script; its content is escaped.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ _REFERENCE = "#/components/schemas/{name}"
 
 MEANINGS = {
     200: "Done.",
-    201: "Made.",
-    204: "There is nothing.",
+    201: "Created.",
+    204: "No message.",
     400: "Malformed.",
     403: "Not allowed.",
-    404: "Unknown topic, partition, producer, consumer or broker, or a record that retention has removed.",
+    404: "Unknown topic, partition, producer, consumer or broker, or a record that retention has deleted.",
     408: "The request took too long to arrive.",
-    409: "Not in the present state: exists already, out of sequence, fenced.",
+    409: "Conflicts with the current state: exists already, out of sequence, fenced.",
     413: "Too large.",
-    422: "A value that is never allowed.",
-    431: "The request's head is too large.",
-    503: "Not done: not available now. Try again after `Retry-After` seconds.",
-    504: "Perhaps done: gave up waiting.",
+    422: "A value outside its bounds.",
+    431: "The request's headers are too large.",
+    503: "Not done: unavailable now. Retry after `Retry-After` seconds.",
+    504: "Unknown: timed out; the call may have taken effect.",
     507: "Not done: the disk is nearly full.",
 }
-"""What each status says, for every route that has it."""
+"""The meaning of each status, on every route."""
 
 LINKS: dict[str, dict[str, dict[str, Any]]] = {
     "register_producer": {
@@ -54,7 +56,7 @@ LINKS: dict[str, dict[str, dict[str, Any]]] = {
         for name in ("describe_topic", "delete_topic", "list_partitions")
     },
 }
-"""By route, what its answer leads to: by the name of the other route, what goes where."""
+"""OpenAPI links, by route: which other routes use values of its answer, and as which parameters."""
 
 
 def make_document() -> dict[str, Any]:
@@ -70,7 +72,7 @@ def make_document() -> dict[str, Any]:
             "version": __version__,
             "summary": "A distributed, partitioned, replicated queue for log messages.",
             "description": "Parameters may be sent as JSON body or as query string, on any method; ids as numbers or "
-            "as strings of digits.",
+            "strings of digits.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "tags": [{"name": section} for section in dict.fromkeys(route.section for route in ROUTES)],
@@ -80,13 +82,13 @@ def make_document() -> dict[str, Any]:
 
 
 def statuses(route: HttpRoute) -> list[int]:
-    """Return every status that a route may answer with, in order."""
+    """Return every status that a route may return, sorted."""
     nothing = (204,) if route.has_nothing else ()
     return sorted({route.success, *nothing, *ALWAYS, *route.failures})
 
 
 def fields_of(route: HttpRoute, schemas: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield a route's parameters: name, schema, and whether it must be given."""
+    """Yield a route's parameters: name, schema, and whether it is required."""
     schema = schemas.get(route.parameters.__name__, {})
     for name, about in schema.get("properties", {}).items():
         yield name, about, name in schema.get("required", ())
@@ -145,21 +147,21 @@ def _refer(kind: type) -> dict[str, str]:
 
 
 _RULES = """\
-Any node answers any call: what it cannot do itself it hands on.
-Parameters come as JSON body or as query string, on any method; ids as numbers or as strings of digits. What is given twice is refused.
-Success is `{"status": "success", …}`, failure is `{"status": "failure", "code": …, "message": …}`; `code` is stable.
-With 503 and 507 `"outcome": "not_done"` promises that nothing was done; with 504 `"outcome": "unknown"` admits that it perhaps was.
-Nothing left to consume is 204 with an empty body.
-Messages are UTF-8 text; bytes travel as `message_b64` and `key_b64`.
-""".splitlines()  # noqa: E501 - a sentence a line
+Any node answers any call and forwards what it cannot do itself. Parameters are sent as JSON body or as query string, on
+any method; ids as numbers or strings of digits. A parameter that is given twice is refused. Success is `{"status":
+"success", …}`, failure is `{"status": "failure", "code": …, "message": …}`; `code` is stable. With 503 and 507,
+`"outcome": "not_done"` guarantees that nothing was done; with 504, `"outcome": "unknown"` means that the call may have
+taken effect. Without a message to consume, the answer is 204 with an empty body. Messages are UTF-8 text; other bytes
+are sent as base64 in `message_b64` and `key_b64`.
+""".splitlines()
 
 _MARKDOWN_HEAD = """\
 # HTTP
 
-<!-- Made by `make docs` from src/quiver/gateway/routes.py and contract.py; change it there. -->
+<!-- Generated by `make docs` from src/quiver/gateway/routes.py and contract.py; change it there. -->
 
-Served by every node with the gateway role, by default at `http://127.0.0.1:8002`; over TLS if `gateway.tls` says so.
-`GET /openapi.json` is the same for programs, `GET /docs` for browsers.
+Every node with the gateway role serves this API, by default at `http://127.0.0.1:8002`; over TLS with `gateway.tls`.
+`GET /openapi.json` returns it for programs, `GET /docs` for browsers.
 
 """
 
@@ -169,7 +171,7 @@ def render_markdown() -> str:
     schemas = make_document()["components"]["schemas"]
     parts = [_MARKDOWN_HEAD, *(f"- {rule}\n" for rule in _RULES), "\n## Statuses\n\n| status | meaning |\n|---|---|\n"]
     parts += [f"| {status} | {meaning} |\n" for status, meaning in MEANINGS.items()]
-    parts.append(f"\nAny call may fail with {', '.join(map(str, ALWAYS))}; each lists what else it may fail with.\n")
+    parts.append(f"\nAny call may fail with {', '.join(map(str, ALWAYS))}; each call lists its other statuses.\n")
     for section in dict.fromkeys(route.section for route in ROUTES):
         parts.append(f"\n## {section}\n")
         for route in ROUTES:
@@ -204,7 +206,7 @@ def _answer_fields(route: HttpRoute, schemas: dict[str, Any]) -> list[tuple[str,
 
 
 def show_type(about: dict[str, Any], schemas: dict[str, Any]) -> str:
-    """Return a schema in a few words."""
+    """Return a schema as short text."""
     if "$ref" in about:
         name = about["$ref"].rpartition("/")[2]
         inner = ", ".join(schemas[name].get("properties", {}))
@@ -240,7 +242,7 @@ _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What a browser may do on our pages: show them, in our style."""
+"""Lets browsers render our pages with our style and nothing else."""
 
 
 def render_docs() -> str:
@@ -260,7 +262,7 @@ def render_docs() -> str:
 
 
 def render_page(title: str, body: str) -> str:
-    """Return a whole page of ours; `body` is HTML already."""
+    """Return a complete HTML page; `body` is HTML already."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -297,6 +299,6 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return text as HTML, with what stands between backticks as code."""
+    """Return text as HTML, with text in backticks as code."""
     pieces = text.split("`")
     return "".join(f"<code>{escape(piece)}</code>" if at % 2 else escape(piece) for at, piece in enumerate(pieces))

@@ -1,7 +1,7 @@
-"""The table of routes: every call there is, as data.
+"""The table of routes: every call of the HTTP API, as data.
 
-Handlers are bound to it by name (`application`); OpenAPI document, pages and reference are made from it. A route that
-changes something is marked so: browsers' pages of other sites may not use it, and HEAD is no way to it.
+`application` binds handlers to it by name; the OpenAPI document and the reference pages are generated from it. A route
+that changes state is marked: pages of other sites may not call it, and it does not support HEAD.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from quiver.gateway import contract
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 ALWAYS = (400, 403, 408, 413, 431, 503)
-"""What any call may be answered with, whatever it is about."""
+"""Failure statuses that every call may return."""
 
 
 class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: where it is found, what it takes and gives, and how it may fail."""
+    """One call: its method and path, parameters, answer and possible failures."""
 
     name: str
     method: str
     path: str
-    """With names in braces for what is a parameter."""
+    """Parameters in braces."""
     section: str
     summary: str
     parameters: type[contract.Parameters] = contract.Parameters
     answer: type[contract.Answer] | None = contract.Answer
-    """None: something else than JSON, of `content_type`."""
+    """None: not a JSON answer, but `content_type`."""
     content_type: str = "application/json"
     success: int = 200
     has_nothing: bool = False
-    """Whether 204 says that there is nothing."""
+    """Whether 204 is returned when there is no message."""
     failures: tuple[int, ...] = ()
-    """Beside what any call may fail with."""
+    """Failure statuses beside `ALWAYS`."""
     changes: bool = False
-    """Whether it changes anything."""
+    """Whether it changes state."""
 
 
 _DATA = (404, 409, 422, 504, 507)
@@ -55,7 +55,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="POST",
         path="/topics",
         section="Topics",
-        summary="Make a topic.",
+        summary="Create a topic.",
         parameters=contract.CreateTopicBody,
         answer=contract.TopicCreatedAnswer,
         success=201,
@@ -67,7 +67,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/topics/{topic}",
         section="Topics",
-        summary="Show a topic's configuration and partitions.",
+        summary="Describe a topic's configuration and partitions.",
         parameters=contract.TopicQuery,
         answer=contract.TopicAnswer,
         failures=(404, 422),
@@ -97,7 +97,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="POST",
         path="/producer/register",
         section="Producers",
-        summary="Register a producer for a topic, which is made if it does not exist.",
+        summary="Register a producer for a topic, which is created if it does not exist.",
         parameters=contract.RegisterProducerBody,
         answer=contract.ProducerRegisteredAnswer,
         failures=_WRITE,
@@ -108,7 +108,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="POST",
         path="/producer/produce",
         section="Producers",
-        summary="Append a message; answered when a majority of replicas has it on disk.",
+        summary="Append a message; answers when a majority of replicas has it on disk.",
         parameters=contract.ProduceBody,
         answer=contract.ProducedAnswer,
         failures=_DATA,
@@ -141,7 +141,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/consumer/consume",
         section="Consumers",
-        summary="Take a consumer's next message and move its cursor past it.",
+        summary="Consume the next message and move the cursor past it.",
         parameters=contract.ConsumeQuery,
         answer=contract.ConsumedAnswer,
         has_nothing=True,
@@ -153,7 +153,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/consumer/consume_batch",
         section="Consumers",
-        summary="Take a consumer's next messages and move its cursors past them.",
+        summary="Consume the next messages and move the cursors past them.",
         parameters=contract.ConsumeBatchQuery,
         answer=contract.BatchConsumedAnswer,
         has_nothing=True,
@@ -175,7 +175,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/",
         section="Cluster",
-        summary="Say welcome; to a browser, with a page.",
+        summary="Return the service banner, as HTML to browsers.",
         answer=contract.BannerAnswer,
     ),
     HttpRoute(
@@ -183,7 +183,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/status",
         section="Cluster",
-        summary="Show the node that was asked.",
+        summary="Describe the node that answers.",
         answer=contract.NodeStatusAnswer,
     ),
     HttpRoute(
@@ -191,7 +191,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/health",
         section="Cluster",
-        summary="Show when brokers, producers and consumers were last heard of.",
+        summary="List the last heartbeats of brokers, producers and consumers.",
         answer=contract.HealthAnswer,
     ),
     HttpRoute(
@@ -207,7 +207,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="POST",
         path="/brokers/{id}/drain",
         section="Cluster",
-        summary="Move everything off a broker.",
+        summary="Start moving all partitions off a broker.",
         parameters=contract.BrokerQuery,
         failures=_WRITE,
         changes=True,
@@ -217,7 +217,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="DELETE",
         path="/brokers/{id}",
         section="Cluster",
-        summary="Forget a broker that is drained or dead.",
+        summary="Remove a broker that is drained or dead.",
         parameters=contract.BrokerQuery,
         failures=_WRITE,
         changes=True,
@@ -227,7 +227,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/managers",
         section="Cluster",
-        summary="Show the metadata's group: primary, replicas, applied index of each.",
+        summary="List the managers: primary, replicas, applied index of each.",
         answer=contract.ManagersAnswer,
     ),
     HttpRoute(
@@ -235,7 +235,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/metadata",
         section="Cluster",
-        summary="List all nodes and where they are found.",
+        summary="List all nodes with their addresses.",
         answer=contract.MetadataAnswer,
     ),
     HttpRoute(
@@ -243,7 +243,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/metrics",
         section="Cluster",
-        summary="Show this node's figures in Prometheus' text format.",
+        summary="Return this node's metrics in Prometheus' text format.",
         answer=None,
         content_type=PROMETHEUS,
     ),
@@ -252,7 +252,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/openapi.json",
         section="Cluster",
-        summary="Get this interface as an OpenAPI 3.1 document.",
+        summary="Return this API as an OpenAPI 3.1 document.",
         answer=None,
     ),
     HttpRoute(
@@ -260,7 +260,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/docs",
         section="Cluster",
-        summary="Read about this interface.",
+        summary="Return the reference of this API as an HTML page.",
         answer=None,
         content_type=HTML,
     ),
@@ -269,14 +269,14 @@ ROUTES: tuple[HttpRoute, ...] = (
         method="GET",
         path="/healthz",
         section="Cluster",
-        summary="Tell whether the process answers.",
+        summary="Return success if the process responds.",
     ),
     HttpRoute(
         name="readyz",
         method="GET",
         path="/readyz",
         section="Cluster",
-        summary="Tell whether the node is ready to serve; 503 until it is.",
+        summary="Return success if the node is ready to serve, else 503.",
     ),
 )
 

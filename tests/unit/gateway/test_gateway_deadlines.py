@@ -22,10 +22,10 @@ def test_what_has_been_in_a_state_for_too_long_is_taken_once_oldest_first() -> N
         time.pass_ms(10)
     assert deadlines.oldest() == "a"
     time.pass_ms(79)
-    assert deadlines.take_expired() == ["a"]
-    assert deadlines.take_expired() == []
+    assert deadlines.pop_expired() == ["a"]
+    assert deadlines.pop_expired() == []
     time.pass_ms(20)
-    assert deadlines.take_expired() == ["b", "c"]
+    assert deadlines.pop_expired() == ["b", "c"]
     assert len(deadlines) == 0
 
 
@@ -38,7 +38,7 @@ def test_what_begins_anew_gets_all_its_time_again() -> None:
     deadlines.begin("a")
     assert list(deadlines) == ["b", "a"]
     time.pass_ms(50)
-    assert deadlines.take_expired() == ["b"]
+    assert deadlines.pop_expired() == ["b"]
 
 
 def test_what_has_left_is_forgotten() -> None:
@@ -48,5 +48,5 @@ def test_what_has_left_is_forgotten() -> None:
     deadlines.end("a")
     deadlines.end("never")
     time.pass_ms(1000)
-    assert deadlines.take_expired() == []
+    assert deadlines.pop_expired() == []
     assert deadlines.oldest() is None

@@ -124,7 +124,7 @@ def test_request_is_read_whole(name: str) -> None:
     made = read(data)
     assert made.refusal is None
     assert [shown(request) for request in made.requests] == expected
-    assert not made.is_within
+    assert not made.is_receiving
     assert made.held_bytes == 0
 
 

@@ -1,7 +1,7 @@
 """An HTTP/1.1 server as an asyncio protocol, and nothing of Quiver: bytes in, requests out, responses in, bytes out.
 
-It owns connections, their bounds and their deadlines. What a request means is the `Application`'s to say; it is given
-whole requests, one at a time for each connection, in the order in which they came.
+It owns connections, their limits and their deadlines. An `Application` answers the requests: it gets whole requests,
+one at a time per connection, in order of arrival.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """One client's connection: requests in, one at a time to the application, responses out in the same order.
 
-A request that comes while another is being answered waits its turn, so a client that sends several without waiting
-gets what it would have got by waiting. Little waits: beyond a few requests, or while the client does not read its
-responses, nothing more is read from the socket. What can only be answered by closing is answered first, and the socket
-is read to its end for a moment, since closing it with unread bytes would take the answer away from the client.
+Pipelined requests are answered one at a time, so a pipelining client gets the same result as one that waits. The queue
+is short: beyond `PIPELINED_MAX` requests, or while the client does not read its responses, nothing more is read from
+the socket. A refusal is written before the connection closes, and the socket is then drained for a moment: closing it
+with unread bytes would send a reset, which can discard the response at the client.
 
-A client that ends its side is taken to have gone, as most have: what is being done for it is cancelled, so that no
-long poll takes a record for nobody.
+A client that closes its side counts as disconnected: its pending work is cancelled, so that no long poll consumes a
+record whose client is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quiver.gateway.http.server import HttpServer
 
 PIPELINED_MAX = 16
-"""How many whole requests wait behind the one that is being answered before the socket is left unread."""
+"""Whole requests that are queued after the one being answered before reading pauses."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -46,32 +46,32 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing of a request has come that is not answered."""
-        return self._request is None and not self._reader.requests and not self._reader.is_within
+        """Whether no request is pending or partially received."""
+        return self._request is None and not self._reader.requests and not self._reader.is_receiving
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, if there is room."""
+        """Register with the server, which may refuse the connection."""
         self._transport = cast("asyncio.Transport", transport)
         if self._server.handle_opened(self):
             self._server.idle.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and begin to answer what is whole."""
+        """Parse bytes and start answering whole requests."""
         if self._is_ending:
             return
         reader = self._reader
-        was_within, begun_before = reader.is_within, reader.begun
+        was_receiving, begun_before = reader.is_receiving, reader.begun
         reader.feed(data)
         if reader.requests or reader.refusal is not None:
             self._advance()
         if self._is_ending:
             return
-        if reader.is_within and reader.begun != begun_before:
+        if reader.is_receiving and reader.begun != begun_before:
             self._server.idle.end(self)
             self._server.receiving.begin(self)
-        elif was_within and not reader.is_within:
+        elif was_receiving and not reader.is_receiving:
             self._server.receiving.end(self)
         if reader.awaits_continue and self._request is None and self._transport is not None:
             reader.awaits_continue = False
@@ -80,20 +80,20 @@ class HttpConnection(asyncio.Protocol):
             self._pause_reading()
 
     def pause_writing(self) -> None:
-        """Stop: the client does not read."""
+        """Pause: the client does not read."""
         self._is_writing_paused = True
         self._pause_reading()
         self._server.sending.begin(self)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume answering."""
         self._is_writing_paused = False
         self._server.sending.end(self)
         if not self._is_ending:
             self._advance()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Leave nothing behind: nobody waits for what was asked."""
+        """Cancel the pending request and release everything held for this client."""
         self._transport = None
         self._is_ending = True
         if self._work is not None:
@@ -107,16 +107,16 @@ class HttpConnection(asyncio.Protocol):
         self._server.release_body(held_bytes)
         self._server.handle_closed(self)
 
-    # What its server does with it.
+    # Called by its server.
 
     def close_when_idle(self) -> None:
-        """End as soon as everything that has come is answered."""
+        """Close once every received request is answered."""
         self._closes_when_idle = True
         if self.is_idle:
             self._end()
 
     def refuse(self, refusal: HttpRefusal) -> None:
-        """Say why nothing more is taken, behind what is being answered, and end."""
+        """Write a refusal after the pending responses, and close."""
         if self._request is not None or self._reader.requests:
             self._reader.refusal = self._reader.refusal or refusal
             return
@@ -125,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
         self._end(lingers=True)
 
     def abort(self) -> None:
-        """End now; what was not sent is lost."""
+        """Close immediately; unsent bytes are lost."""
         self._is_ending = True
         if self._transport is not None:
             self._transport.abort()
@@ -133,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
     # Answering.
 
     def _advance(self) -> None:
-        """Answer what has come, in order, until something has to be waited for."""
+        """Answer queued requests in order until one has to be waited for."""
         reader = self._reader
         while self._request is None and not self._is_writing_paused and not self._is_ending:
             if reader.requests:
@@ -150,7 +150,7 @@ class HttpConnection(asyncio.Protocol):
             self._end()
             return
         self._resume_reading()
-        if not self._reader.is_within:
+        if not self._reader.is_receiving:
             self._server.idle.begin(self)
 
     def _begin(self, request: HttpRequest) -> None:
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
     def _handle_done(self, work: asyncio.Future[HttpResponse]) -> None:
         self._work = None
         if self._request is None:
-            return  # the client has gone
+            return  # the client has disconnected
         self._finish(self._server.outcome(work))
         self._advance()
 
@@ -188,7 +188,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(encode_response(response, date=date, is_persistent=is_persistent, is_head=is_head))
 
     def _end(self, *, lingers: bool = False) -> None:
-        """Send what is left and close; one that lingers is first read to its end, for a moment."""
+        """Send buffered bytes and close; with `lingers`, drain the socket for a moment first."""
         if self._is_ending or self._transport is None:
             return
         self._is_ending = True

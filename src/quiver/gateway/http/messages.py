@@ -1,7 +1,11 @@
-"""Requests and responses as values, the bytes of a response, and the seam to whoever answers.
+"""HTTP requests and responses as values: parsing, encoding, and the `Application` seam. No waiting, no sockets.
 
-A response's head is the same for all responses of a status and type but for its date and length, so it is made once
-and kept. Nothing here waits or touches a socket.
+llhttp (`httptools`) does the parsing, in its strict default: content length together with chunks, two lengths, folded
+headers and bare LF are errors, so that no two programs on the path can disagree about where a request ends.
+`RequestReader` adds the limits and the checks that llhttp leaves to its user. The first error ends the connection,
+because the start of the next request is unknown after it.
+
+The headers of a response depend only on status, type, date and length, so their constant part is cached.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ JSON = "application/json"
 KEPT_HEADERS = frozenset(
     (b"host", b"expect", b"transfer-encoding", b"content-length", b"accept", b"origin", b"sec-fetch-site")
 )
-"""What of a request's headers anybody looks at; the others are counted and forgotten."""
+"""Request headers that are used; the others are counted and dropped."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +38,11 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[bytes, bytes]
     body: bytes
     is_persistent: bool = True
-    """Whether the connection stays open behind the response."""
+    """Whether the connection stays open after the response."""
 
 
 class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole response; `headers` are those beside what every response has."""
+    """One whole response; `headers` are in addition to those of every response."""
 
     status: int
     body: bytes = b""
@@ -47,18 +51,18 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HttpResult = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]
-"""A response, or where one will be: a future that its maker fulfils, or a coroutine for the server to run."""
+"""A response, a future that its creator resolves, or a coroutine for the server to run."""
 
 
 class Application(Protocol):
-    """Say what requests mean."""
+    """Answer requests."""
 
     def handle(self, request: HttpRequest) -> HttpResult:
-        """Answer a request; what is awaited is cancelled if the client goes away."""
+        """Answer a request; an awaited result is cancelled if the client disconnects."""
         ...
 
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
-        """Return the response to what never became a request, or could not be answered."""
+        """Return the response for bytes that are not a valid request, or for a request that cannot be answered."""
         ...
 
 
@@ -74,7 +78,7 @@ def _head(status: int, content_type: str, is_persistent: bool) -> bytes:  # noqa
 
 
 def encode_response(response: HttpResponse, *, date: bytes, is_persistent: bool, is_head: bool = False) -> bytes:
-    """Return a response as bytes; to a HEAD request its head alone."""
+    """Return a response as bytes; without its body to a HEAD request."""
     parts = [_head(response.status, response.content_type, is_persistent), date]
     parts += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
     parts.append(
@@ -92,7 +96,7 @@ _VERSIONS = ("1.1", "1.0")
 
 
 class HttpRefusal(msgspec.Struct, frozen=True):
-    """Why a connection's bytes are not taken any further."""
+    """Why the server stops reading from a connection."""
 
     status: int
     code: str
@@ -106,21 +110,21 @@ class _Refused(Exception):  # noqa: N818 - leaves the parser's callbacks, never 
 
 
 class RequestReader:
-    """Take bytes as they come; `requests` gathers what is whole, `refusal` says why nothing more will.
+    """Parse received bytes; `requests` collects whole requests, `refusal` says why there will be no more.
 
-    `admit` is asked before bytes of a body are kept; what it let in is `held_bytes` until the request is whole, and
-    then the length of its body.
+    `admit` is called before bytes of a body are buffered. The admitted bytes are in `held_bytes` until the request is
+    whole; then they are the length of its body.
     """
 
     def __init__(self, *, head_bytes_max: int, body_bytes_max: int, admit: Callable[[int], bool]) -> None:
         self.requests: deque[HttpRequest] = deque()
         self.refusal: HttpRefusal | None = None
-        self.is_within = False
-        """Whether a request has begun that is not whole yet."""
+        self.is_receiving = False
+        """Whether a request is partially received."""
         self.begun = 0
-        """How many requests have begun."""
+        """Number of requests whose first byte has arrived."""
         self.awaits_continue = False
-        """Whether the client waits for leave to send the body."""
+        """Whether the client waits for `100 Continue` before it sends the body."""
         self.held_bytes = 0
         self._head_bytes_max = head_bytes_max
         self._body_bytes_max = body_bytes_max
@@ -131,23 +135,23 @@ class RequestReader:
         self._begin()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; behind a refusal, or a request that is the connection's last, they are dropped."""
+        """Parse the next bytes; after a refusal, or after the connection's last request, they are dropped."""
         if self.refusal is not None or self._is_last:
             return
-        was_in_head = self.is_within and self._is_in_head
+        was_in_head = self.is_receiving and self._is_in_head
         try:
             self._parser.feed_data(data)
-            # llhttp keeps a header until it is whole: what has no end in sight is counted as it comes.
-            if was_in_head and self._is_in_head and self.is_within:
+            # llhttp buffers a header until it is whole, so an endless header is counted by its received bytes.
+            if was_in_head and self._is_in_head and self.is_receiving:
                 self._count_head(len(data))
         except httptools.HttpParserUpgrade:
-            self._is_last = True  # what follows is in a protocol that is not spoken here
+            self._is_last = True  # the bytes that follow are of an unsupported protocol
         except httptools.HttpParserCallbackError as error:
             self._refuse_by(error)
         except httptools.HttpParserError as error:
-            # What follows `Connection: close` is nobody's: the last request is answered, the rest is not looked at.
+            # Bytes after a request with `Connection: close` are ignored; that request is still answered.
             if not self._is_last:
-                self.refusal = HttpRefusal(400, "bad_http", f"not HTTP/1.1 as it must be: {error}")
+                self.refusal = HttpRefusal(400, "bad_http", f"invalid HTTP/1.1: {error}")
         except _Refused as refused:
             self.refusal = refused.refusal
 
@@ -166,21 +170,21 @@ class RequestReader:
         self._length = -1
         self._received_bytes = 0
 
-    # What the parser calls, in this order.
+    # Callbacks of the parser, in this order.
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Start a request."""
         self._begin()
         self.begun += 1
-        self.is_within = self._is_in_head = True
+        self.is_receiving = self._is_in_head = True
 
     def on_url(self, url: bytes) -> None:
-        """Take the target, or the next part of it."""
+        """Append to the request target."""
         self._count_head(len(url))
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; those behind the body count, and mean nothing."""
+        """Add a header; trailers are counted and ignored."""
         self._header_count += 1
         self._count_head(len(name) + len(value))
         if self._header_count > HEADERS_MAX:
@@ -195,16 +199,16 @@ class RequestReader:
         self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """Decide on the head before any of the body is kept."""
+        """Check the headers before any of the body is buffered."""
         self._is_in_head = False
         version, headers = self._parser.get_http_version(), self._headers
         if version not in _VERSIONS:
-            raise _Refused(400, "bad_http", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+            raise _Refused(400, "bad_http", "only HTTP/1.1 and HTTP/1.0 are supported")
         if version == "1.1" and b"host" not in headers:
-            raise _Refused(400, "bad_http", "a request needs a Host header")
+            raise _Refused(400, "bad_http", "the Host header is missing")
         coding = headers.get(b"transfer-encoding")
         if coding is not None and (version != "1.1" or coding.lower() != b"chunked"):
-            raise _Refused(400, "bad_http", "the only transfer coding is chunked, of HTTP/1.1")
+            raise _Refused(400, "bad_http", "the only supported transfer coding is chunked, with HTTP/1.1")
         self._length = int(headers.get(b"content-length", b"-1"))
         if self._length > self._body_bytes_max:
             raise self._too_large()
@@ -212,13 +216,13 @@ class RequestReader:
         if self._parser.should_upgrade():
             self._is_last = True
             if has_body:
-                raise _Refused(400, "bad_http", "a body with a change of protocol")
+                raise _Refused(400, "bad_http", "a request with Upgrade must not have a body")
         if self._length > 0:
             self._hold(self._length)
         self.awaits_continue = has_body and headers.get(b"expect", b"").lower() == _CONTINUE
 
     def on_body(self, body: bytes) -> None:
-        """Take the next part of the body."""
+        """Append to the body."""
         self.awaits_continue = False
         self._received_bytes += len(body)
         if self._length < 0:
@@ -228,8 +232,8 @@ class RequestReader:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """Put the request together."""
-        self.is_within = self.awaits_continue = False
+        """Complete the request."""
+        self.is_receiving = self.awaits_continue = False
         is_persistent = self._parser.should_keep_alive() and not self._is_last
         self._is_last = not is_persistent
         path, query = _split_target(self._target)
@@ -248,16 +252,16 @@ class RequestReader:
 
     def _hold(self, size_bytes: int) -> None:
         if not self._admit(size_bytes):
-            raise _Refused(503, "overloaded", "not done: too many bytes of requests are on their way already")
+            raise _Refused(503, "overloaded", "not done: too many request bytes are in memory; retry later")
         self.held_bytes += size_bytes
 
     def _count_head(self, size_bytes: int) -> None:
         self._head_bytes += size_bytes
         if self._head_bytes > self._head_bytes_max:
-            raise _Refused(431, "head_too_large", f"a request's head may have {self._head_bytes_max} bytes")
+            raise _Refused(431, "head_too_large", f"the request's headers exceed {self._head_bytes_max} bytes")
 
     def _too_large(self) -> _Refused:
-        return _Refused(413, "too_large", f"not done: a request's body may have {self._body_bytes_max} bytes")
+        return _Refused(413, "too_large", f"not done: the request's body exceeds {self._body_bytes_max} bytes")
 
 
 def _split_target(target: bytes) -> tuple[str, bytes]:
@@ -274,6 +278,6 @@ def _split_target(target: bytes) -> tuple[str, bytes]:
 
 
 def _path_of_absolute(target: bytes) -> bytes:
-    """Return path and query of a target that names a server, too, as one sent to a proxy does."""
+    """Return path and query of a target in absolute form (`http://host/path`), as sent to proxies."""
     _, scheme, rest = target.partition(b"://")
     return b"/" + rest.partition(b"/")[2] if scheme else target

@@ -1,11 +1,11 @@
-"""All HTTP connections of a node: accepts them, holds them to their bounds and deadlines, and ends them.
+"""The HTTP server: accepts connections, enforces their limits and deadlines, and closes them.
 
-Bounds and what happens at them: one connection too many takes the place of the one that has been idle for longest, or,
-if none is, is told 503; one request too many is told 503; so is a body whose bytes would be too many together with
-those of the others. A client that takes too long to send a request, to send the next one, or to read a response is cut
-off. One timer serves all deadlines.
+Limits: a connection beyond `connections_max` replaces the one that has been idle longest, or gets 503 if none is idle.
+A request beyond `requests_max` gets 503; so does a body that would exceed `bodies_bytes_max` of all bodies together. A
+client that is too slow to send a request, to send the next one or to read a response is disconnected. One timer serves
+all deadlines.
 
-Life: `async with` takes the address; `serve` begins to accept; `close` accepts no more, lets what has come be answered,
+Life: `async with` binds the address; `serve` starts accepting; `close` stops accepting, answers the received requests,
 and ends.
 """
 
@@ -32,11 +32,11 @@ from quiver.tasks import TaskScope, timeout
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 2_000
-"""How long an ended connection is read on for, so that its last response arrives."""
+"""How long a closing connection is drained, so that its last response arrives."""
 _TICK_S = 0.25
-"""How often deadlines are looked at."""
+"""Interval of the deadline check."""
 _BACKLOG = 1024
-"""Connections that the system holds until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 
 
 class HttpStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class HttpStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnAnswered = Callable[[HttpRequest, HttpResponse | None, float], None]
-"""Told of each request, its response (None: the client had gone) and how many seconds it took."""
+"""Called for each request with its response (None: the client disconnected) and its duration in seconds."""
 
 
 class HttpServer:
@@ -73,7 +73,7 @@ class HttpServer:
         self.application = application
         self.settings = settings
         self.address = (host, port)
-        """Where it is reached; with the port that was chosen, if 0 was asked for, once entered."""
+        """The bound address; once entered, with the actual port if 0 was given."""
         self.idle: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.idle_timeout_ms)
         self.receiving: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.receive_timeout_ms)
         self.sending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.send_timeout_ms)
@@ -112,7 +112,7 @@ class HttpServer:
         return self
 
     async def serve(self) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         if self._server is not None:
             await self._server.start_serving()
             self._schedule_tick()
@@ -120,7 +120,7 @@ class HttpServer:
             logger.info("http serving", extra=facts(address=address, tls=self._tls is not None))
 
     async def close(self, *, grace_ms: int) -> None:
-        """Accept no more, answer what has come, and end; what takes longer than `grace_ms` is cut off. Idempotent."""
+        """Stop accepting, answer received requests, and end; abort what takes longer than `grace_ms`. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -133,7 +133,9 @@ class HttpServer:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
-            logger.warning("http requests cut off", extra=facts(connections=len(self._connections)))
+            logger.warning(
+                "http shutdown grace is over, aborting connections", extra=facts(connections=len(self._connections))
+            )
         for connection in tuple(self._connections):
             connection.abort()
 
@@ -163,10 +165,10 @@ class HttpServer:
             timed_out=self._timed_out,
         )
 
-    # What its connections report and ask.
+    # Called by its connections.
 
     def handle_opened(self, connection: HttpConnection) -> bool:
-        """Let a connection in; return whether there is room, else it has been refused."""
+        """Admit a connection; return False if it was refused."""
         self._accepted += 1
         self._connections.add(connection)
         if self._is_closing:
@@ -180,17 +182,17 @@ class HttpServer:
             longest_idle.close_when_idle()
             return True
         self._refused += 1
-        message = f"not done: {self.settings.connections_max} clients are connected already"
+        message = f"not done: the limit of {self.settings.connections_max} connections is reached; retry later"
         connection.refuse(HttpRefusal(503, "overloaded", message))
         return False
 
     def handle_ending(self, connection: HttpConnection) -> None:
-        """Give a connection that has said its last word a moment to be read."""
+        """Start the drain deadline of a connection that sent its last response."""
         self._leave_states(connection)
         self._ending.begin(connection)
 
     def handle_closed(self, connection: HttpConnection) -> None:
-        """Forget a connection."""
+        """Remove a closed connection."""
         self._leave_states(connection)
         self._ending.end(connection)
         self._connections.discard(connection)
@@ -198,22 +200,22 @@ class HttpServer:
             self._emptied.set()
 
     def admit_body(self, size_bytes: int) -> bool:
-        """Make room for so many bytes of a body, or return False."""
+        """Reserve memory for body bytes; return False at the limit."""
         if self._body_bytes + size_bytes > self.settings.bodies_bytes_max:
             return False
         self._body_bytes += size_bytes
         return True
 
     def release_body(self, size_bytes: int) -> None:
-        """Take back what `admit_body` gave."""
+        """Release what `admit_body` reserved."""
         self._body_bytes -= size_bytes
 
     def answer(self, request: HttpRequest) -> HttpResponse | asyncio.Future[HttpResponse]:
-        """Ask the application; never raises."""
+        """Return the application's answer; never raises."""
         self._requests += 1
         if self._requests > self.settings.requests_max:
             self._refused += 1
-            return self.application.refuse(503, "overloaded", "not done: too many requests are being answered already")
+            return self.application.refuse(503, "overloaded", "not done: too many requests are in flight; retry later")
         try:
             answer = self.application.handle(request)
         except Exception as error:  # noqa: BLE001 - one request must not end the node
@@ -224,21 +226,21 @@ class HttpServer:
         return answer
 
     async def _guard(self, answer: Coroutine[Any, Any, HttpResponse]) -> HttpResponse:
-        """Let no error out: it would end the group, and with it all other requests."""
+        """Turn any error into a response: an exception would end the task scope and with it all other requests."""
         try:
             return await answer
         except Exception as error:  # noqa: BLE001 - as above
             return self._fail(error)
 
     def outcome(self, work: asyncio.Future[HttpResponse]) -> HttpResponse:
-        """Return what came of work that is done; never raises."""
+        """Return the response of finished work; never raises."""
         if work.cancelled():
             return self.application.refuse(503, "unavailable", "this node is stopping")
         error = work.exception()
         return work.result() if error is None else self._fail(error)
 
     def handle_answered(self, request: HttpRequest, response: HttpResponse | None, began_at: float) -> None:
-        """Take note that a request needs nothing more."""
+        """Count a finished request and log it if the access log is on."""
         self._requests -= 1
         seconds = self.loop.time() - began_at
         self._on_answered(request, response, seconds)
@@ -248,7 +250,7 @@ class HttpServer:
             logger.info("http request", extra=about)
 
     def date_line(self) -> bytes:
-        """Return the header that tells the time."""
+        """Return the Date header; cached for a second."""
         now_s = self._clock.wall_ms() // 1000
         if now_s != self._date_s:
             self._date_s, self._date = now_s, f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode()
@@ -256,7 +258,7 @@ class HttpServer:
 
     def _fail(self, error: BaseException) -> HttpResponse:
         logger.error("http request failed", exc_info=error)
-        return self.application.refuse(500, "internal_error", "the server failed to answer; its log says why")
+        return self.application.refuse(500, "internal_error", "internal error; the node's log has the details")
 
     def _leave_states(self, connection: HttpConnection) -> None:
         for state in (self.idle, self.receiving, self.sending):
@@ -266,17 +268,17 @@ class HttpServer:
         self._tick = self.loop.call_later(_TICK_S, self._enforce)
 
     def _enforce(self) -> None:
-        """Cut off whoever takes too long."""
+        """Close connections whose deadline has passed."""
         self._schedule_tick()
-        for connection in self.idle.take_expired():
+        for connection in self.idle.pop_expired():
             connection.close_when_idle()
-        for connection in self.receiving.take_expired():
+        for connection in self.receiving.pop_expired():
             self._timed_out += 1
             connection.refuse(HttpRefusal(408, "too_slow", "not done: the request took too long to arrive"))
-        for connection in self.sending.take_expired():
+        for connection in self.sending.pop_expired():
             self._timed_out += 1
             connection.abort()
-        for connection in self._ending.take_expired():
+        for connection in self._ending.pop_expired():
             connection.abort()
 
 
@@ -284,7 +286,11 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Deadlines(Generic[C]):
-    """What is in one state, and since when."""
+    """Items in one state, each with its deadline.
+
+    All items of a state have the same timeout, so insertion order is deadline order: a dict is enough, and a check
+    reads only expired items and the first other. Ten thousand idle connections cost memory but no CPU.
+    """
 
     def __init__(self, clock: Clock, *, timeout_ms: int) -> None:
         self._clock = clock
@@ -299,20 +305,20 @@ class Deadlines(Generic[C]):
         return iter(tuple(self._until_ms))
 
     def begin(self, item: C) -> None:
-        """Note that an item has come into the state now; begins anew if it was in it."""
+        """Add an item with a fresh deadline; restarts the deadline of one that is present."""
         self._until_ms.pop(item, None)
         self._until_ms[item] = self._clock.monotonic_ms() + self._timeout_ms
 
     def end(self, item: C) -> None:
-        """Note that an item has left the state; no matter if it was not in it."""
+        """Remove an item; no error if it is not present."""
         self._until_ms.pop(item, None)
 
     def oldest(self) -> C | None:
-        """Return what has been in the state for longest."""
+        """Return the item that has been in the state longest."""
         return next(iter(self._until_ms), None)
 
-    def take_expired(self) -> list[C]:
-        """Return, and forget, what has been in the state for too long."""
+    def pop_expired(self) -> list[C]:
+        """Remove and return the expired items."""
         now_ms = self._clock.monotonic_ms()
         expired: list[C] = []
         for item, until_ms in self._until_ms.items():
