@@ -53,7 +53,7 @@ def run_server(pipe: Pipe) -> None:
 
 
 async def serve(pipe: Pipe) -> None:
-    """Answer requests until told to stop."""
+    """Answer requests until the parent process asks to stop."""
     settings = WireSettings()
     async with RequestServer(settings=settings, clock=SystemClock()) as server:
         network = PeerNetwork(

@@ -65,7 +65,7 @@ class Replica:
 
 
 class Replicas:
-    """A cluster of three; a context manager that leaves nothing behind."""
+    """Three replicas; a context manager that removes its processes and files."""
 
     def __init__(self, *, groups: int = 1) -> None:
         # On the repository's own file system: a temporary directory may be in memory.

@@ -1,4 +1,4 @@
-"""`quiver up`: a cluster as child processes that comes back with everything, however it ended."""
+"""`quiver up`: a cluster of child processes that recovers all its data after any kind of end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_quiver(*arguments: str) -> str:
     return run.stdout
 
 
-def test_cluster_comes_back_with_everything_after_kill_9_of_all(tmp_path: Path, first_port: int) -> None:
+def test_cluster_recovers_all_data_after_kill_9_of_all_nodes(tmp_path: Path, first_port: int) -> None:
     with running(tmp_path, first_port) as up:
         assert list(up.pids) == [1, 2, 3]
         with quiver.connect(up.url) as cluster:
@@ -105,18 +105,18 @@ def test_cluster_comes_back_with_everything_after_kill_9_of_all(tmp_path: Path, 
     assert {"init_cluster", "register_broker", "create_topic", "register_producer"} <= set(requests)
 
 
-def test_dead_node_is_told_and_not_restarted(tmp_path: Path, first_port: int) -> None:
+def test_dead_node_is_reported_and_not_restarted(tmp_path: Path, first_port: int) -> None:
     with running(tmp_path, first_port) as up:
         os.kill(up.pids[2], signal.SIGKILL)
         assert up.process.stdout is not None
-        told = up.process.stdout.readline()
-        assert told.startswith(f"node 2 (pid {up.pids[2]}) killed by SIGKILL; to start it again: quiver node --id 2")
+        line = up.process.stdout.readline()
+        assert line.startswith(f"node 2 (pid {up.pids[2]}) killed by SIGKILL; to start it again: quiver node --id 2")
         status = json.loads(run_quiver("status", "--json", "--url", up.url))
         assert {node["node"]: node["is_alive"] for node in status["nodes"]} == {1: True, 2: False, 3: True}
         assert up.stop() == 0
 
 
-def test_nodes_end_with_the_one_who_started_them(tmp_path: Path, first_port: int) -> None:
+def test_nodes_stop_when_their_parent_dies(tmp_path: Path, first_port: int) -> None:
     with running(tmp_path, first_port, "--nodes", "1") as up:
         os.kill(up.process.pid, signal.SIGKILL)
         up.process.wait()
@@ -141,10 +141,10 @@ def test_topics_and_brokers_are_managed_from_the_command_line(tmp_path: Path, fi
         assert (again.returncode, again.stderr.split(":")[0]) == (2, "error topic_exists")
 
 
-def test_data_directory_is_one_nodes_of_one_cluster(tmp_path: Path, first_port: int) -> None:
+def test_data_directory_belongs_to_one_node_of_one_cluster(tmp_path: Path, first_port: int) -> None:
     with running(tmp_path, first_port, "--nodes", "1") as up:
         up.stop()
-    for flags, told in (
+    for flags, message in (
         (("--id", "2"), "belongs to node 1, not to node 2"),
         (("--id", "1", "--cluster", "other"), "belongs to cluster 'quiver'"),
     ):
@@ -152,4 +152,4 @@ def test_data_directory_is_one_nodes_of_one_cluster(tmp_path: Path, first_port: 
             (*QUIVER, "node", "--data", f"{tmp_path}/node-1", *flags), capture_output=True, text=True, check=False
         )
         assert run.returncode == 2
-        assert told in run.stderr
+        assert message in run.stderr

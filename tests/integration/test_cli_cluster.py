@@ -76,7 +76,7 @@ def numbers(first: int, end: int) -> list[bytes]:
     return [f"{number}".encode() for number in range(first, end)]
 
 
-def test_what_files_hold_comes_out_byte_for_byte(cli: Cli, topic: str, tmp_path: Path) -> None:
+def test_file_contents_come_out_byte_for_byte(cli: Cli, topic: str, tmp_path: Path) -> None:
     first, second = write(tmp_path / "first", ODD), write(tmp_path / "second", numbers(0, 5000))
     out, err = cli.both("produce", topic, first, second, "--partition", "1", "--compression", "zstd")
     assert out == b""
@@ -109,7 +109,7 @@ def test_typed_line_is_a_record_at_once(cli: Cli, topic: str) -> None:
         assert cli("consume", topic) == b"first\nsecond\n"
 
 
-def test_reading_begins_and_ends_where_it_is_told_to(cli: Cli, topic: str, tmp_path: Path) -> None:
+def test_consume_starts_and_stops_at_the_given_positions(cli: Cli, topic: str, tmp_path: Path) -> None:
     cli("produce", topic, write(tmp_path / "old", numbers(0, 10)), "--partition", "0")
     time.sleep(0.01)
     between = datetime.now(UTC).isoformat()
@@ -145,7 +145,7 @@ def test_records_become_tables(cli: Cli, topic: str, tmp_path: Path, format_: st
     assert set(table.column("key").to_pylist()) == {b"k"}
 
 
-def test_named_consumer_goes_on_where_it_was_and_can_be_moved(cli: Cli, topic: str, tmp_path: Path) -> None:
+def test_named_consumer_resumes_at_its_cursors_and_can_be_reset(cli: Cli, topic: str, tmp_path: Path) -> None:
     cli("produce", topic, write(tmp_path / "lines", numbers(0, 10)), "--partition", "0")
     consume = ("consume", topic, "--consumer", f"report-{topic}")
     assert cli(*consume, "--max", "4").split() == numbers(0, 4)
@@ -163,7 +163,7 @@ def test_named_consumer_goes_on_where_it_was_and_can_be_moved(cli: Cli, topic: s
     assert cli(*consume).split() == numbers(0, 10)
 
 
-def test_reset_that_cannot_be_done_moves_nothing(cli: Cli, topic: str, tmp_path: Path) -> None:
+def test_invalid_reset_moves_no_cursor(cli: Cli, topic: str, tmp_path: Path) -> None:
     cli("produce", topic, write(tmp_path / "lines", numbers(0, 10)), "--partition", "0")
     name = f"report-{topic}"
     cli("consume", topic, "--consumer", name, "--max", "4", "--partition", "0")
@@ -174,7 +174,7 @@ def test_reset_that_cannot_be_done_moves_nothing(cli: Cli, topic: str, tmp_path:
     assert b"error unknown_consumer" in cli.both("consumer", "lag", "nobody", code=2)[1]
 
 
-def test_holds_are_shown_and_released(cli: Cli, local: LocalCluster, topic: str, tmp_path: Path) -> None:
+def test_holds_are_listed_and_released(cli: Cli, local: LocalCluster, topic: str, tmp_path: Path) -> None:
     cli("produce", topic, write(tmp_path / "lines", numbers(0, 10)))
     with local.connect() as client:
         client.hold(topic, f"{topic}-hold", {0: 4}, owner="somebody")
@@ -218,7 +218,7 @@ def test_interrupted_consumer_has_consumed_exactly_what_it_wrote(cli: Cli, topic
         assert (b"".join(read) + cli("consume", topic, "--consumer", topic)).split() == numbers(0, 30_000)
 
 
-def test_interrupted_producer_tells_what_is_acknowledged(cli: Cli, topic: str) -> None:
+def test_interrupted_producer_reports_acknowledged_records(cli: Cli, topic: str) -> None:
     with cli.start("produce", topic, "--partition", "0") as process:
         assert process.stdin is not None
         process.stdin.write(b"kept\n")
@@ -231,7 +231,7 @@ def test_interrupted_producer_tells_what_is_acknowledged(cli: Cli, topic: str) -
         assert err.decode().strip() == f"stopped; acknowledged by {topic}: 1 of 1 record read"
 
 
-def test_reader_that_goes_ends_the_command_quietly(cli: Cli, topic: str, tmp_path: Path) -> None:
+def test_closed_pipe_ends_the_command_quietly(cli: Cli, topic: str, tmp_path: Path) -> None:
     cli("produce", topic, write(tmp_path / "lines", numbers(0, 50_000)), "--partition", "0")
     with cli.start("consume", topic, "--follow") as process:
         assert process.stdout is not None
@@ -242,7 +242,7 @@ def test_reader_that_goes_ends_the_command_quietly(cli: Cli, topic: str, tmp_pat
         assert process.wait() == 141
 
 
-def test_tail_shows_what_comes(cli: Cli, topic: str) -> None:
+def test_tail_prints_new_records(cli: Cli, topic: str) -> None:
     cli("topic", "create", topic, "--partitions", "1")
     with cli.start("tail", topic, "--max", "1") as process:
         number = 0
@@ -274,7 +274,7 @@ def test_topics_are_completed(cli: Cli, topic: str) -> None:
     assert completion.get_completions(["consume", "--url", "127.0.0.1:9"], "") == []
 
 
-def test_shell_is_answered_when_the_tabulator_key_is_pressed() -> None:
+def test_shell_completion_answers_the_tab_key() -> None:
     pressed = {"_QUIVER_COMPLETE": "bash_complete", "COMP_WORDS": "quiver cons", "COMP_CWORD": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "quiver"], env={**os.environ, **pressed}, capture_output=True, text=True, check=True

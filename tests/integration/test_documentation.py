@@ -1,7 +1,7 @@
-"""What README and docs show is what happens: examples run, links lead somewhere, targets exist.
+"""Examples in README and docs run and print what the page shows; make targets and paths that they name exist.
 
 A fenced block whose info string is `python runnable` is executed; of one that says `console runnable` every
-`$ quiver …` line is run and what follows is compared with what it prints. Blocks of one page share a working
+`$ quiver …` line is run and its output compared with the output shown. Blocks of one page share a working
 directory, in the page's order.
 """
 
@@ -47,7 +47,7 @@ def transcript(body: str) -> list[tuple[str, str]]:
 
 
 def run_command(command: str) -> str:
-    """Return all that a `quiver` command prints; its exit code is in what it prints when it fails."""
+    """Return the output of a `quiver` command, standard error included."""
     program, *arguments = shlex.split(command)
     assert program == "quiver", f"only quiver commands are runnable here, not {program}"
     output = io.StringIO()

@@ -1,4 +1,4 @@
-"""`quiver history check` tells what is wrong with a recorded history."""
+"""`quiver history check` reports the anomalies of a recorded history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _record(path: Path, read: str) -> str:
     return str(path)
 
 
-def test_clean_history_is_called_so(tmp_path: Path, capsys: Output) -> None:
+def test_clean_history_is_reported_clean(tmp_path: Path, capsys: Output) -> None:
     assert main(["history", "check", _record(tmp_path / "h.jsonl", "a")]) == 0
     assert capsys.readouterr().out.startswith("nothing found in operations=2 ")
 
@@ -38,7 +38,7 @@ def test_verdict_is_machine_readable(tmp_path: Path, capsys: Output) -> None:
     assert verdict["counts"]["unexpected"] == 1
 
 
-def test_file_that_is_no_history_is_refused(tmp_path: Path, capsys: Output) -> None:
+def test_file_that_is_not_a_history_is_refused(tmp_path: Path, capsys: Output) -> None:
     path = tmp_path / "h.jsonl"
     path.write_text("what\n")
     assert main(["history", "check", str(path)]) == 2

@@ -1,4 +1,4 @@
-"""Parts of the command line that need no cluster: lines cut from streams, places parsed, records shown, the manual."""
+"""Command-line code that needs no cluster: splitting lines, start positions, record output, the reference page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines_of(data: bytes) -> list[bytes]:
 
 
 @given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=30), st.integers(1, 8))
-def test_lines_are_what_stands_before_line_feeds_however_they_are_read(lines: list[bytes], block_bytes: int) -> None:
+def test_lines_end_at_line_feeds_for_every_block_size(lines: list[bytes], block_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(produce, "BLOCK_BYTES", block_bytes)
         assert lines_of(b"".join(line + b"\n" for line in lines)) == lines
@@ -49,7 +49,7 @@ def test_last_line_may_lack_its_line_feed_and_empty_lines_count() -> None:
     assert lines_of(b"\n") == [b""]
 
 
-def test_lines_that_are_there_are_not_kept_waiting_for_more() -> None:
+def test_complete_lines_do_not_wait_for_more_input() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as sink:
         lines = read_lines(source, "pipe")
@@ -59,7 +59,7 @@ def test_lines_that_are_there_are_not_kept_waiting_for_more() -> None:
         assert next(lines) == [b"three"]
 
 
-def test_line_that_no_record_can_hold_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_longer_than_a_record_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "PAYLOAD_BYTES_MAX", 10)
     monkeypatch.setattr(produce, "BLOCK_BYTES", 4)
     assert lines_of(b"0123456789\n0123456789") == [b"0123456789"] * 2
@@ -87,12 +87,12 @@ def test_files_are_read_one_after_the_other(tmp_path: Path) -> None:
         ("2026-01-31T12:00Z", Start(timestamp=datetime(2026, 1, 31, 12, tzinfo=UTC))),
     ],
 )
-def test_place_is_a_word_an_offset_or_a_time(word: str, start: Start) -> None:
+def test_start_position_is_a_word_an_offset_or_a_time(word: str, start: Start) -> None:
     assert StartType().convert(word, None, None) == start
 
 
 @pytest.mark.parametrize(("word", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86_400)])
-def test_place_may_be_some_time_ago(word: str, seconds: int) -> None:
+def test_start_position_may_be_an_age(word: str, seconds: int) -> None:
     before = datetime.now(UTC)
     found = StartType().convert(word, None, None).timestamp
     assert found is not None
@@ -100,7 +100,7 @@ def test_place_may_be_some_time_ago(word: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("word", ["yesterday", "-5", "15x", "", "2026-13-01", "99999999999999d"])
-def test_what_is_no_place_is_refused(word: str, capsys: Output) -> None:
+def test_invalid_start_position_is_refused(word: str, capsys: Output) -> None:
     assert main(["consume", "logs", "--from", word]) == 2
     assert "is none of: earliest, latest, an offset" in capsys.readouterr().err
 
@@ -129,7 +129,7 @@ def test_records_are_shown_as_bytes_as_text_and_as_json() -> None:
 
 
 @given(st.binary())
-def test_no_record_can_steer_a_terminal(value: bytes) -> None:
+def test_control_characters_never_reach_a_terminal(value: bytes) -> None:
     assert printable(value).replace("\t", "").isprintable()
 
 
@@ -153,27 +153,27 @@ def test_tables_are_not_written_to_a_terminal_and_parquet_is_not_followed(
     assert "give --output" in capsys.readouterr().err
 
 
-def test_manual_is_made_from_the_commands() -> None:
+def test_reference_page_matches_the_commands() -> None:
     assert MANUAL_PAGE.read_text() == render_manual(quiver), "run `make docs`"
 
 
-def test_manual_is_printed(capsys: Output) -> None:
+def test_reference_page_is_printed(capsys: Output) -> None:
     assert main(["cli", "docs"]) == 0
     assert capsys.readouterr().out == render_manual(quiver)
 
 
-def test_manual_leaves_settings_to_their_page() -> None:
+def test_reference_page_leaves_out_settings() -> None:
     manual = render_manual(quiver)
     assert "\n## quiver node\n" in manual
     assert "| `--log-durability" not in manual
 
 
-@pytest.mark.parametrize(("shell", "told"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "complete ")])
-def test_completion_is_printed_for_shells(shell: str, told: str, capsys: Output) -> None:
+@pytest.mark.parametrize(("shell", "expected"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "complete ")])
+def test_completion_is_printed_for_shells(shell: str, expected: str, capsys: Output) -> None:
     assert main(["cli", "completion", shell]) == 0
     script = capsys.readouterr().out
     assert "_QUIVER_COMPLETE" in script
-    assert told in script
+    assert expected in script
 
 
 def test_commands_and_options_are_completed() -> None:

@@ -1,4 +1,4 @@
-"""`quiver sim` runs seeds, tells what they did, and shows a finding so that it can be seen again."""
+"""`quiver sim` runs seeds, summarizes them, and prints a finding with the command that replays it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_summary_is_machine_readable(capsys: Output) -> None:
     assert summary["sends"]["ok"] > 0
 
 
-def test_finding_is_shown_with_what_is_needed_to_see_it_again(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+def test_finding_is_printed_with_its_replay_command(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setattr(Nemesis, "begin", break_at_the_first_fault)
     assert main(["sim", "--seed", "15"]) == 1
     output = capsys.readouterr().out
