@@ -27,6 +27,7 @@ from quiver.raft import Configuration
 from quiver.record import Batch, BatchHeader, build_batch
 from quiver.replication import Member, Replicator
 from quiver.storage import SystemDisk, ThreadExecutor
+from quiver.tasks import SharedOutcome
 from quiver.wire import PeerNetwork, WireSettings
 
 
@@ -78,11 +79,11 @@ class Commands:
             start = time.perf_counter()
             member.propose_nowait([batch]).add_done_callback(lambda done: answered(done, start))
 
-        def answered(done: asyncio.Future[list[BatchHeader]], start: float) -> None:
+        def answered(done: SharedOutcome[list[BatchHeader]], start: float) -> None:
             latencies.append(time.perf_counter() - start)
-            if done.exception() is not None:
+            if done.error is not None:
                 if not finished.done():
-                    finished.set_exception(done.exception() or RuntimeError())
+                    finished.set_exception(done.error)
             elif sent < entries:
                 propose()
             elif len(latencies) == entries:
