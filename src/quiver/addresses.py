@@ -11,10 +11,10 @@ PORT_MAX = 0xFFFF
 
 
 def parse_address(text: str) -> Address:
-    """Return the host and port that a text such as `broker-1:9092` or `[::1]:9092` names.
+    """Parse an address such as `broker-1:9092` or `[::1]:9092` into host and port.
 
     Raises:
-        RequestError: it names none; the code is `bad_address`.
+        RequestError: the text is not a valid address; the code is `bad_address`.
     """
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -26,6 +26,6 @@ def parse_address(text: str) -> Address:
 
 
 def format_address(address: Address) -> str:
-    """Return an address as `parse_address` reads it."""
+    """Return an address in the form that `parse_address` accepts."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

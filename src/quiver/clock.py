@@ -1,4 +1,4 @@
-"""The two seams through which time and chance enter the program.
+"""The interfaces of time and randomness.
 
 Nothing else in `quiver` may read a clock or draw a random number: both are passed in, so that a
 whole cluster can run under a seeded simulation (`quiver.testing`). `random.Random` is an `Rng`.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tell the time: monotonic for waiting, wall for stamping."""
+    """A source of time: monotonic for waiting, wall for timestamps."""
 
     def monotonic_ms(self) -> int:
         """Return milliseconds that never go back, from an arbitrary start."""
@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class Rng(Protocol):
-    """Draw random numbers."""
+    """A source of random numbers."""
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
@@ -35,7 +35,7 @@ class Rng(Protocol):
 
 
 class SystemClock:
-    """Read the machine's clocks."""
+    """The machine's clocks."""
 
     def monotonic_ms(self) -> int:
         """Return the machine's monotonic time in milliseconds."""

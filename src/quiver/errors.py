@@ -1,32 +1,31 @@
-"""Every error Quiver raises, by what the caller should do about it.
+"""Every error that Quiver raises, classified by what the caller should do.
 
-The same classes are raised on servers and, decoded from what `kind_of` says of them, by the client. An error's
-``code`` is stable; it may be more precise than its class (``topic_exists`` is a `ConflictError`).
+Servers and clients raise the same classes: `kind_of` names an error's class on the wire, and `error_class` finds it
+again. An error's ``code`` is stable; it may be more precise than its class (``topic_exists`` is a `ConflictError`).
 
     QuiverError
     ├── RequestError          fix the request; it was not done
-    │   ├── DecodeError       the bytes are not what they claim to be
-    │   ├── NotFoundError     there is no such thing
-    │   ├── ConflictError     not in the present state
-    │   │   ├── OutOfSequenceError  a batch that does not follow its producer's last one
-    │   │   └── FencedError   a batch of an epoch that its producer has left
-    │   ├── OutOfRangeError   a value that is never allowed
-    │   ├── NotAllowedError   not by this client
-    │   └── TooLargeError     more bytes than a named bound allows
-    ├── UnavailableError      not done; try again later or elsewhere
-    │   ├── OverloadedError   not done; a named bound is reached
-    │   ├── NotLeaderError    not done; another node leads
+    │   ├── DecodeError       the bytes are not a valid encoding
+    │   ├── NotFoundError     the named thing does not exist
+    │   ├── ConflictError     the current state does not allow it
+    │   │   ├── OutOfSequenceError  a batch does not follow its producer's last one
+    │   │   └── FencedError   a newer epoch of the producer exists
+    │   ├── OutOfRangeError   a value is outside its allowed range
+    │   ├── NotAllowedError   this client may not do it
+    │   └── TooLargeError     more bytes than a named limit allows
+    ├── UnavailableError      not done; retry later or on another node
+    │   ├── OverloadedError   not done; a named limit is reached; back off
+    │   ├── NotLeaderError    not done; another node is the leader
     │   └── DiskFullError     not done; the disk is nearly full
-    ├── OutcomeUnknownError   perhaps done; retry only if idempotent
+    ├── OutcomeUnknownError   unknown whether done; retry only if idempotent
     ├── StorageError          this replica stops serving
-    │   ├── LogClosedError    the log takes no more appends; this one was not done
-    │   ├── LogFailedError    the disk failed under an append; a restart tells whether it is there
+    │   ├── LogClosedError    not done; the log is closed or has failed
+    │   ├── LogFailedError    unknown; the disk failed during an append, and the restart shows whether it is there
     │   ├── DamageError       stored bytes fail their checksum
-    │   └── TrimmedError      the wanted range was removed by retention
-    └── ConfigError           the settings cannot be used
+    │   └── TrimmedError      retention has removed the requested range
+    └── ConfigError           the settings are invalid; fix them and restart
 
-A broken invariant is not an error: it means that the program no longer knows what is true, so
-`invariant` ends the process instead of letting it go on.
+A broken invariant is not an error: the program's state can no longer be trusted, so `invariant` ends the process.
 """
 
 from __future__ import annotations
@@ -51,66 +50,66 @@ class QuiverError(Exception):
 
     @property
     def message(self) -> str:
-        """Return the sentence for people."""
+        """Return the message."""
         return str(self)
 
 
 class RequestError(QuiverError):
-    """Report a request that will never succeed as it is: fix it. Nothing was done."""
+    """Report a request that cannot succeed unchanged: fix it. Nothing was done."""
 
     code = "bad_request"
 
 
 class DecodeError(RequestError):
-    """Report bytes that are not a valid encoding of what they claim to be."""
+    """Report bytes that are not a valid encoding."""
 
     code = "decode_failed"
 
 
 class NotFoundError(RequestError):
-    """Report a request about something that does not exist."""
+    """Report a request that names something that does not exist."""
 
     code = "not_found"
 
 
 class ConflictError(RequestError):
-    """Report a request that the present state does not allow."""
+    """Report a request that the current state does not allow."""
 
     code = "conflict"
 
 
 class OutOfSequenceError(ConflictError):
-    """Report a batch that does not follow its producer's last one: not done; send what is missing first."""
+    """Report a batch that does not follow its producer's last one: not done; send the missing batches first."""
 
     code = "out_of_sequence"
 
 
 class FencedError(ConflictError):
-    """Report a batch of an epoch that its producer has left: not done, and never will be."""
+    """Report a batch of a producer epoch that a newer one has fenced: not done, and a retry cannot succeed."""
 
     code = "fenced"
 
 
 class OutOfRangeError(RequestError):
-    """Report a value that is never allowed."""
+    """Report a value outside its allowed range."""
 
     code = "out_of_range"
 
 
 class NotAllowedError(RequestError):
-    """Report something that this client may not do."""
+    """Report a request that this client is not permitted to make."""
 
     code = "not_allowed"
 
 
 class TooLargeError(RequestError):
-    """Report a request of more bytes than a named bound allows."""
+    """Report a request with more bytes than a named limit allows."""
 
     code = "too_large"
 
 
 class UnavailableError(QuiverError):
-    """Report that the request was not done and may succeed later, after `retry_after_ms` if given, or elsewhere."""
+    """Report that the request was not done; retry it later, after `retry_after_ms` if given, or on another node."""
 
     code = "unavailable"
 
@@ -120,13 +119,13 @@ class UnavailableError(QuiverError):
 
 
 class OverloadedError(UnavailableError):
-    """Report that a named bound is reached; the request was refused before anything was done."""
+    """Report that a named limit is reached; the request was rejected before anything was done. Retry with backoff."""
 
     code = "overloaded"
 
 
 class NotLeaderError(UnavailableError):
-    """Report that this node does not lead what the request is about: not done; `leader` does, if it is known."""
+    """Report that this node is not the leader: not done; send the request to `leader`, if it is known."""
 
     code = "not_leader"
 
@@ -143,32 +142,32 @@ class NotLeaderError(UnavailableError):
 
 
 class DiskFullError(UnavailableError):
-    """Report that the disk is nearly full: refused before anything was done."""
+    """Report that the disk is nearly full: rejected before anything was done. Free space, then retry."""
 
     code = "disk_full"
 
 
 class OutcomeUnknownError(QuiverError):
-    """Report that the request was perhaps done: retry only if it is idempotent."""
+    """Report that it is unknown whether the request was done: retry only if it is idempotent."""
 
     code = "outcome_unknown"
     outcome = "unknown"
 
 
 class StorageError(QuiverError):
-    """Report that this replica's storage failed and that it stops serving."""
+    """Report that this replica's storage failed; the replica stops serving."""
 
     code = "storage_failed"
 
 
 class LogClosedError(StorageError):
-    """Report an append to a log that was closed, by its owner or by an earlier failure."""
+    """Report a write to a log that its owner closed or that has failed: not done."""
 
     code = "log_closed"
 
 
 class LogFailedError(StorageError):
-    """Report that the disk failed while a batch was on its way to it: it may be found after a restart, or not."""
+    """Report that the disk failed during a write: unknown; after a restart the batch may be in the log or not."""
 
     code = "log_failed"
     outcome = "unknown"
@@ -181,24 +180,24 @@ class DamageError(StorageError):
 
 
 class TrimmedError(StorageError):
-    """Report that a wanted offset or index lies below the log's start."""
+    """Report that a requested offset or index is below the log's start: retention has removed it."""
 
     code = "trimmed"
 
 
 class ConfigError(QuiverError):
-    """Report settings that cannot be used; the message names the key and what is allowed."""
+    """Report invalid settings; the message names the key and the allowed values."""
 
     code = "bad_config"
 
 
 def kind_of(error: QuiverError) -> str:
-    """Return the name under which an error travels: the code of its class in this module."""
+    """Return an error's name on the wire: the code of its nearest class in this module."""
     return next(_NAMES[kind] for kind in type(error).__mro__ if kind in _NAMES)
 
 
 def error_class(kind: str) -> type[QuiverError]:
-    """Return the class that a name stands for; the root for a name that only a newer program knows."""
+    """Return the class of a name on the wire; `QuiverError` for a name that only a newer version knows."""
     return _KINDS.get(kind, QuiverError)
 
 
@@ -210,12 +209,12 @@ def _all_kinds() -> dict[str, type[QuiverError]]:
 
 
 _KINDS = _all_kinds()
-"""The classes of this module; those that other modules derive from them travel as the nearest of these."""
+"""The classes of this module; a class derived in another module is sent as its nearest base class here."""
 _NAMES: dict[type, str] = {kind: name for name, kind in _KINDS.items()}
 
 
 class InvariantBroken(SystemExit):
-    """End the process: the program found itself in a state that its design excludes."""
+    """End the process: the program is in a state that its design excludes."""
 
 
 def invariant(condition: object, message: str, /, **facts: object) -> None:

@@ -1,15 +1,15 @@
-"""What the program says about itself while it runs: one line per event, as text or as JSON.
+"""Format log events, one line each, as text or as JSON.
 
-An event is a constant phrase and facts, given through `facts`, so that a phrase can be searched for and a
-fact can be parsed:
+An event is a constant phrase and key=value facts, passed through `facts`, so that phrases can be searched for and
+facts parsed:
 
     logger = logging.getLogger(__name__)
     logger.info("segment sealed", extra=facts(segment=name, size_bytes=size_bytes))
 
     2026-01-31T12:00:00.123Z INFO quiver.storage.log segment sealed segment=00000000000000000001.log size_bytes=67108864
 
-Rules: INFO is a state change, silent at steady state. Never payloads or secrets: bytes given as a fact are
-shown by their length alone. No event breaks its line, whatever its facts hold.
+Rules: INFO is a state change; a steady state logs nothing. Payloads and secrets are never logged: a fact of type bytes
+is shown as its length only. An event never spans several lines, whatever its facts contain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quiver.clock import Clock
 from quiver.config import LoggingSettings
 
 FACT_CHARACTERS_MAX = 500
-"""Longest fact that is written whole; what is longer is cut, since it is more likely data than a fact."""
+"""Longest fact that is logged completely; a longer one is truncated, since it is probably data."""
 
 WARNING_INTERVAL_MS = 10_000
 """A `RateLimitedLogger` writes at most one warning per key in this interval."""
@@ -41,14 +41,14 @@ _HANDLER_NAME = "quiver"
 
 
 def facts(**values: object) -> dict[str, dict[str, object]]:
-    """Return what a logging call takes as `extra` for its event to carry these facts."""
+    """Return the `extra` argument of a logging call that attaches these facts to the event."""
     return {"facts": values}
 
 
 def configure_logging(settings: LoggingSettings, stream: TextIO) -> None:
-    """Send every event of at least the set level to `stream`, in the set format; replaces what an earlier call set.
+    """Log every event of at least the configured level to `stream`; replaces the handler of an earlier call.
 
-    Libraries' events go the same way.
+    Applies to the events of libraries as well.
     """
     handler = logging.StreamHandler(stream)
     handler.set_name(_HANDLER_NAME)
@@ -61,7 +61,7 @@ def configure_logging(settings: LoggingSettings, stream: TextIO) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """Write an event as a line of text: time, level, logger, phrase, then `key=value` for each fact."""
+    """Format an event as a line of text: time, level, logger, phrase, then `key=value` for each fact."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -71,7 +71,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Write an event as a JSON object with the keys `time`, `level`, `logger`, `event` and `facts`."""
+    """Format an event as a JSON object with the keys `time`, `level`, `logger`, `event` and `facts`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -96,7 +96,7 @@ def _all_facts(record: logging.LogRecord) -> Iterator[tuple[str, _Fact]]:
 
 
 def _simplify(value: object) -> _Fact:
-    """Return a fact as something that text and JSON can show, never with a payload in it."""
+    """Return a fact as a value that text and JSON can show, without payload bytes."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -117,12 +117,12 @@ def _one_line(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return text in quotes, with nothing left in it that a terminal or a reader of lines would act on."""
+    """Return text in quotes, with control characters and line breaks escaped."""
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _encodable(text: str) -> str:
-    """Return text that UTF-8 can carry: names of files may hold what it cannot."""
+    """Return text that can be encoded as UTF-8: file names may contain surrogates."""
     return text.encode(errors="backslashreplace").decode()
 
 

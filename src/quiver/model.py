@@ -1,4 +1,4 @@
-"""The value types that every layer speaks in: ids, offsets, indexes, terms.
+"""The value types of every layer: ids, offsets, indexes, terms.
 
 `NewType` keeps them apart in the type checker at no cost at run time. Ranges are half-open
 everywhere: `first_*` is inside, `end_*` is the first one outside.
@@ -12,7 +12,7 @@ Buffer = bytes | bytearray | memoryview
 """Anything that exposes contiguous bytes; functions that take it never write to it unless they say so."""
 
 NodeId = NewType("NodeId", int)
-"""A process that takes part in a cluster; a node whose disk was lost comes back under a new one."""
+"""A process of the cluster; a node whose disk was lost must return under a new id."""
 
 GroupId = NewType("GroupId", int)
 """A Raft group: the metadata or one partition."""
@@ -30,10 +30,10 @@ ProducerId = NewType("ProducerId", int)
 """A registered producer."""
 
 NO_PRODUCER = ProducerId(-1)
-"""What a batch carries that was built without a registered producer."""
+"""The producer id of a batch that was built without a registered producer."""
 
 TopicId = NewType("TopicId", int)
-"""A topic, deleted ones included; never given twice."""
+"""A topic, deleted ones included; an id is never reused."""
 
 PartitionId = NewType("PartitionId", int)
 """0-based number of a partition in its topic."""

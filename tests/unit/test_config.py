@@ -68,7 +68,7 @@ def test_bad_file_is_refused_and_the_key_named(toml: str, named: str) -> None:
 
 @pytest.mark.parametrize("variable", ["QUIVER_LOG__NOTHING", "QUIVER_LOG", "QUIVER_", "QUIVER_LOG_DURABILITY"])
 def test_unknown_environment_variable_is_refused_and_named(variable: str) -> None:
-    with pytest.raises(ConfigError, match=f"environment variable {variable}: there is no setting"):
+    with pytest.raises(ConfigError, match=f"environment variable {variable}: unknown setting"):
         load_settings(environment={variable: "1"})
 
 
@@ -78,7 +78,7 @@ def test_bad_environment_value_is_refused_and_the_key_named() -> None:
 
 
 def test_unknown_flag_is_refused_and_named() -> None:
-    with pytest.raises(ConfigError, match=r"flag for log\.nothing: there is no setting"):
+    with pytest.raises(ConfigError, match=r"flag for log\.nothing: unknown setting"):
         load_settings(flags={"log.nothing": "1"})
 
 
@@ -129,8 +129,8 @@ def test_managers_are_told_by_id_and_address() -> None:
         ('join = "1@host"', "node.join"),
         ('join = "a@host:1"', "node.join"),
         ('join = "1@host:1,1@host:2"', "node.join"),
-        ('id = 2\njoin = "1@host:1"', "node.join must name node 2"),
-        ('id = 1\nroles = "broker"\njoin = "1@host:1"', "node.join must name node 1"),
+        ('id = 2\njoin = "1@host:1"', "node.join must list node 2"),
+        ('id = 1\nroles = "broker"\njoin = "1@host:1"', "node.join must list node 1"),
     ],
 )
 def test_bad_node_is_refused_and_the_key_named(toml: str, named: str) -> None:

@@ -28,7 +28,7 @@ the amount wins."""
 _PAGE_HEAD = """\
 # Configuration
 
-<!-- Made by `make docs` from src/quiver/config.py; change it there. -->
+<!-- Made by `make docs` from src/quiver/config; change it there. -->
 
 A setting's value comes from its default, then the TOML file, then the environment, then a flag; the later
 wins. An unknown key is an error, wherever it is given. `quiver config show` prints the values in force.

@@ -1,0 +1,40 @@
+"""The settings of a node: `settings` and `network` declare them, `loading` finds their values."""
+
+from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, load_settings
+from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
+from quiver.config.settings import (
+    ROLES,
+    BrokerSettings,
+    Durability,
+    LoggingSettings,
+    LogSettings,
+    ManagerSettings,
+    MetadataSettings,
+    NodeSettings,
+    PartitionSettings,
+    ReplicationSettings,
+    Settings,
+)
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "KIB",
+    "MIB",
+    "ROLES",
+    "BrokerSettings",
+    "Durability",
+    "GatewaySettings",
+    "LogSettings",
+    "LoggingSettings",
+    "ManagerSettings",
+    "MetadataSettings",
+    "NodeSettings",
+    "PartitionSettings",
+    "ReplicationSettings",
+    "Setting",
+    "Settings",
+    "TlsSettings",
+    "WireSettings",
+    "all_settings",
+    "load_settings",
+]

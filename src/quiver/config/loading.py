@@ -1,0 +1,107 @@
+"""Find the value of every setting: default, then TOML file, then environment variable, then flag; later wins.
+
+The environment variable of `log.segment_bytes_max` is `QUIVER_LOG__SEGMENT_BYTES_MAX`, its flag
+`--log-segment-bytes-max`. An unknown key is an error: a misspelt setting must never be silently ignored.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from quiver.config.settings import Settings
+from quiver.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "QUIVER_"
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting with its default, bounds and description, from which flags and the reference page are generated."""
+
+    section: str
+    name: str
+    default: object
+    choices: tuple[str, ...]
+    description: str
+    at_least: float | None
+    at_most: float | None
+
+    @property
+    def key(self) -> str:
+        """Return the dotted key, as in TOML."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def environment_variable(self) -> str:
+        """Return the environment variable that sets it."""
+        return f"{ENVIRONMENT_PREFIX}{self.section}__{self.name}".upper()
+
+    @property
+    def flag(self) -> str:
+        """Return the command-line flag that sets it; flags of the `node` section have no prefix."""
+        if self.section == "node":
+            return f"--{self.name}".replace("_", "-")
+        return f"--{self.section}-{self.name}".replace("_", "-")
+
+
+def all_settings() -> Iterator[Setting]:
+    """Yield every setting in the order of its declaration."""
+    for section in msgspec.structs.fields(Settings):
+        section_type = type(section.default)
+        hints = get_type_hints(section_type, include_extras=True)
+        for field in msgspec.structs.fields(section_type):
+            annotated = get_args(hints[field.name])
+            meta: Meta = annotated[1]
+            yield Setting(
+                section=section.name,
+                name=field.name,
+                default=field.default,
+                choices=tuple(str(choice) for choice in get_args(annotated[0])),
+                description=meta.description or "",
+                at_least=meta.ge,
+                at_most=meta.le,
+            )
+
+
+def load_settings(
+    toml: str = "", *, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> Settings:
+    """Combine defaults, the text of a TOML file, environment variables and flags (`{"log.durability": "none"}`).
+
+    Raises:
+        ConfigError: a key is unknown or a value is not allowed; the message names the key.
+    """
+    tree = _parse_toml(toml)
+    known = {setting.key: setting for setting in all_settings()}
+    for variable, value in sorted((environment or {}).items()):
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".", 1)
+            _assign(tree, key, value, known, where=f"environment variable {variable}")
+    for key, value in (flags or {}).items():
+        _assign(tree, key, value, known, where=f"flag for {key}")
+    try:
+        # strict=False turns the strings of flags and variables into the declared types.
+        return msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}; docs/operations/configuration.md lists the allowed values") from None
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the settings file is not valid TOML: {error}") from None
+
+
+def _assign(tree: dict[str, Any], key: str, value: str, known: Mapping[str, Setting], *, where: str) -> None:
+    setting = known.get(key)
+    if setting is None:
+        raise ConfigError(f"{where}: unknown setting {key!r}; docs/operations/configuration.md lists all settings")
+    section = tree.setdefault(setting.section, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"settings: [{setting.section}] must be a table of settings")
+    section[setting.name] = value

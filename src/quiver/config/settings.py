@@ -1,0 +1,516 @@
+"""Every setting of a node, declared once, with its default, its bounds and its description.
+
+Flags, environment variables and `docs/operations/configuration.md` are generated from this tree. A description says
+what the setting controls, its unit, and when to change it at what cost.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quiver.addresses import parse_address
+from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
+from quiver.errors import ConfigError, RequestError
+
+Durability = Literal["fsync", "interval", "none"]
+ROLES = ("manager", "broker", "gateway")
+"""The roles that a node can have."""
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Identity, roles and addresses of a node."""
+
+    id: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**31,
+            description="Number of this node in the cluster, from 1; 0 means not set. Never reuse the number of a "
+            "node whose disk was lost.",
+        ),
+    ] = 0
+    cluster: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="Id of the cluster, the same on every node; a node rejects connections from nodes of another "
+            "cluster.",
+        ),
+    ] = "quiver"
+    roles: Annotated[
+        str,
+        Meta(
+            description="Roles of the node, comma-separated: any of manager, broker, gateway. Separate them to scale "
+            "each on its own machines."
+        ),
+    ] = "manager,broker,gateway"
+    data: Annotated[
+        str, Meta(min_length=1, description="Directory of all files of the node. One process uses it at a time.")
+    ] = "quiver-data"
+    wire: Annotated[str, Meta(description="Address on which nodes and SDK clients connect, as host:port.")] = (
+        "127.0.0.1:9002"
+    )
+    http: Annotated[str, Meta(description="Address on which HTTP clients connect, as host:port.")] = "127.0.0.1:8002"
+    advertise: Annotated[
+        str,
+        Meta(
+            description="Host name that the node publishes for both addresses; empty publishes the listen addresses. "
+            "Set it when the node listens on 0.0.0.0 or is reached through NAT."
+        ),
+    ] = ""
+    join: Annotated[
+        str,
+        Meta(
+            description="Managers of the cluster, as comma-separated id@host:port, the same on every node; empty for "
+            "a cluster whose only manager is this node."
+        ),
+    ] = ""
+    rack: Annotated[
+        str,
+        Meta(
+            max_length=300,
+            description="Failure domain of the node (rack or zone); the replicas of a partition are spread over racks.",
+        ),
+    ] = ""
+    metadata_db: Annotated[
+        str,
+        Meta(
+            description="URL of the metadata database (postgresql+psycopg://…); empty for SQLite in the data directory."
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.role_names - set(ROLES))
+        if unknown or not self.role_names:
+            raise ConfigError(
+                f"node.roles is {self.roles!r}; it must be one or more of {', '.join(ROLES)}, comma-separated"
+            )
+        for key, address in (("wire", self.wire), ("http", self.http)):
+            _check_address(address, key=f"node.{key}")
+        managers = self.managers
+        if self.id and ("manager" in self.role_names) != (self.id in managers):
+            raise ConfigError(f"node.join must list node {self.id} if, and only if, node.roles includes manager")
+
+    @property
+    def role_names(self) -> frozenset[str]:
+        """Return the roles one by one."""
+        return frozenset(role.strip() for role in self.roles.split(",") if role.strip())
+
+    @property
+    def managers(self) -> dict[int, str]:
+        """Return the managers' addresses by node id."""
+        if not self.join:
+            return {self.id: self.wire}
+        found: dict[int, str] = {}
+        for item in self.join.split(","):
+            number, _, address = item.strip().partition("@")
+            _check_address(address, key="node.join")
+            if not number.isdigit() or not 0 < int(number) <= 2**31 or int(number) in found:
+                raise ConfigError(f"node.join: {item.strip()!r} must be id@host:port, with a unique id from 1")
+            found[int(number)] = address
+        return found
+
+
+def _check_address(address: str, *, key: str) -> None:
+    try:
+        parse_address(address)
+    except RequestError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Storage of a partition's log on disk."""
+
+    durability: Annotated[
+        Durability,
+        Meta(
+            description="When a batch counts as durable: `fsync` after fdatasync, `interval` after the write, with an "
+            "fdatasync every flush_interval_ms, `none` after the write. Anything but `fsync` can lose "
+            "acknowledged records if the machines of a majority lose power together."
+        ),
+    ] = "fsync"
+    flush_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=60_000,
+            description="Milliseconds between fdatasyncs if durability is `interval`; lower it to lose less in a "
+            "power failure, at the cost of throughput.",
+        ),
+    ] = 50
+    segment_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=4096 * MIB,
+            description="Size in bytes at which a segment is sealed and the next one starts. After a crash up to this "
+            "much of each partition is read again, and retention removes whole segments: lower it for "
+            "faster restarts and finer retention, raise it for fewer files.",
+        ),
+    ] = 16 * MIB
+    segment_age_ms_max: Annotated[
+        int,
+        Meta(
+            ge=100,
+            description="Age in milliseconds at which the active segment is sealed; lower it if retention by time "
+            "must remove the records of slow partitions sooner.",
+        ),
+    ] = 7 * 24 * 3_600_000
+    index_interval_bytes: Annotated[
+        int,
+        Meta(
+            ge=64,
+            le=16 * MIB,
+            description="Bytes of log between two entries of a segment's sparse index; lower it to read less per "
+            "random access, at the cost of memory.",
+        ),
+    ] = 64 * KIB
+    tail_cache_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096 * MIB,
+            description="Memory in bytes for the newest batches of one partition; raise it if consumers that are "
+            "slightly behind should not read from disk.",
+        ),
+    ] = 16 * MIB
+    tail_caches_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory in bytes for the newest batches of all partitions of the node; the partitions that "
+            "were written longest ago are evicted first.",
+        ),
+    ] = 256 * MIB
+    pending_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=4096 * MIB,
+            description="Bytes of one partition that may wait to be written; appends beyond it are rejected and "
+            "retried by clients. Raise it to absorb bursts, at the cost of memory and latency.",
+        ),
+    ] = 64 * MIB
+    free_bytes_min: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Free disk space in bytes below which new records are rejected (HTTP 507); reads and deletes "
+            "continue. Keep enough to write what frees space again.",
+        ),
+    ] = 256 * MIB
+    free_check_interval_ms: Annotated[
+        int, Meta(ge=10, le=600_000, description="Milliseconds between two checks of the free disk space.")
+    ] = 2_000
+
+
+class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Checkpoints, summaries and retention of partition replicas."""
+
+    checkpoint_bytes: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            description="Bytes of records between two checkpoints of a replica's state; lower it to replay less at a "
+            "restart, at the cost of more writes.",
+        ),
+    ] = 16 * MIB
+    summary_bytes: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            description="Bytes of records between two state summaries in the log. Retention can remove records only "
+            "up to a summary: lower it for finer retention, at the cost of more writes.",
+        ),
+    ] = 64 * MIB
+    summary_entries: Annotated[
+        int,
+        Meta(
+            ge=10,
+            description="Entries of any kind after which a summary is written, whatever their size; bounds the replay "
+            "of partitions with tiny records.",
+        ),
+    ] = 100_000
+    retention_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=24 * 3_600_000,
+            description="Milliseconds between two retention runs of a partition; lower it to free disk space sooner, "
+            "at the cost of idle CPU.",
+        ),
+    ] = 30_000
+
+
+class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Elections, replication and hibernation of Raft groups."""
+
+    election_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=600_000,
+            description="Milliseconds without a message of the leader after which a member starts an election; each "
+            "member waits a random time between this and twice this. Raise it on slow or distant "
+            "networks; failover takes longer then.",
+        ),
+    ] = 400
+    heartbeat_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=60_000,
+            description="Milliseconds between two heartbeats of a leader; keep it well below election_timeout_ms.",
+        ),
+    ] = 100
+    append_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=32 * MIB,
+            description="Bytes of batches in one append message to a follower; raise it for throughput on links with "
+            "high latency.",
+        ),
+    ] = MIB
+    inflight_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=1024 * MIB,
+            description="Bytes in flight to one follower: sent, but not acknowledged. Raise it for throughput on "
+            "links with high latency, at the cost of memory.",
+        ),
+    ] = 16 * MIB
+    inflight_messages_max: Annotated[
+        int,
+        Meta(ge=1, le=100_000, description="Append messages in flight to one follower: sent, but not acknowledged."),
+    ] = 64
+    catch_up_bytes_per_second: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=2**40,
+            description="Rate limit, in bytes per second, of all traffic of a node to replicas that are being added; "
+            "lower it if moves slow down clients, raise it to repair faster.",
+        ),
+    ] = 128 * MIB
+    uncommitted_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=KIB,
+            le=4096 * MIB,
+            description="Proposed but uncommitted bytes of one group; proposals beyond it are rejected. Raise it to "
+            "absorb bursts while followers are slow, at the cost of memory.",
+        ),
+    ] = 64 * MIB
+    hibernation: Annotated[
+        bool,
+        Meta(
+            description="Whether idle groups stop their timers and rely on the heartbeats between nodes; saves CPU "
+            "with many partitions. Disable it only to diagnose elections."
+        ),
+    ] = True
+
+
+class MetadataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Each node's copy of the cluster metadata."""
+
+    staleness_ms_max: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=3_600_000,
+            description="Milliseconds without contact to the primary after which a node rejects metadata reads as "
+            "stale; raise it to keep serving longer without a primary, at the cost of older answers.",
+        ),
+    ] = 10_000
+    snapshot_entries: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="Metadata entries applied between two snapshots, after each of which the log is compacted; "
+            "lower it for faster restarts, at the cost of more writes.",
+        ),
+    ] = 10_000
+
+
+class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Failure detection, replica placement and repair by the managers."""
+
+    heartbeat_interval_ms: Annotated[
+        int, Meta(ge=10, le=60_000, description="Milliseconds between two heartbeats of a node to the primary.")
+    ] = 1_000
+    suspect_after_ms: Annotated[
+        int,
+        Meta(
+            ge=20,
+            le=600_000,
+            description="Milliseconds without a heartbeat after which a node is suspected dead; above "
+            "heartbeat_interval_ms.",
+        ),
+    ] = 3_000
+    dead_after_ms: Annotated[
+        int,
+        Meta(
+            ge=30,
+            le=3_600_000,
+            description="Milliseconds without a heartbeat after which a node counts as dead; above suspect_after_ms.",
+        ),
+    ] = 10_000
+    rebuild_after_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=7 * 24 * 3_600_000,
+            description="Milliseconds that a node must be dead before its replicas are rebuilt on other nodes; lower "
+            "it to restore redundancy sooner, raise it to avoid copying data during a restart.",
+        ),
+    ] = 300_000
+    client_alive_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=24 * 3_600_000,
+            description="Milliseconds since its last request during which a client counts as alive.",
+        ),
+    ] = 60_000
+    record_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=600_000,
+            description="Milliseconds between two writes of last-seen times to the metadata; lower it for fresher "
+            "times, at the cost of metadata writes.",
+        ),
+    ] = 5_000
+    reconcile_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=600_000,
+            description="Interval of the periodic reconcile in milliseconds; lower it to detect drift sooner, at the "
+            "cost of idle CPU.",
+        ),
+    ] = 1_000
+    moves_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Replica moves in progress at once in the cluster; raise it to repair faster, at the cost of "
+            "network and disk load.",
+        ),
+    ] = 8
+    broker_moves_max: Annotated[
+        int, Meta(ge=1, le=10_000, description="Replica moves in progress at once to or from one broker.")
+    ] = 2
+    rebalance: Annotated[
+        Literal["on_request", "always"],
+        Meta(
+            description="When replicas are moved only to balance the load: `on_request` on an operator's command, "
+            "`always` automatically as well."
+        ),
+    ] = "on_request"
+    purge_delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=365 * 24 * 3_600_000,
+            description="Milliseconds during which a deleted topic can be restored; its data uses disk space until "
+            "then.",
+        ),
+    ] = 24 * 3_600_000
+
+    def __post_init__(self) -> None:
+        if not self.heartbeat_interval_ms < self.suspect_after_ms < self.dead_after_ms:
+            raise ConfigError(
+                "manager.heartbeat_interval_ms must be less than manager.suspect_after_ms, "
+                f"and that less than manager.dead_after_ms; they are {self.heartbeat_interval_ms}, "
+                f"{self.suspect_after_ms} and {self.dead_after_ms}"
+            )
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Replicas and requests on brokers."""
+
+    openings_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Replicas that are opened or closed concurrently; raise it for faster starts on fast disks.",
+        ),
+    ] = 16
+    report_delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="Milliseconds to collect leadership changes before they are reported to the primary in one "
+            "message.",
+        ),
+    ] = 20
+    long_polls_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Fetch requests that wait for records at once; further ones are answered immediately, without "
+            "records. Raise it for more idle consumers, at the cost of memory.",
+        ),
+    ] = 10_000
+    leader_balance_delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=24 * 3_600_000,
+            description="Milliseconds after which leadership is transferred back to the preferred replica; raise it "
+            "if nodes restart often.",
+        ),
+    ] = 10_000
+    leader_transfers_max: Annotated[
+        int, Meta(ge=1, le=10_000, description="Leadership transfers to preferred replicas in progress at once.")
+    ] = 4
+    stop_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=600_000,
+            description="Milliseconds for a stopping node to transfer leadership to other nodes; raise it for nodes "
+            "with many partitions.",
+        ),
+    ] = 5_000
+
+
+class LoggingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Logging to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Lowest severity that is logged; `debug` to diagnose a problem, at the cost of log volume."),
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"],
+        Meta(description="Format of log lines on standard error: `text` for people, `json` for log collectors."),
+    ] = "text"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every setting of a node, by section."""
+
+    node: NodeSettings = NodeSettings()
+    log: LogSettings = LogSettings()
+    partition: PartitionSettings = PartitionSettings()
+    replication: ReplicationSettings = ReplicationSettings()
+    wire: WireSettings = WireSettings()
+    tls: TlsSettings = TlsSettings()
+    metadata: MetadataSettings = MetadataSettings()
+    manager: ManagerSettings = ManagerSettings()
+    broker: BrokerSettings = BrokerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    logging: LoggingSettings = LoggingSettings()
