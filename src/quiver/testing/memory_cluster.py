@@ -23,6 +23,7 @@ from quiver.errors import (
     NotFoundError,
     NotLeaderError,
     OutcomeUnknownError,
+    OutOfRangeError,
     OutOfSequenceError,
     QuiverError,
     TrimmedError,
@@ -41,13 +42,13 @@ from quiver.model import (
     Term,
     TopicId,
 )
-from quiver.record import Batch, stamp
+from quiver.record import Batch, Record, stamp
 from quiver.tasks import timeout
 from quiver.testing.randomness import Latency
 from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
 from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
-from quiver.wire.consume_many import ConsumeMany
+from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
 
 R = TypeVar("R", bound=requests.Response)
 WINDOW_BATCHES = 8
@@ -136,6 +137,20 @@ class MemoryPartition:
             raise FencedError(f"epoch {epoch} of producer {producer_id} is over")
         known.epoch = epoch
         return known.next_sequence
+
+    def require_offset(self, offset: Offset) -> None:
+        """Refuse an offset beyond the end, as a broker does."""
+        if offset > self.end_offset:
+            message = f"offset {offset} is beyond the high watermark {self.end_offset}"
+            raise OutOfRangeError(message, code="offset_out_of_range")
+
+    async def wait_grown(self, wait_ms: int) -> None:
+        """Wait until a batch is appended, at most `wait_ms`."""
+        try:
+            async with timeout(wait_ms / 1000):
+                await self.grown.wait()
+        except TimeoutError:
+            pass
 
     def read(self, offset: Offset, bytes_max: int) -> list[bytes]:
         """Return batches from an offset on."""
@@ -465,6 +480,10 @@ class MemoryCluster:
                 return self._produce(topic, partition, data), []
             case wire.Fetch():
                 return await self._fetch(partition, request)
+            case wire.Consume():
+                return await self._consume(partition, request)
+            case ConsumeMany():
+                return self._consume_many(partition, request)
             case wire.BeginEpoch():
                 return wire.EpochBegun(next_sequence=partition.begin_epoch(request.producer_id, request.epoch)), []
             case _:
@@ -479,13 +498,34 @@ class MemoryCluster:
             raise NotAllowedError(f"producer {producer_id} is not registered", code="not_registered")
         return partition.append(data, now_ms=self._clock.wall_ms())
 
+    async def _consume(self, partition: MemoryPartition, request: wire.Consume) -> tuple[wire.Consumed, list[bytes]]:
+        cursor = partition.cursors.get(request.consumer_id, partition.first_offset)
+        first = cursor if request.offset is None else request.offset
+        partition.require_offset(first)
+        if first == partition.end_offset and request.wait_ms:
+            await partition.wait_grown(request.wait_ms)
+        end = Offset(max(first, min(first + request.records_max, partition.end_offset)))
+        parts = partition.read(first, request.bytes_max) if end > first else []
+        if parts:
+            end = min(end, Batch.decode(parts[-1]).header.end_offset)
+        if end > first:
+            partition.cursors[request.consumer_id] = end
+        return wire.Consumed(first_offset=first, cursor=end, end_offset=partition.end_offset), parts
+
+    def _consume_many(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
+        consumed: list[Record | None] = []
+        for consumer_id in request.consumer_ids:
+            offset = partition.cursors.get(consumer_id, partition.first_offset)
+            parts = partition.read(offset, 1) if offset < partition.end_offset else []
+            consumed.append(Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None)
+            if parts:
+                partition.cursors[consumer_id] = Offset(offset + 1)
+        return ManyConsumed(), [encode_consumed(consumed)]
+
     async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[requests.Response, list[bytes]]:
-        if request.offset >= partition.end_offset and request.wait_ms:
-            try:
-                async with timeout(request.wait_ms / 1000):
-                    await partition.grown.wait()
-            except TimeoutError:
-                pass
+        partition.require_offset(request.offset)
+        if request.offset == partition.end_offset and request.wait_ms:
+            await partition.wait_grown(request.wait_ms)
         parts = partition.read(request.offset, request.bytes_max)
         return wire.Fetched(first_offset=partition.first_offset, end_offset=partition.end_offset), parts
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from quiver.config import GatewaySettings
-from quiver.errors import NotAllowedError, OutOfRangeError
+from quiver.errors import NotAllowedError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import (
@@ -23,13 +22,12 @@ from quiver.metadata import (
     TopicState,
     View,
 )
-from quiver.model import Buffer, ConsumerId, NodeId, Offset, PartitionId, TopicId
-from quiver.record import Batch, Record
+from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, TopicId
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller, requests
 from quiver.wire import messages as wire
-from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
+from quiver.wire.consume_many import ConsumeMany, ManyConsumed
 
 T = TypeVar("T")
 
@@ -79,47 +77,11 @@ class GatewayCluster(MemoryCluster):
                 return consumer
         return super()._answer_any(node, request)
 
-    async def _answer_leader(self, node: NodeId, request: Any, data: bytes) -> tuple[requests.Response, list[bytes]]:
-        if not isinstance(request, wire.Consume | ConsumeMany):
-            return await super()._answer_leader(node, request, data)
-        probe = wire.FindOffset(topic_id=request.topic_id, partition_id=request.partition_id, at="latest")
-        await super()._answer_leader(node, probe, b"")
-        topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)
-        partition = topic.partitions[request.partition_id]
-        if isinstance(request, ConsumeMany):
-            return self._take_each(partition, request)
-        return await self._consume(partition, request)
-
-    def _take_each(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
+    def _consume_many(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
         for consumer_id in self.unwelcome.intersection(request.consumer_ids):
             raise NotAllowedError(f"consumer {consumer_id} is not registered", code="not_registered")
-        taken: list[Record | None] = []
-        for consumer_id in request.consumer_ids[: self.taken_max]:
-            offset = partition.cursors.get(consumer_id, partition.first_offset)
-            parts = partition.read(offset, 1) if offset < partition.end_offset else []
-            taken.append(Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None)
-            if parts:
-                partition.cursors[consumer_id] = Offset(offset + 1)
-        return ManyConsumed(), [encode_consumed(taken)]
-
-    async def _consume(self, partition: MemoryPartition, request: wire.Consume) -> tuple[wire.Consumed, list[bytes]]:
-        cursor = partition.cursors.get(request.consumer_id, partition.first_offset)
-        first = cursor if request.offset is None else request.offset
-        if first > partition.end_offset:
-            raise OutOfRangeError(f"offset {first} lies behind the end", code="offset_out_of_range")
-        if first == partition.end_offset and request.wait_ms:
-            try:
-                async with asyncio.timeout(request.wait_ms / 1000):
-                    await partition.grown.wait()
-            except TimeoutError:
-                pass
-        end = Offset(max(first, min(first + request.records_max, partition.end_offset)))
-        parts = partition.read(first, request.bytes_max) if end > first else []
-        if parts:
-            end = min(end, Batch.decode(parts[-1]).header.end_offset)
-        if end > first:
-            partition.cursors[request.consumer_id] = end
-        return wire.Consumed(first_offset=first, cursor=end, end_offset=partition.end_offset), parts
+        served = request.consumer_ids[: self.taken_max]
+        return super()._consume_many(partition, msgspec.structs.replace(request, consumer_ids=served))
 
     def _make_missing(self, selections: Sequence[wire.Selection]) -> None:
         for selection in selections:
