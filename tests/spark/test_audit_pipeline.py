@@ -168,7 +168,7 @@ def test_topic_that_was_replayed_is_what_was_archived(
     client.producer(topic).send("one more", partition=0).result()
     result = audit(spark, local, topic, archive=str(archive), source=audited)
     assert result.is_clean  # it is not archived yet: the archive is compared as far as it goes
-    with pytest.raises(RequestError, match="give archive, too"):
+    with pytest.raises(RequestError, match="source needs archive"):
         audit(spark, local, topic, source=audited)
 
 
@@ -218,9 +218,9 @@ def test_empty_topics_and_unknown_names(
 ) -> None:
     client.create_topic(topic, partitions=2)
     assert audit(spark, local, topic).facts["verdict"] == "identical"
-    with pytest.raises(NotFoundError, match="'nobody' has stated nothing"):
+    with pytest.raises(NotFoundError, match="'nobody' has reported no digests"):
         audit(spark, local, topic, consumers="nobody")
-    with pytest.raises(NotFoundError, match="no archive"):
+    with pytest.raises(NotFoundError, match="has no archive"):
         audit(spark, local, topic, archive=str(folder))
     with pytest.raises(NotFoundError, match="unknown topic"):
         audit(spark, local, "no-such-topic")
@@ -253,5 +253,5 @@ def test_dry_run_tells_what_would_be_compared_and_leaves_no_hold(
     spark: SparkSession, local: LocalCluster, client: quiver.Cluster, audited: str
 ) -> None:
     result = audit(spark, local, audited, is_dry_run=True)
-    assert result.sentence.startswith(f"would audit {audited}: records 153,000, told by the topic as its leaders")
+    assert result.sentence.startswith(f"would audit {audited}: records 153,000, sources the topic as its leaders")
     assert not [hold for hold in client.holds() if hold.name.startswith("audit-")]

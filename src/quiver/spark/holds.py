@@ -53,7 +53,7 @@ class QueryHold:
         self._unread: dict[str, dict[int, int]] = {}
         self._topic_ids: dict[str, int] = {}
         self._guard = threading.Lock()
-        self._is_over = threading.Event()
+        self._stopped = threading.Event()
         self._renewing: threading.Thread | None = None
         # Spark closes the connection, then sends SIGTERM, which may interrupt stop(): release again at exit.
         atexit.register(self.release)
@@ -79,7 +79,7 @@ class QueryHold:
 
     def release(self) -> None:
         """Release the hold, or log a warning if the cluster cannot be reached; idempotent."""
-        self._is_over.set()
+        self._stopped.set()
         with self._guard:
             if not self._unread:
                 return
@@ -90,7 +90,7 @@ class QueryHold:
             self._unread = {}
 
     def _renew(self) -> None:
-        while not self._is_over.wait(self._options.hold_s / RENEWALS):
+        while not self._stopped.wait(self._options.hold_s / RENEWALS):
             with self._guard:
                 try:
                     self._place()

@@ -17,13 +17,13 @@ def count(window: int, level: str = "INFO", number: int = 1, **fields: Any) -> L
 
 def counts(*given: LineCount, windows_max: int = 100) -> LineCounts:
     found = LineCounts(windows_max)
-    found.take(given)
+    found.update(given)
     return found
 
 
 def test_later_count_of_the_same_replaces_the_earlier() -> None:
     found = counts(count(0, number=3))
-    found.take([count(0, number=5), count(0, "ERROR", 2)])
+    found.update([count(0, number=5), count(0, "ERROR", 2)])
     assert found.by_level() == {"ERROR": {0: 2}, "INFO": {0: 5}}
     assert (found.windows, found.window_ms) == ([0], WINDOW_MS)
 

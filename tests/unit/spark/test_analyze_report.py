@@ -32,7 +32,7 @@ def counts(**fields: Any) -> LineCounts:
                 latency_ms_sum=400,
                 latency_ms_max=90,
             )
-            found.take([msgspec.structs.replace(own, **fields)])
+            found.update([msgspec.structs.replace(own, **fields)])
     return found
 
 
@@ -63,7 +63,7 @@ def test_terminal_shows_the_newest_window_and_what_is_frequent() -> None:
     lines = render_lines(counts())
     assert lines[0] == "22:15:10  ERROR 5.0/s  INFO 4.0/s"
     assert lines[1] == "sources   web 541"
-    assert lines[2] == "latency   average 9 ms, greatest 90 ms"
+    assert lines[2] == "latency   average 9 ms, maximum 90 ms"
     assert lines[3].split() == ["480", "INFO", "user", "#", "logged", "in"]
     assert lines[-1] == "burst     22:15:10  50 errors, usually 1: user # logged in"
     assert render_lines(LineCounts()) == ("no lines yet",)
@@ -108,11 +108,11 @@ def test_page_draws_a_bar_for_each_window_and_level() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"to-topic": "counts", "to-postgres": "x", "checkpoint": "c"}, "give one of"),
+        ({"to-topic": "counts", "to-postgres": "x", "checkpoint": "c"}, "set only one of"),
         ({"to-postgres": "postgresql://x"}, "need a checkpoint"),
         ({"to-topic": "counts"}, "need a checkpoint"),
         ({"to-topic": "logs", "checkpoint": "c"}, "would be counted"),
-        ({"window": "0s"}, "window is a second at least"),
+        ({"window": "0s"}, "window must be at least 1s"),
         ({"watermark": "soon"}, "must be a duration such as"),
     ],
 )

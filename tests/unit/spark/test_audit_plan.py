@@ -130,7 +130,9 @@ def test_consumers_are_those_that_are_named_and_producers_all() -> None:
     stated = sort_statements([statement("consumer", name) for name in "ab"] + [statement("producer", "p")], 7)
     assert [source.name for source in choose_clients(stated, (), "logs")] == ["a", "b", "p"]
     assert [source.name for source in choose_clients(stated, ("b",), "logs")] == ["b", "p"]
-    with pytest.raises(NotFoundError, match=r"consumer 'c' has stated nothing about 'logs'.*Those that have: a, b"):
+    with pytest.raises(
+        NotFoundError, match=r"consumer 'c' has reported no digests of topic 'logs'.*Consumers with digests: a, b"
+    ):
         choose_clients(stated, ("c",), "logs")
 
 

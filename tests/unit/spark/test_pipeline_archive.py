@@ -17,7 +17,7 @@ from quiver.errors import ConflictError, NotFoundError, RequestError, TrimmedErr
 from quiver.model import TopicId
 from quiver.spark.pipelines import archive as archive_module
 from quiver.spark.pipelines import make_job
-from quiver.spark.pipelines.archive import Archive, begin
+from quiver.spark.pipelines.archive import Archive, start_offsets
 from quiver.spark.pipelines.delta_lake import DeltaLake
 from quiver.spark.pipelines.lake import LakeFormat, open_lake, read_in_order
 from quiver.spark.pipelines.parquet_lake import ParquetLake
@@ -118,7 +118,7 @@ def test_archive_that_is_told_to_stop_ends_its_round(world: World, lake: str, mo
     result = world.run(job, stop_after=2)
     assert not result.is_complete
     assert result.facts["records"] == 30
-    assert "run it again to go on" in result.sentence
+    assert "run the same command to resume" in result.sentence
     assert world.run(job).is_complete
     check_same(world, lake)
 
@@ -164,7 +164,7 @@ def test_topic_that_was_made_anew_is_not_archived_as_if_it_were_the_old_one(worl
     world.run(Archive(topic="logs", to=lake))
     world.cluster.delete_topic("logs")
     world.fill("logs", 50)
-    with pytest.raises(ConflictError, match="into another folder"):
+    with pytest.raises(ConflictError, match="use another directory"):
         world.run(Archive(topic="logs", to=lake))
 
 
@@ -173,27 +173,27 @@ def offsets(*values: int) -> TopicOffsets:
 
 
 def test_place_is_behind_what_is_archived_and_at_the_beginning_of_what_is_new() -> None:
-    assert begin(offsets(5, 7), offsets(9, 9, 4), {0: 8}, skips_lost=False) == ({0: 8, 1: 7, 2: 0}, 0)
+    assert start_offsets(offsets(5, 7), offsets(9, 9, 4), {0: 8}, skips_lost=False) == ({0: 8, 1: 7, 2: 0}, 0)
 
 
 def test_what_is_gone_before_it_was_archived_is_an_error_or_is_counted() -> None:
-    with pytest.raises(TrimmedError, match=r"begins at 5 by now, and is archived up to 3 only.*skip-lost"):
-        begin(offsets(5), offsets(9), {0: 3}, skips_lost=False)
-    assert begin(offsets(5), offsets(9), {0: 3}, skips_lost=True) == ({0: 5}, 2)
+    with pytest.raises(TrimmedError, match=r"retention removed offsets 3 to 4 before they were archived.*skip-lost"):
+        start_offsets(offsets(5), offsets(9), {0: 3}, skips_lost=False)
+    assert start_offsets(offsets(5), offsets(9), {0: 3}, skips_lost=True) == ({0: 5}, 2)
 
 
 def test_archive_that_has_more_than_the_topic_is_not_added_to() -> None:
-    with pytest.raises(ConflictError, match="ends at 9, but is archived up to 10"):
-        begin(offsets(0), offsets(9), {0: 10}, skips_lost=True)
+    with pytest.raises(ConflictError, match="ends at 9, but the archive has offsets up to 10"):
+        start_offsets(offsets(0), offsets(9), {0: 10}, skips_lost=True)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"once": True, "every": "1s"}, "give one of them"),
+        ({"once": True, "every": "1s"}, "set only one of once"),
         ({"every": "often"}, "option every must be a duration such as"),
-        ({"format": "parquet", "compact": True}, "are for format delta"),
-        ({"keep": "10m"}, "an hour at least"),
+        ({"format": "parquet", "compact": True}, "compact and vacuum need format delta"),
+        ({"keep": "10m"}, "keep must be at least 1h"),
         ({"format": "orc"}, "Invalid enum value 'orc'"),
     ],
 )

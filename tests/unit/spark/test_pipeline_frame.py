@@ -74,16 +74,16 @@ def test_job_file_says_the_same_as_flags() -> None:
     ("text", "sentence"),
     [
         ("to = ", "not TOML"),
-        ("to = 1", 'does not say which job it is: job = "NAME"; jobs are '),
-        ('job = "dance"', "there is no job 'dance'; jobs are .*count"),
+        ("to = 1", 'does not name a job: add job = "NAME"; jobs are '),
+        ('job = "dance"', "unknown job 'dance'; jobs are .*count"),
         (
             'job = "count"\nto = 1\ntoo = 1\nup = 1',
-            "count has no option 'too', 'up'; there are ca-file, .*, dry-run, .*, to",
+            "unknown option 'too', 'up' of job count; its options are ca-file, .*, dry-run, .*, to",
         ),
-        ('job = "count"', "count needs to"),
-        ('job = "count"\nto = "far"', "cannot be used: Expected `int`, got `str`"),
+        ('job = "count"', "job count needs the options to"),
+        ('job = "count"\nto = "far"', "invalid option of job count: Expected `int`, got `str`"),
         ('job = "count"\nto = -1', "nothing lies between 0 and -1"),
-        ('job = "count"\nto = 1\nservers = " ,"', "names no node"),
+        ('job = "count"\nto = 1\nservers = " ,"', "servers is empty"),
     ],
 )
 def test_job_file_that_cannot_be_is_refused_with_a_sentence(text: str, sentence: str) -> None:
@@ -128,7 +128,7 @@ def test_signal_lets_a_job_end_and_a_second_one_does_not(
 def test_job_that_fails_because_it_was_stopped_has_not_failed(job_file: Path, capsys: Output) -> None:
     job_file.write_text(f'job = "count"\nto = 3\nsignals = [{int(signal.SIGTERM)}]\nfailure = "Spark is gone"')
     assert main(["pipeline", "run", str(job_file)]) == 143
-    assert "is given up" in capsys.readouterr().out
+    assert "was not committed" in capsys.readouterr().out
 
 
 def test_failure_is_told_in_our_own_words(job_file: Path, capsys: Output) -> None:

@@ -124,13 +124,13 @@ def test_growth_that_cannot_be_continued_is_refused_before_anything_is_sent(worl
     (folder / "a").write_bytes(b"begun")
     ingest(world, folder)
     (folder / "a").write_bytes(b"begun and done\n")
-    with pytest.raises(ConflictError, match="in the middle of a line"):
+    with pytest.raises(ConflictError, match="its last ingested line was incomplete"):
         ingest(world, folder / "a")
     first = gzip.compress(b"1\n", mtime=0)
     (folder / "c.gz").write_bytes(first)
     ingest(world, folder / "c.gz")
     (folder / "c.gz").write_bytes(first + gzip.compress(b"2\n"))
-    with pytest.raises(ConflictError, match="which only plain files of lines may do"):
+    with pytest.raises(ConflictError, match="only uncompressed text files can be resumed"):
         ingest(world, folder / "c.gz")
 
 
@@ -191,7 +191,7 @@ def test_round_that_was_begun_is_finished_with_the_same_files_or_not_at_all(
         with pytest.raises(pytest.fail.Exception):
             ingest(world, folder)
     (folder / "a").write_bytes(lines("b", 30))
-    with pytest.raises(ConflictError, match="has changed since a part of it was ingested"):
+    with pytest.raises(ConflictError, match="changed while its batch was partly ingested"):
         ingest(world, folder)
     (folder / "a").write_bytes(lines("a", 31))
     facts = ingest(world, folder)
@@ -225,7 +225,7 @@ def test_ingest_ends_between_rounds_when_told_and_goes_on(
     job = Ingest(paths=(str(folder),), topic="logs")
     result = world.run(job, stop_after=4)
     assert not result.is_complete
-    assert "run it again to go on" in result.sentence
+    assert "run the same command to resume" in result.sentence
     again = world.run(job)
     assert again.is_complete
     assert result.facts["sent"] + again.facts["sent"] == 30  # type: ignore[operator] # numbers
@@ -243,9 +243,9 @@ def test_dry_run_sends_nothing_and_remembers_nothing(world: World, folder: Path)
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.gz", gzip.compress(b"x" * 1000)[:-9], "cannot be unpacked"),
-        ("a.gz", b"plain", "cannot be unpacked"),
-        ("a.zst", b"plain", "cannot be unpacked"),
+        ("a.gz", gzip.compress(b"x" * 1000)[:-9], "cannot be decompressed"),
+        ("a.gz", b"plain", "cannot be decompressed"),
+        ("a.zst", b"plain", "cannot be decompressed"),
         ("a.parquet", b"plain", "is not a Parquet file"),
     ],
     ids=["cut off", "no gzip", "no zstd", "no Parquet"],
@@ -272,7 +272,7 @@ def test_line_without_an_end_is_refused(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(source_files, "PAYLOAD_BYTES_MAX", 100)
     monkeypatch.setattr(source_files, "BLOCK_BYTES", 30)
     (folder / "a").write_bytes(b"ok\n" + b"x" * 200)
-    with pytest.raises(TooLargeError, match="longer than 100 bytes"):
+    with pytest.raises(TooLargeError, match="exceeds the maximum of 100 bytes"):
         scan_file(str(folder / "a"))
 
 
@@ -283,7 +283,7 @@ def test_what_is_added_or_cut_off_while_a_file_is_read_is_not_mixed_in(folder: P
     path.write_bytes(lines("a", 20))
     assert [len(columns["value"]) for columns in read_records(file, LineFields())] == [10]
     path.write_bytes(b"a 0\n")
-    with pytest.raises(ConflictError, match="has become shorter"):
+    with pytest.raises(ConflictError, match="was truncated while it was ingested"):
         list(read_records(file, LineFields()))
 
 
@@ -308,9 +308,9 @@ def test_lines_are_what_stands_before_line_feeds_however_they_are_read(
 
 
 def test_paths_that_name_nothing_are_refused(folder: Path) -> None:
-    with pytest.raises(NotFoundError, match="there is no file or folder"):
+    with pytest.raises(NotFoundError, match="no such file or directory"):
         find_files([str(folder / "nothing")])
-    with pytest.raises(RequestError, match="name the files or folders"):
+    with pytest.raises(RequestError, match="name the files or directories"):
         make_job("ingest", {"paths": [], "topic": "logs"})
 
 
@@ -320,13 +320,18 @@ def source(path: str, size_bytes: int) -> SourceFile:
 
 def test_files_are_shared_out_by_size_and_rounds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [source("a", 10), source("b", 9), source("c", 1), source("d", 1)]
-    lanes = assign_files(files, 2, partitions=3, turn=5)
-    assert [[placed.file.path for placed in lane] for lane in lanes] == [["a", "d"], ["b", "c"]]
-    assert {placed.file.path: placed.partition for lane in lanes for placed in lane} == {"a": 2, "b": 0, "c": 1, "d": 2}
-    assert len(assign_files(files[:1], 8, partitions=1, turn=0)) == 1
+    senders = assign_files(files, 2, partitions=3, first_partition=5)
+    assert [[assigned.file.path for assigned in sender] for sender in senders] == [["a", "d"], ["b", "c"]]
+    assert {assigned.file.path: assigned.partition for sender in senders for assigned in sender} == {
+        "a": 2,
+        "b": 0,
+        "c": 1,
+        "d": 2,
+    }
+    assert len(assign_files(files[:1], 8, partitions=1, first_partition=0)) == 1
     monkeypatch.setattr(ingest_module, "BATCH_BYTES", 15)
     monkeypatch.setattr(ingest_module, "BATCH_FILES_MAX", 3)
-    assert [[file.path for file in round_] for round_ in plan_batches([*files, source("e", 1)])] == [
+    assert [[file.path for file in batch] for batch in plan_batches([*files, source("e", 1)])] == [
         ["a", "b"],
         ["c", "d", "e"],
     ]
@@ -341,7 +346,7 @@ def test_times_are_numbers_or_texts() -> None:
 def test_entry_that_cannot_be_read_is_told(world: World) -> None:
     world.cluster.create_topic(TOPIC, partitions=1)
     for entry, sentence in (
-        (b"{", "cannot be read"),
+        (b"{", "cannot be decoded"),
         (b'{"type": "end", "v": 2, "number": 0, "counts": []}', "version 2"),
     ):
         world.cluster.producer(TOPIC).send(entry, key=sentence, partition=0).result()

@@ -1,8 +1,8 @@
-"""Pipelines: jobs on Spark that move, check and sum up what topics hold. `quiver pipeline NAME` runs them.
+"""Pipelines: Spark jobs that ingest, archive, audit, analyze and replay topics. `quiver pipeline NAME` runs them.
 
-A job is a frozen struct of its options with one method, `run`. `jobs` knows all of them by name and makes them from
-flags or from a job file; `running` gives them a session, tells how far they are and ends them in good order. Each job
-keeps its place where its result is, so that whoever starts it again goes on there, after a crash as after a stop.
+A job is a frozen struct of its options with one method, `run`. `job` creates jobs from flags or job files; `runner`
+gives them a Spark session, reports progress and handles signals. Each job commits its offsets atomically with its
+output, so a job that is started again resumes exactly there, after a crash as after a stop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Analyze log lines as they come: one streaming query that counts them, into a terminal, a topic or PostgreSQL.
+"""Analyze log lines: one streaming query counts them and writes to a terminal, a topic or PostgreSQL.
 
-The query's checkpoint remembers how far it has read and what it has counted, so that it goes on exactly there. Into a
-topic each batch goes through the exactly-once sink's ledger; into PostgreSQL it is one transaction. A terminal and a
-page show what was counted since the job was started.
+The query's checkpoint has its offsets and its counts, so it resumes exactly there. Each batch goes to a topic through
+the exactly-once sink's ledger, or to PostgreSQL in one transaction. The terminal and the HTML report show what was
+counted since the job started.
+
+A line is text or a JSON object. Its *level* is a word in the line or a field, its *source* is the record's key or a
+field, and its *message* is the text with numbers and ids replaced, so that lines of one kind count as one. Windows are
+of event time: the records' timestamps.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ COLUMNS: Final = "partition,timestamp,key,value"
 
 
 class LiveCounts:
-    """What is shown meanwhile: made by the thread that counts, shown by another."""
+    """Rendered counts: written by the thread that counts, read by the thread that displays progress."""
 
     lines: tuple[str, ...] = ()
 
@@ -53,32 +57,34 @@ class Analyze(Job, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.to_topic and self.to_postgres:
-            raise _bad("counts are written to a topic or to PostgreSQL: give one of to-topic, to-postgres")
+            raise _bad("set only one of to-topic, to-postgres")
         if (self.to_topic or self.to_postgres) and not self.checkpoint:
-            raise _bad("counts that are kept need a checkpoint, so that each is written once: give its folder")
+            raise _bad("to-topic and to-postgres need a checkpoint directory, so that each count is written once")
         if self.to_topic == self.topic:
-            raise _bad("counts cannot be written to the topic that is analyzed: they would be counted")
+            raise _bad("to-topic must differ from topic: the counts would be counted again")
         for name in ("window", "watermark", "every"):
             if parse_duration(getattr(self, name), name) < (0 if name == "every" else 1):
-                raise _bad(f"{name} is a second at least")
+                raise _bad(f"{name} must be at least 1s")
 
     def run(self, run: JobRun) -> JobResult:
-        """Count what there is (`once`), or what comes until told to stop."""
-        connection(self.cluster_servers()).offsets(self.topic, {})  # a topic that is not there is told at once
+        """Count the existing records (`once`), or all records until the job is stopped."""
+        connection(self.cluster_servers()).offsets(self.topic, {})  # raise for an unknown topic before Spark starts
         if self.is_dry_run:
-            return JobResult(sentence=f"would analyze {self.topic} from {self.start}, into {self._where()}", facts={})
-        counts, board = LineCounts(), LiveCounts()
+            return JobResult(
+                sentence=f"would analyze {self.topic} from {self.start}, into {self._target_name()}", facts={}
+            )
+        counts, live = LineCounts(), LiveCounts()
         with ExitStack() as stack:
             folder = self.checkpoint or stack.enter_context(tempfile.TemporaryDirectory(prefix="quiver-analyze-"))
-            query = self._begin(run.spark, counts, board, folder)
-            run.follow(query, f"analyzing {self.topic}", show=lambda: board.lines)
+            query = self._begin(run.spark, counts, live, folder)
+            run.follow(query, f"analyzing {self.topic}", show=lambda: live.lines)
         if self.report:
             with open(self.report, "w", encoding="utf-8") as file:
                 file.write(render_page(self.topic, counts))
         return self._result(counts, is_complete=not (self.is_once and run.is_stopping))
 
-    def _begin(self, spark: SparkSession, counts: LineCounts, board: LiveCounts, folder: str) -> StreamingQuery:
-        # Few groups: each shuffle partition is a task and a state of its own in every micro-batch.
+    def _begin(self, spark: SparkSession, counts: LineCounts, live: LiveCounts, folder: str) -> StreamingQuery:
+        # There are few groups, and each shuffle partition costs a task and a state store in every micro-batch.
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         records = (
             spark.readStream.format("quiver")
@@ -93,24 +99,24 @@ class Analyze(Job, frozen=True, kw_only=True):
         )
         target = self._target()
 
-        def take(frame: DataFrame, batch_id: int) -> None:
+        def handle_batch(frame: DataFrame, batch_id: int) -> None:
             found = [LineCount(**row.asDict()) for row in frame.collect()]
             if target is not None:
                 query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-                assert query_id, "Spark did not tell which query this is"
+                assert query_id, "Spark did not set the query id"
                 target.write(query_id, batch_id, found)
-            counts.take(found)
-            board.lines = render_lines(counts)
+            counts.update(found)
+            live.lines = render_lines(counts)
 
-        return writer.foreachBatch(take).start()
+        return writer.foreachBatch(handle_batch).start()
 
     def _target(self) -> TopicCounts | PostgresCounts | None:
-        """Return where counts are kept, if they are."""
+        """Return the sink of the counts; None for the terminal."""
         if self.to_topic:
             return TopicCounts(self.cluster_servers(), self.to_topic)
         return PostgresCounts(self.to_postgres, self.topic) if self.to_postgres else None
 
-    def _where(self) -> str:
+    def _target_name(self) -> str:
         return f"topic {self.to_topic}" if self.to_topic else "PostgreSQL" if self.to_postgres else "the terminal"
 
     def _result(self, counts: LineCounts, *, is_complete: bool) -> JobResult:
@@ -127,13 +133,15 @@ class Analyze(Job, frozen=True, kw_only=True):
             ],
             "bursts": counts.bursts(),
         }
-        told = f"analyzed {self.topic}, into {self._where()}: lines {facts['lines']:,}, windows {facts['windows']:,}"
-        told = "\n".join((told, *render_lines(counts)))
-        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
+        sentence = (
+            f"analyzed {self.topic}, into {self._target_name()}: lines {facts['lines']:,}, windows {facts['windows']:,}"
+        )
+        sentence = "\n".join((sentence, *render_lines(counts)))
+        return JobResult(sentence=sentence, facts=facts, is_complete=is_complete)
 
 
 def _interval(text: str) -> str:
-    """Return a time as Spark writes it."""
+    """Return a duration in Spark's notation."""
     return f"{round(parse_duration(text, 'time') * 1000)} milliseconds"
 
 
@@ -147,13 +155,13 @@ _SAME: Final = {"CRITICAL": "FATAL", "EMERGENCY": "FATAL", "ALERT": "FATAL", "WA
 _WORDS: Final = "|".join((*LEVELS[:-1], *_SAME))
 _LEVEL: Final = rf"(?i)\b({_WORDS})\b"
 _CHANGING: Final = r"0[xX][0-9a-fA-F]+|\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|[0-9]+"
-"""What differs between lines of the same kind: addresses, ids, numbers."""
+"""Parts that differ between lines of one kind: addresses, ids, numbers."""
 
 
 def read_lines(records: DataFrame) -> DataFrame:
     """Return `timestamp, level, source, message, latency_ms` of records with `partition, timestamp, key, value`.
 
-    The latency is the time from the record's timestamp to its processing; clocks that differ do not make it negative.
+    The latency is the time from the record's timestamp to its processing, at least 0: clocks may differ.
     """
     text = F.col("value").cast("string")
     said = F.coalesce(_json(text, "message"), _json(text, "msg"), _json(text, "event"), text, F.lit(""))
@@ -175,9 +183,9 @@ def read_lines(records: DataFrame) -> DataFrame:
 
 
 def count_lines(lines: DataFrame, *, window: str, watermark: str) -> DataFrame:
-    """Return how often each message came in each window of event time, by level and source, and how late it was.
+    """Count messages per window of event time, level and source, with their latencies.
 
-    In a stream, lines that come later than `watermark` behind the newest are not counted any more.
+    In a stream, lines that are more than `watermark` older than the newest are dropped.
     """
     counted = (
         lines.withWatermark("timestamp", watermark)
@@ -193,7 +201,7 @@ def count_lines(lines: DataFrame, *, window: str, watermark: str) -> DataFrame:
 
 
 def _json(text: Column, name: str) -> Column:
-    """Return a field of a JSON line; null if there is none, or the line is no JSON."""
+    """Return a field of a JSON line; null if the field is missing or the line is not JSON."""
     return F.get_json_object(F.when(text.startswith("{"), text), f"$.{name}")
 
 

@@ -1,8 +1,8 @@
-"""Archive a topic: everything that it holds into a lake, each record once.
+"""Archive a topic into a lake, each record once.
 
-A round: see in the lake how far it is, ask the cluster how far the topic goes, share out what lies between as ranges of
-offsets, let tasks fetch and write them, commit their files and the new place in one step. Nothing else remembers
-anything, so a round that ends anywhere, by whatever means, has either happened or not.
+One batch: read the archived offsets from the lake and the end offsets from the cluster, split the difference into
+ranges, let tasks fetch and write them, then commit their files and the new offsets in one step. There is no other
+state, so a batch that is interrupted at any point has happened completely or not at all.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from quiver.spark.source import fetch_range
 
 BATCH_RECORDS_MAX: Final = 4_000_000
 BATCH_BYTES_MAX: Final = 512 << 20
-"""Stored bytes of one round, about: what a crash makes the next run read again."""
+"""Approximate stored bytes per batch: the most that is read again after a crash."""
 WRITE_RECORDS: Final = 100_000
-"""Most records of one row group, about."""
+"""Approximate maximum of records per row group."""
 MAINTENANCE_S: Final = 3600.0
-"""How often a job that follows a topic compacts and vacuums."""
+"""Interval at which a job with `every` compacts and vacuums."""
 
 
 class Archive(Job, frozen=True, kw_only=True):
-    """Bring a topic into a lake."""
+    """Archive a topic into a lake."""
 
     topic: str
     to: str
@@ -72,15 +72,15 @@ class Archive(Job, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.is_once and self.every:
-            raise _bad("once ends when all is archived, every goes on: give one of them")
+            raise _bad("set only one of once (end when everything is archived) and every (continue with new records)")
         if self.format != "delta" and (self.is_compact or self.is_vacuum):
-            raise _bad("compact and vacuum are for format delta")
+            raise _bad("compact and vacuum need format delta")
         parse_duration(self.every or "1s", "every")
         if parse_duration(self.keep, "keep") < MAINTENANCE_S:
-            raise _bad("keep is an hour at least: the files of a round that is under way are not in any version yet")
+            raise _bad("keep must be at least 1h: vacuum would remove files that a running batch has not committed yet")
 
     def run(self, run: JobRun) -> JobResult:
-        """Archive what there is; with `every`, go on with what comes until told to stop."""
+        """Archive the existing records; with `every`, continue with new records until the job is stopped."""
         cluster = connection(self.cluster_servers())
         if self.is_dry_run:
             return _dry_run(self, cluster)
@@ -89,18 +89,18 @@ class Archive(Job, frozen=True, kw_only=True):
         every_s = parse_duration(self.every, "every") if self.every else None
         with closing(work):
             while True:
-                round_s = time.monotonic()
+                batch_s = time.monotonic()
                 is_complete = work.catch_up()
                 if is_complete and time.monotonic() >= due_s:
                     work.maintain()
                     due_s = time.monotonic() + MAINTENANCE_S
-                if every_s is None or not run.wait(every_s - (time.monotonic() - round_s)):
+                if every_s is None or not run.wait(every_s - (time.monotonic() - batch_s)):
                     break
         return work.result(time.monotonic() - begun_s, is_complete=is_complete or every_s is not None)
 
 
 class _ArchiveRun:
-    """A job under way, which holds what it has yet to archive until it is closed."""
+    """A running archive job; it holds unarchived records against retention until it is closed."""
 
     def __init__(self, job: Archive, cluster: Cluster, lake: Lake, run: JobRun) -> None:
         self._job, self._cluster, self._lake, self._run = job, cluster, lake, run
@@ -116,31 +116,31 @@ class _ArchiveRun:
         self._maintenance: dict[str, int] = {}
 
     def catch_up(self) -> bool:
-        """Archive what the topic holds now, in rounds; tell whether that is done: no, if the job is to stop."""
-        place, target, lost = find_offsets(self._job, self._cluster, self._lake)
+        """Archive the current content of the topic in batches; return False if the job stops before the end."""
+        start, target, lost = find_offsets(self._job, self._cluster, self._lake)
         self._lost += lost
-        self._hold.move(place, target)
-        total = self._count + records_between(place, target)
+        self._hold.move(start, target)
+        total = self._count + records_between(start, target)
         size_bytes = OffsetReader(self._options).average_record_bytes([self._job.topic])
-        round_max = max(1, min(BATCH_RECORDS_MAX, BATCH_BYTES_MAX // size_bytes))
-        while ranges_between(place, target) and not self._run.is_stopping:
-            end = limit_records(place, target, round_max)
-            self._run_batch(place, end)
-            place = end
-            self._hold.move(place, target)
+        batch_records = max(1, min(BATCH_RECORDS_MAX, BATCH_BYTES_MAX // size_bytes))
+        while ranges_between(start, target) and not self._run.is_stopping:
+            end = limit_records(start, target, batch_records)
+            self._run_batch(start, end)
+            start = end
+            self._hold.move(start, target)
             self._run.report_progress(JobProgress(f"archiving {self._job.topic}", self._count, total))
-        return not ranges_between(place, target)
+        return not ranges_between(start, target)
 
-    def _run_batch(self, place: StreamOffset, end: StreamOffset) -> None:
+    def _run_batch(self, start: StreamOffset, end: StreamOffset) -> None:
         context = self._run.spark.sparkContext
         self._run.report_progress(
-            JobProgress(f"archiving {self._job.topic}", self._count, self._count + records_between(place, end))
+            JobProgress(f"archiving {self._job.topic}", self._count, self._count + records_between(start, end))
         )
-        ranges = plan(ranges_between(place, end), context.defaultParallelism)
+        ranges = plan(ranges_between(start, end), context.defaultParallelism)
         write = partial(write_range, self._lake.root, self._options, is_hidden=self._lake.hides_uncommitted)
         files = [file for own in context.parallelize(ranges, len(ranges)).map(write).collect() for file in own]
-        begun, own = place.topics[self._job.topic], end.topics[self._job.topic]
-        archived = ArchivedRanges(topic=self._job.topic, incarnation=own.id, begins=begun.p, ends=own.p)
+        starts, own = start.topics[self._job.topic], end.topics[self._job.topic]
+        archived = ArchivedRanges(topic=self._job.topic, incarnation=own.id, begins=starts.p, ends=own.p)
         self._lake.commit(files, archived)
         self._count += sum(map(len, ranges))
         self._files += len(files)
@@ -148,7 +148,7 @@ class _ArchiveRun:
             self._cluster.move_cursors(self._job.topic, self._job.consumer, own.p)
 
     def maintain(self) -> None:
-        """Compact and vacuum, as far as that is wished."""
+        """Compact and vacuum, if the options ask for it."""
         lake = self._lake
         if not isinstance(lake, DeltaLake):
             return
@@ -162,11 +162,11 @@ class _ArchiveRun:
             self._maintenance["vacuumed_files"] = lake.vacuum(keep)
 
     def close(self) -> None:
-        """Hold nothing any more; idempotent."""
+        """Release the hold; idempotent."""
         self._hold.release()
 
     def result(self, seconds: float, *, is_complete: bool) -> JobResult:
-        """Sum up."""
+        """Return the result of the job."""
         job = self._job
         facts: dict[str, object] = {
             "topic": job.topic,
@@ -177,20 +177,20 @@ class _ArchiveRun:
             "seconds": round(seconds, 3),
             **self._maintenance,
         }
-        told = f"archived {job.topic} to {self._lake.root}: records {self._count:,}, files {self._files:,}"
+        sentence = f"archived {job.topic} to {self._lake.root}: records {self._count:,}, files {self._files:,}"
         for name, count in (("records lost", self._lost), *self._maintenance.items()):
-            told += f", {name.replace('_', ' ')} {count:,}" if count else ""
+            sentence += f", {name.replace('_', ' ')} {count:,}" if count else ""
         if not is_complete:
-            told += "; stopped before the end: run it again to go on"
-        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
+            sentence += "; stopped before the end: run the same command to resume"
+        return JobResult(sentence=sentence, facts=facts, is_complete=is_complete)
 
 
 def find_offsets(job: Archive, cluster: Cluster, lake: Lake | None) -> tuple[StreamOffset, StreamOffset, int]:
-    """Return from where and up to where to archive, and how many records are lost before that.
+    """Return the start and end offsets to archive, and the number of records lost before the start.
 
     Raises:
-        ConflictError: the lake has another incarnation of the topic, or more of it than the topic has.
-        TrimmedError: records are gone that were not archived, and the job is not to skip them.
+        ConflictError: the lake has another incarnation of the topic, or offsets beyond the topic's end.
+        TrimmedError: retention removed records that were not archived, and `skip-lost` is not set.
     """
     first = cluster.offsets(job.topic, "earliest")
     ends = cluster.offsets(job.topic, topic_id=first.topic_id)
@@ -198,40 +198,44 @@ def find_offsets(job: Archive, cluster: Cluster, lake: Lake | None) -> tuple[Str
     if lake is not None:
         lake.refresh()
     archived = None if lake is None else lake.archived(job.topic, incarnation, list(ends.offsets))
-    begun, lost = begin(first, ends, archived or {}, skips_lost=job.is_skip_lost)
-    place, target = (
+    starts, lost = start_offsets(first, ends, archived or {}, skips_lost=job.is_skip_lost)
+    start, target = (
         StreamOffset(topics={job.topic: TopicOffset(id=incarnation, p=dict(offsets))})
-        for offsets in (begun, ends.offsets)
+        for offsets in (starts, ends.offsets)
     )
-    return place, target, lost
+    return start, target, lost
 
 
-def begin(
+def start_offsets(
     first: TopicOffsets, ends: TopicOffsets, archived: Mapping[int, int], *, skips_lost: bool
 ) -> tuple[dict[int, int], int]:
-    """Return where to go on in each partition, and how many records are lost before that."""
-    begun: dict[int, int] = {}
+    """Return the next offset to archive per partition, and the number of records lost before it."""
+    starts: dict[int, int] = {}
     lost = 0
     for partition, end in ends.offsets.items():
-        # One that was added after the question where partitions begin has not lost anything yet.
+        # A partition that was added after `first` was read begins at 0.
         first_offset = first.offsets.get(partition, 0)
-        place = archived.get(partition, first_offset)
-        where = f"{ends.topic!r} partition {partition}"
-        if place > end:
+        start = archived.get(partition, first_offset)
+        where = f"topic {ends.topic!r} partition {partition}"
+        if start > end:
             message = (
-                f"{where} ends at {end}, but is archived up to {place}: it has lost records, or the archive is wrong"
+                f"{where} ends at {end}, but the archive has offsets up to {start}: the topic lost records, or the "
+                "archive belongs to another topic. Nothing was archived; compare both before continuing"
             )
             raise ConflictError(message, code="archive_ahead")
-        if place < first_offset and not skips_lost:
-            message = f"{where} begins at {first_offset} by now, and is archived up to {place} only: what lies between"
-            raise TrimmedError(f"{message} is gone. Give skip-lost to go on without it", code="trimmed")
-        lost += max(0, first_offset - place)
-        begun[partition] = max(place, first_offset)
-    return begun, lost
+        if start < first_offset and not skips_lost:
+            message = (
+                f"{where}: retention removed offsets {start} to {first_offset - 1} before they were archived. "
+                "Set skip-lost to continue without them"
+            )
+            raise TrimmedError(message, code="trimmed")
+        lost += max(0, first_offset - start)
+        starts[partition] = max(start, first_offset)
+    return starts, lost
 
 
 def write_range(root: str, options: ReadOptions, offset_range: OffsetRange, *, is_hidden: bool) -> list[LakeFile]:
-    """Fetch a range and write it into files of a lake; in a task."""
+    """Fetch a range and write it to files of a lake. Runs in a task."""
     batches = arrow_batches(fetch_range(options, offset_range), offset_range, RECORD_COLUMNS, records_max=WRITE_RECORDS)
     return LakeWriter(root, topic=offset_range.topic, partition=offset_range.partition, is_hidden=is_hidden).write(
         batches
@@ -243,10 +247,10 @@ def _dry_run(job: Archive, cluster: Cluster) -> JobResult:
         lake = open_lake(job.to)
     except NotFoundError:
         lake = None
-    place, target, lost = find_offsets(job, cluster, lake)
-    ranges = ranges_between(place, target)
+    start, target, lost = find_offsets(job, cluster, lake)
+    ranges = ranges_between(start, target)
     count = sum(map(len, ranges))
-    told = f"would archive {job.topic} to {job.to}, format {job.format}: records {count:,}"
+    sentence = f"would archive {job.topic} to {job.to}, format {job.format}: records {count:,}"
     facts: dict[str, object] = {
         "topic": job.topic,
         "to": job.to,
@@ -254,7 +258,7 @@ def _dry_run(job: Archive, cluster: Cluster) -> JobResult:
         "lost": lost,
         "ranges": [msgspec.structs.asdict(one) for one in ranges],
     }
-    return JobResult(sentence=told, facts=facts)
+    return JobResult(sentence=sentence, facts=facts)
 
 
 def _bad(sentence: str) -> RequestError:

@@ -1,8 +1,9 @@
-"""Audit a topic: prove that everybody who has its records has the same ones, or name those that differ.
+"""Audit a topic: prove that all sources have the same records, or name the records that differ.
 
-The driver finds out what there is, tasks add up digests, the driver compares them, and tasks look at the records of
-the few segments that differ. What most replicas hold is the reference: a leader may be the one that is wrong. What is
-asked first is what can only grow afterwards: statements, then the archive, then where the partitions end.
+The driver plans, tasks compute digests, the driver compares them, and tasks compare single records in the few segments
+that differ. The content of most replicas is the reference, since the leader itself may be wrong. The plan reads client
+statements first, then the archive, then end offsets: later reads can only see more, so nothing looks missing that was
+written meanwhile.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.lake import open_lake
 
 MISMATCHES_MAX: Final = 500
-"""Most segments that are looked at record by record; what is beyond that differs as a whole."""
+"""Maximum segments that are compared record by record; further ones are reported as a whole."""
 HOLD_S: Final = 600.0
-"""For how long the topic is held at a time: longer than any wave of tasks."""
-WAVE_PER_CORE: Final = 4
-"""Tasks for each core between two looks at whether the job is to stop."""
+"""Duration of the hold on the topic; renewed before each group of tasks, which takes less."""
+TASKS_PER_CORE: Final = 4
+"""Tasks per core in one group; the stop signal is checked between groups."""
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class Audit(Job, frozen=True, kw_only=True):
-    """Prove that everybody has the same records of a topic, or name those that differ."""
+    """Prove that all sources have the same records of a topic, or name those that differ."""
 
     topic: str
     archive: str = ""
@@ -58,10 +59,10 @@ class Audit(Job, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.source and not self.archive:
-            raise RequestError("source names a topic of an archive: give archive, too", code="bad_option")
+            raise RequestError("source needs archive: it names a topic in the archive", code="bad_option")
 
     def run(self, run: JobRun) -> JobResult:
-        """Audit what the topic holds now."""
+        """Audit the current content of the topic."""
         begun_s = time.monotonic()
         servers = self.cluster_servers()
         cluster = connection(servers)
@@ -91,12 +92,12 @@ class Audit(Job, frozen=True, kw_only=True):
         )
 
 
-# -- what there is -----------------------------------------------------------------------------------
+# -- planning ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _holding(cluster: Cluster, topic: str) -> Iterator[Callable[[], None]]:
-    """Keep retention from what is audited; give what holds it for longer."""
+    """Hold the topic against retention; yield the function that renews the hold."""
     found = cluster.offsets(topic, "earliest")
     name = f"audit-{uuid4().hex[:8]}"
 
@@ -107,12 +108,12 @@ def _holding(cluster: Cluster, topic: str) -> Iterator[Callable[[], None]]:
     try:
         yield hold
     finally:
-        with suppress(QuiverError):  # it ends by itself, and what went wrong before matters more
+        with suppress(QuiverError):  # the hold expires; an earlier error is more important
             cluster.release_hold(name)
 
 
 def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[AuditFinding]]:
-    """Return what is compared of each partition, and the replicas that cannot be asked."""
+    """Return the plan of each partition, and findings for replicas on nodes that are down."""
     found = cluster.offsets(job.topic, "earliest")
     consumers = tuple(part.strip() for part in job.consumers.split(",") if part.strip())
     stated = choose_clients(read_statements(cluster, found.topic_id), consumers, job.topic)
@@ -123,7 +124,7 @@ def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[
     findings: list[AuditFinding] = []
     for own in cluster.describe_topic(job.topic).partitions:
         if own.partition not in found.offsets or own.partition not in ends.offsets:
-            continue  # it was added just now
+            continue  # the partition was added meanwhile
         first, end = found.offsets[own.partition], ends.offsets[own.partition]
         runs = {source: by_partition.get(own.partition, []) for source, by_partition in stated.items()}
         part = archived.get(own.partition)
@@ -140,7 +141,7 @@ def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[
             )
         )
         for node in sorted(set(own.replicas) - alive):
-            fault = RecordFault(kind="unreachable", offset=first, end_offset=end, detail="the node does not answer")
+            fault = RecordFault(kind="unreachable", offset=first, end_offset=end, detail="the node does not respond")
             findings.append(
                 AuditFinding(source=str(AuditSource("replica", str(node))), partition=own.partition, fault=fault)
             )
@@ -152,7 +153,7 @@ def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> d
         return {}
     lake = open_lake(job.archive)
     files = lake.files(job.source or job.topic)
-    if job.source:  # another topic, or an earlier one of this name: what it holds is all that it says
+    if job.source:  # another topic or incarnation: its files alone tell its end
         ends = {
             part: max((file.last_offset for file in files if file.partition == part), default=-1) + 1
             for part in partitions
@@ -175,25 +176,25 @@ def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> d
 
 
 class _AuditRun:
-    """An audit under way."""
+    """A running audit."""
 
     def __init__(
         self, topic: str, servers: Servers, plans: Sequence[PartitionPlan], run: JobRun, hold: Callable[[], None]
     ) -> None:
         self._topic, self._servers, self._plans = topic, servers, plans
         self._run, self._hold = run, hold
-        self._told: dict[tuple[AuditSource, int], dict[int, Digest]] = {}
+        self._digests: dict[tuple[AuditSource, int], dict[int, Digest]] = {}
         self._faults: dict[tuple[AuditSource, int], list[RecordFault]] = {}
         self._references: dict[int, dict[int, tuple[Digest, int]]] = {}
 
     def examine_all(self) -> list[AuditFinding]:
-        """Digest everything, compare, and look at what differs; stop early if the job is to stop."""
+        """Compute digests, compare them and examine differences; end early if the job must stop."""
         self._digest()
         findings: list[AuditFinding] = []
         mismatches: list[Mismatch] = []
         for plan in self._plans if not self._run.is_stopping else ():
             self._references[plan.partition] = choose_reference(
-                plan.edges, [self._told.get((source, plan.partition), {}) for source in self._copies(plan)]
+                plan.edges, [self._digests.get((source, plan.partition), {}) for source in self._copies(plan)]
             )
             findings += self._check_reference(plan)
             mismatches += self._find_mismatches(plan)
@@ -204,7 +205,7 @@ class _AuditRun:
         return sorted(findings, key=lambda finding: (finding.partition, finding.fault.offset, finding.source))
 
     def summaries(self) -> Iterator[PartitionSummary]:
-        """Sum up each partition: what most replicas hold."""
+        """Yield the summary of each partition: the content of most replicas."""
         for plan in self._plans:
             total = Digest()
             for digest, _ in self._references.get(plan.partition, {}).values():
@@ -218,35 +219,35 @@ class _AuditRun:
         pieces = plan_pieces(self._plans, self._run.spark.sparkContext.defaultParallelism if self._plans else 1)
         total = sum(piece.end_offset - piece.first_offset for piece in pieces)
         done = 0
-        for told in self._in_waves(pieces, partial(digest_piece, self._servers)):
-            key = (told.piece.source, told.piece.partition)
-            own = self._told.setdefault(key, {})
-            for first, digest in told.digests.items():
+        for result in self._run_tasks(pieces, partial(digest_piece, self._servers)):
+            key = (result.piece.source, result.piece.partition)
+            own = self._digests.setdefault(key, {})
+            for first, digest in result.digests.items():
                 own[first] = own.get(first, Digest()) + digest
-            if told.fault is not None:
-                self._faults.setdefault(key, []).append(told.fault)
-            done += told.piece.end_offset - told.piece.first_offset
+            if result.fault is not None:
+                self._faults.setdefault(key, []).append(result.fault)
+            done += result.piece.end_offset - result.piece.first_offset
             self._run.report_progress(JobProgress(f"digesting {self._topic}", done, total))
 
-    def _in_waves(self, work: Sequence[T], do: Callable[[T], U]) -> Iterator[U]:
-        """Let tasks do something to each of many things, so many at a time; end early if the job is to stop."""
+    def _run_tasks(self, work: Sequence[T], do: Callable[[T], U]) -> Iterator[U]:
+        """Run a function over many items in groups of tasks; end early if the job must stop."""
         context = self._run.spark.sparkContext
-        wave = WAVE_PER_CORE * context.defaultParallelism
-        for at in range(0, len(work), wave):
+        count = TASKS_PER_CORE * context.defaultParallelism
+        for at in range(0, len(work), count):
             if self._run.is_stopping:
                 return
             self._hold()
-            own = work[at : at + wave]
+            own = work[at : at + count]
             yield from context.parallelize(own, len(own)).map(do).collect()
 
     def _copies(self, plan: PartitionPlan) -> list[AuditSource]:
-        """Return those whose word counts when it is found out what a partition holds."""
+        """Return the sources that vote on the reference: readable replicas, else the leader."""
         replicas = [AuditSource("replica", str(node)) for node in plan.nodes]
         whole = [source for source in replicas if (source, plan.partition) not in self._faults]
         return whole or [LEADER]
 
     def _check_reference(self, plan: PartitionPlan) -> Iterator[AuditFinding]:
-        """Offsets are dense: a segment has as many records as offsets."""
+        """Report segments of the reference with gaps: offsets are dense, so each offset must have a record."""
         for first, end in pairwise(plan.edges):
             digest, _ = self._references[plan.partition][first]
             if digest.count != end - first:
@@ -259,13 +260,13 @@ class _AuditRun:
         digests = {first: digest for first, (digest, _) in reference.items()}
         copies = self._copies(plan)
         for source, edges in self._scopes(plan):
-            for difference in find_differences(edges, digests, self._told.get((source, plan.partition), {})):
+            for difference in find_differences(edges, digests, self._digests.get((source, plan.partition), {})):
                 believed = copies[reference[difference.first_offset][1]]
                 bounds = (difference.first_offset, difference.end_offset)
                 yield Mismatch(reference=plan.piece(believed, *bounds), suspect=plan.piece(source, *bounds))
 
     def _scopes(self, plan: PartitionPlan) -> Iterator[tuple[AuditSource, Sequence[int]]]:
-        """Yield what each witness must have: everything, but what it could not tell, and what is not archived yet."""
+        """Yield each source with the edges to compare: all offsets except unreadable and not yet archived ones."""
         for source in (LEADER, *(AuditSource("replica", str(node)) for node in plan.nodes)):
             faults = self._faults.get((source, plan.partition), [])
             yield from ((source, own) for own in _without(plan.edges, faults))
@@ -281,21 +282,21 @@ class _AuditRun:
                 yield AuditFinding(source=str(source), partition=plan.partition, fault=fault)
         if plan.archived is not None and plan.archived.end_offset > plan.bounds[1]:
             end = plan.bounds[1]
-            detail = f"archived, and the partition ends at {end}"
+            detail = f"archived, but the partition ends at {end}"
             fault = RecordFault(kind="lost", offset=end, end_offset=plan.archived.end_offset, detail=detail)
             yield AuditFinding(source=str(LEADER), partition=plan.partition, fault=fault)
 
     def _examine(self, mismatches: Sequence[Mismatch]) -> Iterator[AuditFinding]:
-        looked_at, rest = mismatches[:MISMATCHES_MAX], mismatches[MISMATCHES_MAX:]
-        for done, verdict in enumerate(self._in_waves(looked_at, partial(examine, self._servers)), 1):
-            self._run.report_progress(JobProgress("looking at what differs", done, len(looked_at), "segment"))
+        examined, rest = mismatches[:MISMATCHES_MAX], mismatches[MISMATCHES_MAX:]
+        for done, verdict in enumerate(self._run_tasks(examined, partial(examine, self._servers)), 1):
+            self._run.report_progress(JobProgress("comparing records that differ", done, len(examined), "segment"))
             yield from _findings(verdict)
         for mismatch in rest:
-            yield _as_a_whole(mismatch.suspect, "differs; too much does to look at each record")
+            yield _whole_range(mismatch.suspect, "differs; too many segments differ to compare each record")
 
 
 def _without(edges: Sequence[int], faults: Sequence[RecordFault]) -> Iterator[Sequence[int]]:
-    """Yield the parts of edges between which a witness could be read."""
+    """Yield the runs of edges between which a source could be read."""
     own: list[int] = []
     for first, end in pairwise(edges):
         if any(fault.offset < end and first < fault.end_offset for fault in faults):
@@ -311,16 +312,16 @@ def _findings(verdict: AuditVerdict) -> Iterator[AuditFinding]:
     for fault in verdict.faults:
         yield AuditFinding(source=str(suspect.source), partition=suspect.partition, fault=fault)
     if verdict.count > len(verdict.faults):
-        yield _as_a_whole(suspect, f"{verdict.count - len(verdict.faults)} more faults")
+        yield _whole_range(suspect, f"{verdict.count - len(verdict.faults)} more faults")
 
 
-def _as_a_whole(suspect: Piece, detail: str) -> AuditFinding:
+def _whole_range(suspect: Piece, detail: str) -> AuditFinding:
     fault = RecordFault(kind="altered", offset=suspect.first_offset, end_offset=suspect.end_offset, detail=detail)
     return AuditFinding(source=str(suspect.source), partition=suspect.partition, fault=fault)
 
 
 def _summarise(plans: Sequence[PartitionPlan], findings: Sequence[AuditFinding]) -> Iterator[SourceSummary]:
-    """Tell of each witness how much it had to show, and whether that was right."""
+    """Yield each source with its number of records, and whether they equal the reference."""
     counts: dict[str, int] = {}
     for plan in plans:
         shares = {LEADER: plan.count} | {AuditSource("replica", str(node)): plan.count for node in plan.nodes}
@@ -338,5 +339,5 @@ def _summarise(plans: Sequence[PartitionPlan], findings: Sequence[AuditFinding])
 def _dry_run(job: Audit, plans: Sequence[PartitionPlan]) -> JobResult:
     count = sum(plan.count for plan in plans)
     names = [summary.source for summary in _summarise(plans, ())]
-    told = f"would audit {job.topic}: records {count:,}, told by {', '.join(names)}"
-    return JobResult(sentence=told, facts={"topic": job.topic, "records": count, "witnesses": names})
+    sentence = f"would audit {job.topic}: records {count:,}, sources {', '.join(names)}"
+    return JobResult(sentence=sentence, facts={"topic": job.topic, "records": count, "witnesses": names})

@@ -1,8 +1,8 @@
-"""What differs between two places that should hold the same records, and how. Pure.
+"""Compare two sources that should have the same records, and classify the differences. Pure.
 
-First by digests: *segments* of offsets whose sums differ. Then, in those alone, record by record: what is there is
-explained by as few faults as possible, first by place (what stands at each offset), then, if that says less, by order
-(a record that is missing or there twice moves all that follow). A *fault* names the offset and what is wrong there.
+First by digests: find the *segments* of offsets whose digests differ. Then, only in those, record by record: explain
+the records by as few faults as possible, first by offset (which record is at each offset), then, if that needs fewer
+faults, by order (a missing or doubled record shifts all that follow). A *fault* names the offset and the problem.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import msgspec
 from quiver.record.digest import BLOCK_RECORDS, Digest, Lanes
 
 SEQUENCE_RECORDS_MAX: Final = 4096
-"""Most records between the first and the last difference that are compared by their order, which takes long."""
+"""Maximum records between the first and last difference for a comparison by order, which is slow."""
 
 FaultKind = Literal["lost", "doubled", "altered", "swapped", "unexpected", "unreadable", "unreachable"]
 Digests = Mapping[int, Digest]
-"""What stands between each two neighbouring edges, by the first offset; nothing: no records."""
+"""Digests of the segments between adjacent edges, by first offset; absent: no records."""
 
 
 class RecordFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is wrong at some offsets.
+    """A fault in a range of offsets.
 
-    lost: not there. unexpected: there, and should not be. altered: something else is there. swapped: the record of
-    `other` is there. doubled: the record of `other` is there once more. unreadable, unreachable: nobody knows.
+    lost: no record. unexpected: a record that should not exist. altered: a different record. swapped: the record of
+    `other`. doubled: another copy of the record of `other`. unreadable, unreachable: content unknown.
     """
 
     kind: FaultKind
@@ -41,25 +41,25 @@ class RecordFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def count(self) -> int:
-        """How many offsets it is about."""
+        """The number of offsets."""
         return self.end_offset - self.offset
 
 
 class RecordDigests(msgspec.Struct, frozen=True):
-    """Records as they were found: their offsets and content digests, in order."""
+    """Offsets and content digests of records, in the order found."""
 
     offsets: list[int]
     contents: list[bytes]
 
     @classmethod
     def of(cls, offsets: Iterable[int], contents: Lanes) -> RecordDigests:
-        """Take offsets and the content digests that belong to them."""
+        """Create it from offsets and their content digests."""
         raw = contents.T.tobytes()
         return cls(list(offsets), [raw[at : at + 16] for at in range(0, len(raw), 16)])
 
 
 class DifferingRange(msgspec.Struct, frozen=True):
-    """Offsets at which somebody has other records than the reference."""
+    """A range of offsets where a source differs from the reference."""
 
     first_offset: int
     end_offset: int
@@ -69,7 +69,7 @@ class DifferingRange(msgspec.Struct, frozen=True):
 
 
 def choose_reference(edges: Sequence[int], copies: Sequence[Digests]) -> dict[int, tuple[Digest, int]]:
-    """Return for each segment what most copies hold, and the number of the first copy that holds it."""
+    """Return for each segment the digest of most copies, and the index of the first copy with it."""
     chosen: dict[int, tuple[Digest, int]] = {}
     for first in edges[:-1]:
         held = [copy.get(first, Digest()) for copy in copies]
@@ -79,7 +79,7 @@ def choose_reference(edges: Sequence[int], copies: Sequence[Digests]) -> dict[in
 
 
 def find_differences(edges: Sequence[int], reference: Digests, found: Digests) -> list[DifferingRange]:
-    """Return where digests differ; neighbouring segments count as one, up to the size of a block."""
+    """Return the ranges where digests differ; adjacent segments are joined up to the size of a block."""
     differences: list[DifferingRange] = []
     for first, end in pairwise(edges):
         if reference.get(first, Digest()) == found.get(first, Digest()):
@@ -95,10 +95,10 @@ def find_differences(edges: Sequence[int], reference: Digests, found: Digests) -
 def check_runs(
     runs: Sequence[tuple[int, int, Digest]], edges: Sequence[int], reference: Digests, *, is_gapless: bool
 ) -> list[RecordFault]:
-    """Return what is wrong with the runs that a client has stated for a partition.
+    """Check the runs that a client stated for a partition; return their faults.
 
-    `edges` has the ends of all runs among them. Runs that begin before the first edge cannot be checked any more. With
-    `is_gapless` the client should have seen everything between its first and its last record.
+    `edges` contains the ends of all runs. Runs before the first edge are skipped: retention removed their records.
+    With `is_gapless` the client must have seen every record between its first and its last.
     """
     faults: list[RecordFault] = []
     reached: int | None = None
@@ -115,11 +115,16 @@ def check_runs(
             faults.append(RecordFault(kind="lost", offset=reached, end_offset=first, detail="never seen"))
         reached = end if reached is None else max(reached, end)
         if end > edges[-1]:
-            detail = f"seen, and the partition ends at {edges[-1]}"
+            detail = f"seen, but the partition ends at {edges[-1]}"
             faults.append(RecordFault(kind="lost", offset=max(first, edges[-1]), end_offset=end, detail=detail))
         elif _sum(edges, reference, first, end) != digest:
             faults.append(
-                RecordFault(kind="altered", offset=first, end_offset=end, detail="seen otherwise, somewhere in it")
+                RecordFault(
+                    kind="altered",
+                    offset=first,
+                    end_offset=end,
+                    detail="the client saw different content in this range",
+                )
             )
     return faults
 
@@ -135,7 +140,7 @@ def _sum(edges: Sequence[int], reference: Digests, first: int, end: int) -> Dige
 
 
 def find_faults(expected: RecordDigests, found: RecordDigests) -> list[RecordFault]:
-    """Return what is wrong with the records that were found, by offset."""
+    """Compare records with the expected ones; return the faults by offset."""
     by_place = _by_place(expected, found)
     is_plain = len(by_place) < 2 or all(fault.kind != "altered" for fault in by_place)
     if is_plain:
@@ -148,7 +153,7 @@ def find_faults(expected: RecordDigests, found: RecordDigests) -> list[RecordFau
 
 
 def _by_place(expected: RecordDigests, found: RecordDigests) -> list[RecordFault]:
-    """Explain what stands at each offset."""
+    """Explain the differences by offset."""
     right = dict(zip(expected.offsets, expected.contents, strict=True))
     places = {content: offset for offset, content in right.items()}
     seen: dict[int, bytes] = {}
@@ -164,13 +169,13 @@ def _by_place(expected: RecordDigests, found: RecordDigests) -> list[RecordFault
         owner = owners.get(content)
         if owner is None:
             faults.append(_at("altered", offset))
-        elif offset < owner or wrong[owner] != right[offset]:  # a pair is told once
+        elif offset < owner or wrong[owner] != right[offset]:  # a swapped pair is reported once
             faults.append(_at("swapped", offset, owner))
     return sorted(faults, key=lambda fault: (fault.offset, fault.kind))
 
 
 def _by_order(expected: RecordDigests, found: RecordDigests) -> list[RecordFault] | None:
-    """Explain what follows what; None if there is too much to compare."""
+    """Explain the differences by order; None if there are too many records to compare."""
     left, right = expected.contents, found.contents
     first = next((at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
     first = min(len(left), len(right)) if first is None else first

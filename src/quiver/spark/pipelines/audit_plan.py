@@ -1,7 +1,7 @@
-"""What an audit compares: offsets of each partition, the edges between which they are added up, and pieces. Pure.
+"""Plan an audit: the offsets of each partition, the edges between digests, and the pieces that tasks read. Pure.
 
-Edges are the bounds of blocks, the bounds of every run that a client has stated, and where the archive ends: whatever a
-witness can tell is a sum of segments between edges.
+Edges are the bounds of digest blocks, the bounds of every run that a client stated, and the end of the archive. So
+every digest that a source reports is a sum over segments between edges.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quiver.spark.pipelines.lake import LakeFile
 
 LEADER: Final = AuditSource("leader")
 PIECE_BLOCKS_MAX: Final = 16
-"""Most blocks of one piece: what a task that is run again reads again."""
+"""Maximum blocks per piece: the most that a retried task reads again."""
 PIECES_PER_CORE: Final = 4
-"""About how many pieces there are for each core: enough that none waits long for the last one."""
+"""Approximate pieces per core: several, so that cores are not idle while the last piece is read."""
 
 
 class ArchivedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What an archive has of one partition."""
+    """The archived part of one partition."""
 
     source: AuditSource
     root: str
@@ -33,30 +33,30 @@ class ArchivedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared of one partition."""
+    """The audit plan of one partition."""
 
     topic: str
     topic_id: int
     partition: int
     edges: tuple[int, ...]
-    """None at all if the partition has no records."""
+    """Empty if the partition has no records."""
     nodes: tuple[int, ...]
-    """Those with a replica that can be asked; the leader first."""
+    """Live nodes with a replica; the leader first."""
     archived: ArchivedPart | None = None
     runs: Mapping[AuditSource, Runs] = {}
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first offset and the end."""
+        """The first offset and the end offset."""
         return (self.edges[0], self.edges[-1]) if self.edges else (0, 0)
 
     @property
     def count(self) -> int:
-        """How many offsets there are."""
+        """The number of offsets."""
         return self.bounds[1] - self.bounds[0]
 
     def piece(self, source: AuditSource, first_offset: int, end_offset: int) -> Piece:
-        """Return a part of what a witness can tell, with the edges in it; both bounds are edges."""
+        """Return the piece of a source between two edges, with the edges inside it."""
         edges = self.edges[bisect_left(self.edges, first_offset) : bisect_right(self.edges, end_offset)]
         root, paths = "", tuple[str, ...]()
         if source.role == "archive" and self.archived is not None:
@@ -89,7 +89,7 @@ def plan_edges(
 
 
 def plan_pieces(plans: Sequence[PartitionPlan], cores: int) -> list[Piece]:
-    """Share out everything that is to be read."""
+    """Divide everything that must be read into pieces."""
     total = sum(plan.count * (1 + len(plan.nodes) + (plan.archived is not None)) for plan in plans)
     size = total // (PIECES_PER_CORE * cores)
     size = max(1, min(PIECE_BLOCKS_MAX, size // BLOCK_RECORDS)) * BLOCK_RECORDS
@@ -103,7 +103,7 @@ def plan_pieces(plans: Sequence[PartitionPlan], cores: int) -> list[Piece]:
 
 
 def cut_edges(edges: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """Return ranges between edges, each of at least `size` offsets but the last."""
+    """Return ranges between edges, each of at least `size` offsets except the last."""
     cuts: list[tuple[int, int]] = []
     first = edges[0] if edges else 0
     for edge in edges[1:]:
@@ -114,7 +114,7 @@ def cut_edges(edges: Sequence[int], size: int) -> list[tuple[int, int]]:
 
 
 def plan_files(plan: PartitionPlan, size: int) -> list[Piece]:
-    """Return pieces of an archive's files, each file in one of them; each piece has all edges around its files."""
+    """Return the pieces of an archive: each file is in exactly one piece, with all edges around its records."""
     if plan.archived is None or not plan.edges:
         return []
     pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""What an audit has found, for people and for programs. Pure."""
+"""The report of an audit: as text, Markdown and JSON fields. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from quiver.spark.pipelines.audit_comparison import RecordFault
 
 SHOWN_MAX: Final = 20
-"""Findings that a terminal shows; a report has all of them."""
+"""Maximum findings shown on a terminal; the report file has all of them."""
 
 _SENTENCES: Final = {
     "lost": "lost",
@@ -24,7 +24,7 @@ _SENTENCES: Final = {
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something wrong with what somebody has of a partition."""
+    """A fault in what one source has of a partition."""
 
     source: str
     partition: int
@@ -33,16 +33,16 @@ class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         fault = self.fault
         where = f"offset {fault.offset}" if fault.count == 1 else f"offsets {fault.offset} to {fault.end_offset - 1}"
-        told = f"partition {self.partition}, {where}: {_SENTENCES[fault.kind]}"
+        sentence = f"partition {self.partition}, {where}: {_SENTENCES[fault.kind]}"
         if fault.kind == "swapped":
-            told += f" with offset {fault.other}"
+            sentence += f" with offset {fault.other}"
         elif fault.kind == "doubled" and fault.other not in (None, fault.offset):
-            told += f": it is the record of offset {fault.other}"
-        return f"{told}; {self.source}" + (f" ({fault.detail})" if fault.detail else "")
+            sentence += f": it is the record of offset {fault.other}"
+        return f"{sentence}; {self.source}" + (f" ({fault.detail})" if fault.detail else "")
 
 
 class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition, and the digest of what most replicas hold of it."""
+    """A partition, and the digest of what most replicas have of it."""
 
     partition: int
     first_offset: int
@@ -52,7 +52,7 @@ class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who had records to show, how many, and whether all of them were right."""
+    """A source, its number of records, and whether all equal the reference."""
 
     source: str
     count: int
@@ -60,7 +60,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of an audit."""
+    """The result of an audit."""
 
     topic: str
     archive: str
@@ -72,13 +72,13 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """One word, or two."""
+        """`identical`, `different` or `not finished`."""
         if self.findings:
             return "different"
         return "identical" if self.is_complete else "not finished"
 
     def to_facts(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return it as fields of the JSON result."""
         return {
             "topic": self.topic,
             "verdict": self.verdict,
@@ -95,7 +95,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def to_text(self) -> str:
-        """Return it for a terminal."""
+        """Render it for a terminal."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -109,7 +109,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
             yield f"  and {len(self.findings) - SHOWN_MAX:,} more: --report FILE has all of them"
 
     def to_markdown(self) -> str:
-        """Return it as a page."""
+        """Render it as Markdown."""
         partitions = [
             (own.partition, own.first_offset, own.end_offset, f"{own.count:,}", f"`{own.digest}`")
             for own in self.partitions
@@ -125,10 +125,10 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         parts = [
             f"# Audit of {self.topic}",
             f"Verdict: **{self.verdict}**, after {self.seconds:.1f} s.",
-            "## What it holds",
+            "## Content",
             _table(("partition", "first offset", "end offset", "records", "digest"), partitions),
-            "## Who told it",
-            _table(("witness", "records", "verdict"), sources),
+            "## Sources",
+            _table(("source", "records", "verdict"), sources),
             "## Findings",
             _table(("partition", "first", "last", "kind", "finding"), findings) if findings else "None.",
         ]
@@ -141,5 +141,5 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text that cannot break out of its cell: names are other people's."""
+    """Escape a text for a table cell: users choose the names."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -1,8 +1,10 @@
-"""Who can tell what a topic holds: its leaders, each replica, an archive. What each is asked is done in tasks.
+"""The sources of an audit: leaders, replicas and archives, read in tasks; producers and consumers, by statements.
 
-A *piece* is what one task reads of one witness: offsets of one partition, from the broker or from files. It is read
-once and added up between edges, or, where digests differ, kept record by record. What a witness cannot tell is part of
-the answer: a node that is down or a file that is damaged is a finding, not an end of the audit.
+A *piece* is what one task reads of one source: offsets of one partition, from a broker or from files. A task computes
+digests between edges, or, where digests differ, digests of single records. A source that cannot be read is part of the
+result: a node that is down or a damaged file is a finding and does not end the audit.
+
+Clients state digests of what they produced or consumed; see `quiver.client.digest_reporter`.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from quiver.spark.pipelines.audit_comparison import FaultKind, RecordDigests, Re
 
 CHUNK_RECORDS: Final = 20_000
 CHUNK_BYTES: Final = 4 << 20
-"""Records, or bytes of them, that are digested at once: small batches are joined, since each step has a price, but no
-further than what a processor's own memory holds."""
+"""Records and bytes per digest step: small batches are joined, since each step has a fixed cost, but not beyond the
+size of the processor's cache."""
 FAULTS_MAX: Final = 1000
-"""Most faults that a task tells one by one."""
+"""Maximum faults that a task reports one by one."""
 READ_RECORDS: Final = 65_536
 
 Role = Literal["leader", "replica", "archive", "producer", "consumer"]
 
 
 class AuditSource(msgspec.Struct, frozen=True, order=True):
-    """Somebody who can tell what a topic holds; a replica's name is its node."""
+    """A source of a topic's records; the name of a replica is its node."""
 
     role: Role
     name: str = ""
@@ -54,7 +56,7 @@ class AuditSource(msgspec.Struct, frozen=True, order=True):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task reads; `edges` are the bounds of what it adds up."""
+    """The records that a task reads; digests are computed between `edges`."""
 
     source: AuditSource
     topic: str
@@ -62,22 +64,22 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     edges: tuple[int, ...]
     root: str = ""
-    """Of the archive."""
+    """Directory of the archive."""
     paths: tuple[str, ...] = ()
 
     @property
     def first_offset(self) -> int:
-        """Where it begins."""
+        """The first offset."""
         return self.edges[0]
 
     @property
     def end_offset(self) -> int:
-        """Where it ends."""
+        """The end offset."""
         return self.edges[-1]
 
 
 class DigestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a witness told of a piece: digests by first offset, and from where on it could not."""
+    """Digests of a piece by first offset, and the fault if it could not be read to its end."""
 
     piece: Piece
     digests: dict[int, Digest]
@@ -85,14 +87,14 @@ class DigestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Two witnesses whose digests differ: one that is believed, and one to be looked at."""
+    """Two pieces whose digests differ: the reference and the one to examine."""
 
     reference: Piece
     suspect: Piece
 
 
 class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a suspect's records; the first of the faults, and how many there are."""
+    """The result of examining a mismatch: the first faults, and their total number."""
 
     suspect: Piece
     faults: tuple[RecordFault, ...]
@@ -100,7 +102,7 @@ class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_piece(servers: Servers, piece: Piece) -> DigestResult:
-    """Add up what a witness has; in a task."""
+    """Compute the digests of a piece. Runs in a task."""
     digests: dict[int, Digest] = {}
     reached = piece.first_offset
     try:
@@ -109,28 +111,28 @@ def digest_piece(servers: Servers, piece: Piece) -> DigestResult:
                 digests[first] = digests.get(first, Digest()) + digest
             reached = max(reached, int(offsets_of(records).max()) + 1)
     except (QuiverError, OSError, pa.ArrowInvalid) as error:
-        # Files come in any order: one that cannot be read leaves all of the piece in doubt.
+        # Files are not read in offset order: an unreadable file makes the whole piece uncertain.
         reached = piece.first_offset if piece.paths else reached
         return DigestResult(piece=piece, digests=digests, fault=to_fault(error, piece, reached))
     return DigestResult(piece=piece, digests=digests)
 
 
 def examine(servers: Servers, mismatch: Mismatch) -> AuditVerdict:
-    """Compare two witnesses record by record; in a task."""
+    """Compare two pieces record by record. Runs in a task."""
     suspect = mismatch.suspect
     try:
-        faults = find_faults(see_piece(servers, mismatch.reference), see_piece(servers, suspect))
+        faults = find_faults(read_digests(servers, mismatch.reference), read_digests(servers, suspect))
     except (QuiverError, OSError, pa.ArrowInvalid) as error:
         faults = [to_fault(error, suspect, suspect.first_offset)]
     if not faults:
-        detail = "the digests differed, the records do not any more: they changed meanwhile"
+        detail = "the digests differed, but the records are equal now: they changed during the audit"
         faults = [
             RecordFault(kind="altered", offset=suspect.first_offset, end_offset=suspect.end_offset, detail=detail),
         ]
     return AuditVerdict(suspect=suspect, faults=tuple(faults[:FAULTS_MAX]), count=len(faults))
 
 
-def see_piece(servers: Servers, piece: Piece) -> RecordDigests:
+def read_digests(servers: Servers, piece: Piece) -> RecordDigests:
     """Return every record of a piece, in the order in which it was found; files in the order of offsets."""
     offsets: list[int] = []
     contents: list[bytes] = []
@@ -148,7 +150,7 @@ def see_piece(servers: Servers, piece: Piece) -> RecordDigests:
 
 
 def read_piece(servers: Servers, piece: Piece) -> Iterator[pa.Table]:
-    """Yield a piece's records, many at a time; those of files may lie outside of its bounds."""
+    """Yield a piece's records in chunks; records of files may be outside its bounds."""
     if piece.source.role == "archive":
         yield from _joined(_read_files(piece))
         return
@@ -162,15 +164,15 @@ def read_piece(servers: Servers, piece: Piece) -> Iterator[pa.Table]:
 
 
 def to_fault(error: Exception, piece: Piece, reached: int) -> RecordFault:
-    """Return what it means that a witness could not be read further than that."""
+    """Return the fault for a source that is unreadable beyond `reached`; raise if the topic itself is gone."""
     kind: FaultKind = "unreachable"
     is_of_topic = isinstance(error, RequestError) and error.code not in ("no_replica", "decode_failed")
     if isinstance(error, OutOfRangeError) and error.code == "past_end":
         kind = "lost"
     elif isinstance(error, TrimmedError) and piece.source.role == "replica":
-        kind = "lost"  # the leader begins before: these records are held
+        kind = "lost"  # the leader still has these records: they are held
     elif is_of_topic or isinstance(error, TrimmedError):
-        raise error  # the topic was made anew, is gone, or was not held: there is nothing to audit
+        raise error  # the topic was recreated, deleted or not held: there is nothing to audit
     elif isinstance(error, StorageError | RequestError | OSError | pa.ArrowInvalid):
         kind = "unreadable"
     return RecordFault(kind=kind, offset=reached, end_offset=piece.end_offset, detail=str(error))
@@ -187,7 +189,7 @@ def _read_files(piece: Piece) -> Iterator[pa.RecordBatch]:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield batches joined; all that came before an error, then the error."""
+    """Yield joined batches; after an error yield what was read before it, then raise."""
     waiting: list[pa.RecordBatch] = []
     count = size_bytes = 0
     failure: Exception | None = None
@@ -207,15 +209,15 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 Runs = list[tuple[int, int, Digest]]
-"""First offsets, end offsets and digests, in the order in which they were stated."""
+"""First offset, end offset and digest of each stated run, in order."""
 StatedRuns = dict[AuditSource, dict[int, Runs]]
 
 
 def read_statements(cluster: Cluster, topic_id: int) -> StatedRuns:
-    """Return everything that is stated about one incarnation of a topic.
+    """Read all statements about one incarnation of a topic.
 
     Raises:
-        DecodeError: there is something among the statements that is none.
+        DecodeError: a record in the topic of statements is not a statement.
     """
     try:
         begins, ends = cluster.offsets(TOPIC, "earliest"), cluster.offsets(TOPIC, "latest")
@@ -230,7 +232,7 @@ def read_statements(cluster: Cluster, topic_id: int) -> StatedRuns:
 
 
 def sort_statements(statements: Iterable[Statement], topic_id: int) -> StatedRuns:
-    """Return the runs of the statements about one incarnation of a topic."""
+    """Group the runs of statements about one incarnation of a topic by client and partition."""
     stated: StatedRuns = {}
     for statement in statements:
         if statement.topic_id == topic_id:
@@ -242,17 +244,17 @@ def sort_statements(statements: Iterable[Statement], topic_id: int) -> StatedRun
 
 
 def choose_clients(stated: StatedRuns, consumers: tuple[str, ...], topic: str) -> StatedRuns:
-    """Return the statements of all producers, and of the consumers that are named; of all, if none is.
+    """Return the statements of all producers, and of the named consumers; of all consumers if none is named.
 
     Raises:
-        NotFoundError: a consumer that is named has stated nothing.
+        NotFoundError: a named consumer has no statements (`no_statements`).
     """
     known = {source.name for source in stated if source.role == "consumer"}
     for name in consumers:
         if name not in known:
             message = (
-                f"consumer {name!r} has stated nothing about {topic!r}: open it with digests=True. "
-                f"Those that have: {', '.join(sorted(known)) or 'none'}"
+                f"consumer {name!r} has reported no digests of topic {topic!r}: open it with digests=True. "
+                f"Consumers with digests: {', '.join(sorted(known)) or 'none'}"
             )
             raise NotFoundError(message, code="no_statements")
     return {

@@ -1,7 +1,10 @@
-"""Counts of log lines in PostgreSQL, each batch of a query once.
+"""Sinks for counts of log lines: a topic or PostgreSQL. Each batch of a query is written once.
 
-The number of the last batch of a query is a row of its own, changed in the very transaction that writes the batch: one
-that is done again, because its outcome was not known or its driver died, finds that it was done and writes nothing.
+Topic: batches go through the ledger of the exactly-once sink. A count is a record keyed by window, level, source and
+message; while its window is open it is written again with a larger count, and the last record is valid.
+
+PostgreSQL: the number of a query's last batch is a row, updated in the transaction that writes the batch. A batch that
+is repeated, because its outcome was unknown or the driver died, finds its number and writes nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class TopicCounts:
-    """The counts of one query in a topic; on the driver."""
+    """Write the counts of one query to a topic. Runs on the driver."""
 
     def __init__(self, servers: Servers, topic: str) -> None:
-        """Make the topic unless it is there."""
+        """Create the topic if it does not exist."""
         connection(servers).create_topic(topic, exist_ok=True)
         self._options = WriteOptions(servers=servers, topic=topic)
 
     def write(self, query_id: str, batch_id: int, counts: Sequence[LineCount]) -> None:
-        """Write a batch of a query, unless it was written before."""
+        """Write a batch of a query, unless it is already written."""
         keys = pa.array(["|".join(map(str, own.key)) for own in counts], pa.string())
         values = pa.array([msgspec.json.encode(own) for own in counts], pa.binary())
         rows = pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
@@ -74,10 +77,10 @@ ON CONFLICT (topic, window_start, level, source, message) DO UPDATE SET
 
 
 class PostgresCounts:
-    """The counts of one topic in a database; on the driver."""
+    """Write the counts of one topic to a database. Runs on the driver."""
 
     def __init__(self, url: str, topic: str) -> None:
-        """Make the tables unless they are there.
+        """Create the tables if they do not exist.
 
         Raises:
             ConfigError: psycopg is not installed.
@@ -88,18 +91,18 @@ class PostgresCounts:
             connection.execute(_TABLES)
 
     def write(self, query_id: str, batch_id: int, counts: Sequence[LineCount]) -> bool:
-        """Write a batch of a query, all of it or nothing; tell whether it was not there already."""
+        """Write a batch of a query atomically; return False if it is already written."""
         with self._connect() as connection, connection.cursor() as cursor:
             cursor.execute(_BEGIN, (query_id, self._topic, batch_id))
             if not cursor.rowcount:
                 return False
-            # PostgreSQL's text has no zero character.
+            # PostgreSQL's type text cannot store NUL characters.
             rows = [{**msgspec.structs.asdict(own), "topic": self._topic} for own in counts]
             cursor.executemany(_WRITE, [{key: _clean(value) for key, value in row.items()} for row in rows])
         return True
 
     def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
-        """Return a connection that commits when it is left, and rolls back after an error."""
+        """Open a connection; as a context manager it commits at the end, or rolls back after an error."""
         try:
             import psycopg
         except ImportError:
@@ -108,7 +111,9 @@ class PostgresCounts:
         try:
             return psycopg.connect(self._url)
         except psycopg.ProgrammingError as error:
-            raise RequestError(f"{self._url.split('@')[-1]} is no PostgreSQL URL: {error}", code="bad_option") from None
+            raise RequestError(
+                f"{self._url.split('@')[-1]} is not a valid PostgreSQL URL: {error}", code="bad_option"
+            ) from None
         except psycopg.OperationalError as error:
             raise UnavailableError(f"PostgreSQL cannot be reached: {error}", code="postgres_unavailable") from None
 

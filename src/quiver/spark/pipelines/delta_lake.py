@@ -1,9 +1,13 @@
-"""A lake that is a Delta table: every engine that reads Delta reads it, at any of its versions.
+"""A lake stored as a Delta table, and its compaction.
 
-How far a topic is archived is kept in Delta's own *application transactions*, numbers under names that a commit sets
-along with the files that it adds: `quiver:TOPIC` is a digest of the topic's incarnation, `quiver:TOPIC:PARTITION` the
-offset behind the last archived record. Two commits that set the same name at the same time conflict, and the second
-is refused: that is what keeps two jobs from archiving the same records.
+Archived offsets are stored as Delta *application transactions*, named numbers that a commit sets together with the
+files it adds: `quiver:TOPIC` is a digest of the topic's incarnation, `quiver:TOPIC:PARTITION` the end offset of the
+archived records. Of two concurrent commits that set the same name Delta rejects the second, so two jobs never archive
+the same records.
+
+Compaction merges small files of one partition and hour into large ones, sorted by offset; Delta's own compaction does
+not sort. Sorted files let a replay or an audit read each file once. Readers see the old files or the new ones; old
+files stay for readers of older versions until a vacuum.
 """
 
 from __future__ import annotations
@@ -57,26 +61,26 @@ class DeltaLake:
 
     @staticmethod
     def is_at(root: str) -> bool:
-        """Tell whether there is a Delta table in a folder."""
+        """Return whether a directory contains a Delta table."""
         return DeltaTable.is_deltatable(root)
 
     @property
     def identity(self) -> str:
-        """Return the id that the table was made with."""
+        """Return the id that the table was created with."""
         return str(self._table.metadata().id)
 
     @property
     def version(self) -> int:
-        """Return the number of the commit that is seen."""
+        """Return the loaded version of the table."""
         return self._table.version()
 
     def refresh(self) -> None:
-        """See what was committed meanwhile."""
+        """Load the latest version."""
         with _translating_errors(self.root):
             self._table.update_incremental()
 
     def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
-        """Return how far partitions are archived, those that are; None if nothing of the topic is."""
+        """Return the archived end offsets by partition; None if the topic is not in the lake."""
         known = self._table.transaction_version(_PREFIX + topic)
         if known is None:
             return None
@@ -85,23 +89,26 @@ class DeltaLake:
         return {part: end for part, end in ends.items() if end is not None}
 
     def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
-        """Add files and move the place to behind them, in one step."""
-        # What others committed before this version is checked here, what they commit behind it Delta checks.
+        """Add files and advance the archived offsets atomically."""
+        # This checks commits up to the loaded version; Delta itself checks commits after it.
         check_not_archived(
             self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root
         )
-        places = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
-        places += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
+        transactions = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
+        transactions += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
         try:
-            self._write([_to_action(file, is_new=True) for file in files], places)
+            self._write([_to_action(file, is_new=True) for file in files], transactions)
         except CommitFailedError as error:
             if "oncurrent" in str(error):
                 raise archive_conflict(archived.topic, self.root) from None
-            raise StorageError(f"{self.root} took no commit: {error}", code="lake_failed") from None
-        # From here on the records are archived: the commit is a file that is there as a whole or not at all.
+            raise StorageError(
+                f"the commit to the Delta table {self.root} failed; nothing was archived by it: {error}",
+                code="lake_failed",
+            ) from None
+        # The records are archived: Delta creates the commit file atomically.
 
     def replace(self, old: Sequence[LakeFile], new: Sequence[LakeFile]) -> None:
-        """Put files in the place of others that hold the same records; a reader sees the ones or the others."""
+        """Replace files by others with the same records, atomically for readers."""
         now_ms = int(time.time() * 1000)
         removed = [
             RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file))  # noqa: FBT003 - its signature
@@ -111,7 +118,7 @@ class DeltaLake:
             self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
 
     def vacuum(self, keep: timedelta) -> int:
-        """Remove files that no version of so long ago and later needs, and what crashes left; return how many."""
+        """Delete files that no version within `keep` uses, and uncommitted files; return the number deleted."""
         hours = -(-int(keep.total_seconds()) // 3600)
         with _translating_errors(self.root):
             return len(self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
@@ -121,14 +128,14 @@ class DeltaLake:
         return in_order([_to_file(action) for action in self._actions() if action["partition.topic"] == topic])
 
     def topics(self) -> list[str]:
-        """Return the topics of which there are records."""
+        """Return the topics that have records in the lake."""
         return sorted({action["partition.topic"] for action in self._actions()})
 
     def _actions(self) -> list[dict[str, Any]]:
         return pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
 
-    def _write(self, actions: list[AddAction | RemoveAction], places: list[Transaction]) -> None:
-        properties = CommitProperties(app_transactions=places)
+    def _write(self, actions: list[AddAction | RemoveAction], transactions: list[Transaction]) -> None:
+        properties = CommitProperties(app_transactions=transactions)
         self._table.create_write_transaction(
             actions, "append", LAKE_SCHEMA, list(FOLDER_COLUMNS), commit_properties=properties
         )
@@ -140,11 +147,11 @@ def _translating_errors(root: str) -> Iterator[None]:
     try:
         yield
     except DeltaError as error:
-        raise StorageError(f"the Delta table in {root} cannot be used: {error}", code="lake_failed") from None
+        raise StorageError(f"the Delta table {root} cannot be used: {error}", code="lake_failed") from None
 
 
 def _number(incarnation: str) -> int:
-    """Return an incarnation as a transaction can hold it: 63 bits."""
+    """Return a 63-bit digest of an incarnation: a Delta transaction stores a signed 64-bit number."""
     return int.from_bytes(hashlib.blake2b(incarnation.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -183,11 +190,11 @@ def _to_file(action: dict[str, Any]) -> LakeFile:
 
 
 FILE_BYTES: Final = 128 << 20
-"""Size that files are put together to, about; larger ones are left as they are."""
+"""Approximate target size of compacted files; larger files are not changed."""
 
 
 def compact(spark: SparkSession, lake: DeltaLake, topic: str) -> tuple[int, int]:
-    """Put the files of a topic together, in one commit; return how many there were of them, and how many are left."""
+    """Merge a topic's small files in one commit; return the numbers of files before and after."""
     bins = plan_bins(lake.files(topic))
     if not bins:
         return 0, 0
@@ -198,7 +205,7 @@ def compact(spark: SparkSession, lake: DeltaLake, topic: str) -> tuple[int, int]
 
 
 def plan_bins(files: Iterable[LakeFile], file_bytes: int = FILE_BYTES) -> list[list[LakeFile]]:
-    """Return which files to put together: neighbours of one partition and hour, at least two each time."""
+    """Group adjacent files of one partition and hour for merging; each group has at least two files."""
     folders: dict[tuple[int, str], list[LakeFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.first_offset):
         folders[file.partition, file.hour].append(file)
@@ -215,7 +222,7 @@ def plan_bins(files: Iterable[LakeFile], file_bytes: int = FILE_BYTES) -> list[l
 
 
 def merge_files(root: str, files: list[LakeFile]) -> list[LakeFile]:
-    """Write the records of several files into one; in a task."""
+    """Write the records of several files into one. Runs in a task."""
     first = files[0]
     writer = LakeWriter(root, topic=first.topic, partition=first.partition, is_hidden=False)
     return writer.write(read_in_order(root, files))

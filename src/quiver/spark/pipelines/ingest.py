@@ -1,8 +1,8 @@
-"""Ingest files into a topic: every line, or row, a record; each file's content once, whatever happens.
+"""Ingest files into a topic: each line or row becomes a record; each file's content is ingested once.
 
-A round takes some files, shared out over lanes; a lane is a task that sends the records of its files, one after the
-other, through a named producer. The ledger has the round before any of it is sent, so whoever goes on after a crash
-sends the same records in the same order through the same lanes, and the partitions leave out what they have.
+A batch is a set of files, divided among senders; a sender is a task that sends the records of its files in order
+through a named producer. The ledger stores the batch before any of it is sent, so a restart sends the same records in
+the same order through the same producers, and skips what the partitions already store.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from quiver.spark.pipelines.source_files import (
 from quiver.spark.publishing import ResumableWriter
 
 BATCH_BYTES: Final = 1 << 30
-"""Bytes of files in one round, about: what a signal to stop waits for."""
+"""Approximate bytes of files per batch: a stop signal waits for the end of the batch."""
 BATCH_FILES_MAX: Final = 1000
 SCAN_TASKS_PER_CORE: Final = 4
-"""Tasks for each core that look at files: enough for none to wait long for the last."""
+"""Scan tasks per core: several, so that cores are not idle while the largest file is scanned."""
 
 
 class Ingest(Job, frozen=True, kw_only=True):
-    """Bring files into a topic."""
+    """Ingest files into a topic."""
 
     paths: tuple[str, ...]
     topic: str
@@ -59,10 +59,10 @@ class Ingest(Job, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.paths:
-            raise RequestError("name the files or folders to ingest", code="bad_option")
+            raise RequestError("no files given: name the files or directories to ingest", code="bad_option")
 
     def run(self, run: JobRun) -> JobResult:
-        """Ingest what is new."""
+        """Ingest new files, and new content of files that have grown."""
         cluster = connection(self.cluster_servers())
         if self.is_dry_run:
             return self._dry_run(cluster)
@@ -76,42 +76,42 @@ class Ingest(Job, frozen=True, kw_only=True):
         return work.result(time.monotonic() - begun_s, is_complete=is_complete)
 
     def writer(self, cluster: Cluster) -> str:
-        """Return what the ingest is known by in the ledger."""
+        """Return the key of this ingest in the ledger."""
         return f"{self.name}/{self.topic}/{incarnation_of(cluster.cluster_id, cluster.offsets(self.topic, {}))}"
 
     def _dry_run(self, cluster: Cluster) -> JobResult:
         try:
             state = read_state(cluster, self.writer(cluster))
         except NotFoundError:
-            state = IngestState()  # there is no such topic yet
+            state = IngestState()  # the topic does not exist yet
         survey = survey_files(find_files(self.paths), state, _scan_here)
-        told = f"would ingest into {self.topic}: files {len(survey.fresh):,}, bytes {survey.size_bytes:,}"
-        return JobResult(sentence=told, facts={"topic": self.topic, **survey.facts()})
+        sentence = f"would ingest into {self.topic}: files {len(survey.fresh):,}, bytes {survey.size_bytes:,}"
+        return JobResult(sentence=sentence, facts={"topic": self.topic, **survey.facts()})
 
 
 Scanner = Callable[[Sequence[str], Sequence[int]], list[FileScan]]
-"""Looks at files, each with regard to what it begins with at some sizes."""
+"""Scans files; computes digests of their prefixes of the given sizes."""
 
 
-def _scan_here(paths: Sequence[str], begin_sizes: Sequence[int]) -> list[FileScan]:
-    return [scan_file(path, begin_sizes) for path in paths]
+def _scan_here(paths: Sequence[str], prefix_sizes: Sequence[int]) -> list[FileScan]:
+    return [scan_file(path, prefix_sizes) for path in paths]
 
 
 class FileSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """Which files are to be ingested, and which not, and why."""
+    """The files to ingest, and the files that are skipped."""
 
     fresh: list[SourceFile]
     known_count: int
     same_as: dict[str, str]
-    """Files with the content of another one, and that one."""
+    """Files with the same content as another one, and that other path."""
 
     @property
     def size_bytes(self) -> int:
-        """Return how many bytes are new."""
+        """Return the number of new bytes."""
         return sum(file.size_bytes - file.first_byte for file in self.fresh)
 
     def facts(self) -> dict[str, object]:
-        """Return what it says, for programs."""
+        """Return it as fields of the JSON result."""
         return {
             "files": len(self.fresh),
             "bytes": self.size_bytes,
@@ -121,7 +121,7 @@ class FileSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _IngestRun:
-    """A job under way."""
+    """A running ingest job."""
 
     def __init__(self, job: Ingest, cluster: Cluster, run: JobRun) -> None:
         self._job, self._run, self._cluster = job, run, cluster
@@ -131,56 +131,56 @@ class _IngestRun:
         self._count = self._sent = self._resumed = 0
 
     def ingest(self) -> bool:
-        """Finish what was begun, then ingest what is new, in rounds; tell whether that is done."""
+        """Finish the open batch, then ingest new files in batches; return False if the job stops before the end."""
         if self.ledger.state.open_batch is not None:
-            self._resumed = sum(map(len, self.ledger.state.open_batch.lanes))
+            self._resumed = sum(map(len, self.ledger.state.open_batch.senders))
             self._send(self.ledger.state.open_batch, is_resumed=True)
-        self._run.report_progress(JobProgress("looking at files"))
+        self._run.report_progress(JobProgress("scanning files"))
         self._survey = survey_files(find_files(self._job.paths), self.ledger.state, self._scan)
         partitions = len(self._cluster.offsets(self._job.topic, "earliest").offsets)
-        rounds = plan_batches(self._survey.fresh)
+        batches = plan_batches(self._survey.fresh)
         fields = LineFields(self._job.key, self._job.time)
         done_bytes = 0
-        for files in rounds:
+        for files in batches:
             if self._run.is_stopping:
                 return False
             self._run.report_progress(
                 JobProgress(f"ingesting into {self._job.topic}", done_bytes, self._survey.size_bytes, "byte")
             )
-            lanes_max = self._run.spark.sparkContext.defaultParallelism
-            lanes = assign_files(files, lanes_max, partitions=partitions, turn=self.ledger.state.files)
-            self._send(self.ledger.begin(lanes, partitions=partitions, fields=fields), is_resumed=False)
+            senders_max = self._run.spark.sparkContext.defaultParallelism
+            senders = assign_files(files, senders_max, partitions=partitions, first_partition=self.ledger.state.files)
+            self._send(self.ledger.begin(senders, partitions=partitions, fields=fields), is_resumed=False)
             done_bytes += sum(file.size_bytes - file.first_byte for file in files)
         return True
 
-    def _scan(self, paths: Sequence[str], begin_sizes: Sequence[int]) -> list[FileScan]:
+    def _scan(self, paths: Sequence[str], prefix_sizes: Sequence[int]) -> list[FileScan]:
         if not paths:
             return []
         context = self._run.spark.sparkContext
-        look = partial(scan_file, begin_sizes=begin_sizes)
+        look = partial(scan_file, prefix_sizes=prefix_sizes)
         tasks = min(len(paths), SCAN_TASKS_PER_CORE * context.defaultParallelism)
         found: list[FileScan] = context.parallelize(paths, tasks).map(look).collect()
         return found
 
-    def _send(self, round_: IngestBatch, *, is_resumed: bool) -> None:
+    def _send(self, batch: IngestBatch, *, is_resumed: bool) -> None:
         works = [
             SenderTask(
                 name=f"quiver.ingest.{producer_prefix(self._writer)}.{number}",
                 files=list(writer),
                 bases=dict(self.ledger.state.bases[number]),
-                partitions=round_.partitions,
+                partitions=batch.partitions,
                 is_resumed=is_resumed,
             )
-            for number, writer in enumerate(round_.lanes)
+            for number, writer in enumerate(batch.senders)
         ]
-        send = partial(send_files, self._job.cluster_servers(), self._job.topic, round_.fields)
+        send = partial(send_files, self._job.cluster_servers(), self._job.topic, batch.fields)
         sent = self._run.spark.sparkContext.parallelize(works, len(works)).map(send).collect()
         self.ledger.end(tuple(counts for counts, _ in sent))
         self._count += sum(sum(counts.values()) for counts, _ in sent)
         self._sent += sum(number for _, number in sent)
 
     def result(self, seconds: float, *, is_complete: bool) -> JobResult:
-        """Sum up."""
+        """Return the result of the job."""
         survey, job = self._survey, self._job
         facts = {
             "topic": job.topic,
@@ -190,20 +190,20 @@ class _IngestRun:
             "sent": self._sent,
             "seconds": round(seconds, 3),
         }
-        told = f"ingested into {job.topic}: files {len(survey.fresh):,}, records {self._count:,}"
+        sentence = f"ingested into {job.topic}: files {len(survey.fresh):,}, records {self._count:,}"
         for name, count in (
-            ("files finished that were begun before", self._resumed),
-            ("files known", survey.known_count),
-            ("files with the content of another", len(survey.same_as)),
+            ("files resumed from an interrupted run", self._resumed),
+            ("files unchanged", survey.known_count),
+            ("duplicate files", len(survey.same_as)),
         ):
-            told += f", {name} {count:,}" if count else ""
+            sentence += f", {name} {count:,}" if count else ""
         if not is_complete:
-            told += "; stopped before the end: run it again to go on"
-        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
+            sentence += "; stopped before the end: run the same command to resume"
+        return JobResult(sentence=sentence, facts=facts, is_complete=is_complete)
 
 
 class SenderTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task sends."""
+    """The work of one sender task."""
 
     name: str
     files: list[AssignedFile]
@@ -216,7 +216,7 @@ class SenderTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey_files(paths: Iterable[str], state: IngestState, look: Scanner) -> FileSurvey:
-    """Return which files are new, by a look at those that are not as they were when they were ingested."""
+    """Find new and grown files; scan only files whose size or modification time changed."""
     changed, known_count = [], 0
     for path in paths:
         if is_in_place(state.by_path.get(path)):
@@ -225,7 +225,7 @@ def survey_files(paths: Iterable[str], state: IngestState, look: Scanner) -> Fil
             changed.append(path)
     lost = [known for known in state.by_path.values() if not is_in_place(known)] if changed else []
     looks = look(changed, [known.size_bytes for known in lost])
-    # What a file has grown from, or what was renamed: unless that is still where it was.
+    # Ingested content whose path is gone or changed: a scanned file may be its renamed or grown copy.
     there = {found.file.path for found in looks if starts_with(found, state.by_path.get(found.file.path))}
     moved = [known for known in lost if known.path not in there]
     fresh: list[SourceFile] = []
@@ -244,7 +244,7 @@ def survey_files(paths: Iterable[str], state: IngestState, look: Scanner) -> Fil
 
 
 def is_in_place(known: SourceFile | None) -> bool:
-    """Tell whether a file is just as it was when it was ingested."""
+    """Return whether a file has the size and modification time that it had when it was ingested."""
     if known is None:
         return False
     try:
@@ -255,16 +255,16 @@ def is_in_place(known: SourceFile | None) -> bool:
 
 
 def starts_with(found: FileScan, known: SourceFile | None) -> bool:
-    """Tell whether a file begins with what another one held."""
-    begin = None if known is None else found.begins.get(known.size_bytes)
+    """Return whether a file starts with the ingested content of another."""
+    begin = None if known is None else found.prefixes.get(known.size_bytes)
     return begin is not None and known is not None and begin.digest == known.digest
 
 
 def continued(found: FileScan, candidates: Iterable[SourceFile]) -> SourceFile:
-    """Return a file from where it goes on behind what was ingested of it; as a whole, if nothing was.
+    """Return a file with `first_byte` set after the content that was already ingested; 0 if there is none.
 
     Raises:
-        ConflictError: it has grown in a way that cannot be continued (`file_grown`).
+        ConflictError: the file has grown in a way that cannot be resumed (`file_grown`).
     """
     file = found.file
     known = max(
@@ -273,35 +273,35 @@ def continued(found: FileScan, candidates: Iterable[SourceFile]) -> SourceFile:
     if known is None:
         return file
     if file.format == "parquet" or file.compression:
-        message = f"{file.path} has grown since it was ingested, which only plain files of lines may do"
+        message = f"{file.path} has grown since it was ingested; only uncompressed text files can be resumed"
         raise ConflictError(message, code="file_grown")
-    if not found.begins[known.size_bytes].ends_line:
-        message = f"{file.path} has grown since it was ingested, in the middle of a line that was its last one then"
+    if not found.prefixes[known.size_bytes].ends_line:
+        message = f"{file.path} has grown since it was ingested, but its last ingested line was incomplete"
         raise ConflictError(message, code="file_grown")
     return msgspec.structs.replace(file, first_byte=known.size_bytes)
 
 
 def plan_batches(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
-    """Return files in rounds of a bounded size, in order."""
-    rounds: list[list[SourceFile]] = []
+    """Group files into batches of bounded size, in order."""
+    batches: list[list[SourceFile]] = []
     left_bytes = 0
     for file in files:
-        if left_bytes <= 0 or len(rounds[-1]) == BATCH_FILES_MAX:
-            rounds.append([])
+        if left_bytes <= 0 or len(batches[-1]) == BATCH_FILES_MAX:
+            batches.append([])
             left_bytes = BATCH_BYTES
-        rounds[-1].append(file)
+        batches[-1].append(file)
         left_bytes -= file.size_bytes - file.first_byte
-    return rounds
+    return batches
 
 
 def assign_files(
-    files: Sequence[SourceFile], lanes_max: int, *, partitions: int, turn: int
+    files: Sequence[SourceFile], senders_max: int, *, partitions: int, first_partition: int
 ) -> tuple[tuple[AssignedFile, ...], ...]:
-    """Share files out over lanes by their size, and over partitions in turn."""
-    placed = [AssignedFile(file=file, partition=(turn + at) % partitions) for at, file in enumerate(files)]
-    loads = [(0, number) for number in range(min(lanes_max, len(files)))]
+    """Divide files among senders by size, and among partitions round-robin."""
+    assigned = [AssignedFile(file=file, partition=(first_partition + at) % partitions) for at, file in enumerate(files)]
+    loads = [(0, number) for number in range(min(senders_max, len(files)))]
     shared: list[list[AssignedFile]] = [[] for _ in loads]
-    for one in sorted(placed, key=lambda one: -one.file.size_bytes):
+    for one in sorted(assigned, key=lambda one: -one.file.size_bytes):
         load, number = heapq.heappop(loads)
         shared[number].append(one)
         heapq.heappush(loads, (load + one.file.size_bytes, number))
@@ -312,15 +312,15 @@ def assign_files(
 
 
 def send_files(servers: Servers, topic: str, fields: LineFields, work: SenderTask) -> tuple[dict[int, int], int]:
-    """Send what the topic does not have of a lane's records; return how many they are by partition, and those sent."""
+    """Send a sender's records that the topic does not store; return record counts by partition and the number sent."""
     writer = ResumableWriter(connection(servers), topic, work.name, work.bases)
     try:
-        for placed in work.files:
+        for assigned in work.files:
             if work.is_resumed:
-                check_unchanged(placed.file)
-            for columns in read_records(placed.file, fields):
+                check_unchanged(assigned.file)
+            for columns in read_records(assigned.file, fields):
                 for partition, part in split_by_key(columns, work.partitions):
-                    writer.put(placed.partition if partition is None else partition, part)
+                    writer.put(assigned.partition if partition is None else partition, part)
         writer.finish()
     except BaseException:
         writer.abort()

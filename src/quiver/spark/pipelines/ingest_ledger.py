@@ -1,9 +1,9 @@
-"""What was ingested: a journal in the cluster, beside the data that it is about.
+"""The journal of ingested files, stored in the cluster beside the data.
 
-One topic, `quiver.ingest`, has the rounds of every ingest: before a round the files that it takes and which lane takes
-which, after it how many records they were. Files are known by the digest of what they held, so that one that was
-renamed or copied is not ingested again. Whoever opens the journal for an ingest fences off whoever wrote for it before;
-a round that has begun and not ended is finished with the very same files.
+The topic `quiver.ingest` has the batches of every ingest. Before a batch is sent, an entry assigns its files to
+senders; after it, an entry has the record counts. Files are identified by a digest of their content, so a renamed or
+copied file is not ingested again. Opening the journal fences the previous process of the ingest; a batch that was
+started and not finished is finished with exactly the same files.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ _PARTITION: Final = 0
 
 
 class AssignedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, and the partition that its records without a key go to."""
+    """A file, and the partition for its records without a key."""
 
     file: SourceFile
     partition: int
 
 
 class IngestBatch(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
-    """What is ingested in one go: the files of each lane, in order."""
+    """Journal entry before a batch is sent: the files of each sender, in order."""
 
     v: int = VERSION
     number: int
     partitions: int
-    """How many partitions keys are spread over."""
+    """Number of partitions that keys are hashed over."""
     fields: LineFields
-    lanes: tuple[tuple[AssignedFile, ...], ...]
+    senders: tuple[tuple[AssignedFile, ...], ...] = msgspec.field(name="lanes")
+    """Stored as `lanes`, the name in version 1 of the journal."""
 
 
 class IngestBatchEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """How many records of each lane a round has brought into each partition."""
+    """Journal entry after a batch: records of each sender by partition."""
 
     v: int = VERSION
     number: int
@@ -53,59 +54,61 @@ class IngestBatchEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class IngestState:
-    """What a journal says."""
+    """The state of one ingest, folded from its journal entries."""
 
     def __init__(self) -> None:
         self.open_batch: IngestBatch | None = None
-        """The round that has begun and not ended."""
-        self.rounds = 0
+        """The batch that was started and not finished."""
+        self.batches = 0
         self.files = 0
         self.by_path: dict[str, SourceFile] = {}
-        """What was last ingested of each path."""
+        """The last ingested content of each path."""
         self.digests: dict[str, str] = {}
-        """Everything that was ingested, by its digest, and the path that it was found at."""
+        """Digests of all ingested content, and the path of each."""
         self.bases: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        """How many records of each lane are in each partition, by the rounds that have ended."""
+        """Records of each sender by partition, from finished batches."""
 
     def add(self, entry: IngestBatch | IngestBatchEnd) -> None:
-        """Take note of an entry; in their order."""
+        """Apply the next journal entry."""
         if isinstance(entry, IngestBatchEnd):
-            for lane, counts in enumerate(entry.counts):
-                self.bases[lane].update(counts)
+            for sender, counts in enumerate(entry.counts):
+                self.bases[sender].update(counts)
             self.open_batch = None
             return
         self.open_batch = entry
-        self.rounds = entry.number + 1
-        for placed in (placed for lane in entry.lanes for placed in lane):
+        self.batches = entry.number + 1
+        for assigned in (assigned for sender in entry.senders for assigned in sender):
             self.files += 1
-            self.by_path[placed.file.path] = placed.file
-            self.digests.setdefault(placed.file.digest, placed.file.path)
+            self.by_path[assigned.file.path] = assigned.file
+            self.digests.setdefault(assigned.file.digest, assigned.file.path)
 
 
 class IngestLedger:
-    """The journal of one ingest, in the process that runs it."""
+    """Append to the journal of one ingest."""
 
     def __init__(self, cluster: Cluster, writer: str) -> None:
-        """Fence off whoever runs the ingest elsewhere, then read what was ingested."""
+        """Fence other processes of the ingest, then read its state."""
         self._writer = writer
         cluster.create_topic(TOPIC, partitions=1, retention=RetentionInfo(), exist_ok=True)
         self._producer: Producer = cluster.producer(TOPIC, name=f"{TOPIC}.journal.{producer_prefix(writer)}")
-        self._producer.next_sequence(_PARTITION)  # after this nobody else's entry can be added
+        self._producer.next_sequence(_PARTITION)  # registers the producer: no other process can append after this
         self.state = read_state(cluster, writer)
 
-    def begin(self, lanes: tuple[tuple[AssignedFile, ...], ...], *, partitions: int, fields: LineFields) -> IngestBatch:
-        """Store durably what is ingested next, and how, before any of it is sent."""
-        entry = IngestBatch(number=self.state.rounds, partitions=partitions, fields=fields, lanes=lanes)
+    def begin(
+        self, senders: tuple[tuple[AssignedFile, ...], ...], *, partitions: int, fields: LineFields
+    ) -> IngestBatch:
+        """Store the next batch durably, before any of it is sent."""
+        entry = IngestBatch(number=self.state.batches, partitions=partitions, fields=fields, senders=senders)
         self._add(entry)
         return entry
 
     def end(self, counts: tuple[Mapping[int, int], ...]) -> None:
-        """Store durably that the round is in the topic, whole."""
+        """Store durably that the open batch is complete in the topic."""
         assert self.state.open_batch is not None
         self._add(IngestBatchEnd(number=self.state.open_batch.number, counts=tuple(map(dict, counts))))
 
     def close(self) -> None:
-        """Write no more; idempotent."""
+        """Stop the journal's producer; idempotent."""
         with suppress(QuiverError):
             self._producer.abort()
 
@@ -115,7 +118,7 @@ class IngestLedger:
 
 
 def read_state(cluster: Cluster, writer: str) -> IngestState:
-    """Return what the journal says about an ingest; nothing if there is no journal yet."""
+    """Read the state of an ingest; empty if the journal does not exist."""
     state = IngestState()
     try:
         first = cluster.offsets(TOPIC, "earliest").offsets[_PARTITION]
@@ -130,7 +133,7 @@ def read_state(cluster: Cluster, writer: str) -> IngestState:
 
 
 def producer_prefix(writer: str) -> str:
-    """Return what the producers of an ingest are called by."""
+    """Return the name prefix of an ingest's producers."""
     return hashlib.blake2b(writer.encode(), digest_size=8).hexdigest()
 
 
@@ -138,7 +141,7 @@ def _decode(encoded: bytes) -> IngestBatch | IngestBatchEnd:
     try:
         entry = msgspec.json.decode(encoded, type=IngestBatch | IngestBatchEnd)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"an entry of {TOPIC!r} cannot be read: {error}") from None
+        raise DecodeError(f"an entry of topic {TOPIC!r} cannot be decoded: {error}") from None
     if entry.v != VERSION:
-        raise DecodeError(f"an entry of {TOPIC!r} is of version {entry.v}, not {VERSION}")
+        raise DecodeError(f"an entry of topic {TOPIC!r} has version {entry.v}; this release reads version {VERSION}")
     return entry

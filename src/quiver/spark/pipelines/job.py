@@ -1,4 +1,12 @@
-"""What a job is, and what it has of the process that it runs in."""
+"""Jobs: their options, results and progress, and how they are created from flags or job files.
+
+A job file is TOML: `job` names the job, every other key is one of its options, named as on the command line.
+
+    job = "archive"
+    topic = "logs"
+    to = "/srv/lake"
+    every = "10s"
+"""
 
 from __future__ import annotations
 
@@ -20,40 +28,40 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_S: Final = 0.2
-"""How soon a job that waits notices that it is to stop."""
+"""Poll interval for the stop signal while a job waits."""
 BATCH_END_S: Final = 30.0
-"""How long a query that is to stop may take to end its micro-batch; a batch that is cut off is done again."""
+"""Time that a stopping query has to finish its micro-batch; an interrupted batch is repeated by the next run."""
 
 
 def option_name(field: str) -> str:
-    """Return how a field is called on the command line, without its dashes, and in a job file."""
+    """Return the option name of a field, as in job files and, with two dashes, on the command line."""
     return field.removeprefix("is_").removesuffix("_").replace("_", "-")
 
 
 class JobProgress(msgspec.Struct, frozen=True):
-    """How far a job is: what it does, and how much of that is done, of how much, if that is known."""
+    """The progress of a job: what it does, how much is done, and the total if known."""
 
     phrase: str
     done: int = 0
     total: int | None = None
     noun: str = "record"
     lines: tuple[str, ...] = ()
-    """What else there is to see, for who watches."""
+    """More lines to display, such as live counts."""
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended: for people, and for programs."""
+    """The result of a job: a sentence for people, fields for programs."""
 
     sentence: str
     facts: dict[str, object] = {}
     is_clean: bool = True
-    """False: the job looked for something that should not be, and found it."""
+    """False: the job checked something and found a problem."""
     is_complete: bool = True
-    """False: it was told to stop before it had done what it was asked for."""
+    """False: the job was stopped before its end."""
 
 
 class JobRun:
-    """What a job has of its process: a Spark session, a way to tell how far it is, and the wish that it stop."""
+    """The environment of a running job: Spark session, progress callback, stop signal."""
 
     def __init__(
         self, open_session: Callable[[], SparkSession], *, report_progress: Callable[[JobProgress], None]
@@ -62,11 +70,11 @@ class JobRun:
         self._spark: SparkSession | None = None
         self.report_progress = report_progress
         self.stop_signal: int | None = None
-        """The signal that asked the job to stop."""
+        """The signal that stops the job; None while it runs."""
 
     @property
     def spark(self) -> SparkSession:
-        """Return the session; it is made when it is first needed, since that takes seconds."""
+        """Return the session; open it on first use, since that takes seconds."""
         if self._spark is None:
             self.report_progress(JobProgress("starting Spark"))
             self._spark = self._open_session()
@@ -74,19 +82,19 @@ class JobRun:
 
     @property
     def is_stopping(self) -> bool:
-        """Tell whether the job is to end as soon as what it has begun is done."""
+        """Return whether the job must stop after its current batch."""
         return self.stop_signal is not None
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until the job is to stop; tell whether it is to go on."""
-        # No event that a signal handler sets: the handler may run while this very thread holds the event's lock.
+        """Wait for a time or until the job must stop; return False if it must stop."""
+        # Poll instead of threading.Event: the signal handler could run while this thread holds the event's lock.
         deadline_s = time.monotonic() + seconds
         while not self.is_stopping and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left_s))
         return not self.is_stopping
 
     def follow(self, query: StreamingQuery, phrase: str, show: Callable[[], tuple[str, ...]] = tuple) -> None:
-        """Return when a query has ended; one that is to stop may end its micro-batch first. `show` is told as well."""
+        """Wait until a query ends and report its progress; on a stop signal let it finish its micro-batch first."""
         counts: dict[int, int] = {}
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type] # Spark takes fractions, too
             counts |= {progress["batchId"]: progress["numInputRows"] for progress in query.recentProgress}
@@ -106,11 +114,11 @@ def _end(query: StreamingQuery) -> None:
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=option_name):
     """A pipeline with its options, which are flags on the command line and keys in a job file.
 
-    A subclass checks what it is given in `__post_init__`, with a `RequestError` for what cannot be.
+    A subclass checks its options in `__post_init__` and raises `RequestError` for invalid ones.
     """
 
     starts_fast: ClassVar[bool] = True
-    """Whether Spark's own work is so little that it should start quickly rather than compute quickly."""
+    """Whether Spark should start fast rather than compute fast."""
 
     servers: str = "127.0.0.1:8002"
     is_tls: bool = False
@@ -123,13 +131,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @abstractmethod
     def run(self, run: JobRun) -> JobResult:
-        """Do the job, or what is left of it."""
+        """Run the job, or resume it."""
 
     def cluster_servers(self) -> Servers:
-        """Return how the cluster is reached."""
+        """Return the addresses and TLS files of the cluster."""
         addresses = tuple(part.strip() for part in self.servers.split(",") if part.strip())
         if not addresses:
-            raise RequestError("servers names no node: give host:port, several with commas between", code="bad_option")
+            raise RequestError(
+                "servers is empty: set it to host:port, or several separated by commas", code="bad_option"
+            )
         return Servers(
             addresses=addresses,
             is_tls=self.is_tls,
@@ -139,7 +149,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         )
 
     def source_options(self) -> dict[str, str]:
-        """Return how the cluster is reached, as options of `format("quiver")`."""
+        """Return the addresses and TLS files of the cluster as options of `format("quiver")`."""
         files = {"caFile": self.ca_file, "certificateFile": self.certificate_file, "keyFile": self.key_file}
         given = {name: path for name, path in files.items() if path}
         return {"servers": self.servers, "tls": str(self.is_tls).lower(), **given}
@@ -152,31 +162,31 @@ JOBS: Final = {
     "ingest": "quiver.spark.pipelines.ingest:Ingest",
     "replay": "quiver.spark.pipelines.replay:Replay",
 }
-"""Where each job is: the module and the struct in it. Loaded when it is run, with the libraries that it needs."""
+"""Module and struct of each job; imported when it runs, since each needs different libraries."""
 _NAME_KEY: Final = "job"
 
 
 def make_job(name: str, given: Mapping[str, Any]) -> Job:
-    """Return a job with the options given, by their names; raise `RequestError` (`bad_option`) for what cannot be."""
+    """Create a job from options by name; raise `RequestError` (`bad_option`) if one is invalid."""
     kind = _find(name)
     known = msgspec.structs.fields(kind)
     unknown = sorted(given.keys() - {field.encode_name for field in known})
     if unknown:
         names = ", ".join(sorted(field.encode_name for field in known))
-        raise _bad(f"{name} has no option {', '.join(map(repr, unknown))}; there are {names}")
+        raise _bad(f"unknown option {', '.join(map(repr, unknown))} of job {name}; its options are {names}")
     missing = [field.encode_name for field in known if field.required and field.encode_name not in given]
     if missing:
-        raise _bad(f"{name} needs {', '.join(missing)}")
+        raise _bad(f"job {name} needs the options {', '.join(missing)}")
     try:
         return msgspec.convert(dict(given), kind)
     except msgspec.ValidationError as error:
-        raise _bad(f"an option of {name} cannot be used: {error}") from None
+        raise _bad(f"invalid option of job {name}: {error}") from None
 
 
 def job_from_file(text: str, instead: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Job]:
-    """Return the name and the job that a job file describes, but for some options; raise `RequestError` if it is none.
+    """Parse a job file; return the job's name and the job. Raise `RequestError` if the file is invalid.
 
-    Options in `instead`, by their names, come before those in the file.
+    Options in `instead` override those in the file.
     """
     try:
         given = tomllib.loads(text)
@@ -185,14 +195,14 @@ def job_from_file(text: str, instead: Mapping[str, Any] = MappingProxyType({})) 
     name = given.pop(_NAME_KEY, None)
     if not isinstance(name, str):
         raise RequestError(
-            f'the job file does not say which job it is: {_NAME_KEY} = "NAME"; {_names()}', code="bad_job_file"
+            f'the job file does not name a job: add {_NAME_KEY} = "NAME"; {_names()}', code="bad_job_file"
         )
     return name, make_job(name, {**given, **instead})
 
 
 def _find(name: str) -> type[Job]:
     if name not in JOBS:
-        raise RequestError(f"there is no job {name!r}; {_names()}", code="unknown_job")
+        raise RequestError(f"unknown job {name!r}; {_names()}", code="unknown_job")
     module, _, kind = JOBS[name].partition(":")
     found: type[Job] = getattr(import_module(module), kind)
     return found

@@ -1,11 +1,14 @@
-"""A lake: a folder of Parquet files that hold what topics held, and the word on which of them count.
+"""A lake: a directory of Parquet files with the records of topics, and commits that list the valid files.
 
-Files lie in `topic=T/partition=P/hour=H/`, `H` being the hour of the records' timestamps in UTC; each holds records of
-one partition in the order of their offsets. How far a topic is archived is part of the very commit that adds its files,
-so the two cannot disagree: whoever crashed before the commit has archived nothing, whoever crashed after it has
-archived all of it, and either way the next one begins where the commit says.
+Files are in `topic=T/partition=P/hour=H/`, where `H` is the hour of the records' timestamps in UTC; each has records of
+one partition, sorted by offset. The archived offsets of a topic are part of the commit that adds its files, so they
+always agree: a crash before the commit archived nothing, a crash after it archived everything of it.
 
-There are two kinds: `DeltaLake`, a Delta table, and `ParquetLake`, plain files and a folder of commits.
+There are two formats: `DeltaLake`, a Delta table, and `ParquetLake`, plain files and a directory of commits.
+
+Tasks write files from ranges of offsets; a file is durable before its name leaves the task. Records never pass through
+Spark itself. `read_in_order` merges files that overlap, as those of adjacent hours do if timestamps are not in offset
+order; it holds one batch of each overlapping file in memory, never a whole file.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ LakeFormat = Literal["delta", "parquet"]
 
 
 class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of records of one partition, in the order of their offsets, all of the same hour."""
+    """A file with records of one partition and hour, sorted by offset."""
 
     path: str
     """Relative to the lake."""
@@ -52,7 +55,7 @@ class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit archives of one incarnation of a topic: by partition, from an offset up to another."""
+    """The offsets that a commit archives of one incarnation of a topic, by partition."""
 
     topic: str
     incarnation: str
@@ -61,46 +64,46 @@ class ArchivedRanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lake(Protocol):
-    """What jobs need of a lake. It shows one version of itself until `refresh`."""
+    """The interface of a lake. It shows one version until `refresh`."""
 
     root: str
     hides_uncommitted: bool
-    """Whether files have names that readers pass over until they are committed."""
+    """Whether uncommitted files have hidden names, which readers skip."""
 
     @property
     def identity(self) -> str:
-        """Return what tells this lake from every other one, also at the same place."""
+        """Return the unique id of this lake; a lake recreated at the same path has another."""
 
     def refresh(self) -> None:
-        """See what was committed meanwhile."""
+        """Load the latest version."""
 
     def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
-        """Return how far partitions are archived, those that are; None if nothing of the topic is.
+        """Return the archived end offsets by partition; None if the topic is not in the lake.
 
         Raises:
-            ConflictError: it is another incarnation of the topic that is archived (`topic_recreated`).
+            ConflictError: the lake has another incarnation of the topic (`topic_recreated`).
         """
 
     def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
-        """Add files and move the place to behind them, in one step.
+        """Add files and advance the archived offsets atomically.
 
         Raises:
-            ConflictError: somebody else archived the topic meanwhile (`archive_conflict`); nothing was done.
+            ConflictError: another job archived the topic meanwhile (`archive_conflict`); nothing was added.
         """
 
     def files(self, topic: str) -> list[LakeFile]:
         """Return the files of a topic, by partition and offset."""
 
     def topics(self) -> list[str]:
-        """Return the topics of which there are records."""
+        """Return the topics that have records in the lake."""
 
 
 def open_lake(root: str, kind: LakeFormat | None = None) -> Lake:
-    """Open the lake in a folder; with a `kind`, make it if there is none.
+    """Open the lake in a directory; with a `kind`, create it if it does not exist.
 
     Raises:
-        NotFoundError: there is none, and no kind is given (`no_lake`).
-        ConflictError: there is one of another kind (`other_lake`).
+        NotFoundError: there is no lake, and no kind is given (`no_lake`).
+        ConflictError: the lake has another format (`other_lake`).
     """
     from quiver.spark.pipelines.delta_lake import DeltaLake
     from quiver.spark.pipelines.parquet_lake import ParquetLake
@@ -109,43 +112,44 @@ def open_lake(root: str, kind: LakeFormat | None = None) -> Lake:
     root = os.path.abspath(root)
     found = next((own for own in kinds if kinds[own].is_at(root)), None)
     if found is None and kind is None:
-        raise NotFoundError(f"there is no archive in {root}", code="no_lake")
+        raise NotFoundError(f"directory {root} has no archive", code="no_lake")
     if found is not None and kind not in (None, found):
-        raise ConflictError(f"{root} holds an archive of format {found}, not {kind}", code="other_lake")
+        message = f"directory {root} has an archive of format {found}, not {kind}: set format to {found}"
+        raise ConflictError(f"{message}, or use another directory", code="other_lake")
     return kinds[found or kind or "delta"](root)
 
 
 def check_incarnation(topic: str, known: object, found: object, root: str) -> None:
-    """Raise unless a topic is the one that a lake has records of."""
+    """Raise if a lake has records of another incarnation of the topic."""
     if known != found:
         message = (
-            f"topic {topic!r} is not the one that is archived in {root}: it was deleted and made anew, or is in "
-            "another cluster. Archive it into another folder"
+            f"topic {topic!r} is not the topic archived in {root}: it was recreated, or is in another cluster. "
+            "Nothing was archived; use another directory"
         )
         raise ConflictError(message, code="topic_recreated")
 
 
 def check_not_archived(known: Mapping[int, int] | None, archived: ArchivedRanges, root: str) -> None:
-    """Raise if a lake has, by now, some of what is to be archived."""
+    """Raise if a lake already has some of the records to archive."""
     if any(end > archived.begins[part] for part, end in (known or {}).items() if part in archived.begins):
         raise archive_conflict(archived.topic, root)
 
 
 def archive_conflict(topic: str, root: str) -> ConflictError:
-    """Return the error for two who archive the same topic into the same lake."""
-    message = f"another job archives {topic!r} into {root}: what this one had read was not added"
+    """Return the error for two jobs that archive one topic into one lake."""
+    message = f"another job archives topic {topic!r} into {root}: this batch was not added. Stop one of the jobs"
     return ConflictError(message, code="archive_conflict")
 
 
 def in_order(files: Sequence[LakeFile]) -> list[LakeFile]:
-    """Return files by partition and offset."""
+    """Sort files by partition and offset."""
     return sorted(files, key=lambda file: (file.partition, file.first_offset))
 
 
 HOURS_OPEN_MAX: Final = 16
-"""How many hours a task writes at once; where timestamps jump about more than that, there are more files."""
+"""Maximum files that a task writes at once; timestamps that span more hours give more files."""
 READ_RECORDS: Final = 65_536
-"""Records of one batch that is read back."""
+"""Records per batch when reading files."""
 _OFFSET_COLUMN: Final = FILE_SCHEMA.names.index("offset")
 _HOUR_US: Final = 3_600_000_000
 _OPTIONS: Final[dict[str, Any]] = {
@@ -158,12 +162,12 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 def hidden_path(path: str) -> str:
-    """Return the name under which a file is written that readers of plain folders must not see yet."""
+    """Return the hidden path of a file that is not committed yet."""
     return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
 
 
 def fsync_path(path: str) -> None:
-    """Bring a file, or the names in a folder, to disk."""
+    """Flush a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -172,7 +176,7 @@ def fsync_path(path: str) -> None:
 
 
 class LakeWriter:
-    """Write records of one partition, in their order, into files by hour."""
+    """Write records of one partition, in order, to one file per hour."""
 
     def __init__(self, root: str, *, topic: str, partition: int, is_hidden: bool) -> None:
         self._root, self._topic, self._partition = root, topic, partition
@@ -181,7 +185,7 @@ class LakeWriter:
         self._done: list[LakeFile] = []
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[LakeFile]:
-        """Write everything; return the files, all of them on disk."""
+        """Write all batches; return the files, all durable."""
         for batch in batches:
             for hour, part in split_hours(batch):
                 self._writing(hour).write(part)
@@ -215,16 +219,16 @@ class LakeWriter:
 
 
 class _OpenFile:
-    """One file that is being written."""
+    """A file that is being written."""
 
     def __init__(self, root: str, path: str, *, is_hidden: bool) -> None:
         self.path = path
         self.count = 0
         self.first_offset = self.last_offset = -1
         whole = os.path.join(root, path)
-        self._place = hidden_path(whole) if is_hidden else whole
+        self._path = hidden_path(whole) if is_hidden else whole
         os.makedirs(os.path.dirname(whole), exist_ok=True)
-        self._writer = pq.ParquetWriter(self._place, FILE_SCHEMA, **_OPTIONS)
+        self._writer = pq.ParquetWriter(self._path, FILE_SCHEMA, **_OPTIONS)
 
     def write(self, batch: pa.RecordBatch) -> None:
         if not self.count:
@@ -235,13 +239,13 @@ class _OpenFile:
 
     def close(self) -> int:
         self._writer.close()
-        fsync_path(self._place)
-        fsync_path(os.path.dirname(self._place))
-        return os.path.getsize(self._place)
+        fsync_path(self._path)
+        fsync_path(os.path.dirname(self._path))
+        return os.path.getsize(self._path)
 
 
 def split_hours(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the records of each hour, in their order; hours as they first appear."""
+    """Yield the records of each hour, in order; hours in order of appearance."""
     hours = batch["timestamp"].cast(pa.int64()).to_numpy() // _HOUR_US
     if len(hours) and (hours == hours[0]).all():
         yield hour_name(int(hours[0])), batch
@@ -251,30 +255,30 @@ def split_hours(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 def hour_name(hour: int) -> str:
-    """Return an hour since 1970, in UTC, as it stands in a path: 2026-11-15T14."""
+    """Return the name of an hour since 1970 in UTC, as used in paths: 2026-11-15T14."""
     return str(np.datetime64(hour, "h"))
 
 
 def read_in_order(
     root: str, files: Sequence[LakeFile], offsets: tuple[int, int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of files of one partition in the order of their offsets.
+    """Yield the records of one partition's files, sorted by offset.
 
-    With `offsets`, from one up to another, what surely lies outside of them is not read; other records may be yielded.
+    With `offsets`, row groups outside that half-open range are skipped; some records outside it may still be yielded.
     """
     waiting = sorted(files, key=lambda file: file.first_offset)
     streams: list[_FileReader] = []
     while waiting or streams:
-        # Whatever begins before the first of the heads ends may belong before it.
+        # Open every file that may have records before the end of the earliest current batch.
         while waiting and (not streams or waiting[0].first_offset <= min(one.head_end for one in streams)):
             opened = _FileReader(os.path.join(root, waiting.pop(0).path), offsets)
-            if not opened.is_over:
+            if not opened.is_done:
                 streams.append(opened)
         if not streams:
             return
         bound = min(one.head_end for one in streams)
-        parts = [part for one in streams if len(part := one.take_up_to(bound))]
-        streams = [one for one in streams if not one.is_over]
+        parts = [part for one in streams if len(part := one.pop_up_to(bound))]
+        streams = [one for one in streams if not one.is_done]
         if len(parts) == 1:
             yield parts[0]
         elif parts:
@@ -283,7 +287,7 @@ def read_in_order(
 
 
 class _FileReader:
-    """One file, batch by batch."""
+    """Read one file batch by batch."""
 
     def __init__(self, path: str, offsets: tuple[int, int] | None) -> None:
         self._file = pq.ParquetFile(path)
@@ -293,18 +297,18 @@ class _FileReader:
         self._advance()
 
     @property
-    def is_over(self) -> bool:
-        """Tell whether everything was taken."""
+    def is_done(self) -> bool:
+        """Return whether all records were returned."""
         return self._head is None
 
     @property
     def head_end(self) -> int:
-        """Return the last offset of what is at hand."""
+        """Return the last offset of the current batch."""
         assert self._head is not None
         return int(self._head["offset"][-1].as_py())
 
-    def take_up_to(self, last_offset: int) -> pa.RecordBatch:
-        """Return what is at hand up to an offset, and get more when all of it is taken."""
+    def pop_up_to(self, last_offset: int) -> pa.RecordBatch:
+        """Return the current batch up to an offset; read the next batch when it is used up."""
         head = self._head
         assert head is not None
         count = int(np.searchsorted(head["offset"].to_numpy(), last_offset, side="right"))
@@ -320,7 +324,7 @@ class _FileReader:
 
 
 def _row_groups(metadata: pq.FileMetaData, offsets: tuple[int, int] | None) -> list[int]:
-    """Return the row groups that may hold some offsets."""
+    """Return the row groups that may have some of the offsets."""
     chosen = list(range(metadata.num_row_groups))
     if offsets is None:
         return chosen

@@ -1,7 +1,7 @@
-"""Counts of log lines by window, and what they say: rates, top messages, bursts of errors, latency. Pure.
+"""Counts of log lines by window, and statistics of them: rates, top messages, error bursts, latency. Pure.
 
-Counts come again with larger numbers while their window is open; the last one counts. Only the newest windows are
-kept: what is shown is what has happened lately.
+While a window is open, its counts are updated with larger values; the last value is valid. Only the newest windows are
+kept.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ NO_LEVEL: Final = "NONE"
 LEVELS: Final = ("FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", NO_LEVEL)
 """All levels, gravest first."""
 WINDOWS_MAX: Final = 360
-"""How many windows are kept."""
+"""Maximum number of windows kept."""
 BURST_ERRORS_MIN: Final = 5
 BURST_FACTOR: Final = 3.0
-"""A burst is so many errors at least, and so many times as many as usual."""
+"""A burst has at least `BURST_ERRORS_MIN` errors, and `BURST_FACTOR` times the usual number."""
 USUAL_WINDOWS: Final = 10
-"""How many windows before it tell what is usual."""
+"""Number of preceding windows whose average is the usual number of errors."""
 USUAL_WINDOWS_MIN: Final = 3
-"""With fewer nobody knows yet: the first window may be half of one."""
+"""With fewer preceding windows no burst is reported: the first window may be partial."""
 ERRORS: Final = frozenset(("FATAL", "ERROR"))
 
 
 class LineCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a message came in a window, by level and source."""
+    """The count of one message in a window, by level and source."""
 
     window_start_ms: int
     window_end_ms: int
@@ -41,7 +41,7 @@ class LineCount(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[int, str, str, str]:
-        """What it is the count of."""
+        """The identity of the count: window, level, source, message."""
         return (self.window_start_ms, self.level, self.source, self.message)
 
 
@@ -52,11 +52,11 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     usual: float
     message: str
-    """The one that came most often."""
+    """The most frequent message."""
 
 
 class LineLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """How long lines of a window were under way, from their timestamps to their processing."""
+    """Time from the lines' timestamps to their processing, in one window."""
 
     average_ms: float
     max_ms: int
@@ -69,8 +69,8 @@ class LineCounts:
         self._windows_max = windows_max
         self._counts: dict[int, dict[tuple[int, str, str, str], LineCount]] = {}
 
-    def take(self, counts: Iterable[LineCount]) -> None:
-        """Take counts that are new, or newer than those that are known."""
+    def update(self, counts: Iterable[LineCount]) -> None:
+        """Add counts, or replace older values of them; drop the oldest windows."""
         for count in counts:
             self._counts.setdefault(count.window_start_ms, {})[count.key] = count
         for start in sorted(self._counts)[: -self._windows_max]:
@@ -78,12 +78,12 @@ class LineCounts:
 
     @property
     def windows(self) -> list[int]:
-        """Where the windows begin that there are counts of, in order."""
+        """The start times of all windows with counts, in order."""
         return sorted(self._counts)
 
     @property
     def window_ms(self) -> int:
-        """How long a window is; 0 without any."""
+        """The length of a window; 0 if there are no counts."""
         return next((own.window_end_ms - own.window_start_ms for own in self.all()), 0)
 
     def all(self) -> list[LineCount]:
@@ -91,18 +91,18 @@ class LineCounts:
         return [count for own in self._counts.values() for count in own.values()]
 
     def by_level(self) -> dict[str, dict[int, int]]:
-        """Return lines by level, gravest first, and window."""
+        """Return line counts by level, gravest first, and window."""
         rates = self._rates("level")
         return {level: rates[level] for level in (*LEVELS, *sorted(set(rates) - set(LEVELS))) if level in rates}
 
     def by_source(self, sources_max: int) -> dict[str, dict[int, int]]:
-        """Return lines by source and window, of those with most lines."""
+        """Return line counts by source and window, for the sources with most lines."""
         rates = self._rates("source")
         most = sorted(rates, key=lambda source: (-sum(rates[source].values()), source))[:sources_max]
         return {source: rates[source] for source in most}
 
     def top_messages(self, messages_max: int) -> list[tuple[str, str, int]]:
-        """Return the messages that came most often, with their level and how often."""
+        """Return the most frequent messages, with level and count."""
         totals: Counter[tuple[str, str]] = Counter()
         for own in self.all():
             totals[own.message, own.level] += own.count
@@ -110,7 +110,7 @@ class LineCounts:
         return [(message, level, count) for (message, level), count in most]
 
     def bursts(self) -> list[Burst]:
-        """Return the windows with many more errors than those before them; a window without lines has no errors."""
+        """Return the windows with many more errors than the windows before; a window without lines has no errors."""
         window_ms, found = self.window_ms, list[Burst]()
         errors = {start: self._errors(start) for start in self.windows}
         for start, messages in errors.items():
@@ -124,7 +124,7 @@ class LineCounts:
         return found
 
     def latency(self) -> dict[int, LineLatency]:
-        """Return how late lines were, by window."""
+        """Return the latency of lines by window."""
         found: dict[int, LineLatency] = {}
         for start, own in sorted(self._counts.items()):
             count = sum(one.count for one in own.values())

@@ -1,6 +1,6 @@
-"""What log lines say, for people: lines for a terminal, and a page with charts. Pure.
+"""Render counts of log lines: text for a terminal, and an HTML page with charts. Pure.
 
-The page is one file without anything from elsewhere: its charts are SVG. Everything that comes from a topic is escaped.
+The page is one self-contained file; its charts are SVG. All text that comes from a topic is escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOURCES_MAX: Final = 10
 MESSAGES_MAX: Final = 10
 BURSTS_MAX: Final = 20
 BARS_MAX: Final = 120
-"""Most bars of a chart: the newest windows."""
+"""Maximum bars of a chart: the newest windows."""
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 220, 60, 24
 _COLOURS: Final = {
     "FATAL": "#7b1fa2",
@@ -54,7 +54,7 @@ svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; 
 
 
 def render_lines(counts: LineCounts) -> tuple[str, ...]:
-    """Return the newest window and the top messages as lines for a terminal."""
+    """Render the newest window and the top messages for a terminal."""
     if not counts.windows:
         return ("no lines yet",)
     newest, seconds = counts.windows[-1], max(1, counts.window_ms) / 1000
@@ -63,7 +63,7 @@ def render_lines(counts: LineCounts) -> tuple[str, ...]:
     sources = counts.by_source(SOURCES_MAX).items()
     lines.append("sources   " + "  ".join(f"{_flat(name)} {sum(own.values()):,}" for name, own in sources))
     latency = counts.latency()[newest]
-    lines.append(f"latency   average {latency.average_ms:,.0f} ms, greatest {latency.max_ms:,} ms")
+    lines.append(f"latency   average {latency.average_ms:,.0f} ms, maximum {latency.max_ms:,} ms")
     lines += [
         f"{count:>9,}  {level:5}  {_flat(message)}" for message, level, count in counts.top_messages(MESSAGES_MAX)
     ]
@@ -75,7 +75,7 @@ def render_lines(counts: LineCounts) -> tuple[str, ...]:
 
 
 def render_page(topic: str, counts: LineCounts) -> str:
-    """Return a page with charts."""
+    """Render an HTML page with charts."""
     windows = counts.windows[-BARS_MAX:]
     seconds = max(1, counts.window_ms) / 1000
     levels, sources = counts.by_level(), counts.by_source(SOURCES_MAX)
@@ -117,11 +117,11 @@ def render_page(topic: str, counts: LineCounts) -> str:
 # -- charts ------------------------------------------------------------------------------------------
 
 Series = Mapping[str, Mapping[int, int]]
-"""Numbers by name and window."""
+"""Values by name and window."""
 
 
 def _stacked(windows: Sequence[int], series: Series, colours: Mapping[str, str], unit: str) -> str:
-    """Return a chart of bars, one for each window, with a part for each name."""
+    """Render a stacked bar chart: one bar per window, one segment per name."""
     highest = max((sum(own.get(start, 0) for own in series.values()) for start in windows), default=0)
     step = (_WIDTH - _LEFT) / max(1, len(windows))
     bars: list[str] = []
@@ -140,7 +140,7 @@ def _stacked(windows: Sequence[int], series: Series, colours: Mapping[str, str],
 
 
 def _curves(windows: Sequence[int], series: Series, colours: Mapping[str, str], unit: str) -> str:
-    """Return a chart of lines, one for each name."""
+    """Render a line chart: one line per name."""
     highest = max((number for own in series.values() for number in own.values()), default=0)
     step = (_WIDTH - _LEFT) / max(1, len(windows))
     lines: list[str] = []
@@ -175,7 +175,7 @@ def _legend(series: Series, colours: Mapping[str, str]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table; cells of text are HTML already."""
+    """Render a table; text cells must be HTML already."""
     kinds = [' class="number"' if rows and isinstance(rows[0][at], int | float) else "" for at in range(len(columns))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = "".join(
@@ -190,7 +190,7 @@ def _cell(cell: object) -> str:
 
 
 def _flat(text: str) -> str:
-    """Return a text without what could move the cursor or begin a line."""
+    """Replace control characters, which could move the cursor or start a line."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -1,10 +1,10 @@
-"""A lake of plain Parquet files, for readers that know nothing else: `spark.read.parquet(DIR)` is all of it.
+"""A lake of plain Parquet files, readable without other metadata: `spark.read.parquet(DIR)` reads all of it.
 
-Which files count is said by commits, `_quiver/N.json`, each made by linking a finished file to its name, which only one
-can do. A commit also says how far every topic is archived by then, so that the last one is all that is needed to go on.
+Commits `_quiver/N.json` list the valid files. A commit is created by linking a finished file to its name, which
+succeeds for one process only. It also has the archived offsets of every topic, so the last commit is enough to resume.
 
-Tasks write files under names that readers pass over (they begin with a dot). After its commit a file gets its proper
-name; whoever opens the lake next finishes that for the last commit, should its author have died before.
+Tasks write files under hidden names (with a leading dot), which readers skip. After the commit each file is renamed to
+its final name; if the committing process dies before that, the next process to open the lake finishes the renames.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ VERSION: Final = 1
 
 
 class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one incarnation of a topic is archived."""
+    """Archived end offsets of one incarnation of a topic."""
 
     incarnation: str
     ends: Mapping[int, int]
 
 
 class LakeCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step added, and how far all topics are archived after it."""
+    """The files added by one commit, and the archived offsets of all topics after it."""
 
     v: int = VERSION
     identity: str
@@ -49,7 +49,7 @@ class LakeCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParquetLake:
-    """A folder of Parquet files with the records of topics."""
+    """A directory of Parquet files with the records of topics."""
 
     hides_uncommitted = True
 
@@ -60,28 +60,28 @@ class ParquetLake:
         self._last = LakeCommit(identity=uuid4().hex)
         os.makedirs(self._folder, exist_ok=True)
         if not self.is_at(root):
-            with suppress(FileExistsError):  # another one was quicker
+            with suppress(FileExistsError):  # another process created it
                 self._link(0, self._last)
         self.refresh()
 
     @staticmethod
     def is_at(root: str) -> bool:
-        """Tell whether there is such a lake in a folder."""
+        """Return whether a directory contains such a lake."""
         return os.path.exists(os.path.join(root, COMMITS, _name(0)))
 
     @property
     def identity(self) -> str:
-        """Return what the lake was called when it was made."""
+        """Return the id that the lake was created with."""
         return self._last.identity
 
     def refresh(self) -> None:
-        """See what was committed meanwhile, and finish the last commit if its author could not."""
+        """Read the last commit, and finish its renames if the committing process died."""
         self._number = max(self._numbers())
         self._last = self._read(self._number)
         self._publish(self._last)
 
     def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
-        """Return how far partitions are archived, those that are; None if nothing of the topic is."""
+        """Return the archived end offsets by partition; None if the topic is not in the lake."""
         known = self._last.topics.get(topic)
         if known is None:
             return None
@@ -89,7 +89,7 @@ class ParquetLake:
         return {part: end for part, end in known.ends.items() if part in partitions}
 
     def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
-        """Add files and move the place to behind them, in one step."""
+        """Add files and advance the archived offsets atomically."""
         while True:
             check_not_archived(
                 self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root
@@ -99,16 +99,16 @@ class ParquetLake:
                 self._link(self._number + 1, fresh)
                 break
             except FileExistsError:
-                self.refresh()  # perhaps it was about another topic
-        # From here on the records are archived, whoever gives the files their names.
+                self.refresh()  # the other commit may be for another topic: check and retry
+        # The commit is durable: the records are archived, even if another process renames the files.
         self._number, self._last = self._number + 1, fresh
         self._publish(fresh)
 
     def _after(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> LakeCommit:
         before = self._last.topics.get(archived.topic)
         ends = {**(before.ends if before is not None else {}), **archived.ends}
-        place = ArchivedTopic(incarnation=archived.incarnation, ends=ends)
-        topics = {**self._last.topics, archived.topic: place}
+        topic_state = ArchivedTopic(incarnation=archived.incarnation, ends=ends)
+        topics = {**self._last.topics, archived.topic: topic_state}
         return msgspec.structs.replace(self._last, topics=topics, files=tuple(files))
 
     def files(self, topic: str) -> list[LakeFile]:
@@ -117,7 +117,7 @@ class ParquetLake:
         return in_order([file for commit in commits for file in commit.files if file.topic == topic])
 
     def topics(self) -> list[str]:
-        """Return the topics of which there are records."""
+        """Return the topics that have records in the lake."""
         return sorted(self._last.topics)
 
     def _numbers(self) -> list[int]:
@@ -130,13 +130,13 @@ class ParquetLake:
             try:
                 commit = msgspec.json.decode(file.read(), type=LakeCommit, strict=False)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise DamageError(f"{path} is not a commit of this archive: {error}") from None
+                raise DamageError(f"{path} is not a valid commit of this archive: {error}") from None
         if commit.v != VERSION:
-            raise DamageError(f"{path} is of version {commit.v}, not {VERSION}")
+            raise DamageError(f"{path} has version {commit.v}; this release reads version {VERSION}")
         return commit
 
     def _link(self, number: int, commit: LakeCommit) -> None:
-        """Make a commit, whole and on disk, under its number; raise `FileExistsError` if that is taken."""
+        """Store a commit durably under its number; raise `FileExistsError` if that number exists."""
         draft = os.path.join(self._folder, f".{uuid4().hex}")
         with open(draft, "xb") as file:
             file.write(msgspec.json.encode(commit))
@@ -151,7 +151,7 @@ class ParquetLake:
     def _publish(self, commit: LakeCommit) -> None:
         for file in commit.files:
             path = os.path.join(self.root, file.path)
-            with suppress(FileNotFoundError):  # it has its name
+            with suppress(FileNotFoundError):  # already renamed
                 os.rename(hidden_path(path), path)
 
 

@@ -1,8 +1,12 @@
-"""Replay an archive into a topic: each partition's records into the partition of that number, in their order, once.
+"""Replay an archive into a topic: each record once, into the partition it came from, in order.
 
-A round is a window of offsets, one task for each partition. What a round has to send follows from the archive and the
-selection alone, and the topic's own partitions say how much of it they have: so whoever runs the same replay again,
-after a crash or when more was archived, adds what is missing and nothing else. Another `name` is another replay.
+A batch covers a range of offsets, one task per partition. The records to send follow from the archive and the
+selection alone, and the topic's partitions report how many of them they store. So the same replay run again, after a
+crash or when more was archived, adds only what is missing. Another `name` is another replay.
+
+Selections: offsets are `FIRST:END`, half-open, both optional: `100:200`, `:50`, `100:`; for all partitions, or by
+partition: `0=100:200,2=:50`, which excludes all others. Times are `FROM/TO`, half-open, both optional, ISO 8601, UTC by
+default: `2026-11-15T10:00/2026-11-15T12:00`, `2026-11-15T10:00/`.
 """
 
 from __future__ import annotations
@@ -34,27 +38,27 @@ _RANGE: Final = re.compile(r"(?:(\d+)=)?(\d*):(\d*)")
 _HOUR_US: Final = 3_600_000_000
 
 Bounds = tuple[int, int]
-"""From one, up to another that is not meant any more."""
+"""A half-open range."""
 EVERYTHING: Final[Bounds] = (0, OFFSET_MAX)
 
 
 class RecordSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which records are meant."""
+    """Which archived records to replay: by offsets, by time, or all."""
 
     every_partition: Bounds | None = EVERYTHING
     by_partition: dict[int, Bounds] = {}
     times_us: Bounds | None = None
 
     def offsets(self, partition: int) -> Bounds | None:
-        """Return the offsets that are meant in a partition; None if none are."""
+        """Return the selected offsets of a partition; None if there are none."""
         return self.by_partition.get(partition, self.every_partition)
 
     def files(self, files: Iterable[LakeFile]) -> list[LakeFile]:
-        """Return the files that may hold records that are meant."""
+        """Return the files that may contain selected records."""
         return [file for file in files if self._may_hold(file)]
 
     def records(self, batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-        """Return the records of a batch, in the order of their offsets, that are meant."""
+        """Return the selected records of a batch that is sorted by offset."""
         bounds = self.offsets(partition)
         if bounds is None:
             return batch.slice(0, 0)
@@ -76,7 +80,7 @@ class RecordSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def select(offsets: str, time: str) -> RecordSelection:
-    """Return what options say; raise `RequestError` (`bad_option`) for what cannot be."""
+    """Parse the options `offsets` and `time`; raise `RequestError` (`bad_option`) if one is invalid."""
     every, by_partition = _parse_offsets(offsets) if offsets else (EVERYTHING, {})
     return RecordSelection(
         every_partition=every, by_partition=by_partition, times_us=_parse_time(time) if time else None
@@ -90,10 +94,10 @@ def _parse_offsets(text: str) -> tuple[Bounds | None, dict[int, Bounds]]:
     for part in parts:
         found = _RANGE.fullmatch(part.strip())
         if not found or (found[1] is None and len(parts) > 1):
-            raise _bad(f"offsets are FIRST:END, or PARTITION=FIRST:END with commas between, not {text!r}")
+            raise _bad(f"offsets must be FIRST:END, or a comma-separated list of PARTITION=FIRST:END, not {text!r}")
         bounds = (int(found[2] or 0), int(found[3] or OFFSET_MAX))
         if bounds[0] >= bounds[1]:
-            raise _bad(f"offsets {part.strip()} are none: a range ends behind where it begins")
+            raise _bad(f"offsets {part.strip()} is an empty range: END must be greater than FIRST")
         if found[1] is None:
             every = bounds
         else:
@@ -104,10 +108,10 @@ def _parse_offsets(text: str) -> tuple[Bounds | None, dict[int, Bounds]]:
 def _parse_time(text: str) -> Bounds:
     begin, is_there, end = text.partition("/")
     if not is_there:
-        raise _bad(f"time is FROM/TO, such as 2026-11-15T10:00/2026-11-15T12:00, not {text!r}")
+        raise _bad(f"time must be FROM/TO, such as 2026-11-15T10:00/2026-11-15T12:00, not {text!r}")
     bounds = (_to_us(begin, -OFFSET_MAX), _to_us(end, OFFSET_MAX))
     if bounds[0] >= bounds[1]:
-        raise _bad(f"time {text} is none: it ends before it begins")
+        raise _bad(f"time {text} is an empty range: TO must be later than FROM")
     return bounds
 
 
@@ -117,7 +121,7 @@ def _to_us(text: str, default: int) -> int:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise _bad(f"{text!r} is no time such as 2026-11-15T10:00") from None
+        raise _bad(f"{text!r} is not an ISO 8601 time such as 2026-11-15T10:00") from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
@@ -127,12 +131,12 @@ def _bad(sentence: str) -> RequestError:
 
 
 BATCH_OFFSETS: Final = 1_000_000
-"""Offsets of each partition in one round."""
+"""Offsets of each partition per batch."""
 _SENT_COLUMNS: Final = RECORD_COLUMNS[1:]
 
 
 class Replay(Job, frozen=True, kw_only=True):
-    """Bring archived records back into a topic."""
+    """Replay archived records into a topic."""
 
     from_: str
     topic: str
@@ -144,11 +148,11 @@ class Replay(Job, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.offsets and self.time:
-            raise RequestError("offsets and time both say which records: give one of them", code="bad_option")
+            raise RequestError("set only one of offsets, time", code="bad_option")
         select(self.offsets, self.time)
 
     def run(self, run: JobRun) -> JobResult:
-        """Replay what is archived and not in the topic yet."""
+        """Replay archived records that the topic does not store yet."""
         cluster = connection(self.cluster_servers())
         lake = open_lake(self.from_)
         selection = select(self.offsets, self.time)
@@ -157,7 +161,7 @@ class Replay(Job, frozen=True, kw_only=True):
         partitions = 1 + max((file.partition for file in lake.files(source)), default=0)
         target = find_partitions(self, cluster, lake)
         if target is not None and target < partitions:
-            message = f"topic {self.topic!r} has {target} partitions, and the archive of {source!r} has {partitions}"
+            message = f"topic {self.topic!r} has {target} partitions, but the archive of {source!r} has {partitions}"
             raise ConflictError(f"{message}: add partitions, or replay into another topic", code="too_few_partitions")
         if self.is_dry_run:
             return self._summary(source, sum(file.count for file in files), None)
@@ -171,29 +175,29 @@ class Replay(Job, frozen=True, kw_only=True):
     def _summary(self, source: str, count: int, sent: int | None, *, is_complete: bool = True) -> JobResult:
         facts: dict[str, object] = {"from": self.from_, "source": source, "topic": self.topic, "records": count}
         if sent is None:
-            told = f"would replay {source} from {self.from_} into {self.topic}: records at most {count:,}"
-            return JobResult(sentence=told, facts=facts)
+            sentence = f"would replay {source} from {self.from_} into {self.topic}: records at most {count:,}"
+            return JobResult(sentence=sentence, facts=facts)
         facts |= {"sent": sent, "there_before": count - sent}
-        told = f"replayed {source} from {self.from_} into {self.topic}: records sent {sent:,}"
+        sentence = f"replayed {source} from {self.from_} into {self.topic}: records sent {sent:,}"
         if count > sent:
-            told += f", there before {count - sent:,}"
+            sentence += f", already there {count - sent:,}"
         if not is_complete:
-            told += "; stopped before the end: run it again to go on"
-        return JobResult(sentence=told, facts=facts, is_complete=is_complete)
+            sentence += "; stopped before the end: run the same command to resume"
+        return JobResult(sentence=sentence, facts=facts, is_complete=is_complete)
 
 
 class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task replays: the archived records of one partition within some offsets."""
+    """The work of one task: the archived records of one partition in a range of offsets."""
 
     partition: int
     files: list[LakeFile]
     selection: RecordSelection
     base: int
-    """How many records of the replay lie before them in the partition."""
+    """Number of the replay's records before them in the partition."""
 
 
 class _ReplayRun:
-    """A job under way."""
+    """A running replay job."""
 
     def __init__(self, job: Replay, lake: Lake, producer_name: str, run: JobRun) -> None:
         self._job, self._lake, self._producer_name, self._run = job, lake, producer_name, run
@@ -202,11 +206,11 @@ class _ReplayRun:
 
     @property
     def count(self) -> int:
-        """Return how many records are in the topic by now, for certain."""
+        """Return the number of records confirmed to be in the topic."""
         return self._bases.total()
 
     def replay(self, files: list[LakeFile], selection: RecordSelection) -> bool:
-        """Replay in rounds; tell whether that is done: no, if the job is to stop."""
+        """Replay in batches; return False if the job stops before the end."""
         total = sum(file.count for file in files)
         for tasks in plan_batches(files, selection):
             if self._run.is_stopping:
@@ -224,23 +228,26 @@ class _ReplayRun:
 
 
 def find_source(job: Replay, lake: Lake) -> str:
-    """Return the archived topic that is meant: the one that is named, or that is called as the target, or the only."""
+    """Return the archived topic to replay: `source`, else the target's name, else the only topic in the lake."""
     topics = lake.topics()
     if job.source:
         found = job.source if job.source in topics else None
     else:
         found = job.topic if job.topic in topics else topics[0] if len(topics) == 1 else None
     if found is None:
-        message = f"which archived topic to replay is not clear: {lake.root} has {', '.join(topics) or 'none'}"
-        raise NotFoundError(f"{message}. Name it with source", code="unknown_source")
+        message = (
+            f"cannot determine the archived topic: the lake {lake.root} has {', '.join(topics) or 'none'}. "
+            "Set source to one of them"
+        )
+        raise NotFoundError(message, code="unknown_source")
     return found
 
 
 def find_partitions(job: Replay, cluster: Cluster, lake: Lake) -> int | None:
-    """Return how many partitions the target has; None if there is no such topic.
+    """Return the partition count of the target topic; None if it does not exist.
 
     Raises:
-        ConflictError: it is the very topic that was archived (`same_topic`), and that is not what is wished.
+        ConflictError: the target is the topic that was archived (`same_topic`), and `same` is not set.
     """
     try:
         found = cluster.offsets(job.topic, "earliest")
@@ -249,21 +256,21 @@ def find_partitions(job: Replay, cluster: Cluster, lake: Lake) -> int | None:
     try:
         archived = lake.archived(job.topic, incarnation_of(cluster.cluster_id, found), list(found.offsets))
     except ConflictError:
-        archived = None  # it is another one of that name
+        archived = None  # another topic of that name
     if archived is not None and not job.is_same:
-        message = f"topic {job.topic!r} is the very one that was archived: what it still has would be there twice"
-        raise ConflictError(f"{message}. Replay into another topic, or give same", code="same_topic")
+        message = f"topic {job.topic!r} is the topic that was archived: records that it still has would be duplicated"
+        raise ConflictError(f"{message}. Replay into another topic, or set same", code="same_topic")
     return len(found.offsets)
 
 
 def producer_name_of(job: Replay, identity: str, source: str) -> str:
-    """Return what a replay is known by: the same for the same records, whatever was archived behind them."""
+    """Return the producer name of a replay: the same for the same selection, however far the archive has grown."""
     what = "\0".join((job.name, identity, source, job.offsets, job.time))
     return f"quiver.replay.{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
 
 
 def plan_batches(files: list[LakeFile], selection: RecordSelection) -> Iterator[list[ReplayTask]]:
-    """Yield rounds: for each partition that has records there, the next window of offsets."""
+    """Yield batches: for each partition with records left, the next range of offsets."""
     by_partition: dict[int, list[LakeFile]] = defaultdict(list)
     for file in files:
         by_partition[file.partition].append(file)
@@ -289,7 +296,7 @@ def _narrow(selection: RecordSelection, partition: int, task: tuple[int, int]) -
 
 
 def send_task(root: str, servers: Servers, topic: str, producer_name: str, task: ReplayTask) -> tuple[int, int, int]:
-    """Send what the topic does not have of a window; return its partition, its records, and those sent; in a task."""
+    """Send the task's records that the topic does not store; return partition, record count and number sent."""
     writer = ResumableWriter(
         connection(servers), topic, f"{producer_name}.{task.partition}", {task.partition: task.base}
     )

@@ -1,7 +1,10 @@
-"""Run a job in this process: its session, its signals, its end.
+"""Run a job in this process: open its Spark session, handle signals, translate Spark's errors.
 
-SIGINT and SIGTERM ask a job to stop: it ends the batch that it is at, and no other. A second signal does not wait for
-that. Either way, and after SIGKILL, the next run goes on where this one was: what is cut off was never committed.
+SIGINT and SIGTERM ask a job to stop after its current batch; a second signal stops it immediately. Either way, and
+after SIGKILL, the next run resumes: an interrupted batch was never committed.
+
+Spark wraps an exception of a task or planner into the text of its own error, with Java and Python traces.
+`to_quiver_error` returns the last Quiver error in that text, else the last line of a Python error.
 """
 
 from __future__ import annotations
@@ -32,21 +35,21 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET = {"spark.log.level": "OFF"}
 _STDERR: Final = 2
 STDERR_LINES_MAX: Final = 10
-"""How much of what Spark said is told when it does not start."""
+"""Last lines of Spark's output that are shown if it does not start."""
 
 
 def execute(name: str, job: Job, *, report_progress: Callable[[JobProgress], None]) -> tuple[JobResult, int | None]:
-    """Do a job in the main thread; return how it ended, and the signal that stopped it, if one did.
+    """Run a job in the main thread; return its result, and the signal that stopped it, if any.
 
     Raises:
-        QuiverError: the job failed; what it had committed by then stays, and the next run goes on behind it.
-        KeyboardInterrupt: it was told twice to stop.
+        QuiverError: the job failed; committed batches stay, and the next run resumes after them.
+        KeyboardInterrupt: a second signal arrived.
     """
 
     def open_session() -> SparkSession:
         with _capturing_stderr():
             opened = session(f"quiver-{name}", master=job.master, is_short=job.starts_fast, config=_QUIET | job.conf)
-        _install_handlers(run)  # once more: Spark takes SIGINT for itself
+        _install_handlers(run)  # again: starting Spark replaces the SIGINT handler
         return opened
 
     run = JobRun(open_session, report_progress=report_progress)
@@ -56,16 +59,19 @@ def execute(name: str, job: Job, *, report_progress: Callable[[JobProgress], Non
         except (PySparkException, Py4JError) as error:
             if run.stop_signal is None:
                 raise to_quiver_error(error) from None
-            # Whoever sends a signal to the whole group ends Spark under the job: its batch is given up.
-            result = JobResult(sentence="stopped; the batch that was under way is given up", is_complete=False)
+            # A signal to the process group also stops Spark: the batch fails and was not committed.
+            result = JobResult(
+                sentence="stopped: the current batch was not committed; run the same command to resume",
+                is_complete=False,
+            )
     return result, run.stop_signal
 
 
 @contextmanager
 def _capturing_stderr() -> Iterator[None]:
-    """Let the processes that are started here write their errors into a file; tell its end if they do not start.
+    """Redirect standard error of the started processes to a file; raise with its last lines if they do not start.
 
-    Java and Spark greet with some lines that mean nothing; what matters comes as an exception.
+    Java and Spark always print some irrelevant lines at start; real problems also raise an exception.
     """
     told = sys.stderr
     own = os.dup(_STDERR)
@@ -78,8 +84,8 @@ def _capturing_stderr() -> Iterator[None]:
             raise
         except Exception as error:
             file.seek(0)
-            said = file.read().decode(errors="replace").splitlines()[-STDERR_LINES_MAX:]
-            raise UnavailableError("\n  ".join(("Spark did not start", *said)), code="no_spark") from error
+            lines = file.read().decode(errors="replace").splitlines()[-STDERR_LINES_MAX:]
+            raise UnavailableError("\n  ".join(("Spark did not start", *lines)), code="no_spark") from error
         finally:
             sys.stderr = told
             os.dup2(own, _STDERR)
@@ -112,7 +118,7 @@ SENTENCE_CHARACTERS_MAX: Final = 500
 
 
 def to_quiver_error(error: Exception) -> QuiverError:
-    """Return the error of ours that stands behind one of Spark's; nothing that a job began is lost or half done."""
+    """Return the Quiver error that caused an error of Spark; the failed batch was not committed."""
     if isinstance(error, QuiverError):
         return error
     text = str(error)
@@ -120,6 +126,6 @@ def to_quiver_error(error: Exception) -> QuiverError:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, QuiverError):
             return kind(sentence.strip())
-    said = _PYTHON.findall(text) or text.splitlines() or [type(error).__name__]
-    sentence = f"Spark could not run the job: {said[-1].strip()[:SENTENCE_CHARACTERS_MAX]}"
+    lines = _PYTHON.findall(text) or text.splitlines() or [type(error).__name__]
+    sentence = f"Spark could not run the job: {lines[-1].strip()[:SENTENCE_CHARACTERS_MAX]}"
     return UnavailableError(sentence, code="spark_failed")

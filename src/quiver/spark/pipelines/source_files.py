@@ -1,7 +1,7 @@
-"""Files of log lines on their way in: found, told apart by what they hold, and read as columns of records.
+"""Find files to ingest, identify them by content, and read them as columns of records.
 
-A line ends with a line feed, which is not part of it; the last one may lack it. No line is looked at by itself, unless
-its key or time is wanted. What is in memory is one block and the line that it ends in the middle of, which has a bound.
+A line ends with a line feed, which is not part of it; the last line may lack it. Lines are processed as whole columns,
+unless a key or time is parsed from them. Memory is bounded: one block, plus the incomplete line at its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quiver.client.chunks import ArrowColumns
 
 BLOCK_BYTES: Final = 4 << 20
-"""Bytes that are read at once: about a batch."""
+"""Bytes per read: about one batch."""
 PARQUET_RECORDS: Final = 65_536
 RECORD_COLUMNS: Final = frozenset(("value", "key", "timestamp", "headers"))
 IGNORED_COLUMNS: Final = frozenset(("topic", "partition", "offset", "hour"))
@@ -39,38 +39,38 @@ Compression = Literal["", "gz", "zst"]
 
 
 class LineFields(msgspec.Struct, frozen=True):
-    """Which fields of a line that is a JSON object are the record's key and time; empty: none."""
+    """Names of the JSON fields that are the record's key and time; empty: none."""
 
     key: str = ""
     time: str = ""
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file held when it was looked at: `size_bytes` from its beginning, and their digest."""
+    """The content of a file when it was scanned: its size and digest."""
 
     path: str
     size_bytes: int
     mtime_ns: int
     digest: str
     first_byte: int = 0
-    """Where what is new in it begins: behind what was ingested of it before."""
+    """Start of the new content, after what was ingested before."""
 
     @property
     def format(self) -> Format:
-        """Return what the name says about the content."""
+        """Return the format, by file name."""
         return "parquet" if self.path.endswith(".parquet") else "lines"
 
     @property
     def compression(self) -> Compression:
-        """Return what the name says about how it is packed."""
+        """Return the compression, by file name."""
         return "gz" if self.path.endswith(".gz") else "zst" if self.path.endswith((".zst", ".zstd")) else ""
 
 
 def find_files(paths: Iterable[str]) -> list[str]:
-    """Return the files that paths name, and all that lie in folders that they name, without hidden ones; sorted.
+    """Return the named files and all files in the named directories, sorted; hidden files are skipped.
 
     Raises:
-        NotFoundError: a path names nothing (`no_file`).
+        NotFoundError: a path does not exist (`no_file`).
     """
     found: set[str] = set()
     for path in map(os.path.abspath, paths):
@@ -79,7 +79,7 @@ def find_files(paths: Iterable[str]) -> list[str]:
         elif os.path.isfile(path):
             found.add(path)
         else:
-            raise NotFoundError(f"there is no file or folder {path}", code="no_file")
+            raise NotFoundError(f"no such file or directory: {path}", code="no_file")
     return sorted(found)
 
 
@@ -91,25 +91,25 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 class FilePrefix(msgspec.Struct, frozen=True):
-    """What so many bytes at the beginning of a file are: their digest, and whether they end with a line."""
+    """The digest of a file's first bytes, and whether they end with a line feed."""
 
     digest: str
     ends_line: bool
 
 
 class FileScan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at a file tells: what it holds, and what it begins with, by the sizes that were asked for."""
+    """The result of scanning a file: its content, and its prefixes by size."""
 
     file: SourceFile
-    begins: dict[int, FilePrefix] = {}
+    prefixes: dict[int, FilePrefix] = {}
 
 
-def scan_file(path: str, begin_sizes: Iterable[int] = ()) -> FileScan:
-    """Read a file as far as it goes now; tell what it holds, and what it begins with."""
-    begins: dict[int, FilePrefix] = {}
+def scan_file(path: str, prefix_sizes: Iterable[int] = ()) -> FileScan:
+    """Read a file up to its current end; return its digest, and the digests of prefixes of the given sizes."""
+    prefixes: dict[int, FilePrefix] = {}
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
-        edges = deque(sorted(size for size in set(begin_sizes) if 0 < size <= status.st_size))
+        edges = deque(sorted(size for size in set(prefix_sizes) if 0 < size <= status.st_size))
         digest = hashlib.sha256()
         done = 0
         while done < status.st_size and (block := file.read(min(BLOCK_BYTES, status.st_size - done))):
@@ -118,24 +118,24 @@ def scan_file(path: str, begin_sizes: Iterable[int] = ()) -> FileScan:
                 edge = edges.popleft()
                 digest.update(block[at : edge - done])
                 at = edge - done
-                begins[edge] = FilePrefix(digest.copy().hexdigest(), block[at - 1] == _LINE_FEED)
+                prefixes[edge] = FilePrefix(digest.copy().hexdigest(), block[at - 1] == _LINE_FEED)
             digest.update(block[at:])
             done += len(block)
     found = SourceFile(path=path, size_bytes=done, mtime_ns=status.st_mtime_ns, digest=digest.hexdigest())
     _check_content(found)
-    return FileScan(file=found, begins=begins)
+    return FileScan(file=found, prefixes=prefixes)
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raise unless a file still begins with what it held when it was looked at."""
-    begin = scan_file(file.path, [file.size_bytes]).begins.get(file.size_bytes)
-    if begin is None or begin.digest != file.digest:
-        message = f"{file.path} has changed since a part of it was ingested, and the rest cannot be told any more"
-        raise ConflictError(f"{message}: bring it back as it was, or ingest under another name", code="file_changed")
+    """Raise if a file no longer starts with the content that was scanned."""
+    prefix = scan_file(file.path, [file.size_bytes]).prefixes.get(file.size_bytes)
+    if prefix is None or prefix.digest != file.digest:
+        message = f"{file.path} changed while its batch was partly ingested, so the batch cannot be resumed"
+        raise ConflictError(f"{message}: restore the file, or ingest under another name", code="file_changed")
 
 
 def _check_content(file: SourceFile) -> None:
-    """Raise for what could not be read to its end: nothing of a round is sent when a file of it is bad."""
+    """Read a file to its end once, so that a bad file fails before anything of its batch is sent."""
     if not file.size_bytes:
         return
     if file.format == "parquet":
@@ -152,8 +152,8 @@ def _check_columns(path: str) -> None:
     except pa.ArrowInvalid as error:
         raise RequestError(f"{path} is not a Parquet file: {error}", code="bad_file") from None
     if "value" not in names or names - RECORD_COLUMNS - IGNORED_COLUMNS:
-        told = ", ".join(sorted(names))
-        message = f"{path} has the columns {told}; they are to be value, and perhaps key, timestamp, headers"
+        names_found = ", ".join(sorted(names))
+        message = f"{path} has the columns {names_found}; expected value and optionally key, timestamp, headers"
         raise RequestError(message, code="bad_file")
 
 
@@ -161,7 +161,7 @@ def _check_columns(path: str) -> None:
 
 
 def read_records(file: SourceFile, fields: LineFields) -> Iterator[ArrowColumns]:
-    """Yield the records of what is new in a file, in order, about a batch at a time."""
+    """Yield the records of a file's new content, in order, about one batch at a time."""
     if file.format == "parquet":
         yield from _read_parquet(file)
         return
@@ -174,7 +174,7 @@ def read_records(file: SourceFile, fields: LineFields) -> Iterator[ArrowColumns]
 def _open(file: SourceFile) -> IO[bytes]:
     if file.compression == "gz":
         return cast("IO[bytes]", gzip.open(file.path))
-    stream = open(file.path, "rb")  # noqa: SIM115 - closed by who reads it
+    stream = open(file.path, "rb")  # noqa: SIM115 - the caller closes it
     if file.compression == "zst":
         return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=True)
     stream.seek(file.first_byte)
@@ -182,25 +182,25 @@ def _open(file: SourceFile) -> IO[bytes]:
 
 
 def _blocks(stream: IO[bytes], file: SourceFile) -> Iterator[bytes]:
-    """Yield the bytes that the file held when it was looked at, and none that were added since."""
+    """Yield the bytes that the file had when it was scanned, without bytes appended since."""
     if file.compression:
         try:
             while block := stream.read(BLOCK_BYTES):
                 yield block
         except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            raise RequestError(f"{file.path} cannot be unpacked: {error}", code="bad_file") from None
+            raise RequestError(f"{file.path} cannot be decompressed: {error}", code="bad_file") from None
         return
     left = file.size_bytes - file.first_byte
     while left:
         block = stream.read(min(BLOCK_BYTES, left))
         if not block:
-            raise ConflictError(f"{file.path} has become shorter while it was ingested", code="file_changed")
+            raise ConflictError(f"{file.path} was truncated while it was ingested", code="file_changed")
         left -= len(block)
         yield block
 
 
 def _whole_lines(blocks: Iterable[bytes], path: str) -> Iterator[bytes]:
-    """Yield blocks that end with a line feed; the last one gets its own."""
+    """Yield blocks that end with a line feed; add one to the last block if it is missing."""
     begun: list[bytes] = []
     begun_bytes = 0
     for block in blocks:
@@ -211,7 +211,7 @@ def _whole_lines(blocks: Iterable[bytes], path: str) -> Iterator[bytes]:
         begun.append(block[end:])
         begun_bytes += len(block) - end
         if begun_bytes > PAYLOAD_BYTES_MAX:
-            raise TooLargeError(f"a line of {path} is longer than {PAYLOAD_BYTES_MAX} bytes")
+            raise TooLargeError(f"a line of {path} exceeds the maximum of {PAYLOAD_BYTES_MAX} bytes")
     if begun_bytes:
         yield b"".join((*begun, b"\n"))
 
@@ -227,7 +227,7 @@ def split_lines(block: bytes) -> pa.Array[Any]:
 
 
 def _with_fields(lines: pa.Array[Any], fields: LineFields) -> ArrowColumns:
-    """Return lines with the key and time that stand in them; a line without them has none."""
+    """Add key and time columns, parsed from the lines; null where a line does not have them."""
     decoder = msgspec.json.Decoder(dict[str, Any])
     keys: list[bytes | None] = []
     times: list[int | None] = []
@@ -253,7 +253,7 @@ def _to_key(value: object) -> bytes | None:
 
 
 def to_ms(value: object) -> int | None:
-    """Return a time of a line in milliseconds: a number of them, or a text of ISO 8601, in UTC unless it says else."""
+    """Return a timestamp in milliseconds from a number of milliseconds or an ISO 8601 string, UTC by default."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value) if 0 <= value < 1 << 53 else None
     if not isinstance(value, str):
