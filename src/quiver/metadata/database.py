@@ -241,9 +241,7 @@ def _postgresql_engine(url: URL, schema: str) -> Engine:
 def _load_meta(connection: Connection) -> tuple[Counters, LogPosition]:
     found = _select(connection, tables.meta)
     if len(found) != 1:
-        raise StorageError(
-            f"the metadata database has {len(found)} rows in meta, not 1: it was changed from outside"
-        )
+        raise StorageError(f"the metadata database has {len(found)} rows in meta, not 1: it was changed from outside")
     values = found[0]
     position = LogPosition(values.pop("applied_index"), values.pop("applied_term"))
     del values["singleton"], values["schema_version"]

@@ -1,11 +1,11 @@
-"""Bring what was applied in memory into the database, in order, a transaction at a time.
+"""Write applied changes to the database, in order, one transaction at a time.
 
-While a transaction is under way in the executor, what is applied meanwhile gathers, the newest row for each key, and
-goes with the next one: the more load, the more commands share a transaction. What gathers is bounded by the metadata's
-own size. The event loop never waits.
+While a transaction runs in the executor, later changes accumulate, the newest row of each key, and form the next
+transaction: under load, more commands share one. The pending rows are bounded by the size of the metadata itself. The
+event loop never blocks.
 
-A database server that went away is asked again for `RETRY_MS_MAX`. Any other failure is final, as a failed sync is
-(R5): nothing is written any more, `on_failure` is told once, and the manager must stop.
+An unreachable database server is retried for `RETRY_MS_MAX`. Any other failure is final, like a failed sync (R5):
+nothing more is written, `on_failure` is called once, and the node must stop.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from quiver.storage import Executor
 logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL_MS = 200
-"""How long to wait before a lost database server is asked again."""
+"""Delay before an unreachable database server is retried."""
 RETRY_MS_MAX = 30_000
-"""How long a database server may be away: a restart of it takes seconds."""
+"""How long a database server is retried: its restart takes seconds."""
 
 
 class TransactionSink(Protocol):
-    """What takes transactions: a database."""
+    """The target of transactions: a database."""
 
     def write(self, transaction: Transaction) -> None:
         """Commit a transaction; blocks. See `Database.write`."""
@@ -42,7 +42,7 @@ class TransactionSink(Protocol):
 
 
 class DatabaseWriter:
-    """The way from memory to one database. Lives in the event loop."""
+    """Writes the changes of one node to its database. Used only in the event loop."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class DatabaseWriter:
         on_failure: Callable[[StorageError], None],
     ) -> None:
         self.stored = stored
-        """What the database stands for."""
+        """The log position that the database reflects."""
         self.transactions = 0
-        """How many transactions this life has committed."""
+        """Transactions committed since the start of this process."""
         self._database = database
         self._executor = executor
         self._on_failure = on_failure
@@ -71,33 +71,33 @@ class DatabaseWriter:
 
     @property
     def failure(self) -> StorageError | None:
-        """Return what ended the writing, if anything has."""
+        """Return the error that ended the writing, if any."""
         return self._failure
 
     @property
     def pending_rows(self) -> int:
-        """Return how many rows wait for the next transaction."""
+        """Return the number of rows that wait for the next transaction."""
         return len(self._changes)
 
     def add(self, changes: Sequence[Change], counters: Counters, position: LogPosition) -> None:
-        """Take what was applied up to a position."""
+        """Add the changes applied up to a position."""
         for change in changes:
             self._changes[change.table, change.key] = change.row
         self._counters, self._newest = counters, position
         self._write_next()
 
     def replace(self, view: View) -> None:
-        """Let everything there is give way to a snapshot."""
+        """Replace all rows by a restored snapshot."""
         self._base = view
         self._changes.clear()
         self._counters, self._newest = view.counters, view.position
         self._write_next()
 
     async def wait_stored(self, index: Index) -> None:
-        """Return once the database stands for `index` or more.
+        """Return once the database has everything up to `index`.
 
         Raises:
-            OutcomeUnknownError: the database failed, or the manager closes, before it did.
+            OutcomeUnknownError: the database failed, or the node closes, before that.
         """
         if self.stored.index >= index:
             return
@@ -108,12 +108,12 @@ class DatabaseWriter:
         await done
 
     async def close(self) -> None:
-        """Let what was applied reach the database, as far as it can, and stop; idempotent."""
+        """Write pending changes, if the database works, and stop; idempotent."""
         if not self._is_closed:
             try:
                 await self.wait_stored(self._newest.index)
             except OutcomeUnknownError:
-                logger.warning("database closed behind the log", extra=facts(stored_index=self.stored.index))
+                logger.warning("database closed with unwritten changes", extra=facts(stored_index=self.stored.index))
             self._is_closed = True
             self._release()
 
@@ -136,7 +136,7 @@ class DatabaseWriter:
         if isinstance(error, DatabaseLostError) and self._tries * RETRY_INTERVAL_MS < RETRY_MS_MAX:
             self._tries += 1
             if self._tries == 1:
-                logger.warning("database lost, trying again", extra=facts(reason=str(error)))
+                logger.warning("database unreachable, retrying", extra=facts(reason=str(error)))
             asyncio.get_running_loop().call_later(RETRY_INTERVAL_MS / 1000, self._begin, transaction)
         elif error is not None:
             self._fail(error)
@@ -144,7 +144,7 @@ class DatabaseWriter:
             self._tries = 0
             self._is_writing = False
             self.transactions += 1
-            self.stored = transaction.after  # in the database now: these rows and this position
+            self.stored = transaction.after  # the database now has these rows and this position, in one transaction
             self._release()
             self._write_next()
 
@@ -154,7 +154,7 @@ class DatabaseWriter:
         self._on_failure(self._failure)
 
     def _release(self) -> None:
-        """Answer those who wait for what is stored, or for what never will be."""
+        """Resolve the waiters whose index is stored, or all of them after a failure or close."""
         waiting, self._waiting = self._waiting, []
         ended = self._failure is not None or self._is_closed
         for index, done in waiting:
@@ -168,5 +168,5 @@ class DatabaseWriter:
                 self._waiting.append((index, done))
 
     def _unknown(self) -> OutcomeUnknownError:
-        reason = "this manager closes" if self._failure is None else self._failure.message
-        return OutcomeUnknownError(f"perhaps done: it did not reach this manager's database ({reason}); ask another")
+        reason = "this node is closing" if self._failure is None else self._failure.message
+        return OutcomeUnknownError(f"perhaps done: committed, but not in this node's database ({reason})")

@@ -1,7 +1,7 @@
-"""The managers' write-ahead log for people: what was asked when, about what, and whether it is applied.
+"""The metadata log in readable form: each entry's time, command, subject, and whether it is applied.
 
-Pure: it is given the Raft log's batches, wherever they were read from, and never raises over what they hold. An
-entry's index is the transaction's id.
+Pure: it reads batches of the Raft log from any source and never raises on their content. The index of an entry is the
+id of its transaction.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from quiver.model import Index, NodeId, Term
 from quiver.record import Batch
 
 NO_REQUEST = "-"
-"""Stands for the request of an entry that Raft made itself: a new leader's first one, a change of members."""
+"""The request of an entry that Raft itself wrote: a new leader's first entry, or a membership change."""
 UNREADABLE = "unreadable"
 
 
 class JournalRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the write-ahead log."""
+    """One entry of the metadata log."""
 
     index: Index
     term: Term
@@ -60,12 +60,12 @@ class JournalRow(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     subject: str
     broker: NodeId | None
-    """The broker that it is about, if it is about one."""
+    """The broker that the command concerns, if any."""
     is_applied: bool
 
 
 def read_journal(batches: Iterable[Batch], *, applied_index: Index, only_pending: bool = False) -> Iterator[JournalRow]:
-    """Yield a row for each batch; what lies behind `applied_index` is pending."""
+    """Yield a row for each batch; entries after `applied_index` are pending."""
     for batch in batches:
         if not only_pending or batch.header.index > applied_index:
             yield _row(batch, is_applied=batch.header.index <= applied_index)
@@ -94,7 +94,7 @@ def _row(batch: Batch, *, is_applied: bool) -> JournalRow:
 
 
 def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
-    """Return what a command is about, in a few words, and the broker if it is about one."""
+    """Return the subject of a command in a few words, and the broker that it concerns, if any."""
     match command:
         case InitCluster():
             return f"cluster {command.cluster_id}", None

@@ -1,8 +1,8 @@
-"""How a database comes from any earlier schema to the present one, step by step.
+"""Migrate a database from any earlier schema version to the current one.
 
-Each step is written once and never changed afterwards, so it names its tables in plain SQL instead of using those of
-`tables`, which move on. All steps that are missing are made in one transaction, so a crash leaves the schema as it
-was or as it is to be. A schema that is newer than the program is left alone.
+A released migration never changes, so it is plain SQL and does not use the definitions in `tables`, which evolve. All
+missing migrations run in one transaction: after a crash the schema is either the old or the new one. A schema that is
+newer than the program is not touched.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ VERSION_1 = (
 )
 
 VERSION_2 = (
-    # What people ask a manager's database most: a topic by its name, what a broker holds, who uses a topic.
+    # For frequent queries by people: a topic by name, the replicas of a broker, the clients of a topic.
     "CREATE INDEX topics_by_name ON topics (name)",
     "CREATE INDEX replicas_by_broker ON replicas (broker_id)",
     "CREATE INDEX registrations_by_topic ON registrations (topic_id)",
 )
 
 VERSION_3 = (
-    # Nodes without the role of a broker are known, too. Those from before do everything.
+    # Nodes without the broker role are registered, too. Existing rows get all roles.
     "ALTER TABLE brokers ADD COLUMN roles TEXT NOT NULL DEFAULT 'manager,broker,gateway'",
     "ALTER TABLE meta ADD COLUMN is_rebalancing BOOLEAN NOT NULL DEFAULT FALSE",
 )
@@ -151,22 +151,22 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_3),
     _run(VERSION_4),
 )
-"""The step to version 1, to version 2, and so on; a step that was ever released stays as it is."""
+"""The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)
-"""The schema that this program writes."""
+"""The schema version of this program."""
 
 
 def migrate(connection: Connection, *, schema: str | None = None) -> int:
-    """Bring the database to this program's schema, inside the caller's transaction; return the version it had.
+    """Migrate to this program's schema in the caller's transaction; return the version found.
 
     Raises:
-        StorageError: a newer program has been here; nothing was changed.
+        StorageError: a newer program wrote the schema; nothing was changed.
     """
     version = _version(connection, schema)
     if version > SCHEMA_VERSION:
         raise StorageError(
-            f"the metadata's database has schema version {version}, and this program knows {SCHEMA_VERSION}: "
-            "start the newer program that wrote it, or an even newer one"
+            f"the metadata database has schema version {version}, but this program supports up to {SCHEMA_VERSION}: "
+            "start the newer program that wrote it"
         )
     for step in MIGRATIONS[version:]:
         step(connection)

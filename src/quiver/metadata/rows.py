@@ -1,9 +1,9 @@
-"""What the metadata consists of: one frozen value per broker, topic, partition, client, heartbeat, move and hold.
+"""The rows of the metadata: one frozen value per broker, topic, partition, client, heartbeat, move and hold.
 
-Pure. Rows are replaced, never changed. Every row has a `key` that is unique in its table, and nothing in it but
-numbers, texts, claims and tuples of them, so that it looks the same in memory, in a snapshot and in SQL.
+Pure. Rows are replaced, never modified. Every row has a `key` that is unique in its table and contains only numbers,
+strings, booleans and tuples of them, so that it is the same in memory, in a snapshot and in SQL.
 
-Times are the proposers' wall times in milliseconds: they are for people and for delays of minutes, never for order.
+Times are the proposers' wall clocks in milliseconds: for people and for delays of minutes, never for ordering.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from msgspec import Meta
 from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, ProducerId, TopicId
 
 MoveId = NewType("MoveId", int)
-"""A replica's way from one broker to another."""
+"""The id of a replica's move from one broker to another."""
 
 METADATA_GROUP = GroupId(1)
-"""The managers' own Raft group."""
+"""The Raft group of the metadata."""
 FIRST_PARTITION_GROUP = GroupId(2)
-"""The Raft group of the first partition ever made; the next one gets the next number."""
+"""The Raft group of the first partition; every later partition gets the next number."""
 
 NUMBER_MAX = 2**53
-"""Greatest number in the metadata: what SQL's integers and JSON's numbers both carry exactly."""
+"""Greatest number in the metadata: exact in both SQL integers and JSON numbers."""
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-"""A number that comes from outside."""
+"""A number from an untrusted source."""
 Text = Annotated[str, Meta(max_length=300, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
-"""A text that comes from outside: short, and without what PostgreSQL cannot store or a terminal would act on."""
+"""A string from an untrusted source: short, and without control characters, which PostgreSQL or a terminal rejects."""
 
 ALL_PARTITIONS = PartitionId(-1)
-"""Stands in a registration for every partition of the topic, those to come included."""
+"""In a registration: every partition of the topic, future ones included."""
 
 NodeRole = Literal["manager", "broker", "gateway"]
-"""What a node does for the cluster."""
+"""The role of a node."""
 ALL_ROLES: tuple[NodeRole, ...] = ("manager", "broker", "gateway")
-"""What a node does unless it says something else, in the order in which roles are kept."""
+"""The default roles of a node, in the order in which roles are stored."""
 
 
 class Table(StrEnum):
-    """The tables that the state consists of."""
+    """The tables of the state."""
 
     BROKERS = "brokers"
     TOPICS = "topics"
@@ -54,7 +54,7 @@ class Table(StrEnum):
 
 
 class BrokerState(StrEnum):
-    """How a broker is, as far as its heartbeats and its operators say."""
+    """The state of a broker, set by its heartbeats and by operators."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -65,14 +65,14 @@ class BrokerState(StrEnum):
 
 
 class TopicState(StrEnum):
-    """Whether a topic is in use, or deleted and still to be had back."""
+    """Whether a topic is active, or deleted and can still be restored."""
 
     ACTIVE = "active"
     DELETED = "deleted"
 
 
 class EntityKind(StrEnum):
-    """Whose heartbeat or registration it is."""
+    """The kind of sender of a heartbeat, or of a registered client."""
 
     BROKER = "broker"
     PRODUCER = "producer"
@@ -80,62 +80,62 @@ class EntityKind(StrEnum):
 
 
 class StartFrom(StrEnum):
-    """Where a consumer begins in a partition that it has no cursor in."""
+    """Where a consumer starts in a partition without a cursor."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 class MoveState(StrEnum):
-    """How far a move has come: the target learns, or has taken the source's place."""
+    """The progress of a move: the target is a learner, or a voter in place of the source."""
 
     BEGUN = "begun"
     PROMOTED = "promoted"
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all rows share."""
+    """The base of all rows."""
 
     table: ClassVar[Table]
 
 
 class BrokerRow(Row, frozen=True):
-    """A node, whatever its roles; only one with the role of a broker may be given replicas."""
+    """A node, whatever its roles; only nodes with the broker role may get replicas."""
 
     table: ClassVar[Table] = Table.BROKERS
 
     broker_id: NodeId
     identity: str
-    """What tells this broker from another one that was given its id by mistake."""
+    """Distinguishes this broker from another one that was configured with the same id by mistake."""
     wire_address: str
     http_address: str
     rack: str
     state: BrokerState
     is_draining: bool
-    """Whether operators want it empty; outlives that it is suspect or dead."""
+    """Whether a drain is requested; survives the states suspect and dead."""
     registered_ms: int
     changed_ms: int
     roles: tuple[NodeRole, ...] = ALL_ROLES
-    """A row from before there were roles means all of them."""
+    """Rows that were written before roles existed have all of them."""
 
     @property
     def key(self) -> NodeId:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return self.broker_id
 
     @property
     def is_eligible(self) -> bool:
-        """Tell whether the broker may be given replicas."""
+        """Return whether the broker may get replicas."""
         return self.state in (BrokerState.ALIVE, BrokerState.SUSPECT) and not self.is_unwanted
 
     @property
     def is_unwanted(self) -> bool:
-        """Tell whether the replicas that the broker has are to go elsewhere, as its operators want it."""
+        """Return whether the broker's replicas must move away: it is draining or has no broker role."""
         return self.is_draining or "broker" not in self.roles
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When records of a topic may go: as soon as any of the bounds that are given allows it."""
+    """A topic's retention: records may be deleted as soon as any of the given limits allows it."""
 
     ms: Number | None = None
     bytes: Number | None = None
@@ -151,23 +151,23 @@ class TopicRow(Row, frozen=True):
     name: str
     partitions: int
     replicas: int
-    """How many replicas each partition is meant to have."""
+    """The desired number of replicas of each partition."""
     retention: Retention
     state: TopicState
     created_ms: int
     purge_ms: int | None
-    """When a deleted topic's data may go for good."""
+    """When a deleted topic may be purged permanently."""
     request_id: str
-    """What its creator called the request; a repeated request finds the topic by it."""
+    """The creator's id of the request; a repeated request finds the topic by it."""
 
     @property
     def key(self) -> TopicId:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return self.topic_id
 
 
 class PartitionRow(Row, frozen=True):
-    """One partition: where its replicas are meant to be, and who was last said to lead."""
+    """One partition: its desired replicas and the last reported leader."""
 
     table: ClassVar[Table] = Table.PARTITIONS
 
@@ -177,31 +177,31 @@ class PartitionRow(Row, frozen=True):
     replicas: tuple[NodeId, ...]
     """The voters, the preferred leader first."""
     learners: tuple[NodeId, ...]
-    """Those on their way to become voters."""
+    """Replicas that are catching up to become voters."""
     leader: NodeId | None
     epoch: int
     """The epoch of the newest leader report; 0 before the first."""
 
     @property
     def key(self) -> tuple[TopicId, PartitionId]:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return (self.topic_id, self.partition_id)
 
     def is_on(self, broker_id: NodeId) -> bool:
-        """Tell whether a broker holds, or is about to hold, a replica."""
+        """Return whether a broker is a voter or learner of the partition."""
         return broker_id in self.replicas or broker_id in self.learners
 
 
 class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a client may use: one partition of a topic, or all of them."""
+    """A client's access to one partition of a topic, or to all of them."""
 
     topic_id: TopicId
     partition_id: PartitionId = ALL_PARTITIONS
     start: StartFrom | None = None
-    """Where a consumer begins; None for producers."""
+    """Where a consumer starts; None for producers."""
 
     def covers(self, topic_id: TopicId, partition_id: PartitionId) -> bool:
-        """Tell whether a partition is one of those meant."""
+        """Return whether the registration includes a partition."""
         return self.topic_id == topic_id and self.partition_id in (ALL_PARTITIONS, partition_id)
 
 
@@ -214,13 +214,13 @@ class ProducerRow(Row, frozen=True):
     name: str
     """Empty, or unique among producers."""
     epoch: int
-    """How often it has registered again; sends of an earlier epoch are fenced off."""
+    """Incremented each time it registers again; sends of an earlier epoch are fenced."""
     registered_ms: int
     registrations: tuple[Registration, ...]
 
     @property
     def key(self) -> ProducerId:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return self.producer_id
 
 
@@ -233,16 +233,16 @@ class ConsumerRow(Row, frozen=True):
     registered_ms: int
     registrations: tuple[Registration, ...]
     request_id: str
-    """What its creator called the request; a repeated request finds the consumer by it."""
+    """The creator's id of the request; a repeated request finds the consumer by it."""
 
     @property
     def key(self) -> ConsumerId:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return self.consumer_id
 
 
 class HeartbeatRow(Row, frozen=True):
-    """When a broker, producer or consumer was last heard of."""
+    """The time of the last heartbeat of a broker, producer or consumer."""
 
     table: ClassVar[Table] = Table.HEARTBEATS
 
@@ -252,12 +252,12 @@ class HeartbeatRow(Row, frozen=True):
 
     @property
     def key(self) -> tuple[EntityKind, int]:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return (self.kind, self.id)
 
 
 class MoveRow(Row, frozen=True):
-    """A replica on its way; the row goes when the move is finished or aborted."""
+    """The move of a replica; the row is deleted when the move is finished or aborted."""
 
     table: ClassVar[Table] = Table.MOVES
 
@@ -265,7 +265,7 @@ class MoveRow(Row, frozen=True):
     topic_id: TopicId
     partition_id: PartitionId
     source: NodeId | None
-    """Whom the target replaces; None if the partition gets one replica more."""
+    """The broker that the target replaces; None if the partition gets an additional replica."""
     target: NodeId
     state: MoveState
     begun_ms: int
@@ -273,39 +273,39 @@ class MoveRow(Row, frozen=True):
 
     @property
     def key(self) -> MoveId:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return self.move_id
 
 
 class HoldPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """From where on a partition's records are kept."""
+    """The first held offset of a partition."""
 
     partition_id: Annotated[PartitionId, Meta(ge=0, le=NUMBER_MAX)]
     first_offset: Number
 
 
 class HoldRow(Row, frozen=True):
-    """Records of a topic that retention leaves alone for somebody who has not read them yet.
+    """Records of a topic that retention must keep for a reader that has no cursor, such as a Spark query.
 
-    Whoever placed it moves it on and makes it last longer; if he does not, the primary lets it go once it is over.
+    The owner advances and renews the hold; otherwise the primary deletes it after it has expired.
     """
 
     table: ClassVar[Table] = Table.HOLDS
 
     topic_id: TopicId
     name: str
-    """What its owner calls it; the same name may hold several topics, each by a hold of its own."""
+    """Chosen by the owner; holds on several topics may share a name."""
     owner: str
-    """Who it is for, in words for people."""
+    """A description of the owner, for people."""
     placed_ms: int
     expires_ms: int
-    """When it is over; renewing moves it."""
+    """When the hold expires; renewing postpones it."""
     positions: tuple[HoldPosition, ...]
-    """One for each partition that is held, in order."""
+    """One position per held partition, sorted."""
 
     @property
     def key(self) -> tuple[TopicId, str]:
-        """Return what the row is found by."""
+        """Return the key of the row."""
         return (self.topic_id, self.name)
 
 
@@ -321,4 +321,4 @@ ROW_TYPES: tuple[type[AnyRow], ...] = (
     MoveRow,
     HoldRow,
 )
-"""Every kind of row, in the order in which tables are written."""
+"""Every row type, in the order in which tables are written."""

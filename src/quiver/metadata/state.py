@@ -37,13 +37,13 @@ from quiver.metadata.rows import (
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
 
 SNAPSHOT_VERSION = 1
-"""How snapshots are encoded; a greater one cannot be read by this program."""
+"""Version of the snapshot encoding; this program cannot read greater ones."""
 
 T = TypeVar("T")
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What belongs to the state as a whole: whose it is, and the next ids to be given."""
+    """The cluster id, the next ids to assign, and cluster-wide flags."""
 
     cluster_id: str = ""
     formed_ms: int = 0
@@ -53,11 +53,11 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     next_consumer_id: ConsumerId = ConsumerId(1)
     next_move_id: MoveId = MoveId(1)
     is_rebalancing: bool = False
-    """Whether operators have asked for every broker to get its share, and it has not yet."""
+    """Whether a rebalance is requested and not yet complete."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One row that is put in the place of the one with its key, or, if `row` is None, dropped."""
+    """One row that is put under its key, or deleted if `row` is None."""
 
     table: Table
     key: Any
@@ -70,19 +70,19 @@ def put(row: AnyRow) -> Change:
 
 
 def drop(row: AnyRow) -> Change:
-    """Return the change that drops a row."""
+    """Return the change that deletes a row."""
     return Change(row.table, row.key, None)
 
 
 class LogPosition(msgspec.Struct, frozen=True, order=True):
-    """Up to where the log has been applied: the index of an entry, and the term that identifies it."""
+    """The last applied entry of the log: its index, and the term that identifies it."""
 
     index: Index = Index(0)
     term: Term = Term(0)
 
 
 class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A state as bytes."""
+    """The encoded form of a state."""
 
     position: LogPosition
     counters: Counters
@@ -105,7 +105,7 @@ _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class View:
-    """The metadata as it was at one index; never changes. Listings are sorted by key."""
+    """The immutable metadata at one index. Listings are sorted by key."""
 
     __slots__ = (
         "_consumers_by_topic",
@@ -145,7 +145,7 @@ class View:
 
     @property
     def index(self) -> Index:
-        """Return the index that the view stands for."""
+        """Return the log index of the view."""
         return self.position.index
 
     @property
@@ -154,20 +154,20 @@ class View:
         return self.counters.cluster_id
 
     def topic(self, name: str) -> TopicRow | None:
-        """Return the topic in use that has a name."""
+        """Return the active topic of a name."""
         topic_id = self.topics_by_name.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
     def topic_made_by(self, request_id: str, name: str) -> TopicRow | None:
-        """Return the topic that a request has made, in use or deleted since."""
+        """Return the topic that a request created, even if it was deleted since."""
         return find_made_topic(self.topics, request_id=request_id, name=name)
 
     def active_topics(self) -> list[TopicRow]:
-        """Return the topics in use, sorted by name."""
+        """Return the active topics, sorted by name."""
         return [self.topics[self.topics_by_name[name]] for name in sorted(self.topics_by_name)]
 
     def deleted_topics(self) -> list[TopicRow]:
-        """Return the topics that can be restored, the one deleted first, by its id, first."""
+        """Return the deleted topics that can be restored, sorted by id."""
         return [topic for _, topic in sorted(self.topics.items()) if topic.state is TopicState.DELETED]
 
     def partitions_of(self, topic_id: TopicId) -> list[PartitionRow]:
@@ -176,23 +176,23 @@ class View:
         return [self.partitions[topic_id, PartitionId(number)] for number in range(topic.partitions)]
 
     def partitions_on(self, broker_id: NodeId) -> list[PartitionRow]:
-        """Return the partitions that a broker holds, or is about to hold, a replica of."""
+        """Return the partitions that have a voter or learner on a broker."""
         return [partition for _, partition in sorted(self.partitions.items()) if partition.is_on(broker_id)]
 
     def consumers_of(self, topic_id: TopicId) -> tuple[ConsumerId, ...]:
-        """Return the consumers that are registered for a topic, or for part of it."""
+        """Return the consumers registered for a topic or for some of its partitions."""
         if self._consumers_by_topic is None:
             self._consumers_by_topic = _group_consumers(self.consumers)
         return self._consumers_by_topic.get(topic_id, ())
 
     def held_offset(self, topic_id: TopicId, partition_id: PartitionId) -> Offset | None:
-        """Return from where on somebody holds a partition's records; None if nobody does."""
+        """Return the lowest held offset of a partition; None without holds."""
         if self._held_offsets is None:
             self._held_offsets = _gather_holds(self.holds)
         return self._held_offsets.get((topic_id, partition_id))
 
     def last_seen_ms(self, kind: EntityKind, id_: int) -> int | None:
-        """Return when somebody was last heard of."""
+        """Return the time of the last recorded heartbeat."""
         heartbeat = self.heartbeats.get((kind, id_))
         return None if heartbeat is None else heartbeat.last_seen_ms
 
@@ -208,7 +208,7 @@ class View:
         return self._encode(self.position)
 
     def digest(self) -> str:
-        """Return a hash of all there is, the position apart: equal on all members at equal index."""
+        """Return a hash of everything except the position: equal on all members at equal index."""
         return hashlib.sha256(self._encode(LogPosition())).hexdigest()
 
     def _encode(self, position: LogPosition) -> bytes:
@@ -218,7 +218,7 @@ class View:
 
 
 class MetadataState:
-    """The metadata as it is now. Only `apply_changes` and `advance_to` change it."""
+    """The current metadata. Only `apply_changes` and `advance_to` change it."""
 
     __slots__ = ("_is_shown", "_shared", "_view", "counters", "names", "position", "tables")
 
@@ -229,7 +229,7 @@ class MetadataState:
         self.position = position or LogPosition()
         self.tables: dict[Table, dict[Any, Any]] = {table: {} for table in Table}
         self.names: dict[Table, dict[str, Any]] = {table: {} for table in Table}
-        """Keys by what else identifies a row: see `_name`."""
+        """Keys by secondary name: see `_name`."""
         self._view: View | None = None
         self._is_shown = False
         self._shared: set[Table] = set()
@@ -238,25 +238,25 @@ class MetadataState:
 
     @classmethod
     def decode(cls, data: bytes) -> MetadataState:
-        """Return the state that `View.encode` was called on; empty bytes stand for the beginning.
+        """Return the state that `View.encode` encoded; empty bytes mean the initial state.
 
         Raises:
-            DecodeError: the bytes are something else, or a newer program's.
+            DecodeError: the bytes are no snapshot, or were written by a newer program.
         """
         if not data:
             return cls()
         if data[0] != SNAPSHOT_VERSION:
             raise DecodeError(
-                f"a snapshot of the metadata of version {data[0]}, and this program knows {SNAPSHOT_VERSION}"
+                f"a metadata snapshot of version {data[0]}, but this program reads version {SNAPSHOT_VERSION}"
             )
         try:
             saved = _snapshot_decoder.decode(memoryview(data)[1:])
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-            raise DecodeError(f"a snapshot of the metadata that cannot be read: {error}") from None
+            raise DecodeError(f"a metadata snapshot that cannot be read: {error}") from None
         return cls(saved.rows(), counters=saved.counters, position=saved.position)
 
     def view(self) -> View:
-        """Return the state as it is now, for good."""
+        """Return an immutable view of the current state."""
         if self._view is None or not self._is_shown:
             self._view = View(self, self._view)
             self._is_shown = True
@@ -264,12 +264,12 @@ class MetadataState:
         return self._view
 
     def advance_to(self, position: LogPosition) -> None:
-        """Take note that the log is applied up to a position."""
+        """Record that the log is applied up to a position."""
         self.position = position
         self._is_shown = False
 
     def apply_changes(self, changes: Sequence[Change], counters: Counters) -> None:
-        """Carry changes out."""
+        """Apply row changes and new counters."""
         self.counters = counters
         self._is_shown = False
         for change in changes:
@@ -289,7 +289,7 @@ class MetadataState:
             names.pop(_name(old), None)
         if name:
             names[name] = row.key
-        table[row.key] = row  # in its old place: a table without holes is copied several times faster
+        table[row.key] = row  # not delete and insert: copying a dict without gaps is several times faster
 
     def _drop(self, table: Table, key: object) -> None:
         row = self.tables[table].pop(key)
@@ -297,7 +297,7 @@ class MetadataState:
 
 
 def _name(row: AnyRow) -> str:
-    """Return what identifies a row beside its key; empty for none."""
+    """Return the secondary name of a row; empty if it has none."""
     match row:
         case TopicRow(state=TopicState.ACTIVE):
             return row.name
@@ -310,9 +310,9 @@ def _name(row: AnyRow) -> str:
 
 
 def find_made_topic(topics: Mapping[TopicId, TopicRow], *, request_id: str, name: str) -> TopicRow | None:
-    """Return the topic of that name that a request has made: a repeated request makes no second one.
+    """Return the topic of that name that a request created: a repeated request creates no second one.
 
-    A deleted one counts: who deleted it saw the first try, and a second one would undo that.
+    A deleted topic counts, too: the deletion came after the first attempt, and a second topic would undo it.
     """
     if not request_id:
         return None
@@ -333,7 +333,7 @@ def _group_consumers(consumers: Mapping[ConsumerId, ConsumerRow]) -> dict[TopicI
 
 
 def _gather_holds(holds: Mapping[Any, HoldRow]) -> dict[tuple[TopicId, PartitionId], Offset]:
-    """Return the lowest position of all holds on each partition."""
+    """Return the lowest held offset of each partition."""
     lowest: dict[tuple[TopicId, PartitionId], Offset] = {}
     for hold in holds.values():
         for position in hold.positions:

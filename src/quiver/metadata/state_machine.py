@@ -1,12 +1,12 @@
-"""The metadata as the replication driver's state machine: committed batches in, state in memory, changes onward.
+"""The metadata as a replicated state machine: committed batches in, state in memory, changes to listeners.
 
-The state in memory and the database are the same thing at two moments: `apply` changes the first at once, and hands
-the very same changes to the second. After a crash the state is what the database held. The driver then replays its
-log from its newest snapshot on; what the database has already is skipped by its index, and the rest is applied: every
-command exactly once, whatever the driver's snapshot and the database's position are.
+`apply` changes the state in memory immediately and passes the same changes to the database writer, so the database
+lags but never differs. After a crash the state is loaded from the database. The driver then replays its log from its
+newest snapshot; entries that the database already has are skipped by index and the rest are applied, so every command
+is applied exactly once, whatever the positions of snapshot and database.
 
-It stops for good, telling `on_failure`, rather than skip what it cannot read, or go on with a database that belongs to
-another log.
+It stops permanently and calls `on_failure` rather than skip an entry that it cannot decode or continue with a database
+that belongs to another log.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from quiver.model import Index
 from quiver.record import Batch
 
 OUTCOMES_MAX = 65_536
-"""How many outcomes are kept for proposers, who fetch theirs in the turn of the loop after it was applied."""
+"""Maximum number of kept outcomes; a proposer fetches its own one turn of the loop after it was applied."""
 
 
 class ChangeListener(Protocol):
-    """Whoever is told what has changed: the database, and those who watch."""
+    """A receiver of changes: the database writer and the change log."""
 
     def add(self, changes: Sequence[Change], counters: Counters, position: LogPosition) -> None:
-        """Take what was applied up to a position."""
+        """Receive the changes applied up to a position."""
         ...
 
     def replace(self, view: View) -> None:
-        """Take a whole new state."""
+        """Receive the whole state of a restored snapshot."""
         ...
 
 
 class MetadataStateMachine:
-    """The replicated state of the managers."""
+    """The replicated state of the metadata group."""
 
     def __init__(self, state: MetadataState, *, on_failure: Callable[[StorageError], None]) -> None:
         self._state = state
@@ -47,30 +47,30 @@ class MetadataStateMachine:
         self._failure: StorageError | None = None
         self._outcomes: dict[Index, ApplyOutcome] = {}
         self.keeps_outcomes = False
-        """Whether somebody waits for outcomes."""
+        """Whether a proposer waits for an outcome."""
         self.on_skipped: Callable[[], None] | None = None
-        """Called when the driver replayed only what the state has already: its own applied index has moved."""
+        """Called when the driver replayed only entries that the state has already: its own applied index has moved."""
         self.applied_commands = 0
-        """How many commands this life has applied, refused ones included."""
+        """Commands applied since the start of this process, refused ones included."""
         self.skipped_entries = 0
-        """How many entries the database had already."""
+        """Replayed entries that the database had already."""
 
     @property
     def state(self) -> MetadataState:
-        """Return the state; only the driver changes it."""
+        """Return the state; only the replication driver changes it."""
         return self._state
 
     @property
     def failure(self) -> StorageError | None:
-        """Return what stopped it, if anything has."""
+        """Return the error that stopped the state machine, if any."""
         return self._failure
 
     def add_listener(self, listener: ChangeListener) -> None:
-        """Let somebody be told what changes from now on."""
+        """Add a listener for all changes from now on."""
         self._listeners.append(listener)
 
     def apply(self, batches: Sequence[Batch]) -> None:
-        """Take committed batches in order."""
+        """Apply committed batches in order."""
         changes: list[Change] = []
         before = self._state.position
         for batch in batches:
@@ -84,17 +84,17 @@ class MetadataStateMachine:
             self.on_skipped()
 
     def snapshot(self) -> bytes:
-        """Return the state, with the position that it stands for.
+        """Return the encoded state with its log position.
 
         Raises:
-            StorageError: it stopped; its state is not what the driver thinks it is.
+            StorageError: the state machine stopped; its state is older than the driver's applied index.
         """
         if self._failure is not None:
             raise self._failure
         return self._state.view().encode()
 
     def restore(self, state: bytes) -> None:
-        """Become the state in a snapshot, unless what is here is as new; empty bytes stand for the beginning."""
+        """Replace the state by a snapshot, unless the state is as new; empty bytes mean the initial state."""
         try:
             restored = MetadataState.decode(state)
         except DecodeError as error:
@@ -111,11 +111,11 @@ class MetadataStateMachine:
             self.on_skipped()
 
     def pop_outcome(self, index: Index) -> ApplyOutcome | None:
-        """Return, once, what came of the command at an index; None if that is forgotten."""
+        """Return and forget the outcome of the command at an index; None if it is not kept."""
         return self._outcomes.pop(index, None)
 
     def forget_outcomes(self) -> None:
-        """Drop what nobody fetched."""
+        """Drop the outcomes that no proposer fetched."""
         self._outcomes.clear()
 
     def _apply_one(self, batch: Batch) -> Sequence[Change]:
@@ -127,7 +127,7 @@ class MetadataStateMachine:
         try:
             command = decode_command(batch)
         except DecodeError as error:
-            self._fail(StorageError(f"the metadata's log holds at index {found.index} {error.message}"))
+            self._fail(StorageError(f"the metadata log holds at index {found.index} {error.message}"))
             return ()
         changes: Sequence[Change] = ()
         if command is not None:
@@ -139,14 +139,14 @@ class MetadataStateMachine:
         return changes
 
     def _skip(self, found: LogPosition) -> None:
-        """Pass over what the database has; its last entry must be the log's."""
+        """Skip an entry that the database has; the last one must be the same entry, by its term."""
         self.skipped_entries += 1
         position = self._state.position
         if found.index == position.index and found.term != position.term:
             self._fail(
                 StorageError(
-                    f"the metadata's database stands for entry {position.index} of term {position.term}, and the log "
-                    f"has one of term {found.term} there: they do not belong together"
+                    f"the metadata database is at index {position.index} of term {position.term}, but the log has "
+                    f"term {found.term} there: the database belongs to another log"
                 )
             )
 

@@ -1,10 +1,10 @@
-"""The replicated metadata as managers use it: submit commands, read views, watch changes.
+"""The replicated metadata: submit commands, read views, watch changes.
 
-One store on each node: managers vote, all others learn. On the primary `submit` brings a command through the Raft
-log: it is on a majority of disks before it is applied, applied before it is in the primary's database, and in there
-before it is acknowledged. Every node answers reads from its own state; a linearizable read asks the primary's group.
+Every node has one store; managers are voters of its Raft group, all other nodes learners. On the primary `submit` sends
+a command through the Raft log, in this order: on disk on a majority, applied, in the primary's database, acknowledged.
+Every node serves reads from its own state; a linearizable read goes to the primary.
 
-Life: `open` loads the database; the driver's member is opened with `machine`; `attach` joins the two;
+Lifecycle: `open` loads the database; the owner opens the Raft member with `machine` and passes it to `attach`;
 `run_compaction` runs as a task of the owner; `close`.
 """
 
@@ -44,17 +44,17 @@ from quiver.tasks import timeout
 R = TypeVar("R")
 
 SUBMITS_MAX = 10_000
-"""How many commands may be on their way at once; one more is refused."""
+"""Maximum number of commands in flight; one more is refused as overload."""
 
 
 class NotPrimaryError(NotLeaderError):
-    """Report that this manager does not take writes now: not done; `leader` does, if it is known."""
+    """Report that this node is not the primary: not done; send the request to `leader`, if it is known."""
 
     code = "not_primary"
 
 
 class MetadataStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of one manager's metadata."""
+    """A snapshot of one node's metadata store."""
 
     cluster_id: str
     is_primary: bool
@@ -70,7 +70,7 @@ class MetadataStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetadataStore:
-    """One manager's metadata. Made by `open`."""
+    """One node's copy of the metadata. Made by `open`."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class MetadataStore:
         settings: MetadataSettings,
     ) -> None:
         self.machine = machine
-        """What the driver's member is opened with."""
+        """The state machine that the Raft member is opened with."""
         self.on_role: Callable[[Role, Term, NodeId | None], None] | None = None
-        """Called when the manager's role or primary changes."""
+        """Called when this node's Raft role or the primary changes."""
         self._writer = writer
         self._change_log = change_log
         self._database = database
@@ -107,7 +107,7 @@ class MetadataStore:
         on_failure: Callable[[StorageError], None],
         settings: MetadataSettings | None = None,
     ) -> MetadataStore:
-        """Make or migrate the tables and load what they hold. `on_failure` must end the node.
+        """Create or migrate the tables and load the state. `on_failure` must stop the node.
 
         Raises:
             StorageError: the database cannot be used, or a newer program wrote it.
@@ -131,13 +131,13 @@ class MetadataStore:
         )
 
     def attach(self, member: Member) -> None:
-        """Take the member that was opened with `machine`; nothing can be submitted before."""
+        """Attach the member that was opened with `machine`; before that nothing can be submitted."""
         self._member = member
         self._compacted_index = Index(member.log.first_index - 1)
         member.on_role = self._handle_role
 
     async def transfer_primary(self, *, timeout_ms: int) -> None:
-        """Let the manager that has most of the log be primary, if this one is; a courtesy, so waited for no longer."""
+        """Transfer leadership to the most up-to-date voter, if this node is the primary; best effort."""
         member = self._require_member()
         status = member.status().raft
         voters = [peer for peer in status.peers if peer.node in status.configuration.voters]
@@ -150,45 +150,45 @@ class MetadataStore:
                 await self.wait_primary(is_primary=False)
 
     async def close(self) -> None:
-        """End watches, let what is applied reach the database, and close it; idempotent. Close the member first."""
+        """End all watches, write applied changes to the database, and close it; idempotent. Close the member first."""
         self._change_log.close()
         await self._writer.close()
         await self._executor.submit(self._database.close)
 
-    # -- questions -------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------
 
     @property
     def applied_index(self) -> Index:
-        """Return up to where the log is applied here."""
+        """Return the index up to which the log is applied on this node."""
         return self.machine.state.position.index
 
     @property
     def stored_index(self) -> Index:
-        """Return up to where the log is in this manager's database."""
+        """Return the index up to which the log is in this node's database."""
         return self._writer.stored.index
 
     @property
     def primary(self) -> NodeId | None:
-        """Return the primary, as far as known here."""
+        """Return the primary, as far as this node knows."""
         return None if self._member is None else self._member.leader
 
     @property
     def is_primary(self) -> bool:
-        """Tell whether this manager takes writes."""
+        """Return whether this node is the primary and accepts writes."""
         return self._member is not None and self._member.is_ready
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether the store is closed."""
+        """Return whether the store is closed."""
         return self._change_log.is_closed
 
     @property
     def members(self) -> Configuration:
-        """Return who belongs to the metadata's group, as far as known here."""
+        """Return the members of the metadata group, as far as this node knows."""
         return self._require_member().configuration
 
     async def wait_primary(self, *, is_primary: bool) -> None:
-        """Return once this manager is the primary, or, with `is_primary` false, no longer; or the store closes."""
+        """Return once this node is the primary, or no longer with `is_primary=False`; or the store closes."""
         while self.is_primary is not is_primary and not self.is_closed:
             await self._change_log.wait_next()  # a new primary has applied the first entry of its own term
 
@@ -212,17 +212,17 @@ class MetadataStore:
     # -- writes ----------------------------------------------------------------------------------
 
     async def submit(self, command: Command[R]) -> R:
-        """Carry a command out; return its result when a majority and this manager's database have it.
+        """Apply a command; return its result once a majority and this node's database have it.
 
         Raises:
             RequestError: not done; `code` says why, the same on every manager.
-            NotPrimaryError: not done; another manager leads.
-            OverloadedError: not done; too many commands are on their way.
-            OutcomeUnknownError: perhaps done: leadership or the database was lost on the way.
+            NotPrimaryError: not done; this node is not the primary.
+            OverloadedError: not done; too many commands are in flight.
+            OutcomeUnknownError: the outcome is unknown; leadership or the database was lost before the result.
         """
         data = _checked(command)
         if self._submits >= SUBMITS_MAX:
-            raise OverloadedError(f"not done: {SUBMITS_MAX} commands are on their way already")
+            raise OverloadedError(f"not done: {SUBMITS_MAX} metadata commands are in flight, the maximum; retry later")
         self._submits += 1
         self.machine.keeps_outcomes = True
         try:
@@ -244,23 +244,23 @@ class MetadataStore:
         index = headers[0].index
         outcome = self.machine.pop_outcome(index)
         if outcome is None:
-            raise OutcomeUnknownError("perhaps done: this manager has stopped, or no longer knows what came of it")
+            raise OutcomeUnknownError("perhaps done: this node stopped or lost the result of the command")
         if outcome.refusal is not None:
             raise outcome.refusal.error()
         await self._writer.wait_stored(index)
         return outcome.result
 
     def change_members(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]) -> None:
-        """Begin to move the metadata's group to these members; `members` tells how far it is.
+        """Start to change the metadata group to these members; `members` shows the progress.
 
         Raises:
-            UnavailableError: not done; this manager is not the primary, another change is pending, or a learner lags.
-            RequestError: not done; the target can never be reached in one change from here.
+            UnavailableError: not done; this node is not the primary, another change is pending, or a learner lags.
+            RequestError: not done; one change cannot lead from the current members to these.
         """
         self._require_member().change_membership(voters=voters, learners=learners)
 
     async def compact(self, *, entries_min: int) -> bool:
-        """Save a snapshot and shorten the log, if at least so many entries were applied since the last one."""
+        """Save a snapshot and compact the log if at least `entries_min` entries were applied since the last one."""
         member = self._require_member()
         if member.applied_index - self._compacted_index < entries_min:
             return False
@@ -269,7 +269,7 @@ class MetadataStore:
         return True
 
     async def run_compaction(self) -> None:
-        """Save a snapshot and shorten the log whenever it has grown enough, until the store closes."""
+        """Compact the log each time it has grown by `snapshot_entries`, until the store closes."""
         entries = self._settings.snapshot_entries
         while not self.is_closed:
             await self.compact(entries_min=entries)
@@ -288,16 +288,16 @@ class MetadataStore:
     # -- reads -----------------------------------------------------------------------------------
 
     def view(self) -> View:
-        """Return the metadata as it is known here, however old."""
+        """Return the metadata as this node knows it, however stale."""
         return self.machine.state.view()
 
     async def read(self, *, linearizable: bool = False) -> View:
-        """Return the metadata: at most some seconds old, or, on the primary, no older than this call.
+        """Return the metadata: at most `staleness_ms_max` old, or linearizable, on the primary only.
 
         Raises:
-            NotPrimaryError: a linearizable read must be asked of the primary.
-            OverloadedError: too many linearizable reads wait.
-            UnavailableError: this node has been without a primary for too long.
+            NotPrimaryError: only the primary serves linearizable reads.
+            OverloadedError: too many linearizable reads are waiting.
+            UnavailableError: this node has had no primary for longer than `staleness_ms_max`.
         """
         member = self._require_member()
         if linearizable:
@@ -310,15 +310,15 @@ class MetadataStore:
         else:
             alone_ms = member.leader_silence_ms()
             if alone_ms > self._settings.staleness_ms_max:
-                raise UnavailableError(f"this node has had no primary for {alone_ms} ms; ask another")
+                raise UnavailableError(f"this node has had no primary for {alone_ms} ms; ask another node")
         return self.view()
 
     def watch(self, after_index: Index) -> AsyncIterator[WatchEvent]:
-        """Iterate over what changes after an index; `Index(0)` begins with everything. Ends when the store closes."""
+        """Iterate over the changes after an index; `Index(0)` starts with a full view. Ends when the store closes."""
         return self._change_log.watch(after_index)
 
     async def wait_applied(self, index: Index) -> None:
-        """Return once everything up to an index is applied here, or the store closes."""
+        """Return once everything up to an index is applied on this node, or the store closes."""
         await self._change_log.wait_newer(Index(index - 1))
 
     async def wait_known(self, index: Index, timeout_ms: float) -> None:
@@ -335,12 +335,12 @@ class MetadataStore:
             raise UnavailableError(message, code="behind") from None
 
     async def wait_stored(self, index: Index) -> None:
-        """Return once this manager's database stands for an index; see `DatabaseWriter.wait_stored`."""
+        """Return once this node's database has an index; see `DatabaseWriter.wait_stored`."""
         await self._writer.wait_stored(index)
 
     def _require_member(self) -> Member:
         if self._member is None:
-            raise NotPrimaryError("not done: this manager is starting")
+            raise NotPrimaryError("not done: this node is starting; retry")
         return self._member
 
     def _handle_role(self, role: Role, term: Term, leader: NodeId | None) -> None:
@@ -350,7 +350,7 @@ class MetadataStore:
 
 
 def _checked(command: Command[R]) -> bytes:
-    """Return a command's batch. What members could not read must never get into the log: it would stop them all."""
+    """Return a command's batch. A command that cannot be decoded must never be logged: it would stop every member."""
     try:
         data = encode_command(command)
         decode_payload(memoryview(Batch.decode(data, verify=False).payload())[1:])

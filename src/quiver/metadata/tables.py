@@ -1,8 +1,8 @@
-"""The metadata's tables in SQL as they are now, and how rows get into them and out again.
+"""The current SQL tables of the metadata, and the mapping between rows and tables.
 
-`migrations` makes them; a test holds both together. What is nested in a row (a partition's replicas, a client's
-registrations) has a table of its own, so that people can ask for it. There are no foreign keys: `apply` has checked
-every reference before a row gets here, and a constraint could only stop a manager that is right.
+`migrations` creates the tables; a test checks that both agree. Nested parts of a row (a partition's replicas, a
+client's registrations) have a child table, so that people can query them. There are no foreign keys: `apply` has
+checked every reference, and a constraint could only stop a correct node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quiver.metadata import rows
 from quiver.metadata.rows import AnyRow, EntityKind
 
 Values = dict[str, Any]
-"""One row of SQL: plain numbers, texts and truths by column."""
+"""One SQL row: plain values by column."""
 
 METADATA = MetaData()
 
@@ -31,7 +31,7 @@ def _text(name: str, *, key: bool = False, nullable: bool = False) -> Column[str
     return Column(name, Text, primary_key=key, nullable=nullable)
 
 
-def _claim(name: str) -> Column[bool]:
+def _flag(name: str) -> Column[bool]:
     return Column(name, Boolean, nullable=False)
 
 
@@ -49,9 +49,9 @@ meta = Table(
     _number("next_producer_id"),
     _number("next_consumer_id"),
     _number("next_move_id"),
-    _claim("is_rebalancing"),
+    _flag("is_rebalancing"),
 )
-"""One row: what the database stands for. It is written in every transaction."""
+"""One row: the log position and the counters. Written in every transaction."""
 
 brokers = Table(
     "brokers",
@@ -62,7 +62,7 @@ brokers = Table(
     _text("http_address"),
     _text("rack"),
     _text("state"),
-    _claim("is_draining"),
+    _flag("is_draining"),
     _number("registered_ms"),
     _number("changed_ms"),
     _text("roles"),
@@ -77,7 +77,7 @@ topics = Table(
     _number("replicas"),
     _number("retention_ms", nullable=True),
     _number("retention_bytes", nullable=True),
-    _claim("until_consumed"),
+    _flag("until_consumed"),
     _text("state"),
     _number("created_ms"),
     _number("purge_ms", nullable=True),
@@ -176,11 +176,11 @@ held_positions = Table(
 
 
 class RowMapping:
-    """How one kind of row lies in SQL: one row in `table`, and in `children` one for each thing nested in it."""
+    """The mapping of one row type: one row in `table`, and one in `children` for each nested part."""
 
     children: Table | None = None
     children_all: Mapping[str, str] = {}
-    """What all children have in common, where their table is shared with those of other rows."""
+    """The columns that select these children where several row types share the child table."""
 
     def __init__(self, row_type: type[AnyRow], table: Table) -> None:
         self.row_type = row_type
@@ -193,14 +193,14 @@ class RowMapping:
         return dict(zip(self.key_columns, msgspec.to_builtins(parts), strict=True))
 
     def to_sql(self, row: AnyRow) -> tuple[Values, list[Values]]:
-        """Return a row's values and those of its children."""
+        """Return the values of a row and of its children."""
         values: Values = msgspec.to_builtins(row)
         children = self.split(values)
         parent = self.child_key(values)
         return values, [parent | child for child in children]
 
     def from_sql(self, found: Iterable[Values], children: Iterable[Values]) -> Iterator[AnyRow]:
-        """Yield the rows that these values came from."""
+        """Yield the rows of these values."""
         by_parent: dict[tuple[Any, ...], list[Values]] = {}
         columns = self.child_columns
         for child in children:
@@ -211,23 +211,23 @@ class RowMapping:
 
     @property
     def child_columns(self) -> tuple[str, ...]:
-        """Return the columns by which children are found."""
+        """Return the columns that refer to the parent."""
         return tuple(self.child_key(dict.fromkeys(self.key_columns)))
 
     def child_key(self, values: Values) -> Values:
-        """Return what the children of a row, or of a key, are found by."""
+        """Return the values of the columns that refer to the parent."""
         return {name: values[name] for name in self.key_columns}
 
-    def split(self, values: Values) -> list[Values]:  # noqa: ARG002 - for rows with something nested
-        """Take what is nested out of a row's values; return the children's."""
+    def split(self, values: Values) -> list[Values]:  # noqa: ARG002 - subclasses use it
+        """Remove the nested parts from a row's values and return them as child values."""
         return []
 
     def join(self, values: Values, children: list[Values]) -> None:
-        """Put what is nested back."""
+        """Put the nested parts back."""
 
 
 class BrokerMapping(RowMapping):
-    """Brokers: roles lie in one column, with commas between them."""
+    """Brokers: the roles are one comma-separated column."""
 
     def split(self, values: Values) -> list[Values]:
         """Join the roles."""
@@ -235,12 +235,12 @@ class BrokerMapping(RowMapping):
         return []
 
     def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a broker has none
-        """Part the roles."""
+        """Split the roles."""
         values["roles"] = values["roles"].split(",")
 
 
 class TopicMapping(RowMapping):
-    """Topics: retention lies in three columns."""
+    """Topics: the retention is three columns."""
 
     def split(self, values: Values) -> list[Values]:
         """Flatten the retention."""
@@ -250,7 +250,7 @@ class TopicMapping(RowMapping):
         return []
 
     def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a topic has none
-        """Fold the retention."""
+        """Nest the retention."""
         ms, size_bytes = values.pop("retention_ms"), values.pop("retention_bytes")
         values["retention"] = {"ms": ms, "bytes": size_bytes, "until_consumed": values.pop("until_consumed")}
 
@@ -269,7 +269,7 @@ class PartitionMapping(RowMapping):
         ]
 
     def join(self, values: Values, children: list[Values]) -> None:
-        """Put the replicas in their order."""
+        """Restore the replicas in order."""
         ordered = sorted(children, key=itemgetter("position"))
         for role, name in _ROLES:
             values[name] = [child["broker_id"] for child in ordered if child["role"] == role]
@@ -298,7 +298,7 @@ class ClientMapping(RowMapping):
         return found
 
     def join(self, values: Values, children: list[Values]) -> None:
-        """Put the registrations in their order."""
+        """Restore the registrations in order."""
         ordered = sorted(children, key=itemgetter("topic_id", "partition_id"))
         values["registrations"] = [{name: child[name] for name in _REGISTRATION} for child in ordered]
 
@@ -317,7 +317,7 @@ class HoldMapping(RowMapping):
         return found
 
     def join(self, values: Values, children: list[Values]) -> None:
-        """Put the positions in their order."""
+        """Restore the positions in order."""
         ordered = sorted(children, key=itemgetter("partition_id"))
         values["positions"] = [{name: child[name] for name in ("partition_id", "first_offset")} for child in ordered]
 
@@ -332,4 +332,4 @@ ROW_MAPPINGS: tuple[RowMapping, ...] = (
     RowMapping(rows.MoveRow, moves),
     HoldMapping(rows.HoldRow, holds),
 )
-"""Every kind of row, in the order in which tables are written."""
+"""Every row type, in the order in which tables are written."""

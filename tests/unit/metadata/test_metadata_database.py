@@ -253,7 +253,9 @@ def test_newer_schema_is_refused_with_a_sentence(path: Path, database: Database)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE meta SET schema_version = 99")
         connection.commit()
-    with pytest.raises(StorageError, match="schema version 99, and this program knows 4: start the newer program"):
+    with pytest.raises(
+        StorageError, match="schema version 99, but this program supports up to 4: start the newer program"
+    ):
         database.prepare()
 
 

@@ -292,7 +292,7 @@ def test_database_of_another_log_is_not_used() -> None:
         manager.database.close()
         manager.start()
         await cluster.wait(lambda: manager.failures or None)
-        assert "do not belong together" in manager.failures[0].message
+        assert "belongs to another log" in manager.failures[0].message
 
     simulate(test, managers=1)
 

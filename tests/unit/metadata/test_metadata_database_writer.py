@@ -157,7 +157,7 @@ def test_closing_waits_for_what_was_applied() -> None:
         assert world.projector.stored.index == last
         await world.projector.close()
         behind = world.do(register_consumer())
-        with pytest.raises(OutcomeUnknownError, match="closes"):
+        with pytest.raises(OutcomeUnknownError, match="is closing"):
             await world.projector.wait_stored(behind)
 
     run(test)
