@@ -222,7 +222,9 @@ def test_strangers_who_say_nothing_are_bounded_and_sent_away_in_time(caplog: pyt
             await wait_until(lambda: node.network.status().handshakes == SETTINGS.handshakes_max)
             reader, writer = await node.dial()
             refusal = await read_refusal(reader)
-            assert refusal == HandshakeRefusal("too_many_connections", "3 other connections have not said hello yet")
+            assert refusal == HandshakeRefusal(
+                "too_many_connections", "3 other connections have not finished their handshake"
+            )
             writer.close()
             for reader, writer in silent:
                 assert (await read_refusal(reader)).code == "hello_late"
@@ -326,7 +328,7 @@ async def answering(answer: bytes, *, then_wait: bool) -> AsyncIterator[tuple[tu
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "refused by this side: bad_frame", "bad_frame"),
         (b"", "refused by this side: hello_late: no hello within 150 ms", "hello_late"),
         (b"".join(encode_frame(FrameKind.REFUSAL, b"\xc1")), "refused by this side: bad_frame", "bad_frame"),
-        (encode_refusal(HandshakeRefusal("later_code", "why")), "refused by the other side: later_code: why", None),
+        (encode_refusal(HandshakeRefusal("later_code", "why")), "refused by the peer: later_code: why", None),
     ],
     ids=[
         "other cluster",
@@ -377,8 +379,8 @@ def test_peer_that_hangs_up_on_a_hello_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (hello() + MESSAGE, "refused by this side: unexpected_frame: a message to the side that dialled"),
-        (hello() + encode_refusal(HandshakeRefusal("bad_frame", "why")), "refused by the other side: bad_frame: why"),
+        (hello() + MESSAGE, "refused by this side: unexpected_frame: unexpected message frame to the dialling side"),
+        (hello() + encode_refusal(HandshakeRefusal("bad_frame", "why")), "refused by the peer: bad_frame: why"),
         (hello() + b"garbage, quite some of it", "refused by this side: bad_frame"),
     ],
     ids=["message", "refusal", "garbage"],

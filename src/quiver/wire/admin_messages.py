@@ -1,4 +1,4 @@
-"""What a node tells of itself: who it is, how far it has come, its replicas, who lags behind what it leads. Pure."""
+"""Requests about a node's own state, and about retention holds. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
 
 LAGS_MAX = 200
-"""How many lags a node tells of at most: they become labels of metrics."""
+"""Consumer lags that a node reports at most: they become metric labels."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replica on the node that was asked; the last three are known to the leader alone."""
+    """One replica on the node that answers; only the leader knows the last three fields."""
 
     topic_id: TopicId
     partition_id: PartitionId
@@ -34,7 +34,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LagInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How many records a consumer has yet to consume, in those partitions of a topic that the asked node leads."""
+    """A consumer's unread records, in the partitions of a topic that the answering node leads."""
 
     consumer: str
     """Its name, or its id if it has none."""
@@ -43,7 +43,7 @@ class LagInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDescribed(Response, frozen=True):
-    """A node as it is now."""
+    """The current state of a node."""
 
     node: NodeId
     version: str
@@ -56,16 +56,16 @@ class NodeDescribed(Response, frozen=True):
     stored_index: Index = Index(0)
     commit_index: Index = Index(0)
     digest: str = ""
-    """Of the metadata at `applied_index`, if it was asked for."""
+    """Digest of the metadata at `applied_index`, if requested."""
     replicas: tuple[ReplicaInfo, ...] = ()
     lags: tuple[LagInfo, ...] = ()
-    """Of those who lag most, at most `LAGS_MAX`, the greatest lag first."""
+    """The greatest lags, at most `LAGS_MAX`, in descending order."""
     holds: int = 0
-    """How many holds there are in the cluster."""
+    """Number of holds in the cluster."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
-    """Ask the node that is reached about itself; never handed on."""
+    """Return the state of the node that receives it; never forwarded."""
 
     response = NodeDescribed
     is_read = True
@@ -78,7 +78,7 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
 
 
 HeldOffsets = Annotated[tuple[tuple[PartitionId, Offset], ...], Meta(max_length=RESULTS_MAX)]
-"""From where on records are held, by partition."""
+"""By partition, the first offset that is held."""
 
 
 class HoldInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,13 +94,13 @@ class HoldInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HoldsFound(Response, frozen=True):
-    """The holds that there are, by topic and name."""
+    """All holds, by topic and name."""
 
     holds: tuple[HoldInfo, ...] = ()
 
 
 class ListHolds(Request[HoldsFound], frozen=True, tag="list_holds"):
-    """Ask who holds records."""
+    """List all holds."""
 
     response = HoldsFound
     waits_for_index = True
@@ -108,7 +108,7 @@ class ListHolds(Request[HoldsFound], frozen=True, tag="list_holds"):
 
 
 class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
-    """Keep a topic's records from these offsets on for `lasting_ms`; asked again, it is renewed and moved."""
+    """Hold a topic's records from these offsets on for `lasting_ms`; repeating it renews and moves the hold."""
 
     response = Done
     _idempotent = True
@@ -121,7 +121,7 @@ class PlaceHoldRequest(Request[Done], frozen=True, tag="place_hold"):
 
 
 class ReleaseHoldRequest(Request[Done], frozen=True, tag="release_hold"):
-    """Let a hold go, on one topic or on all; one that is gone already is no error."""
+    """Release a hold, on one topic or on all; a missing hold is no error."""
 
     response = Done
     _idempotent = True

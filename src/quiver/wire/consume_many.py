@@ -1,7 +1,7 @@
-"""Taking one record for each of many consumers: the request, and the payload of its answer. Pure.
+"""Consume one record for each of many consumers: the request, and the payload of its answer. Pure.
 
-Only the records that are taken travel, not the batches that hold them: whoever takes one message at a time would
-otherwise move a thousand for each.
+The answer carries only the consumed records, not their batches: a consumer that reads one message at a time would
+otherwise transfer a thousand for each.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _decoder = msgspec.msgpack.Decoder(list[Record | None])
 
 
 class ManyConsumed(Response, frozen=True):
-    """A record or nothing for each who asked, in that order, as the payload.
+    """The payload has a record or nil for each requested consumer, in order.
 
-    It may end before all were served, but not before the first was: nothing was done for the others.
+    It may end early, but not before the first consumer; nothing was consumed for the others.
     """
 
 
 class ConsumeMany(Request[ManyConsumed], frozen=True, tag="take_each"):
-    """Take a record for each of these consumers at its cursor, in one replicated step; who is named twice gets two."""
+    """Consume a record for each consumer at its cursor, in one replicated step; a consumer listed twice gets two."""
 
     response = ManyConsumed
     _repeatable = False
@@ -48,8 +48,8 @@ def encode_consumed(records: Sequence[Record | None]) -> bytes:
 
 
 def decode_consumed(payload: Buffer) -> list[Record | None]:
-    """Return what `encode_consumed` was given; raises `DecodeError`."""
+    """Return the records that `encode_consumed` encoded; raises `DecodeError`."""
     try:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
-        raise DecodeError(f"no records that were taken: {error}") from None
+        raise DecodeError(f"not a valid payload of consumed records: {error}") from None

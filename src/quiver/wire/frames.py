@@ -1,13 +1,12 @@
-"""Frames: how messages are told apart in a stream of bytes. Pure: bytes in, frames out, no input or output.
+"""Frames: message boundaries in a byte stream. Pure: bytes in, frames out, no I/O.
 
 A frame is a fixed header of 12 bytes, a head (a few fields, msgpack) and a raw payload; the byte table is in
-`docs/protocol/wire.md`. The checksum covers kind to head. It covers the payload only if the sender says so by a
-flag: batches carry checksums of their own, and who sends nothing else need not touch their bytes once more.
+`docs/protocol/wire.md`. The checksum covers kind to head. It covers the payload only if a flag says so:
+batches carry their own checksums, and a sender of batches need not read their bytes once more.
 
 Invariants: a frame's length is checked against the bound as soon as its first four bytes are there, before
-anything is allocated by it; a frame that is handed out owns its memory, which is never written again; every
-received byte is copied at most twice, however the stream was cut into pieces. Nothing here trusts its input:
-whatever is wrong with it is a `DecodeError`.
+anything is allocated for it; a returned frame owns its memory, which is never written again; every received
+byte is copied at most twice, however the stream was split. Input is untrusted: any violation is a `DecodeError`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CHECKED_PAYLOAD = 0x01
 KNOWN_FLAGS = CHECKED_PAYLOAD
 
 JOIN_BYTES_MAX = 32 * 1024
-"""Parts shorter than this are copied into one buffer: that costs less than handling each by itself."""
+"""Parts shorter than this are copied into one buffer: that costs less than a write of each."""
 BUFFER_BYTES_MIN = 4 * 1024
 BUFFER_BYTES_MAX = 256 * 1024
 """A reader's buffer starts small, since most connections are idle, and grows when a read has filled it."""
@@ -46,7 +45,7 @@ _CHECKSUM_BYTES = 4
 
 
 class FrameKind(IntEnum):
-    """What a frame is; numbers are never used again."""
+    """The kind of a frame; numbers are never reused."""
 
     HELLO = 1
     REFUSAL = 2
@@ -105,10 +104,10 @@ def _encode_large(checked: bytes, parts: Sequence[Buffer], *, check_payload: boo
 
 
 class FrameReader:
-    """Cut a received stream into frames.
+    """Split a received stream into frames.
 
-    Its user receives into `writable()`, says with `received` how much came, and takes frames with `next_frame`
-    until there is none. After a `DecodeError` the stream has no boundaries any more and the reader no use.
+    Its user receives into `writable()`, reports the count with `received`, and calls `next_frame` until it returns
+    None. After a `DecodeError` the frame boundaries are lost and the reader is unusable.
     """
 
     def __init__(self, frame_bytes_max: int) -> None:
@@ -124,7 +123,7 @@ class FrameReader:
         self._large_end = 0
 
     def writable(self) -> memoryview:
-        """Return where the next received bytes go; never empty."""
+        """Return the buffer for the next received bytes; never empty."""
         if self._large is not None:
             return self._large[self._large_end :]
         if self._first == self._end or self._first + self._wanted_bytes > len(self._view):
@@ -132,7 +131,7 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, count: int) -> None:
-        """Take note that so many bytes were written into what `writable` returned."""
+        """Report that `count` bytes were written into the buffer that `writable` returned."""
         if self._large is not None:
             self._large_end += count
         else:
@@ -142,7 +141,7 @@ class FrameReader:
         """Return the next whole frame, or None until more is received.
 
         Raises:
-            DecodeError: the stream does not go on with a valid frame.
+            DecodeError: the stream does not continue with a valid frame.
         """
         if self._large is not None:
             return self._finish_large()
@@ -180,7 +179,7 @@ class FrameReader:
         self._large = memoryview(bytearray(frame_bytes))
         self._large[: len(held)] = held
         self._large_end = len(held)
-        # The read that brought this filled the buffer or it did not: `_end` must go on to say so.
+        # `_end` keeps saying whether the last read filled the buffer: `_make_room` grows it by that.
         self._first = self._end
 
     def _finish_large(self) -> Frame | None:

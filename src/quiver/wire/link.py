@@ -1,10 +1,10 @@
-"""The way out to one peer: dials, says hello, sends, and dials again when the connection breaks.
+"""The outgoing side to one peer: dials, says hello, sends, and dials again when the connection breaks.
 
-It owns the one outgoing connection to its peer and the queue before it. It never blocks a sender: what does not fit
-is dropped and counted, because Raft repeats what matters and a late message is worth less than a new one.
+It owns the one outgoing connection to its peer and its send queue. It never blocks a sender: a message that does not
+fit is dropped and counted, because Raft repeats what matters and a late message is worth less than a new one.
 
-A link is always in one of three states: *connecting* (messages wait), *connected* (messages leave), *waiting* until
-it tries again (messages are dropped: they would be stale by then).
+A link is always in one of three states: *connecting* (messages are queued), *connected* (messages are sent), *waiting*
+for the next attempt (messages are dropped: they would be stale by then).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Link:
-    """Send messages to one peer, over a connection that is made again whenever it breaks."""
+    """Send messages to one peer, over a connection that is re-established whenever it breaks."""
 
     def __init__(self, peer: NodeId, address: Address, context: NetworkContext) -> None:
         self.peer = peer
@@ -61,16 +61,16 @@ class Link:
             first_ms=context.settings.reconnect_delay_ms_min,
             max_ms=context.settings.reconnect_delay_ms_max,
         )
-        self._hurry = asyncio.Event()
+        self._redial = asyncio.Event()
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether messages leave now."""
+        """Whether messages are sent now."""
         return self._connection is not None
 
     @property
     def backlog_bytes(self) -> int:
-        """Return how many bytes wait for the socket."""
+        """Return how many bytes are queued for the socket."""
         held_bytes = self._outbox.bytes
         return held_bytes if self._connection is None else held_bytes + self._connection.backlog_bytes
 
@@ -116,14 +116,14 @@ class Link:
                 self._backoff.reset()
             await self._wait_to_retry()
 
-    def hurry(self, incarnation: int) -> None:
-        """Take note that the peer was heard from: try at once if waiting, and leave a connection to its former life."""
-        self._hurry.set()
+    def redial_now(self, incarnation: int) -> None:
+        """Dial immediately if waiting, since the peer is alive; drop a connection to its previous incarnation."""
+        self._redial.set()
         if self._connection is not None and self._incarnation != incarnation:
-            self._connection.abort("the peer was started anew")
+            self._connection.abort("the peer has restarted")
 
     def close(self) -> None:
-        """Send what the socket takes now, then end the connection for good, without a report."""
+        """Send what the socket accepts now, then close permanently, without calling `on_lost`."""
         self.flush()
         self._connection = None
         if self._dialled is not None:
@@ -131,14 +131,14 @@ class Link:
         self._start_waiting()
 
     async def _connect(self) -> None:
-        """Try once; afterwards there is a connection whose handshake is done, or the reason why not is noted."""
+        """Dial once; afterwards the handshake is done, or the failure is logged."""
         settings = self.context.settings
         self._is_waiting = False
         self._dialled = connection = OutgoingConnection(self)
         loop = asyncio.get_running_loop()
         try:
             async with timeout(settings.connect_timeout_ms / 1000):
-                # A peer's certificate vouches for the node, wherever it is reached.
+                # A peer's certificate names the node, whatever its host.
                 name = node_name(self.peer) if self.context.client_context else None
                 await loop.create_connection(
                     lambda: connection, *self.address, ssl=self.context.client_context, server_hostname=name
@@ -149,14 +149,14 @@ class Link:
             self._note_failure(str(error) or f"not connected within {settings.connect_timeout_ms} ms")
         finally:
             if self._connection is None:
-                connection.abort("given up")
+                connection.abort("connecting failed")
                 self._start_waiting()
 
     async def _wait_to_retry(self) -> None:
-        self._hurry.clear()
+        self._redial.clear()
         with suppress(TimeoutError):
             async with timeout(self._backoff.next_ms() / 1000):
-                await self._hurry.wait()
+                await self._redial.wait()
 
     def _start_waiting(self) -> None:
         self._is_waiting = True
@@ -165,7 +165,7 @@ class Link:
     # What its connection reports.
 
     def handle_greeted(self, connection: OutgoingConnection, hello: Hello) -> None:
-        """Begin to send: the peer agreed."""
+        """Start sending: the peer accepted the handshake."""
         self._connection, self._incarnation = connection, hello.incarnation
         self.connects += 1
         logger.info("peer connected", extra=facts(peer=self.peer, address=self._address_name))
@@ -173,7 +173,7 @@ class Link:
         self.flush()
 
     def handle_closed(self, connection: OutgoingConnection) -> None:
-        """Drop what was queued for a connection that broke, and report it."""
+        """Drop what was queued for a broken connection, and report the loss."""
         if self._connection is not connection:
             return
         self._connection = None
@@ -183,7 +183,14 @@ class Link:
 
     def _note_failure(self, error: str) -> None:
         self.last_error = error
-        self._warnings.warn(error, "peer not connected", peer=self.peer, address=self._address_name, error=error)
+        self._warnings.warn(
+            error,
+            "peer not connected",
+            peer=self.peer,
+            address=self._address_name,
+            error=error,
+            next_step="redial with backoff",
+        )
 
     @property
     def _address_name(self) -> str:
@@ -191,46 +198,47 @@ class Link:
 
 
 class OutgoingConnection(Connection):
-    """The side that dialled: says hello, waits for the answer, then only sends."""
+    """The dialling side: sends a hello, waits for the answer, then only sends."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(link.context.settings, link.context.connections)
         self._link = link
         self.greeted: asyncio.Future[bool] = self._loop.create_future()
-        """Done when the handshake is: true if the peer agreed."""
+        """Resolved when the handshake is done; true if the peer accepted it."""
 
     def handle_opened(self) -> None:
-        """Say hello."""
+        """Send the hello."""
         self.write(encode_hello(self._link.context.hello))
 
     def handle_frame(self, frame: Frame) -> None:
-        """Take the answer; after it, nothing but a refusal may come."""
+        """Process the answer; after it only a refusal is valid."""
         if frame.kind is FrameKind.REFUSAL:
             refusal = decode_refusal(frame)
-            self.close(f"refused by the other side: {refusal.code}: {refusal.sentence}")
+            self.close(f"refused by the peer: {refusal.code}: {refusal.sentence}")
         elif self.greeted.done():
-            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that dialled"))
+            sentence = f"unexpected {frame.kind.name.lower()} frame to the dialling side"
+            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
         else:
             context = self._link.context
-            self._take_answer(check_peer_hello(frame, context.hello, self._link.peer, context.identity_of))
+            self._handle_answer(check_peer_hello(frame, context.hello, self._link.peer, context.identity_of))
 
     def handle_closed(self) -> None:
-        """Let the link know."""
-        self._settle(is_agreed=False)
+        """Report to the link."""
+        self._settle(is_accepted=False)
         self._link.handle_closed(self)
 
     def handle_writable(self) -> None:
-        """Send on."""
+        """Continue sending."""
         self._link.flush()
 
-    def _take_answer(self, answer: Hello | HandshakeRefusal) -> None:
+    def _handle_answer(self, answer: Hello | HandshakeRefusal) -> None:
         if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
         self.finish_handshake()
-        self._settle(is_agreed=True)
+        self._settle(is_accepted=True)
         self._link.handle_greeted(self, answer)
 
-    def _settle(self, *, is_agreed: bool) -> None:
+    def _settle(self, *, is_accepted: bool) -> None:
         if not self.greeted.done():
-            self.greeted.set_result(is_agreed)
+            self.greeted.set_result(is_accepted)

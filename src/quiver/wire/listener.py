@@ -1,8 +1,8 @@
-"""The way in: accepts connections, makes each say who it is, and delivers what they send.
+"""The incoming side: accepts connections, runs their handshakes, and delivers the messages of peers.
 
-It owns all incoming connections until they have proven themselves, and then those of peers, at most one for each node;
-connections for requests it hands to the server. Nothing is delivered from a connection before its handshake is done. A
-peer that connects again replaces its former connection, since that one is broken even if no packet has said so.
+It owns all incoming connections until their handshake is done, and then those of peers, at most one per node; the
+request server owns connections for requests. Nothing is delivered from a connection before its handshake is done. A
+peer that connects again replaces its previous connection, which is broken even if TCP has not noticed yet.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Listener:
         self._server_context = server_context
         self.warnings = RateLimitedLogger(logger, context.clock)
         self.refused = 0
-        self.strangers: set[IncomingConnection] = set()
-        self.proven: dict[NodeId, IncomingConnection] = {}
+        self.handshaking: set[IncomingConnection] = set()
+        self.peers: dict[NodeId, IncomingConnection] = {}
         self._server: asyncio.Server | None = None
 
     async def bind(self, host: str, port: int) -> Address:
-        """Take the address, without accepting yet; return it, with the port that was chosen if 0 was asked for.
+        """Bind the address, without accepting yet; return it, with the actual port if 0 was given.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -68,31 +68,31 @@ class Listener:
         return bound_host, bound_port
 
     async def serve(self) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         if self._server is not None:
             await self._server.start_serving()
 
     def close(self) -> None:
-        """Accept no more; what is connected stays so until its owner ends it."""
+        """Stop accepting; open connections stay open until their owner closes them."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
-    # What its connections report.
+    # Called by its connections.
 
     def handle_opened(self, connection: IncomingConnection) -> None:
-        """Let a stranger in, if there is room."""
+        """Admit a connection to the handshake, or refuse it at the limit."""
         if self._server is None:
             connection.abort("closed by this side")
             return
-        if len(self.strangers) >= self.context.settings.handshakes_max:
-            sentence = f"{len(self.strangers)} other connections have not said hello yet"
+        if len(self.handshaking) >= self.context.settings.handshakes_max:
+            sentence = f"{len(self.handshaking)} other connections have not finished their handshake"
             connection.refuse(refuse(RefusalCode.TOO_MANY_CONNECTIONS, sentence))
             return
-        self.strangers.add(connection)
+        self.handshaking.add(connection)
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
-        """Decide on a connection's first frame."""
+        """Check a connection's first frame and admit or refuse it."""
         answer = check_hello(frame, self.context.hello, self.context.identity_of)
         if not isinstance(answer, HandshakeRefusal):
             answer = check_certificate(connection.certificate, self.context.tls, answer.node) or answer
@@ -106,13 +106,13 @@ class Listener:
 
     def _admit_peer(self, connection: IncomingConnection, hello: Hello) -> None:
         node = NodeId(hello.node)
-        former = self.proven.get(node)
-        if former is None and len(self.proven) >= self.context.settings.connections_max:
-            sentence = f"{len(self.proven)} other nodes are connected"
+        former = self.peers.get(node)
+        if former is None and len(self.peers) >= self.context.settings.connections_max:
+            sentence = f"{len(self.peers)} other nodes are connected"
             connection.refuse(refuse(RefusalCode.TOO_MANY_CONNECTIONS, sentence))
             return
-        self.strangers.discard(connection)
-        self.proven[node] = connection
+        self.handshaking.discard(connection)
+        self.peers[node] = connection
         connection.write(encode_hello(self.context.hello))
         connection.accept(PeerSession(self, connection, node, self.context.on_greeted(hello)))
         if former is not None:
@@ -121,26 +121,26 @@ class Listener:
     def _admit_requester(self, connection: IncomingConnection, hello: RequesterHello) -> None:
         server = self.context.server
         if server is None:
-            connection.refuse(refuse(RefusalCode.NOT_SERVING, "no requests are taken here"))
+            connection.refuse(refuse(RefusalCode.NOT_SERVING, "this node accepts no requests"))
             return
         session = server.admit(connection, hello)
         if isinstance(session, HandshakeRefusal):
             connection.refuse(session)
             return
-        self.strangers.discard(connection)
+        self.handshaking.discard(connection)
         connection.write(encode_hello(self.context.hello))
         connection.accept(session)
 
     def handle_closed(self, connection: IncomingConnection) -> None:
-        """Forget a connection."""
-        self.strangers.discard(connection)
+        """Remove a closed connection."""
+        self.handshaking.discard(connection)
         if connection.refusal is not None:
             self._note_refusal(connection, connection.refusal)
 
     def handle_peer_closed(self, connection: IncomingConnection, peer: NodeId) -> None:
-        """Forget a node's connection, unless another has replaced it, and report it."""
-        if self.proven.get(peer) is connection:
-            del self.proven[peer]
+        """Remove a peer's connection, unless it was replaced, and report the loss."""
+        if self.peers.get(peer) is connection:
+            del self.peers[peer]
         self.context.on_lost(peer)
 
     def _note_refusal(self, connection: IncomingConnection, refusal: HandshakeRefusal) -> None:
@@ -156,28 +156,28 @@ class Listener:
 
 
 class Session(Protocol):
-    """What a connection carries once its handshake is done."""
+    """Handles the frames of a connection after its handshake."""
 
     @property
     def name(self) -> NodeId | str:
-        """Return who is at the other end, for people."""
+        """Return the other side's node id or name, for logs."""
         ...
 
     def handle_frame(self, frame: Frame) -> None:
-        """Take one frame; may end the connection."""
+        """Process one frame; may end the connection."""
         ...
 
     def handle_writable(self) -> None:
-        """Take note that the socket takes bytes again."""
+        """React to the socket accepting bytes again."""
         ...
 
     def handle_closed(self) -> None:
-        """Take note that the connection has ended."""
+        """React to the end of the connection."""
         ...
 
 
 class IncomingConnection(Connection):
-    """The side that was dialled: waits for a hello, then hands everything to the session that it asks for."""
+    """The accepting side: waits for a hello, then delivers all frames to the session that the hello asks for."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener.context.settings, listener.context.connections)
@@ -185,7 +185,7 @@ class IncomingConnection(Connection):
         self._listener = listener
 
     def accept(self, session: Session) -> None:
-        """End the handshake."""
+        """Finish the handshake."""
         self.session = session
         self.finish_handshake()
 
@@ -194,26 +194,26 @@ class IncomingConnection(Connection):
         self._listener.handle_opened(self)
 
     def handle_frame(self, frame: Frame) -> None:
-        """Hand a frame to the session; before the handshake is done, take the hello."""
+        """Deliver a frame to the session; before the handshake is done, process the hello."""
         if self.session is None:
             self._listener.handle_hello(self, frame)
         else:
             self.session.handle_frame(frame)
 
     def handle_writable(self) -> None:
-        """Let the session send on."""
+        """Let the session continue sending."""
         if self.session is not None:
             self.session.handle_writable()
 
     def handle_closed(self) -> None:
-        """Let listener and session know."""
+        """Report to listener and session."""
         self._listener.handle_closed(self)
         if self.session is not None:
             self.session.handle_closed()
 
 
 class PeerSession:
-    """A node's Raft messages: only received, counted and delivered."""
+    """Receive, count and deliver a node's Raft messages."""
 
     def __init__(self, listener: Listener, connection: IncomingConnection, peer: NodeId, heard: PeerTraffic) -> None:
         self._listener = listener
@@ -238,8 +238,8 @@ class PeerSession:
             self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {name} after the handshake"))
 
     def handle_writable(self) -> None:
-        """Send nothing: this side only answered a hello."""
+        """Do nothing: this side only answers the hello."""
 
     def handle_closed(self) -> None:
-        """Let the listener know."""
+        """Report to the listener."""
         self._listener.handle_peer_closed(self._connection, self._peer)

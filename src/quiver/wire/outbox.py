@@ -1,11 +1,11 @@
-"""What waits to be sent on one connection, frame by frame, and how it is cut for the socket.
+"""The send queue of one connection: frames in, chunks for the socket out.
 
-It knows no socket: it is asked for the next chunk when one can be written. Small frames leave many in one chunk,
-because a system call costs more than copying them; large ones leave in slices of themselves, because a transport
-copies what the socket did not take at once, and a slice bounds that copy.
+It knows no socket: its owner asks for the next chunk when the socket accepts one. Small frames are joined into one
+chunk, because a system call costs more than copying them; large frames are sliced, because a transport copies what the
+socket does not accept immediately, and a slice bounds that copy.
 
-Invariant: `bytes` and `messages` count exactly what `push` took and `next_chunk` has not wholly given out. What is
-withdrawn leaves no byte behind, but keeps its place in the count of messages until those before it are given out.
+Invariant: `bytes` and `messages` count exactly what was pushed and not completely returned by `next_chunk`. A withdrawn
+frame counts no bytes, but keeps its position in `messages` until the frames before it are returned.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections import deque
 from quiver.model import Buffer
 
 CHUNK_BYTES = 256 * 1024
-"""Most bytes given out at once: beyond it, larger chunks were measured to gain nothing (ADR 0008)."""
+"""Largest chunk; larger chunks gained nothing when measured (ADR 0008)."""
 
 FLUSH_FRAMES = 16
-"""Frames at which a sender of small ones writes at once instead of gathering more: the other side can begin."""
+"""Queued small frames at which a sender writes immediately instead of collecting more, so that the receiver starts."""
 
 
 class Outbox:
-    """Queue frames in order; its owner holds it to a bound."""
+    """Queue frames in order; its owner enforces a limit."""
 
     def __init__(self) -> None:
         self.bytes = 0
         # A frame is one buffer, or several if it has large parts.
         self._frames: deque[bytes | deque[memoryview]] = deque()
         self._pushed = 0
-        # Whether a part of the first frame has been given out.
+        # Whether a part of the first frame has been returned.
         self._is_begun = False
 
     @property
     def messages(self) -> int:
-        """Return how many frames have not wholly been given out."""
+        """Return how many frames have not been completely returned."""
         return len(self._frames)
 
     def push(self, buffers: list[Buffer]) -> int:
@@ -52,22 +52,22 @@ class Outbox:
         return number
 
     def holds(self, number: int) -> bool:
-        """Tell whether a part of this frame has not been given out yet: nobody can have received it whole."""
+        """Whether a part of this frame has not been returned yet: the other side cannot have received it whole."""
         return number >= self._pushed - len(self._frames)
 
     def withdraw(self, number: int) -> bool:
-        """Remove a frame of which nothing has been given out; return whether that was possible."""
+        """Remove a frame of which nothing has been returned; return whether that was possible."""
         at = number - (self._pushed - len(self._frames))
         if at < 0 or (at == 0 and self._is_begun):
             return False
         frame = self._frames[at]
         self.bytes -= len(frame) if isinstance(frame, bytes) else sum(map(len, frame))
-        # It keeps its place, so that the numbers of those behind it stay true.
+        # It keeps its position, so that the numbers of later frames stay valid.
         self._frames[at] = b""
         return True
 
     def next_chunk(self) -> memoryview:
-        """Remove and return what is to be written next; empty if there is nothing."""
+        """Remove and return the next bytes to write; empty if there are none."""
         if not self._frames:
             return memoryview(b"")
         first = self._frames[0]
@@ -76,7 +76,7 @@ class Outbox:
         return chunk
 
     def clear(self) -> int:
-        """Remove everything and return how many frames that were."""
+        """Remove everything; return the number of frames dropped."""
         dropped = len(self._frames)
         self._frames.clear()
         self._is_begun = False

@@ -1,11 +1,11 @@
-"""One node's network: a link out to every peer, a listener for what comes in. The real side of the `Network` seam.
+"""One node's network: a link to every peer and a listener. The real implementation of the `Network` seam.
 
-It promises what that seam does: a message arrives unchanged or not at all; it may be lost. Between two nodes messages
-do not overtake each other as long as one connection lasts. It decides nothing about what messages mean.
+It guarantees what that seam does: a message arrives unchanged or not at all. Between two nodes, messages stay in order
+as long as one connection lasts. It does not interpret messages.
 
-Life: `async with` takes the address; `start` says who gets the messages, and only then is anything accepted or
-dialled; leaving the `async with`, or `close`, ends all connections. A handler that raises is a bug of this program:
-the exception leaves the `async with` and nothing more is delivered.
+Life: `async with` binds the address; `start` sets the handlers, and only then does it accept and dial; leaving the
+`async with`, or `close`, ends all connections. A handler that raises is a bug of this program: the exception leaves the
+`async with` and nothing more is delivered.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ MessageHandler = Callable[[NodeId, memoryview], None]
 LostHandler = Callable[[NodeId], None]
 
 
-def _know_nobody(node: NodeId) -> str | None:
-    """Take every node for what it says it is."""
+def _no_identities(node: NodeId) -> str | None:
+    """Know no identity, so that every node is accepted as the one it claims to be."""
 
 
 class PeerNetwork:
-    """Carry messages between this node and its peers over TCP, and requests to `server`, which has its own life.
+    """Carry messages between this node and its peers over TCP, and requests to `server`, whose life is separate.
 
-    `incarnation` must differ at every start of the process, `identity` at every new disk; a node that `identity_of`
-    knows by another identity than it says is refused. Use as ``async with``.
+    `incarnation` must differ at every start of the process, `identity` for every new disk; a node whose hello has
+    another identity than `identity_of` returns is refused. Use as ``async with``.
 
     Raises:
         ConfigError: `tls` names files that cannot be used.
@@ -59,12 +59,12 @@ class PeerNetwork:
         clock: Clock,
         rng: Rng,
         identity: str = "",
-        identity_of: IdentityOf = _know_nobody,
+        identity_of: IdentityOf = _no_identities,
         server: RequestServer | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
         self.address = listen
-        """Where others reach this node; with the port that was chosen, if 0 was asked for, once entered."""
+        """This node's address; once entered, with the actual port if 0 was given."""
         self._node = node
         tls = tls or TlsSettings()
         self._context = NetworkContext(
@@ -83,7 +83,7 @@ class PeerNetwork:
         )
         self._listener = Listener(self._context, make_server_context(tls))
         self._links = {peer: Link(peer, address, self._context) for peer, address in peers.items()}
-        self._heard: dict[NodeId, PeerTraffic] = {}
+        self._traffic: dict[NodeId, PeerTraffic] = {}
         self._messages_to_unknown = 0
         self._handler: MessageHandler = _ignore_message
         self._on_lost: LostHandler = _ignore_loss
@@ -106,20 +106,20 @@ class PeerNetwork:
         return self
 
     def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
-        """Begin to accept and to dial; deliver incoming messages to `handler`, report broken connections to `on_lost`.
+        """Start accepting and dialling; deliver messages to `handler`, report broken connections to `on_lost`.
 
-        Both are called in the event loop. A message that is handed over may be kept and never changes.
+        Both are called in the event loop. A delivered message may be kept and never changes.
         """
         invariant(not self._started.is_set(), "a network is started only once", node=self._node)
         self._handler, self._on_lost = handler, on_lost
         self._started.set()
 
     async def wait_accepting(self) -> None:
-        """Wait until others can connect, which is soon after `start`."""
+        """Wait until others can connect, soon after `start`."""
         await self._accepting.wait()
 
     async def close(self) -> None:
-        """End all connections; what the sockets do not take within a second is lost. Nothing is delivered any more."""
+        """Close all connections; what the sockets do not accept within a second is lost. Deliver nothing more."""
         self._is_closed = True
         self._listener.close()
         for task in (self._supervisor, *self._runs.values()):
@@ -153,7 +153,7 @@ class PeerNetwork:
     # Peers.
 
     def add_peer(self, node: NodeId, address: Address) -> None:
-        """Begin to dial a node; a node that is known is dialled at its new address."""
+        """Start dialling a node; a known node is dialled at its new address."""
         known = self._links.get(node)
         if node == self._node or (known is not None and known.address == address):
             return
@@ -163,24 +163,19 @@ class PeerNetwork:
             self._launch(link)
 
     def remove_peer(self, node: NodeId) -> None:
-        """End the connection to a node and send to it no more; what it sends is still delivered."""
+        """Close the link to a node and stop sending to it; messages from it are still delivered."""
         link = self._links.pop(node, None)
         run = self._runs.pop(node, None)
         if run is not None:
             run.cancel()
         if link is not None:
             link.close()
-            self._forget_stranger(node)
-
-    def peer_incarnation(self, node: NodeId) -> int | None:
-        """Return the incarnation that a node gave in its last handshake, or None if there was none."""
-        heard = self._heard.get(node)
-        return None if heard is None else heard.incarnation
+            self._forget_unknown(node)
 
     # Messages.
 
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
-        """Queue one message, given in parts that must not change any more; drop it if its node cannot be reached.
+        """Queue one message, in parts that must not change any more; drop it if its node is unreachable.
 
         Raises:
             RequestError: the message is larger than `frame_bytes_max` allows.
@@ -198,52 +193,52 @@ class PeerNetwork:
 
     def status(self) -> NetworkStatus:
         """Return a snapshot."""
-        nodes = sorted({*self._links, *self._listener.proven})
+        nodes = sorted({*self._links, *self._listener.peers})
         return NetworkStatus(
             node=self._node,
             address=format_address(self.address),
             peers=tuple(self._peer_status(node) for node in nodes),
-            handshakes=len(self._listener.strangers),
+            handshakes=len(self._listener.handshaking),
             refused=self._listener.refused,
             messages_to_unknown=self._messages_to_unknown,
         )
 
     def _peer_status(self, node: NodeId) -> ConnectionStatus:
-        link, heard = self._links.get(node), self._heard.get(node)
+        link, traffic = self._links.get(node), self._traffic.get(node)
         return ConnectionStatus(
             node=node,
             address=format_address(link.address) if link else "",
             is_connected=link is not None and link.is_connected,
-            is_heard=node in self._listener.proven,
-            incarnation=heard.incarnation if heard else None,
+            is_heard=node in self._listener.peers,
+            incarnation=traffic.incarnation if traffic else None,
             messages_out=link.messages_out if link else 0,
             bytes_out=link.bytes_out if link else 0,
-            messages_in=heard.messages_in if heard else 0,
-            bytes_in=heard.bytes_in if heard else 0,
+            messages_in=traffic.messages_in if traffic else 0,
+            bytes_in=traffic.bytes_in if traffic else 0,
             messages_dropped=link.messages_dropped if link else 0,
             backlog_bytes=link.backlog_bytes if link else 0,
             reconnects=max(0, link.connects - 1) if link else 0,
             last_error=link.last_error if link else "",
         )
 
-    # What links and listener report.
+    # Called by links and listener.
 
     def _handle_greeted(self, hello: Hello) -> PeerTraffic:
         node = NodeId(hello.node)
-        heard = self._heard.setdefault(node, PeerTraffic(hello.incarnation))
-        heard.incarnation = hello.incarnation
+        traffic = self._traffic.setdefault(node, PeerTraffic(hello.incarnation))
+        traffic.incarnation = hello.incarnation
         if node in self._links:
-            self._links[node].hurry(hello.incarnation)
-        return heard
+            self._links[node].redial_now(hello.incarnation)
+        return traffic
 
     def _handle_message(self, node: NodeId, message: memoryview) -> None:
         try:
             self._handler(node, message)
-        except Exception as error:  # noqa: BLE001 - asyncio would log it and go on; `_run` raises it again
+        except Exception as error:  # noqa: BLE001 - asyncio would log it and continue; `_run` raises it again
             self._fail(error)
 
     def _handle_lost(self, node: NodeId) -> None:
-        self._forget_stranger(node)
+        self._forget_unknown(node)
         if self._is_closed:
             return
         try:
@@ -251,10 +246,10 @@ class PeerNetwork:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
-    def _forget_stranger(self, node: NodeId) -> None:
-        """Keep nothing of a node that is neither a peer nor connected: such nodes have no bound."""
-        if node not in self._links and node not in self._listener.proven:
-            self._heard.pop(node, None)
+    def _forget_unknown(self, node: NodeId) -> None:
+        """Drop the counters of a node that is neither a peer nor connected: the number of such nodes is unbounded."""
+        if node not in self._links and node not in self._listener.peers:
+            self._traffic.pop(node, None)
 
     def _fail(self, error: Exception) -> None:
         self._handler, self._on_lost = _ignore_message, _ignore_loss

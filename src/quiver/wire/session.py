@@ -1,9 +1,8 @@
-"""One connection that requests come in on: frames to calls, answers to frames, and the bound of both.
+"""One incoming connection for requests: frames to calls, answers to frames, and the limits of both.
 
-It owns the responses that are not sent yet and knows the calls under way. While they exceed the connection's bound
-nothing more is read from it, so whoever sends more has to wait; nothing is dropped. Who keeps to the bound is always
-read from, so that what it cancels is heard. Responses that are made in one
-turn of the loop leave in few writes.
+It owns the unsent responses and tracks the calls in flight. While they exceed the connection's limit, reading pauses,
+so the sender has to wait; nothing is dropped. Connections within their limit are always read, so that cancels arrive.
+Responses of one turn of the loop are sent in few writes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RequestSession:
-    """Take requests from a connection and send what answers them, in any order."""
+    """Receive requests from a connection and send their answers, in any order."""
 
     def __init__(self, server: RequestServer, connection: Connection, hello: RequesterHello) -> None:
         self.node = None if hello.node is None else NodeId(hello.node)
@@ -45,13 +44,13 @@ class RequestSession:
 
     @property
     def name(self) -> NodeId | str:
-        """Return who is at the other end, for people."""
+        """Return the other side's node id or name, for logs."""
         return self.caller_name if self.node is None else self.node
 
-    # What the connection reports.
+    # Called by the connection.
 
     def handle_frame(self, frame: Frame) -> None:
-        """Take a request, or the news that nobody waits for one any more."""
+        """Process a request or a cancel."""
         if frame.kind is FrameKind.REQUEST:
             self._take_request(frame)
         elif frame.kind is FrameKind.CANCEL:
@@ -59,23 +58,23 @@ class RequestSession:
             if call is not None:
                 call.end("cancelled")
         else:
-            sentence = f"a {frame.kind.name.lower()} on a connection for requests"
+            sentence = f"unexpected {frame.kind.name.lower()} frame on a connection for requests"
             self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
 
     def _take_request(self, frame: Frame) -> None:
         asked = decode_request(frame)
         if asked.correlation_id in self._calls:
-            raise DecodeError(f"another request {asked.correlation_id} is under way")
+            raise DecodeError(f"correlation id {asked.correlation_id} is already in flight")
         size_bytes = HEADER_BYTES + len(frame.head) + len(frame.payload)
         self._server.take(self, asked, size_bytes)
         self._hold_or_resume()
 
     def handle_writable(self) -> None:
-        """Send on."""
+        """Continue sending."""
         self._flush()
 
     def handle_closed(self) -> None:
-        """End what nobody waits for any more."""
+        """End all calls: their client is gone."""
         self._is_open = False
         self._count(-self._outbox.bytes)
         self._outbox.clear()
@@ -83,16 +82,16 @@ class RequestSession:
             call.end("abandoned")
         self._server.handle_session_closed(self)
 
-    # What the server does with it.
+    # Called by the server.
 
     def begin(self, call: Call) -> None:
-        """Take note of a call that began."""
+        """Track a call that started."""
         self._calls[call.asked.correlation_id] = call
         self._calls_bytes += call.size_bytes
         self._count(call.size_bytes)
 
     def finish(self, call: Call) -> None:
-        """Take note that a call ended."""
+        """Stop tracking a call that ended."""
         del self._calls[call.asked.correlation_id]
         self._calls_bytes -= call.size_bytes
         self._count(-call.size_bytes)
@@ -112,7 +111,7 @@ class RequestSession:
             self._loop.call_soon(self._flush)
 
     def close(self, reason: str) -> None:
-        """End the connection once all answers are sent, or after a second without it; take no more requests."""
+        """Close after all answers are sent, or after `CLOSE_TIMEOUT_S`; accept no more requests."""
         self._connection.pause_reading()
         self._end_reason = reason
         self._loop.call_later(CLOSE_TIMEOUT_S, self._connection.abort, reason)

@@ -1,4 +1,4 @@
-"""What a network tells about itself: immutable snapshots that command line, dashboard and metrics render."""
+"""Immutable status snapshots of networks, pools and servers, for the CLI and metrics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from quiver.model import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionStatus:
-    """One peer, or a node that is none but has connected; counts are since this process started."""
+    """The connections with one peer, or with another node that has connected; counts are since process start."""
 
     node: NodeId
     address: str
-    """Where it is dialled; empty for a node that is not a peer."""
+    """The address that is dialled; empty for a node that is not a peer."""
     is_connected: bool
-    """Messages to it leave."""
+    """Whether the outgoing connection is up."""
     is_heard: bool
-    """It has a connection to this node."""
+    """Whether it has a connection to this node."""
     incarnation: int | None
     messages_out: int
     bytes_out: int
@@ -31,17 +31,17 @@ class ConnectionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkStatus:
-    """One node's way to the others."""
+    """One node's network."""
 
     node: NodeId
     address: str
     peers: tuple[ConnectionStatus, ...]
     handshakes: int
-    """Incoming connections that have not said who they are yet."""
+    """Incoming connections whose handshake is not done."""
     refused: int
     """Incoming connections that were refused."""
     messages_to_unknown: int
-    """Messages dropped because their receiver is not a peer."""
+    """Messages dropped because their target is not a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +51,21 @@ class PoolStatus:
     connections: int
     dialling: int
     requests: int
-    """Sent, or about to be, and not answered yet."""
+    """Queued or sent, and not answered yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """What a node does for those who send it requests; counts are since this process started."""
+    """A node's request server; counts are since process start."""
 
     client_connections: int
     node_connections: int
     requests: int
-    """Under way now."""
+    """In flight now."""
     requests_bytes: int
-    """Of clients' requests under way and of responses to them that are not sent yet."""
+    """Bytes of clients' requests in flight and of unsent responses to them."""
     requests_begun: int
     requests_refused: int
-    """Answered with an error before a handler saw them."""
+    """Refused before a handler saw them."""
     handlers_failed: int
-    """Ended by an exception that is none of `quiver.errors`: bugs."""
+    """Ended by an exception outside `quiver.errors`: bugs."""
