@@ -1,8 +1,8 @@
-"""Whole nodes on a simulated loop, network, transport and disk, each with a SQLite file: what brokers' tests share.
+"""Harness of the broker tests: whole nodes on a simulated loop, network, transport and disk, with SQLite files.
 
-Every node is a voter of the metadata and a broker. Nobody watches who lives: the primary takes heartbeats as reports of
-leaders and nothing else, so that tests alone decide who counts as dead. In a *managed* cluster the first three nodes
-are managers that do all of their work, and the others are brokers that learn the metadata.
+Every node is a metadata voter and a broker. No liveness checks run: the primary uses heartbeats only as reports of
+leaders, so the tests alone decide which node is dead. In a *managed* cluster the first three nodes are full managers,
+and the others are brokers that learn the metadata.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node answers about its own replica, leader or not, and what the SDK makes of it."""
+"""Reads of a node's own replica, leader or not, and their comparison by the SDK."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def fill(cluster: Cluster, batches: int = 20) -> TopicId:
     return topic_id
 
 
-def test_every_replica_tells_what_it_stores() -> None:
+def test_every_replica_returns_its_own_copy() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await fill(cluster)
 
@@ -107,7 +107,7 @@ def test_sdk_reads_a_range_of_one_replica() -> None:
     simulate(test)
 
 
-def test_sdk_tells_of_replicas_that_are_missing_short_or_not_reached() -> None:
+def test_sdk_reports_replicas_that_are_missing_short_or_unreachable() -> None:
     async def test(cluster: Cluster) -> None:
         await fill(cluster)
         async with connect(cluster) as client:

@@ -1,4 +1,4 @@
-"""A managed cluster under seeded crashes, cuts, broken requests and drains: what was acknowledged is everywhere."""
+"""A managed cluster under seeded crashes, cuts, lost requests and drains: acknowledged records are on all replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers and producers' epochs get of a broker: registration, cursors, long polls, retention."""
+"""Broker requests of consumers, and producer epochs: registration, cursors, long polls, retention."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_consumer_reads_every_record_once_also_across_a_failover() -> None:
     simulate(test)
 
 
-def test_takers_are_served_together_and_only_if_all_are_registered() -> None:
+def test_consume_many_requires_that_all_consumers_are_registered() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
         first = await register(cluster)
@@ -142,7 +142,7 @@ def test_long_poll_ends_within_the_callers_time() -> None:
     simulate(test)
 
 
-def test_more_long_polls_than_the_bound_are_answered_at_once() -> None:
+def test_long_polls_beyond_the_bound_are_answered_immediately() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (1,))
         await cluster.wait_leader(topic_id)
@@ -207,7 +207,7 @@ def test_cursors_begin_where_the_registration_says() -> None:
     simulate(test)
 
 
-def test_new_epoch_fences_the_old_one_and_goes_on_with_its_sequence() -> None:
+def test_new_epoch_fences_the_old_one_and_continues_its_sequence() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
         command = RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs"),), name="p")
@@ -254,7 +254,7 @@ def first_offsets(cluster: Cluster, topic_id: TopicId) -> set[int]:
     return {of(node) for node in cluster.up}
 
 
-def test_lag_is_told_by_leaders_of_those_who_have_begun() -> None:
+def test_leaders_report_the_lag_of_consumers_with_a_cursor() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
         first = await register(cluster, name="first")

@@ -1,4 +1,4 @@
-"""Managers and brokers together: topics made by request, drained brokers emptied, dead ones replaced."""
+"""Managers and brokers together: topics are created by request, brokers drained, dead brokers replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_whole(cluster: Cluster, topic_id: TopicId, *, without: NodeId) -> bool:
 
 
 @pytest.mark.parametrize("victim", [None, 1, 2, 4])
-def test_drained_broker_is_emptied_whoever_crashes(victim: int | None) -> None:
+def test_drained_broker_is_emptied_despite_any_crash(victim: int | None) -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await make_topic(cluster)
         await cluster.ask(4, DrainBroker(broker=NodeId(3)))
@@ -53,7 +53,7 @@ def test_drained_broker_is_emptied_whoever_crashes(victim: int | None) -> None:
     simulate(test, nodes=5, is_managed=True, seed=victim or 9)
 
 
-def test_replicas_of_a_dead_broker_are_built_anew_and_its_files_go_when_it_is_back() -> None:
+def test_replicas_of_a_dead_broker_are_rebuilt_and_its_files_removed_when_it_returns() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await make_topic(cluster)
         dead = next(iter(holders(cluster, topic_id)[0]))

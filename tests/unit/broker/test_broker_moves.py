@@ -1,4 +1,4 @@
-"""Moves of replicas: carried out by whoever leads, resumed after the crash of anyone, and never a copy too few."""
+"""Moves of replicas: performed by the current leader, resumed after any crash, never with a copy too few."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_follower_moves() -> None:
     simulate(test, nodes=4)
 
 
-def test_leader_hands_over_before_it_moves() -> None:
+def test_leader_transfers_leadership_before_it_moves() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await filled_topic(cluster, 1, 2, 3)
         assert await cluster.wait_leader(topic_id) is cluster[1]
@@ -74,7 +74,7 @@ def test_partition_gets_one_replica_more() -> None:
     simulate(test)
 
 
-def test_partition_that_nobody_has_led_yet_can_be_moved() -> None:
+def test_partition_that_never_had_a_leader_can_be_moved() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (1, 2, 3))
         await cluster.begin_move(topic_id, source=2, target=4)
@@ -210,7 +210,7 @@ def test_source_keeps_its_files_while_the_group_still_counts_it() -> None:
     simulate(test, nodes=4)
 
 
-def test_source_keeps_its_files_while_nobody_can_prove_to_lead() -> None:
+def test_source_keeps_its_files_while_no_leader_is_confirmed() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await filled_topic(cluster, 1, 2, 3)
         group = cluster.group_of(topic_id)

@@ -1,4 +1,4 @@
-"""The life of a replica: made with its topic, opened again, closed with a deleted topic, removed when it is purged."""
+"""Lifecycle of a replica: created with its topic, reopened, closed when the topic is deleted, removed when purged."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_purged_files_stay_while_no_primary_confirms_it() -> None:
     simulate(test)
 
 
-def test_files_of_an_unknown_group_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_an_unknown_group_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     async def test(cluster: Cluster) -> None:
         node = cluster[2]
         node.kill()
@@ -163,7 +163,7 @@ def test_files_of_an_unknown_group_are_left_alone(caplog: pytest.LogCaptureFixtu
         simulate(test)
 
 
-def test_replica_whose_files_are_gone_is_not_made_anew() -> None:
+def test_replica_whose_files_are_gone_is_not_recreated() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
         await cluster.produce(topic_id, b"a")
@@ -236,7 +236,7 @@ def test_damaged_replica_does_not_keep_the_node_from_serving_others() -> None:
     simulate(test)
 
 
-def test_stopping_node_hands_on_what_it_leads_and_closes_its_replicas() -> None:
+def test_stopping_node_transfers_leadership_and_closes_its_replicas() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (1, 2, 3))
         await cluster.produce(topic_id, b"a")
@@ -305,7 +305,7 @@ def test_node_that_knows_only_how_the_cluster_was_once_founds_no_group() -> None
     simulate(test, nodes=5)
 
 
-def test_restarted_node_tells_its_new_address() -> None:
+def test_restarted_node_registers_its_new_address() -> None:
     async def test(cluster: Cluster) -> None:
         cluster[2].kill()
         cluster[2].address = "elsewhere:1"

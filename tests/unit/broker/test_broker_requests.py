@@ -1,4 +1,4 @@
-"""What a broker answers: leaders do it, others say who leads, and nobody does what the client may not."""
+"""Broker requests: leaders serve them, other nodes name the leader, and all refuse unregistered clients."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_retry_of_a_batch_is_answered_with_its_first_place_also_by_the_next_lead
     simulate(test)
 
 
-def test_topic_that_waits_for_consumers_takes_nothing_before_there_is_one() -> None:
+def test_topic_kept_until_consumed_refuses_records_without_consumers() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (1,), retention=Retention(until_consumed=True))
         await cluster.wait_leader(topic_id)
@@ -152,7 +152,7 @@ def test_bytes_that_are_no_batch_are_refused() -> None:
     simulate(test)
 
 
-def test_members_are_told_by_the_leader_alone_and_by_one_that_can_prove_it() -> None:
+def test_only_a_confirmed_leader_returns_the_members() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic("logs", (1, 2, 3))
         leader = await cluster.wait_leader(topic_id)

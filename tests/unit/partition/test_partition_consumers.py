@@ -1,11 +1,11 @@
-"""Consumers: records and cursor in one replicated step, no record twice, nothing skipped, and long polls that wake."""
+"""Consumers: records and cursor move in one replicated step, no record is repeated or skipped, long polls wake."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from partition_world import LARGE, Partition, record, run, run_lives
+from partition_harness import LARGE, PartitionHarness, record, run, run_harness
 
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import (
@@ -87,16 +87,21 @@ def test_moves_that_arrive_while_one_is_in_flight_share_the_next_entry() -> None
     run(test)
 
 
-def test_each_taker_gets_the_record_at_its_cursor_in_one_step() -> None:
+def test_consume_many_returns_the_record_at_each_cursor_in_one_step() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(record(b"0", b"1", b"2"))
         await fill(replica, 2, start=3)
         await replica.move_cursors([(BOB, Offset(2))])
         before = replica.member.applied_index
         carol, dave = ConsumerId(3), ConsumerId(4)
-        takers: list[ConsumerStart] = [(ALICE, "earliest"), (BOB, "earliest"), (carol, "latest"), (ALICE, "earliest")]
-        taken = await replica.consume_many([*takers, (dave, "earliest")])
-        assert [found and (found.offset, found.value) for found in taken] == [
+        consumers: list[ConsumerStart] = [
+            (ALICE, "earliest"),
+            (BOB, "earliest"),
+            (carol, "latest"),
+            (ALICE, "earliest"),
+        ]
+        consumed = await replica.consume_many([*consumers, (dave, "earliest")])
+        assert [found and (found.offset, found.value) for found in consumed] == [
             (0, b"0"),
             (2, b"2"),
             None,
@@ -109,7 +114,7 @@ def test_each_taker_gets_the_record_at_its_cursor_in_one_step() -> None:
     run(test)
 
 
-def test_takers_and_readers_of_one_consumer_never_share_a_record() -> None:
+def test_consume_and_consume_many_of_one_consumer_never_share_a_record() -> None:
     async def test(replica: Replica) -> None:
         values = await fill(replica, 60)
 
@@ -125,24 +130,24 @@ def test_takers_and_readers_of_one_consumer_never_share_a_record() -> None:
     run(test)
 
 
-def test_takers_far_behind_are_served_from_the_disk() -> None:
-    async def test(partition: Partition) -> None:
+def test_consume_many_serves_lagging_consumers_from_disk() -> None:
+    async def test(partition: PartitionHarness) -> None:
         partition.log_settings = LogSettings(tail_cache_bytes_max=512, segment_bytes_max=4096)
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             for number in range(40):
                 await replica.append(record(*(b"%d/%d" % (number, place) for place in range(10))))
-            takers = [ConsumerId(number) for number in range(1, 41)]
-            for number, taker in enumerate(takers):
-                await replica.move_cursors([(taker, Offset(number * 10 + number % 10))])
+            consumers = [ConsumerId(number) for number in range(1, 41)]
+            for number, consumer in enumerate(consumers):
+                await replica.move_cursors([(consumer, Offset(number * 10 + number % 10))])
             for step in range(3):
-                taken = await replica.consume_many([(taker, "earliest") for taker in takers])
+                consumed = await replica.consume_many([(consumer, "earliest") for consumer in consumers])
                 wanted = [number * 10 + number % 10 + step for number in range(40)]
-                assert [found and found.offset for found in taken] == [at if at < 400 else None for at in wanted]
+                assert [found and found.offset for found in consumed] == [at if at < 400 else None for at in wanted]
 
-    run_lives(test)
+    run_harness(test)
 
 
-def test_answer_to_takers_ends_early_when_records_are_large() -> None:
+def test_consume_many_result_is_cut_when_records_are_large() -> None:
     async def test(replica: Replica) -> None:
         large = bytes(CONSUMED_BYTES_MAX // 2 + 1)
         for _ in range(3):
@@ -154,7 +159,7 @@ def test_answer_to_takers_ends_early_when_records_are_large() -> None:
     run(test)
 
 
-def test_takers_who_find_nothing_write_nothing_once_they_have_a_cursor() -> None:
+def test_consume_many_without_records_writes_nothing_once_cursors_exist() -> None:
     async def test(replica: Replica) -> None:
         await replica.consume_many([(ALICE, "earliest"), (BOB, "earliest")])
         before = replica.member.log.end_index
@@ -164,7 +169,7 @@ def test_takers_who_find_nothing_write_nothing_once_they_have_a_cursor() -> None
     run(test)
 
 
-def test_offset_repeats_what_was_returned_and_sets_the_cursor_behind_it() -> None:
+def test_consume_at_an_offset_repeats_records_and_sets_the_cursor_after_them() -> None:
     async def test(replica: Replica) -> None:
         await fill(replica, 5)
         for _ in range(3):
@@ -192,7 +197,7 @@ def test_repeated_call_that_moves_nothing_writes_nothing() -> None:
     run(test)
 
 
-def test_new_consumer_begins_where_it_is_told_and_stays_there() -> None:
+def test_new_consumer_starts_at_its_default_start_and_stays_there() -> None:
     async def test(replica: Replica) -> None:
         await fill(replica, 3)
         nothing = await replica.consume(ALICE, default_start="latest", bytes_max=LARGE)
@@ -231,7 +236,7 @@ def test_only_new_waits_for_a_cursor_on_its_way() -> None:
     run(test)
 
 
-def test_refused_move_refuses_what_was_planned_behind_it() -> None:
+def test_refused_move_refuses_moves_planned_after_it() -> None:
     async def test(replica: Replica) -> None:
         await fill(replica, 6)
         await replica.consume(ALICE, bytes_max=LARGE)
@@ -291,7 +296,7 @@ def test_too_many_cursors_are_refused() -> None:
     run(test)
 
 
-def test_fetch_waits_for_a_record_and_no_longer_than_it_was_told() -> None:
+def test_fetch_waits_for_a_record_up_to_its_wait_time() -> None:
     async def test(replica: Replica) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -323,7 +328,7 @@ def test_consume_waits_for_a_record() -> None:
     run(test)
 
 
-def test_reader_that_waits_is_told_when_leadership_is_lost() -> None:
+def test_waiting_reader_fails_when_leadership_is_lost() -> None:
     async def test(replica: Replica) -> None:
         told: list[Role] = []
         replica.on_role = lambda role, term, leader: told.append(role)
@@ -339,7 +344,7 @@ def test_reader_that_waits_is_told_when_leadership_is_lost() -> None:
     run(test)
 
 
-def test_readers_that_give_up_leave_nothing_behind() -> None:
+def test_cancelled_waiters_are_dropped() -> None:
     async def test(replica: Replica) -> None:
         del replica
         waiters = FetchWaiters(waiters_max=100)

@@ -1,4 +1,4 @@
-"""A batch lands once: the table knows new from known, gaps from fenced, and says the same on every replica."""
+"""Deduplication: the producer table decides new, duplicate, gap or fenced, equally on every replica."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_batch_that_follows_the_last_one_is_new() -> None:
     assert table_of([batch(0, count=4)]).judge(batch(4)).kind is SequenceKind.NEW
 
 
-def test_batch_behind_a_gap_is_refused() -> None:
+def test_batch_after_a_gap_is_refused() -> None:
     assert table_of([batch(0, count=4)]).judge(batch(5)).kind is SequenceKind.GAP
 
 
@@ -67,7 +67,7 @@ def test_window_holds_more_than_the_five_batches_that_may_be_in_flight() -> None
     assert WINDOW_BATCHES >= 5
 
 
-def test_sequences_go_on_in_a_later_epoch_and_the_earlier_one_is_fenced() -> None:
+def test_sequences_continue_in_a_later_epoch_and_the_earlier_one_is_fenced() -> None:
     table = table_of([batch(0), batch(1), batch(2, epoch=1, offset=9)])
     assert table.judge(batch(3)).kind is SequenceKind.FENCED
     assert table.judge(batch(2, epoch=1)).base_offset == 9

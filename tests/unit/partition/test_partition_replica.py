@@ -1,17 +1,33 @@
-"""Appends to one real member on a simulated loop: once, in order, and never before the term is known."""
+"""One real replica on a simulated loop: appends land once and in order, reads wait for the term, damage is repaired."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
-from partition_world import batch, record, run
+from partition_harness import DIRECTORY, LARGE, PartitionHarness, batch, record, run, run_harness
 
-from quiver.config import ReplicationSettings
-from quiver.errors import DecodeError, FencedError, NotLeaderError, OutOfSequenceError, OverloadedError
-from quiver.model import Offset, ProducerId
+from quiver.config import LogSettings, ReplicationSettings
+from quiver.errors import (
+    DecodeError,
+    FencedError,
+    NotLeaderError,
+    OutOfSequenceError,
+    OverloadedError,
+    UnavailableError,
+)
+from quiver.model import ConsumerId, Offset, ProducerId
 from quiver.partition import AppendResult, PartitionState, Replica
 from quiver.record import build_control_batch
+
+ALICE = ConsumerId(1)
+READS: dict[str, Callable[[Replica], Awaitable[object]]] = {
+    "fetch": lambda replica: replica.fetch(Offset(0), bytes_max=LARGE),
+    "consume": lambda replica: replica.consume(ALICE, bytes_max=LARGE),
+    "consume_many": lambda replica: replica.consume_many([(ALICE, "earliest")]),
+    "find_offset": lambda replica: replica.find_offset(2),
+}
 
 
 def test_append_returns_where_the_batch_is() -> None:
@@ -102,7 +118,7 @@ def test_bytes_that_are_not_one_batch_of_records_are_refused() -> None:
     run(test)
 
 
-def test_refused_proposals_leave_no_gap_behind() -> None:
+def test_refused_proposals_leave_no_gap() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(batch(0))
         large = asyncio.ensure_future(replica.append(batch(1, value=b"x" * 900)))
@@ -204,3 +220,26 @@ def test_later_of_two_epochs_on_their_way_wins() -> None:
         assert isinstance(earlier, FencedError)
 
     run(test)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_damage_that_a_reader_meets_stops_the_node_so_that_it_is_repaired(
+    read: Callable[[Replica], Awaitable[object]],
+) -> None:
+    async def test(partition: PartitionHarness) -> None:
+        partition.log_settings = LogSettings(tail_cache_bytes_max=512, segment_bytes_max=4096, index_interval_bytes=64)
+        async with partition.open_replica() as replica:
+            for number in range(60):
+                await replica.append(record(b"%03d" % number * 20, timestamp=number))
+            first = min(name for name in partition.disk.names(DIRECTORY) if name.endswith(".log"))
+            for position in range(200, 3000, 7):
+                partition.disk.flip_bit(f"{DIRECTORY}/{first}", position)
+            partition.disk.drop_caches()
+            with pytest.raises(UnavailableError) as refused:
+                await read(replica)
+            assert (refused.value.code, refused.value.outcome) == ("damaged", "not_done")
+            await asyncio.sleep(1)
+            with pytest.raises(UnavailableError):
+                await replica.append(record(b"more"))
+
+    run_harness(test)

@@ -1,11 +1,11 @@
-"""Records go when a bound lets them go, to a summary, on every replica alike; and a restart knows what there is."""
+"""Retention: records are trimmed to a state snapshot, equally on every replica, and the trim survives a restart."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from partition_world import DIRECTORY, LARGE, Partition, batch, record, run, run_lives
+from partition_harness import DIRECTORY, LARGE, PartitionHarness, batch, record, run, run_harness
 
 from quiver.config import LogSettings, PartitionSettings
 from quiver.errors import DiskFullError, FencedError, TrimmedError
@@ -31,34 +31,34 @@ def state_with(*points: TrimPoint, end: int = 100, record_bytes: int = 1000) -> 
     return state
 
 
-def mark(index: int, offset: int, record_bytes: int, newest_ms: int) -> TrimPoint:
+def trim_point(index: int, offset: int, record_bytes: int, newest_ms: int) -> TrimPoint:
     return TrimPoint(Index(index), Offset(offset), record_bytes, newest_ms)
 
 
-MARKS = (mark(10, 5, 100, 1_000), mark(20, 15, 400, 2_000), mark(30, 25, 700, 3_000))
+TRIM_POINTS = (trim_point(10, 5, 100, 1_000), trim_point(20, 15, 400, 2_000), trim_point(30, 25, 700, 3_000))
 
 
 # -- when records may go ---------------------------------------------------------------------------
 
 
 def test_nothing_goes_without_a_bound() -> None:
-    assert find_trim(state_with(*MARKS), RetentionPolicy(), now_ms=1 << 50) is None
+    assert find_trim(state_with(*TRIM_POINTS), RetentionPolicy(), now_ms=1 << 50) is None
 
 
 @pytest.mark.parametrize(("now_ms", "index"), [(1_500, None), (2_001, 10), (3_500, 20), (9_000, 30)])
-def test_records_go_when_all_before_a_summary_are_too_old(now_ms: int, index: int | None) -> None:
-    found = find_trim(state_with(*MARKS), RetentionPolicy(age_ms=1_000), now_ms=now_ms)
+def test_records_go_when_all_before_a_snapshot_are_too_old(now_ms: int, index: int | None) -> None:
+    found = find_trim(state_with(*TRIM_POINTS), RetentionPolicy(age_ms=1_000), now_ms=now_ms)
     assert (found.index if found is not None else None) == index
 
 
 @pytest.mark.parametrize(("size_bytes", "index"), [(901, None), (900, 10), (600, 20), (0, 30)])
 def test_records_go_while_enough_bytes_stay(size_bytes: int, index: int | None) -> None:
-    found = find_trim(state_with(*MARKS), RetentionPolicy(size_bytes=size_bytes), now_ms=0)
+    found = find_trim(state_with(*TRIM_POINTS), RetentionPolicy(size_bytes=size_bytes), now_ms=0)
     assert (found.index if found is not None else None) == index
 
 
 def test_records_go_when_every_consumer_is_past_them() -> None:
-    state = state_with(*MARKS)
+    state = state_with(*TRIM_POINTS)
     both = RetentionPolicy(consumers=frozenset((ALICE, BOB)))
     state.cursors = {ALICE: Offset(40)}
     assert find_trim(state, both, now_ms=0) is None, "one without a cursor holds everything back"
@@ -71,13 +71,13 @@ def test_records_go_when_every_consumer_is_past_them() -> None:
 
 def test_any_bound_is_enough() -> None:
     retention = RetentionPolicy(age_ms=1_000, consumers=frozenset((ALICE,)))
-    assert find_trim(state_with(*MARKS), retention, now_ms=9_000) == MARKS[2]
+    assert find_trim(state_with(*TRIM_POINTS), retention, now_ms=9_000) == TRIM_POINTS[2]
 
 
 @pytest.mark.parametrize(("held", "index"), [(4, None), (5, 10), (14, 10), (15, 20), (99, 30)])
 @pytest.mark.parametrize("kind", ["age", "size", "consumed"])
-def test_what_somebody_holds_stays_whatever_the_bounds_say(kind: str, held: int, index: int | None) -> None:
-    state = state_with(*MARKS)
+def test_held_records_stay_regardless_of_the_bounds(kind: str, held: int, index: int | None) -> None:
+    state = state_with(*TRIM_POINTS)
     state.cursors = {ALICE: Offset(40)}
     retention = {
         "age": RetentionPolicy(age_ms=1, held_offset=Offset(held)),
@@ -89,30 +89,34 @@ def test_what_somebody_holds_stays_whatever_the_bounds_say(kind: str, held: int,
 
 
 def test_what_was_trimmed_is_not_trimmed_again() -> None:
-    state = state_with(*MARKS)
+    state = state_with(*TRIM_POINTS)
     state.trimmed_index = Index(30)
     assert find_trim(state, RetentionPolicy(size_bytes=0), now_ms=0) is None
 
 
-def test_summary_is_due_by_bytes_by_entries_and_by_age() -> None:
+def test_snapshot_is_due_by_bytes_by_entries_and_by_age() -> None:
     settings = PartitionSettings(summary_bytes=1 << 20, summary_entries=171)
-    state = state_with(*MARKS)
+    state = state_with(*TRIM_POINTS)
     assert not is_snapshot_due(state, RetentionPolicy(), settings, now_ms=1 << 50)
-    assert is_snapshot_due(state_with(*MARKS, record_bytes=700 + (1 << 20)), RetentionPolicy(), settings, now_ms=0)
-    assert is_snapshot_due(state_with(MARKS[0], record_bytes=100), RetentionPolicy(), settings, now_ms=0), "190 entries"
+    assert is_snapshot_due(
+        state_with(*TRIM_POINTS, record_bytes=700 + (1 << 20)), RetentionPolicy(), settings, now_ms=0
+    )
+    assert is_snapshot_due(state_with(TRIM_POINTS[0], record_bytes=100), RetentionPolicy(), settings, now_ms=0), (
+        "190 entries"
+    )
     assert not is_snapshot_due(state, RetentionPolicy(age_ms=8_000), settings, now_ms=3_999)
     assert is_snapshot_due(state, RetentionPolicy(age_ms=8_000), settings, now_ms=4_000)
-    nothing_new = state_with(*MARKS, record_bytes=700)
+    nothing_new = state_with(*TRIM_POINTS, record_bytes=700)
     assert not is_snapshot_due(nothing_new, RetentionPolicy(age_ms=8_000), settings, now_ms=1 << 50)
 
 
-def test_small_bound_in_bytes_brings_summaries_closer_together() -> None:
+def test_small_bound_in_bytes_brings_snapshots_closer_together() -> None:
     settings, state = PartitionSettings(), state_with(record_bytes=10_000)
     assert not is_snapshot_due(state, RetentionPolicy(), settings, now_ms=0)
     assert is_snapshot_due(state, RetentionPolicy(size_bytes=80_000), settings, now_ms=0)
 
 
-# -- summaries and trims in the log ----------------------------------------------------------------
+# -- snapshots and trims in the log ----------------------------------------------------------------
 
 
 def entry(index: int, data: Buffer, *, offset: int) -> Batch:
@@ -120,26 +124,26 @@ def entry(index: int, data: Buffer, *, offset: int) -> Batch:
     return Batch.decode(stamped)
 
 
-def test_blank_state_becomes_whole_by_a_summary() -> None:
+def test_blank_state_becomes_complete_by_a_snapshot() -> None:
     whole = PartitionState()
     whole.apply([entry(1, batch(0, count=3), offset=0)])
     whole.cursors[ALICE] = Offset(2)
-    summary = entry(2, build_entry(StateSnapshotEntry(whole.contents())), offset=3)
-    whole.apply([summary])
+    snapshot = entry(2, build_entry(StateSnapshotEntry(whole.contents())), offset=3)
+    whole.apply([snapshot])
     late = PartitionState()
     late.restore(PartitionState.blank(Index(1), Offset(3)))
     assert not late.is_complete
-    late.apply([summary])
+    late.apply([snapshot])
     assert late.is_complete
     assert late.snapshot() == whole.snapshot()
 
 
-def test_summary_changes_nothing_but_that_it_is_remembered() -> None:
+def test_snapshot_of_the_own_state_only_adds_a_trim_point() -> None:
     state = PartitionState()
     state.apply([entry(1, batch(0, count=3), offset=0)])
     before = state.contents()
     state.apply([entry(2, build_entry(StateSnapshotEntry(before)), offset=3)])
-    assert state.trim_points == [mark(2, 3, before.record_bytes, 5)]
+    assert state.trim_points == [trim_point(2, 3, before.record_bytes, 5)]
     state.trim_points.clear()
     assert state.contents() == before
 
@@ -154,7 +158,7 @@ def test_marks_are_thinned_out_and_the_newest_stays() -> None:
 
 
 def test_older_trim_does_not_bring_records_back() -> None:
-    state = state_with(*MARKS)
+    state = state_with(*TRIM_POINTS)
     state.apply([entry(201, build_entry(TrimEntry(Index(20), Offset(15))), offset=100)])
     state.apply([entry(202, build_entry(TrimEntry(Index(10), Offset(5))), offset=100)])
     assert (state.first_offset, state.trimmed_index) == (15, 20)
@@ -167,10 +171,10 @@ async def fill(replica: Replica, count: int) -> None:
         await replica.append(batch(number, value=b"%06d" % number * 10))
 
 
-def test_old_records_go_and_reads_below_are_told_so() -> None:
-    async def test(partition: Partition) -> None:
+def test_old_records_are_trimmed_and_reads_below_are_refused() -> None:
+    async def test(partition: PartitionHarness) -> None:
         partition.settings, partition.log_settings = SMALL, SMALL_LOG
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             await replica.move_cursors([(ALICE, Offset(0))])
             replica.set_retention(RetentionPolicy(size_bytes=4096))
             for _ in range(10):
@@ -181,7 +185,7 @@ def test_old_records_go_and_reads_below_are_told_so() -> None:
             assert 0 < first < 200
             assert 0 < replica.member.log.first_offset <= first
             kept_bytes = replica.member.log.status().size_bytes
-            assert kept_bytes < 4096 + 4 * 4096, "what is kept, a summary's distance, and a segment"
+            assert kept_bytes < 4096 + 4 * 4096, "what is kept, a snapshot's distance, and a segment"
             with pytest.raises(TrimmedError):
                 await replica.fetch(Offset(0), bytes_max=LARGE)
             with pytest.raises(TrimmedError):
@@ -193,13 +197,13 @@ def test_old_records_go_and_reads_below_are_told_so() -> None:
             assert (consumed.first_offset, consumed.cursor) == (first, first + 1), "the cursor moves up to the start"
             assert (await replica.append(batch(199, value=b"%06d" % 199 * 10))).is_duplicate
 
-    run_lives(test)
+    run_harness(test)
 
 
 def test_idle_partition_is_trimmed_by_age() -> None:
-    async def test(partition: Partition) -> None:
+    async def test(partition: PartitionHarness) -> None:
         partition.settings = SMALL
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             replica.set_retention(RetentionPolicy(age_ms=60_000))
             working = asyncio.ensure_future(replica.run(partition.clock))
             await fill(replica, 10)
@@ -210,14 +214,14 @@ def test_idle_partition_is_trimmed_by_age() -> None:
             await replica.close()
             await working
 
-    run_lives(test)
+    run_harness(test)
 
 
 def test_restart_without_a_checkpoint_replays_from_the_logs_start_to_the_same_state() -> None:
-    async def test(partition: Partition) -> None:
+    async def test(partition: PartitionHarness) -> None:
         partition.settings = PartitionSettings(summary_bytes=2048)
         partition.log_settings = SMALL_LOG
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             replica.set_retention(RetentionPolicy(size_bytes=4096))
             for _ in range(8):
                 await fill(replica, 20)
@@ -227,35 +231,35 @@ def test_restart_without_a_checkpoint_replays_from_the_logs_start_to_the_same_st
             before = replica.state.contents()
             assert before.first_offset > 0
         partition.disk.remove(f"{DIRECTORY}/checkpoint")
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             assert replica.state.is_complete
             assert replica.state.contents() == before
             assert (await replica.append(batch(159, value=b"%06d" % 159 * 10))).is_duplicate
 
-    run_lives(test)
+    run_harness(test)
 
 
 def test_clean_close_leaves_nothing_to_replay() -> None:
-    async def test(partition: Partition) -> None:
-        async with partition.life() as replica:
+    async def test(partition: PartitionHarness) -> None:
+        async with partition.open_replica() as replica:
             await fill(replica, 50)
             await replica.begin_epoch(ProducerId(3), 4)
             applied, before = replica.member.applied_index, replica.state.contents()
             await replica.close()
             await replica.close()
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             assert partition.opened_index == applied
             assert replica.state.contents() == before
             with pytest.raises(FencedError):
                 await replica.append(batch(50))
 
-    run_lives(test)
+    run_harness(test)
 
 
-def test_checkpoint_is_taken_after_so_many_bytes() -> None:
-    async def test(partition: Partition) -> None:
+def test_checkpoint_is_saved_after_checkpoint_bytes() -> None:
+    async def test(partition: PartitionHarness) -> None:
         partition.settings = SMALL
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             working = asyncio.ensure_future(replica.run(partition.clock))
             await fill(replica, 10)
             await asyncio.sleep(0.5)
@@ -266,13 +270,13 @@ def test_checkpoint_is_taken_after_so_many_bytes() -> None:
             await replica.close()
             await working
 
-    run_lives(test)
+    run_harness(test)
 
 
-def test_summary_holds_exactly_what_was_proposed_before_it() -> None:
-    async def test(partition: Partition) -> None:
+def test_snapshot_holds_exactly_what_was_proposed_before_it() -> None:
+    async def test(partition: PartitionHarness) -> None:
         partition.settings = PartitionSettings(summary_bytes=1024)
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             await fill(replica, 20)
             calls = [asyncio.ensure_future(replica.append(batch(20 + number))) for number in range(5)]
             calls += [asyncio.ensure_future(replica.append(record(b"x" * 500))) for _ in range(5)]
@@ -284,22 +288,22 @@ def test_summary_holds_exactly_what_was_proposed_before_it() -> None:
             await asyncio.gather(*calls, moving, tending, later)
             log = replica.member.log
             entries = await log.read_entries(Index(1), end_index=log.end_index, bytes_max=LARGE)
-            replayed, summaries = PartitionState(), 0
+            replayed, snapshots = PartitionState(), 0
             for found in entries:
-                if found.header.is_control and isinstance(summary := decode_entry(found), StateSnapshotEntry):
-                    assert replayed.contents() == summary.contents
-                    summaries += 1
+                if found.header.is_control and isinstance(snapshot := decode_entry(found), StateSnapshotEntry):
+                    assert replayed.contents() == snapshot.contents
+                    snapshots += 1
                 replayed.apply([found])
-            assert summaries == 1
+            assert snapshots == 1
             assert replayed.snapshot() == replica.state.snapshot()
 
-    run_lives(test)
+    run_harness(test)
 
 
 # -- status and room -------------------------------------------------------------------------------
 
 
-def test_status_tells_what_the_replica_is() -> None:
+def test_status_describes_the_replica() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(record(b"a", b"b"))
         await replica.move_cursors([(ALICE, Offset(1))])
@@ -312,11 +316,11 @@ def test_status_tells_what_the_replica_is() -> None:
     run(test)
 
 
-def test_nearly_full_disk_refuses_records_and_lets_the_rest_go_on() -> None:
-    async def test(partition: Partition) -> None:
+def test_nearly_full_disk_refuses_records_only() -> None:
+    async def test(partition: PartitionHarness) -> None:
         settings = LogSettings(free_bytes_min=10_000)
         partition.space = DiskSpace(partition.disk, DIRECTORY, executor=partition.executor, settings=settings)
-        async with partition.life() as replica:
+        async with partition.open_replica() as replica:
             await partition.space.refresh()
             await replica.append(batch(0))
             partition.disk.limit_space(12_000)
@@ -332,4 +336,4 @@ def test_nearly_full_disk_refuses_records_and_lets_the_rest_go_on() -> None:
             await partition.space.refresh()
             assert (await replica.append(batch(2))).base_offset == 2
 
-    run_lives(test)
+    run_harness(test)

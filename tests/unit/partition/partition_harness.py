@@ -1,4 +1,4 @@
-"""One real replica on a simulated loop and disk: what the partition's tests share."""
+"""Harness of the partition tests: one real replica on a simulated loop and disk."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def batch(
 
 
 def record(*values: bytes, timestamp: int = 1) -> bytearray:
-    """Return a batch of nobody in particular."""
+    """Return a batch without a producer."""
     return bytearray(build_batch(list(values), timestamp=timestamp))
 
 
-class Partition:
-    """One replica over one disk, through many lives."""
+class PartitionHarness:
+    """One replica on one disk, which may be opened several times."""
 
     def __init__(self, loop: SimulatedLoop, streams: RandomStreams, settings: ReplicationSettings) -> None:
         self.disk = SimulatedDisk()
@@ -60,17 +60,17 @@ class Partition:
         self._streams = streams
         self._network = SimulatedNetwork(loop, streams.network)
         self._replication = settings
-        self._lives = 0
+        self._starts = 0
         self.executor = SimulatedExecutor(loop, streams.disk)
         self.replica: Replica
 
     @asynccontextmanager
-    async def life(self, voters: tuple[int, ...] = (1,)) -> AsyncIterator[Replica]:
-        """Open the replica, let it be elected if it can be, and close it uncleanly at the end."""
-        self._lives += 1
+    async def open_replica(self, voters: tuple[int, ...] = (1,)) -> AsyncIterator[Replica]:
+        """Open the replica, wait until it is elected if it can be, and stop it without closing it at the end."""
+        self._starts += 1
         replicator = Replicator(
             NODE,
-            incarnation=self._lives,
+            incarnation=self._starts,
             network=self._network.port(NODE),
             disk=self.disk,
             executor=self.executor,
@@ -82,7 +82,7 @@ class Partition:
         async with replicator:
             state = PartitionState()
             configuration = Configuration(voters=tuple(NodeId(voter) for voter in voters))
-            bootstrap = configuration if self._lives == 1 else None
+            bootstrap = configuration if self._starts == 1 else None
             member = await replicator.open_member(GROUP, DIRECTORY, state, bootstrap=bootstrap)
             self.opened_index = member.applied_index
             replica = Replica(member, state, settings=self.settings, space=self.space)
@@ -91,11 +91,11 @@ class Partition:
             yield replica
 
 
-def run_lives(test: Callable[[Partition], Awaitable[None]], *, settings: ReplicationSettings = CALM) -> None:
-    """Run a test that opens and closes one replica as it likes."""
+def run_harness(test: Callable[[PartitionHarness], Awaitable[None]], *, settings: ReplicationSettings = CALM) -> None:
+    """Run a test that opens and closes the replica itself."""
     streams = RandomStreams(1)
     loop = SimulatedLoop(streams.schedule, policy="fifo")
-    loop.run_until_complete(test(Partition(loop, streams, settings)))
+    loop.run_until_complete(test(PartitionHarness(loop, streams, settings)))
     loop.close()
 
 
@@ -107,8 +107,8 @@ def run(
 ) -> None:
     """Run a test on the replica of a group whose other voters, if any, do not exist."""
 
-    async def live(partition: Partition) -> None:
-        async with partition.life(voters) as replica:
+    async def run_once(partition: PartitionHarness) -> None:
+        async with partition.open_replica(voters) as replica:
             await test(replica)
 
-    run_lives(live, settings=settings)
+    run_harness(run_once, settings=settings)
