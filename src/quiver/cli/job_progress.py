@@ -1,4 +1,4 @@
-"""How far a job is, on standard error: a line that changes at a terminal, a line now and then in a pipe."""
+"""Show the progress of a job on standard error: a live line on a terminal, periodic lines in a pipe."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from quiver.spark.pipelines import JobProgress
 
 LINE_EVERY_S = 5.0
-"""How often a job that does one thing all the while says so where nothing can be written over."""
+"""Interval of repeated progress lines when standard error is not a terminal."""
 
 
 class ProgressDisplay:
-    """Show what a job tells; use as ``with``."""
+    """Display the progress of a job; use as ``with``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._is_terminal = sys.stderr.isatty()
-        self._told: tuple[str, float] = ("", 0.0)
+        self._last_line: tuple[str, float] = ("", 0.0)
         self._bar = _ProgressWithLines(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -47,19 +47,19 @@ class ProgressDisplay:
         self._bar.stop()
 
     def report_progress(self, state: JobProgress) -> None:
-        """Show how far the job is."""
+        """Display the job's progress."""
         text = f"{self._name}: {describe(state)}"
         self._bar.lines = state.lines
         self._bar.update(self._task, description=text, completed=state.done, total=state.total)
-        phrase, told_s = self._told
+        phrase, shown_s = self._last_line
         now_s = time.monotonic()
-        if not self._is_terminal and (state.phrase != phrase or now_s - told_s >= LINE_EVERY_S):
+        if not self._is_terminal and (state.phrase != phrase or now_s - shown_s >= LINE_EVERY_S):
             click.echo("\n  ".join((text, *state.lines)), err=True)
-            self._told = (state.phrase, now_s)
+            self._last_line = (state.phrase, now_s)
 
 
 class _ProgressWithLines(Progress):
-    """A bar, and lines below it."""
+    """A progress bar with lines below it."""
 
     lines: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ class _ProgressWithLines(Progress):
 
 
 def describe(state: JobProgress) -> str:
-    """Return what a job does, and how much of it is done."""
+    """Describe what a job does, and how much of it is done."""
     if state.total is not None:
         return f"{state.phrase}, {state.done:,} of {format_count(state.total, state.noun)}"
     return f"{state.phrase}, {format_count(state.done, state.noun)}" if state.done else state.phrase

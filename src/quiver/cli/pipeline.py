@@ -33,7 +33,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def pipeline() -> None:
     """Run a job on Spark: locally, or on a Spark cluster.
 
-    SIGTERM and Ctrl-C let a job end the batch that it is at; whoever runs it again goes on there.
+    SIGTERM and Ctrl-C stop a job after its current batch; run the same command to resume.
 
     Exit codes: 0 done, or stopped while it followed a topic; 1 something was found; 130 or 143 stopped by Ctrl-C or
     SIGTERM before the end.
@@ -113,7 +113,9 @@ def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
 @click.option("--once", is_flag=True, help="End when all that there is now is archived. [default, without --every]")
 @click.option("--every", metavar="TIME", help="Go on: archive what came, so often (10s, 5m).")
 @click.option("--consumer", metavar="NAME", help="Show how far it is as the cursors of this consumer.")
-@click.option("--skip-lost", is_flag=True, help="Go on behind what retention removed before it was archived.")
+@click.option(
+    "--skip-lost", is_flag=True, help="Continue after records that retention removed before they were archived."
+)
 @click.option("--compact", is_flag=True, help="Put small files together at the end, or each hour.")
 @click.option("--vacuum", is_flag=True, help="Remove files that no version needs, at the end or each hour.")
 @click.option("--keep", metavar="TIME", default="7d", show_default=True, help="How old versions --vacuum spares.")
@@ -123,7 +125,7 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     """Bring the records of a topic into a lake, each of them once: a Delta table, or plain Parquet files.
 
     Files lie by topic, partition and hour of the records' timestamps. How far the topic is archived is part of the
-    lake: run it again, wherever that is, and it goes on there, after kill -9, too.
+    lake: run it again, on any machine, and it resumes there, also after kill -9.
     """
     run_job(context, "archive", options, as_json=as_json)
 
@@ -146,7 +148,7 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     type=click.Choice(("earliest", "latest")),
     default="latest",
     show_default=True,
-    help="Where a new job begins; one with a checkpoint goes on where it was.",
+    help="Where a new job begins; a job with a checkpoint resumes there.",
 )
 @click.option("--once", is_flag=True, help="End when all that there is now is counted.")
 @click.option("--every", metavar="TIME", default="2s", show_default=True, help="How often to count what came.")
@@ -180,7 +182,7 @@ def analyze(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     "--name",
     default="replay",
     show_default=True,
-    help="What this replay is called: under another name it happens anew.",
+    help="Name of this replay; another name replays everything again.",
 )
 @click.option("--same", is_flag=True, help="Allow the very topic that was archived: its records are then there twice.")
 @job_options
@@ -211,7 +213,7 @@ def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     """Compare what leaders serve, what every replica stores, what is archived and what clients have seen of a topic.
 
     By digests, and record by record where they differ. Ends with 0 if all of them are the same; with 1 if a record is
-    lost, doubled, altered or swapped anywhere, which it names, or if somebody could not be asked.
+    lost, doubled, altered or swapped anywhere, which it names, or if a source could not be read.
     """
     run_job(context, "audit", options, as_json=as_json)
 
