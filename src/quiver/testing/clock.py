@@ -16,7 +16,7 @@ DEFAULT_WALL_START_MS: Final = 1_700_000_000_000
 
 
 class VirtualTime(Protocol):
-    """Tell the virtual time; `SimulatedLoop` does."""
+    """A source of virtual time, such as `SimulatedLoop`."""
 
     @property
     def now_ns(self) -> int:
@@ -25,7 +25,7 @@ class VirtualTime(Protocol):
 
 
 class SimulatedClock:
-    """Tell one node's time: virtual time, run fast or slow by `drift_ppm`."""
+    """One node's clocks: virtual time, run fast or slow by `drift_ppm`."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class SimulatedDisk:
 
     `rates` gives probabilities to seeded faults, drawn from `rng`. With `keep_journal` every mutating
     operation is listed in `journal` as (kind, path), for messages. `on_power_loss` is called at the moment
-    a planned power loss strikes, before `PowerLoss` is raised: a simulation kills the node there.
+    a planned power loss happens, before `PowerLoss` is raised: a simulation kills the node there.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class SimulatedDisk:
     def crash_after(self, operations: int, *, moment: Moment = "before", written_share: float = 0.5) -> None:
         """Let the `operations`-th mutating operation from now on raise `PowerLoss`.
 
-        It strikes before, during or after the effect. During a write means that `written_share` of its
+        It happens before, during or after the effect. During a write means that `written_share` of its
         bytes are pending; during a sync, that `crash` chooses what it has reached; for the rest it is
         after. From there on every operation raises, until `crash` or `restart`.
         """
@@ -207,7 +207,7 @@ class SimulatedDisk:
     def fail(self, operation: DiskOperation, *, nth: int = 1, path: str | None = None, error: int = errno.EIO) -> None:
         """Let the `nth` such operation from now on (on `path` alone, if given) raise `OSError`.
 
-        A failed sync drops the file's pending bytes for good, although reads still see them until the cache
+        A failed sync drops the file's pending bytes permanently, although reads still see them until the cache
         is dropped and the next sync succeeds: what Linux does. Other failures change nothing.
         """
         self._plan.plan(operation, kind="error", nth=nth, path=path, value=error)
@@ -300,7 +300,7 @@ class SimulatedDisk:
         self.used_bytes += len(data)
 
     def sync_all(self) -> None:
-        """Make everything durable at once."""
+        """Make everything durable."""
         self._names.sync_all()
         for _, content in _walk(self._names.root, "", durable=False):
             content.sync()
@@ -456,7 +456,7 @@ class SimulatedFile:
         except OSError:
             self._content.fail_sync()
             raise
-        if not disk._plan.lies(self._path):
+        if not disk._plan.is_lying(self._path):
             disk.bytes_synced += self._content.sync()
         disk._end()
 

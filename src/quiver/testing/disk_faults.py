@@ -26,7 +26,7 @@ _ERROR_RATES: Final[dict[DiskOperation, str]] = {"read": "p_eio_read", "write": 
 
 
 class PowerLoss(BaseException):
-    """Stop the program at once: the machine lost its power.
+    """Stop the program immediately: the machine lost its power.
 
     Not an `Exception`, so that no handler for errors can hide it: the program no longer runs.
     """
@@ -46,7 +46,7 @@ class DiskFaults:
 
 @dataclass(slots=True)
 class _Planned:
-    """One planned fault: it strikes when `countdown` matching operations have passed."""
+    """One planned fault: it happens when `countdown` matching operations have passed."""
 
     operation: DiskOperation
     path: str | None
@@ -54,7 +54,7 @@ class _Planned:
     kind: str
     value: int
 
-    def strikes(self, operation: DiskOperation, path: str) -> bool:
+    def matches(self, operation: DiskOperation, path: str) -> bool:
         """Count one operation and tell whether it is the one."""
         if operation != self.operation or (self.path is not None and self.path != path):
             return False
@@ -112,7 +112,7 @@ class DiskFaultPlan:
         self.counts["misdirect"] += 1
         return landing
 
-    def lies(self, path: str) -> bool:
+    def is_lying(self, path: str) -> bool:
         """Tell whether this sync reports success without making anything durable."""
         if self._take("sync", path, "lying_sync") is None and not self._draw(self.faults.p_lying_sync):
             return False
@@ -120,11 +120,11 @@ class DiskFaultPlan:
         return True
 
     def _take(self, operation: DiskOperation, path: str, kind: str) -> int | None:
-        struck = [planned for planned in self._planned if planned.kind == kind and planned.strikes(operation, path)]
-        if not struck:
+        matched = [planned for planned in self._planned if planned.kind == kind and planned.matches(operation, path)]
+        if not matched:
             return None
         self._planned = [planned for planned in self._planned if planned.countdown > 0]
-        return struck[0].value
+        return matched[0].value
 
     def _draw(self, probability: float) -> bool:
         return probability > 0.0 and self._stream().random() < probability

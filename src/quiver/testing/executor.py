@@ -27,7 +27,7 @@ class SimulatedExecutor:
     """Run blocking work after a virtual latency, in order.
 
     Implements storage's `Executor` seam. Work belongs to the node that submits it. A `PowerLoss` in it
-    goes to `on_power_loss`, which is expected to kill the node; the work's caller never hears of it.
+    goes to `on_power_loss`, which is expected to kill the node; the work's caller never gets an answer.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A cluster inside this process, for tests: real sockets, real files, and faults on demand.
 
-Each node runs on a thread and an event loop of its own, so that one can be paused or killed while the others go on. To
-its clients and to the other nodes it is what a process would be; all nodes share one interpreter, so it is not for
+Each node runs on a thread and an event loop of its own, so that one can be paused or killed while the others continue.
+To its clients and to the other nodes it is what a process would be; all nodes share one interpreter, so it is not for
 measuring.
 
     with LocalCluster(nodes=3) as cluster, cluster.connect() as client:
@@ -127,7 +127,7 @@ class LocalCluster:
         thread.join()
 
     def kill(self, node: int) -> None:
-        """End a node at once: its connections break, and nothing more of it gets out."""
+        """Kill a node immediately: its connections break, and it sends nothing more."""
         thread = self._threads.pop(node)
         self._cuts.silence(node)
         thread.kill()
@@ -139,7 +139,7 @@ class LocalCluster:
         self._threads[node].pause()
 
     def resume(self, node: int) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node."""
         self._threads[node].resume()
 
     def wait_ready(self, nodes: Iterable[int] | None = None) -> None:
@@ -161,7 +161,7 @@ class LocalCluster:
 
 
 class _Cuts:
-    """Which nodes do not hear of each other; shared by all threads, each operation of it is one step."""
+    """The pairs of nodes without a connection; shared by all threads, each operation on it is atomic."""
 
     def __init__(self) -> None:
         self._pairs: frozenset[frozenset[int]] = frozenset()
@@ -240,7 +240,7 @@ class _NodeThread:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(_KilledError):
                 runner.run(self._run())
-        except BaseException as error:  # noqa: BLE001 - told by `wait_ready`
+        except BaseException as error:  # noqa: BLE001 - `wait_ready` reports it
             self._failure = error
         finally:
             self._ready.set()
@@ -354,7 +354,7 @@ def _settings_of(nodes: int, directory: str, ports: Sequence[int], given: Mappin
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on: all are held until the last is found, so that none comes twice."""
+    """Return free ports: all are bound until the last is found, so that none comes twice."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -8,7 +8,7 @@ Rules that simulations rely on:
 - no host: no threads, sockets, processes, signals or real time (`quiver.testing.scheduling`);
 - a callback belongs to the node in whose scope it was scheduled; a killed node's code never runs
   again, not even its `finally` blocks, as after `kill -9`; a paused node's waits, as after SIGSTOP;
-- an error that nobody handles fails the run: at once in a callback, at its end in a task.
+- an unhandled error fails the run: immediately in a callback, at its end in a task.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from quiver.testing.trace import Trace
 T = TypeVar("T")
 
 EVENTS_MAX = 50_000_000
-"""How many callbacks one run may take unless told otherwise: minutes of real time."""
+"""How many callbacks one run may take by default: minutes of real time."""
 
 TIME_MAX_S = 30 * 24 * 3600.0
-"""How far virtual time may go unless told otherwise: a forgotten periodic timer must not run for ever."""
+"""How far virtual time may go by default: a forgotten periodic timer must not run forever."""
 
 _CANCELLED_MIN = 100
 """Rebuild the timers when this many, and more than half of them, are cancelled."""
@@ -63,7 +63,7 @@ class LimitReached(RuntimeError):  # noqa: N818 - the run is cut off, nothing in
 
 
 class UnhandledError(RuntimeError):
-    """Report an error in a callback or task that nobody handled; the cause is chained."""
+    """Report an error in a callback or task that was not handled; the cause is chained."""
 
 
 class _NumberedFuture(asyncio.Future[Any]):
@@ -81,7 +81,7 @@ class _NumberedTask(asyncio.Task[T]):
     """A task that sets order by its number: a task group keeps its tasks in one, and cancels them in its order."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = number  # asyncio asks for the hash at once
+        self._number = number  # asyncio asks for the hash in the constructor
         super().__init__(coro, **options)
 
     def __hash__(self) -> int:
@@ -106,7 +106,7 @@ class SimulatedLoop(HostlessLoop):
         self.now_ns = 0
         self.event_count = 0
         self.running_node: Hashable | None = None
-        """Whose callback ran last, for those that `after_event` calls; None: nobody's."""
+        """The node whose callback ran last, for `after_event`; None: it belongs to no node."""
         self._ready: ReadyQueue = ShuffledQueue(rng) if policy == "shuffle" else FifoQueue()
         self._timers: list[tuple[int, int, Timer]] = []
         self._cancelled_timer_count = 0
@@ -118,7 +118,7 @@ class SimulatedLoop(HostlessLoop):
         self._time_max_ns = int(time_max_s * 1e9)
         self._root = NodeScope(None)
         self._scopes: dict[Hashable, NodeScope] = {}
-        self._buried: list[ScheduledCallback | asyncio.Task[Any]] = []
+        self._dead: list[ScheduledCallback | asyncio.Task[Any]] = []
         self._hooks: list[Callable[[], object]] = []
         self._generators: dict[int, tuple[weakref.ref[AsyncGenerator[Any, Any]], NodeScope | None]] = {}
         self._unhandled: list[BaseException] = []
@@ -170,9 +170,9 @@ class SimulatedLoop(HostlessLoop):
             return
         self._is_closed = True
         pending = [task for scope in (self._root, *self._scopes.values()) for task in scope.pending_tasks()]
-        close_quietly(pending + [buried for buried in self._buried if isinstance(buried, asyncio.Task)])
+        close_quietly(pending + [buried for buried in self._dead if isinstance(buried, asyncio.Task)])
         self._timers.clear()
-        self._buried.clear()
+        self._dead.clear()
         self._scopes.clear()
         self._root = NodeScope(None)
 
@@ -298,10 +298,10 @@ class SimulatedLoop(HostlessLoop):
         scope.state = DEAD
         timers = self._timers
         # They are kept, not freed: freeing a coroutine runs its finally blocks.
-        self._buried.extend(self._ready.take_scope(scope))
-        self._buried.extend(event for _, _, event in timers if event.scope is scope)
-        self._buried.extend(scope.held)
-        self._buried.extend(scope.tasks)
+        self._dead.extend(self._ready.take_scope(scope))
+        self._dead.extend(event for _, _, event in timers if event.scope is scope)
+        self._dead.extend(scope.held)
+        self._dead.extend(scope.tasks)
         timers[:] = [timer for timer in timers if timer[2].scope is not scope]
         heapq.heapify(timers)
 
@@ -312,7 +312,7 @@ class SimulatedLoop(HostlessLoop):
             scope.state = PAUSED
 
     def resume(self, node: Hashable) -> None:
-        """Let a paused node go on; what fell due meanwhile is ready now."""
+        """Resume a paused node; what fell due meanwhile is ready now."""
         scope = self._scopes.get(node)
         if scope is not None and scope.state == PAUSED:
             scope.state = RUNNING
@@ -320,7 +320,7 @@ class SimulatedLoop(HostlessLoop):
             scope.held.clear()
 
     def is_alive(self, node: Hashable) -> bool:
-        """Tell whether a node has a life, be it paused."""
+        """Tell whether a node lives, running or paused."""
         return node in self._scopes
 
     # Errors.
@@ -341,12 +341,12 @@ class SimulatedLoop(HostlessLoop):
         self._unhandled.append(error or RuntimeError(str(context.get("message"))))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take an error that nobody handled.
+        """Handle an error that no code handled.
 
         A plain future's unseen error is reported when it is freed. Once a node was killed it may be one
         of the dead, which report nothing.
         """
-        if self._is_closed or (self._buried and "future" in context and "task" not in context):
+        if self._is_closed or (self._dead and "future" in context and "task" not in context):
             return
         (self._exception_handler or _default_handler)(self, context)
 
@@ -355,7 +355,7 @@ class SimulatedLoop(HostlessLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:  # noqa: FBT001 - asyncio's signature
-        """Ignore the wish: asyncio's debug mode measures real time."""
+        """Ignore the call: asyncio's debug mode measures real time."""
 
     def get_task_factory(self) -> None:
         """Return None: there is one kind of task."""
@@ -455,7 +455,7 @@ class SimulatedLoop(HostlessLoop):
         if event.scope.state == PAUSED:
             event.scope.held.append(event)
         else:
-            self._buried.append(event)
+            self._dead.append(event)
 
     def _timer_cancelled(self) -> None:
         self._cancelled_timer_count += 1
@@ -466,7 +466,7 @@ class SimulatedLoop(HostlessLoop):
             self._cancelled_timer_count = 0
 
     def _raise_unhandled(self) -> None:
-        """Raise the first error that nobody handled, if any."""
+        """Raise the first unhandled error, if any."""
         scopes = (self._root, *self._scopes.values())
         errors = self._unhandled + [error for scope in scopes for error in scope.unseen_failures()]
         self._unhandled.clear()
@@ -487,7 +487,7 @@ class SimulatedLoop(HostlessLoop):
         self._generators[id(generator)] = (weakref.ref(generator), CURRENT_SCOPE.get())
 
     def _generator_abandoned(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close a generator that nobody holds any more, unless its node is dead."""
+        """Close an unreferenced generator, unless its node is dead."""
         _, scope = self._generators.pop(id(generator), (None, None))
         if not self._is_closed and (scope is None or scope.state != DEAD):
             self.create_task(generator.aclose())

@@ -59,7 +59,7 @@ class CallFaults(msgspec.Struct, frozen=True, kw_only=True):
     """How likely a call goes wrong."""
 
     lost_request: float = 0.0
-    """The request never arrives; the caller is told that it was not sent."""
+    """The request never arrives; the caller gets *not done*."""
     dropped_request: float = 0.0
     """The request never arrives, and the caller cannot know."""
     lost_answer: float = 0.0
@@ -94,7 +94,7 @@ class MemoryPartition:
         """Append a batch once."""
         batch = Batch.decode(data)
         header = batch.header
-        duplicate = self._judge(batch)
+        duplicate = self._find_duplicate(batch)
         if duplicate is not None:
             return wire.Produced(base_offset=duplicate, is_duplicate=True)
         base_offset = self.end_offset
@@ -114,7 +114,7 @@ class MemoryPartition:
         self.grown = asyncio.Event()
         return wire.Produced(base_offset=base_offset)
 
-    def _judge(self, batch: Batch) -> Offset | None:
+    def _find_duplicate(self, batch: Batch) -> Offset | None:
         """Return the offset of a batch that is there already; raise if it may not be appended."""
         header = batch.header
         if header.producer_id == NO_PRODUCER:
@@ -155,7 +155,7 @@ class MemoryPartition:
     def read(self, offset: Offset, bytes_max: int) -> list[bytes]:
         """Return batches from an offset on."""
         if offset < self.first_offset:
-            raise TrimmedError(f"offset {offset} lies below {self.first_offset}")
+            raise TrimmedError(f"offset {offset} is below the first offset {self.first_offset}")
         found: list[bytes] = []
         size_bytes = 0
         for batch in self.batches:
@@ -168,7 +168,7 @@ class MemoryPartition:
         return found
 
     def trim(self, first_offset: int) -> None:
-        """Remove what lies below an offset, as retention does."""
+        """Remove what is below an offset, as retention does."""
         self.first_offset = Offset(first_offset)
         self.batches = [batch for batch in self.batches if batch.header.end_offset > first_offset]
 

@@ -95,7 +95,7 @@ class SimulatedNetwork:
     # Cuts and clogs.
 
     def cut(self, source: NodeId, target: NodeId, *, both: bool = True) -> None:
-        """Lose everything from `source` to `target`, also what is on its way; and back, unless told otherwise."""
+        """Lose everything from `source` to `target`, also what is on its way; `both`: in both directions."""
         for link in self._links_between(source, target, both=both):
             link.is_cut = True
 
@@ -132,7 +132,7 @@ class SimulatedNetwork:
             self._later(half_ns + self._rng.randrange(half_ns), self._unclog_node, node)
 
     def heal(self) -> None:
-        """Undo every cut, isolation and clog, also planned ones; what is held goes on link by link in seeded order."""
+        """Undo every cut, isolation and clog, also planned ones; what is held is released link by link in seeded order."""
         self._heals += 1
         self._isolated.clear()
         self._clogged.clear()
@@ -233,7 +233,7 @@ class SimulatedNetwork:
                 self.faults["disconnected"] += 1
 
     def _release(self, links: Iterable[SimulatedLink]) -> None:
-        """Let links that are no longer clogged go on, in a seeded order."""
+        """Release links that are no longer clogged, in a seeded order."""
         waiting = [link for link in links if link.held and not self._is_clogged(link)]
         while waiting:
             link = waiting.pop(self._rng.randrange(len(waiting)))
@@ -287,14 +287,14 @@ class SimulatedPort:
     def start(self, handler: MessageHandler, on_lost: LostHandler | None = None) -> None:
         """Deliver incoming messages to `handler`, in the node scope that this is called from.
 
-        `on_lost` is called when a node is killed, some time later, as a broken connection would tell.
+        `on_lost` is called when a node is killed, some time later, as a broken connection would show.
         """
         self.handler = handler
         self.on_lost = on_lost
         self.context = contextvars.copy_context()
 
     def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
-        """Send one message, copied at once; a closed port drops it."""
+        """Send one message, copied immediately; a closed port drops it."""
         if self._is_open:
             self._network.send(self._node, to, parts)
 

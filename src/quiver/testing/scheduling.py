@@ -1,7 +1,7 @@
 """Which node a scheduled callback belongs to, and whether that node still runs.
 
 The scope travels in a context variable: whatever is scheduled inside `SimulatedLoop.node_scope` —
-and by the tasks started there, and by theirs — carries it. A killed node's scope is dead for good;
+and by the tasks started there, and by theirs — carries it. A killed node's scope stays dead;
 the node's next life gets a new one. This module holds state only; the loop acts on it.
 """
 
@@ -22,7 +22,7 @@ PAUSED: Final = 1
 DEAD: Final = 2
 
 _SWEEP_MIN: Final = 64
-"""Look for finished tasks no more often than every so many new ones."""
+"""Sweep finished tasks at most once per this many new ones."""
 
 
 class ScheduledCallback(asyncio.TimerHandle):
@@ -70,7 +70,7 @@ class Timer(ScheduledCallback):
     on_cancel: Callable[[], None] | None
 
     def arm(self, when_ns: int, on_cancel: Callable[[], None]) -> None:
-        """Set when it is due and who hears of a cancellation."""
+        """Set when it is due and what a cancellation calls."""
         self.when_ns = when_ns
         self.on_cancel = on_cancel
 
@@ -99,7 +99,7 @@ class NodeScope:
         self._sweep_at = _SWEEP_MIN
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
-        """Keep a task alive until it is finished and its outcome was looked at.
+        """Keep a task alive until it is finished and its outcome was retrieved.
 
         Otherwise the garbage collector would decide when an abandoned task ends.
         """
@@ -113,7 +113,7 @@ class NodeScope:
         return [task for task in self.tasks if not task.done()]
 
     def unseen_failures(self) -> list[BaseException]:
-        """Return, once, the errors of finished tasks that nobody has looked at."""
+        """Return, once, the errors of finished tasks that was not retrieved."""
         failed = [task for task in self.tasks if task.done() and is_failure_unseen(task)]
         return [error for task in failed if (error := task.exception()) is not None]
 
@@ -122,7 +122,7 @@ CURRENT_SCOPE: ContextVar[NodeScope | None] = ContextVar("quiver_simulated_scope
 
 
 def is_failure_unseen(task: asyncio.Task[Any]) -> bool:
-    """Tell whether a finished task holds an error that nobody has looked at."""
+    """Tell whether a finished task holds an error that was not retrieved."""
     return bool(task._log_traceback)
 
 

@@ -1,6 +1,6 @@
 """Requests between nodes in memory, with delays and loss: the twin of `quiver.wire`'s server and pool.
 
-It implements the `Transport` seam of `quiver.routing.transport` and keeps its promise of truth: a caller hears *not
+It implements the `Transport` seam of `quiver.routing.transport` and keeps its promise of truth: a caller gets *not
 done* only of a request that no handler has seen, or that its handler refused; whatever may have been done is *unknown*.
 What cuts the simulated network cuts requests, too. Requests, responses and errors cross as bytes, so that no two nodes
 ever share an object.
@@ -34,7 +34,7 @@ from quiver.wire.serving import Caller, Handler
 R = TypeVar("R", bound=Response)
 
 CONNECT_TIMEOUT_MS = 2_000
-"""After how long a caller that has no connection yet gives up an unreachable node."""
+"""Connect timeout: how long a caller without a connection waits for an unreachable node."""
 
 _POLL_S = 0.005
 """How often a node that stops looks whether requests are still under way."""
@@ -77,12 +77,12 @@ class _Exchange:
     target: NodeId | None = None
 
     def end(self, answer: tuple[bytes, bytes] | ErrorInfo) -> None:
-        """Tell the caller, who may have gone."""
+        """Answer the caller, which may be gone."""
         if not self.done.done():
             self.done.set_result(answer)
 
     def end_unknown(self) -> None:
-        """Tell the caller that the connection broke after the request was sent."""
+        """Answer that the connection broke after the request was sent."""
         error: QuiverError = OutcomeUnknownError("the connection broke")
         if self.is_read:
             error = UnavailableError("the connection broke; nothing was to be done")
@@ -121,7 +121,7 @@ class SimulatedTransport:
         """Let a node take no more requests; those under way are broken off unless answered within `grace_ms`."""
         self._servers = {address: server for address, server in self._servers.items() if server.node != node}
         end_ns = self.loop.now_ns + grace_ms * 1_000_000
-        while self.loop.now_ns < end_ns and any(  # noqa: ASYNC110 - whoever asks may die without a word
+        while self.loop.now_ns < end_ns and any(  # noqa: ASYNC110 - a caller may die without an event
             exchange.target == node for exchange in self._under_way
         ):
             await asyncio.sleep(_POLL_S)
@@ -148,7 +148,7 @@ class SimulatedTransport:
         server = self._servers.get(address)
         if server is None:
             self.faults["refused"] += 1
-            self._later(exchange.end, describe_error(UnavailableError(f"not done: nobody answers at {address}")))
+            self._later(exchange.end, describe_error(UnavailableError(f"not done: connection refused by {address}")))
             return
         if not self._reaches(exchange.source, server.node):
             self.faults["cut"] += 1  # meanwhile: the caller waits for its time to be over
@@ -187,7 +187,7 @@ class SimulatedTransport:
             self._later(exchange.end, answer)
 
     def _reaches(self, source: NodeId | None, target: NodeId | None) -> bool:
-        """Tell whether nothing is cut between two nodes; clients are outside and reach everybody."""
+        """Tell whether nothing is cut between two nodes; clients are outside and reach every node."""
         return source is None or target is None or self.network.is_connected(source, target)
 
     def _draw(self, kind: str, probability: float) -> bool:

@@ -1,6 +1,6 @@
-"""Judges of a simulated cluster: each takes observations, knows what was promised, and raises `Finding`.
+"""Checkers of simulated consensus groups: each gets observations, knows an invariant, and raises `Violation`.
 
-They draw nothing, schedule nothing and never touch the cluster: a run with checkers is the run without.
+They draw no random numbers, schedule nothing and never change the cluster: a run with checkers is the run without.
 """
 
 from quiver.testing.checkers.clients import check_ack, check_end_read, check_sends

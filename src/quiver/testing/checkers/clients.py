@@ -1,6 +1,6 @@
-"""Do clients find what they were told? (I8, I9, I11, I12, F2, F4, and reads)
+"""Does the committed log hold what clients were answered? (I8, I9, I11, I12, I17, F2, F4, and reads)
 
-`check_ack` and `check_end_read` judge an answer when it arrives; `check_sends` judges the whole history against
+`check_ack` and `check_end_read` check an answer when it arrives; `check_sends` checks the whole history against
 the committed log when the run is over, value by value.
 """
 
@@ -17,7 +17,7 @@ from quiver.testing.simulator.report import require, violated
 
 
 def check_ack(send: SentBatch, base_offset: Offset, committed: CommittedLog) -> None:
-    """Judge an acknowledgement: the batch is committed, at that offset, behind all that was acknowledged before."""
+    """Check an acknowledgement: the batch is committed at that offset, after all that was acknowledged before."""
     facts = {"group": send.group, "producer": send.producer_id, "sequence": send.base_sequence, "offset": base_offset}
     batch = committed.at_offset(base_offset)
     if batch is None:
@@ -40,14 +40,14 @@ def check_ack(send: SentBatch, base_offset: Offset, committed: CommittedLog) -> 
 
 
 def check_end_read(read: EndRead, end_offset: Offset, committed: CommittedLog, *, node: NodeId) -> None:
-    """Judge a linearizable read of the end: no older than its call, no newer than what is committed."""
+    """Check a linearizable read of the end: no older than its call, no newer than what is committed."""
     facts = {"group": read.group, "node": node, "read": end_offset}
     require(end_offset >= read.at_least, "I7", "a read is stale", known_before=read.at_least, **facts)
     require(end_offset <= committed.end_offset, "I7", "a read shows what is not committed", **facts)
 
 
 def check_sends(sends: Iterable[SentBatch], committed: CommittedLog) -> None:
-    """Judge a group's whole history against its committed log."""
+    """Check a group's whole history against its committed log."""
     places = _find_values(committed.data_batches())
     known: set[bytes] = set()
     for send in sends:
@@ -79,7 +79,7 @@ def _find_values(batches: Iterable[Batch]) -> dict[bytes, Offset]:
 
 
 def check_consumed(consumed: ConsumeResult, committed: CommittedLog, *, node: NodeId) -> None:
-    """Judge the records that a consumer was given: committed ones, without a gap, up to the cursor."""
+    """Check the records that a consumer was given: committed ones, without a gap, up to the cursor."""
     facts = {"group": committed.group, "node": node, "first": consumed.first_offset, "cursor": consumed.cursor}
     for batch in consumed.batches:
         committed.check_read(node, batch)
@@ -93,7 +93,7 @@ def check_consumed(consumed: ConsumeResult, committed: CommittedLog, *, node: No
 
 
 def check_taken(records: list[Record], committed: CommittedLog, *, node: NodeId) -> None:
-    """Judge records that a consumer was given one by one: they are those that are committed at their offsets."""
+    """Check records that a consumer was given one by one: they are those that are committed at their offsets."""
     for record in records:
         facts = {"group": committed.group, "node": node, "offset": record.offset}
         require(record.value == committed.value_at(record.offset), "I7", "a record is not what is committed", **facts)
@@ -102,7 +102,7 @@ def check_taken(records: list[Record], committed: CommittedLog, *, node: NodeId)
 def check_nothing_skipped(
     seen: set[Offset], committed: CommittedLog, *, first_offset: Offset, lost_max: int, consumer: int
 ) -> None:
-    """Judge a consumer that has read to the end: it misses no more than unanswered calls may have taken along."""
+    """Check a consumer that has read to the end: it misses no more than unanswered calls may have consumed."""
     missing = [offset for offset in range(first_offset, committed.end_offset) if offset not in seen]
     require(
         len(missing) <= lost_max,

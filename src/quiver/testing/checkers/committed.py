@@ -1,4 +1,4 @@
-"""The one committed log of a group, as it becomes known: whatever anybody commits or applies must agree with it.
+"""The one committed log of a group as it becomes known: all that a member commits or applies must agree with it.
 
 The first member to call an entry committed fixes its term, the first to apply it fixes its bytes. From then
 on any other claim about that index is a finding: nothing committed changes, vanishes or moves (I3, I5, I7,
@@ -25,7 +25,7 @@ class CommittedLog:
         self.batches: list[Batch] = []
         """Every applied batch, from index 1 on."""
         self.first_offset = Offset(0)
-        """Where the newest trim that anybody has applied ends."""
+        """The end of the newest trim that a member has applied."""
         self.end_offset = Offset(0)
         self._index_of_offset: dict[Offset, Index] = {}
         self._producers: dict[ProducerId, tuple[int, int]] = {}
@@ -33,12 +33,12 @@ class CommittedLog:
 
     @property
     def commit_index(self) -> Index:
-        """Return the highest index that anybody has called committed."""
+        """Return the highest index that a member has called committed."""
         return Index(len(self.terms) - 1)
 
     @property
     def applied_index(self) -> Index:
-        """Return the highest index that anybody has applied."""
+        """Return the highest index that a member has applied."""
         return Index(len(self.batches))
 
     def commit(self, node: NodeId, index: Index, term_at: Callable[[Index], Term | None]) -> None:
@@ -95,7 +95,7 @@ class CommittedLog:
         return None if index is None else self.batches[index - 1]
 
     def value_at(self, offset: Offset) -> bytes | None:
-        """Return the value of the record at an offset; None if nobody has applied one."""
+        """Return the value of the record at an offset; None if none was applied."""
         base_offset = offset
         while base_offset > 0 and base_offset not in self._index_of_offset:
             base_offset = Offset(base_offset - 1)
@@ -149,9 +149,9 @@ class CommittedLog:
 
 
 def check_trim(trim: TrimEntry, batches: Sequence[Batch], *, index: Index) -> None:
-    """Judge a trim: it ends at a summary that lies before it, and at the place where that one stands."""
+    """Check a trim: it ends at an earlier summary, at that summary's index and offset."""
     facts = {"index": index, "trimmed_to": trim.index, "offset": trim.offset}
-    require(0 < trim.index < index, "I18", "a trim ends behind itself", **facts)
+    require(0 < trim.index < index, "I18", "a trim does not end before itself", **facts)
     summary = batches[trim.index - 1]
     is_summary = summary.header.is_control and isinstance(decode_entry(summary), StateSnapshotEntry)
     require(is_summary, "I18", "a trim does not end at a summary", **facts)

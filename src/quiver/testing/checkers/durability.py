@@ -63,8 +63,8 @@ def check_majority(
 class PlatterReader:
     """Look entries of one log up on the platter of its disk.
 
-    It goes on from where the last entry was found, since those asked for grow; the log's own bookkeeping says
-    where to look else, and nothing more. A segment that was cut is another object and is searched anew.
+    It continues from where the last entry was found, since requested indexes grow; otherwise the log's own bookkeeping
+    says where to search, and nothing more. A segment that was cut is another object and is searched from its start.
     """
 
     def __init__(self, disk: SimulatedDisk, log: Log) -> None:
@@ -77,7 +77,7 @@ class PlatterReader:
     def holds(self, index: Index, term: Term) -> bool:
         """Tell whether an entry is on the platter, whole, in a file whose name is there, too."""
         if index < self._log.first_index:
-            return True  # the log starts behind it: a snapshot covers it
+            return True  # the log starts after it: a snapshot covers it
         segments = self._log._segments
         segment = next((segment for segment in segments if segment.first_index <= index < segment.end_index), None)
         if segment is None:

@@ -30,20 +30,20 @@ class ElectionChecker:
         return self._committed.group
 
     def lead(self, node: NodeId, raft: Raft) -> None:
-        """Take note that a member leads."""
+        """Record that a member leads."""
         known = self._leaders.setdefault(raft.term, node)
         require(known == node, "I1", "two leaders in one term", group=self.group, term=raft.term, a=known, b=node)
         self.leader_count += 1
         self._require_complete(node, raft)
 
     def count(self, node: NodeId, raft: Raft, index: Index) -> None:
-        """Take note of what a leader commits by counting copies: an entry of its own term (§5.4.2, Figure 8)."""
+        """Record what a leader commits by counting copies: an entry of its own term (§5.4.2, Figure 8)."""
         term = raft.term_at(index)
         facts = {"group": self.group, "node": node, "index": index, "entry_term": term, "leader_term": raft.term}
         require(term == raft.term, "I4", "a leader commits an entry of an earlier term by counting", **facts)
 
     def move(self, node: NodeId, what: str, before: int, after: int) -> None:
-        """Take note that a number moved that may only grow."""
+        """Record that a number moved that may only grow."""
         if after < before:
             violated("I2", f"a {what} went back", group=self.group, node=node, before=before, after=after)
 

@@ -19,7 +19,7 @@ from quiver.testing.simulator.report import require
 from quiver.testing.trace import Trace
 
 PLATTER_EVERY = 10
-"""How many commits go by between two looks at the platters."""
+"""How many commits pass between two checks of the platters."""
 
 
 class Observer:
@@ -36,14 +36,14 @@ class Observer:
         self._commits = 0
 
     def promises(self, node: NodeId, group: GroupId) -> PromiseChecker:
-        """Return the judge of what a member says, the same one over all its lives."""
+        """Return the checker of a member's messages, the same one over all its lives."""
         checker = self._promises.get((node, group))
         if checker is None:
             checker = self._promises[node, group] = PromiseChecker(node, self.committed[group])
         return checker
 
     def watch(self, node: NodeId, member: Member) -> None:
-        """Look at a member after each event of its node, from now until `forget`."""
+        """Check a member after each event of its node, from now until `forget`."""
         self._watches[node] = (*self._watches.get(node, ()), MemberWatch(self, node, member))
 
     def forget(self, node: NodeId) -> None:
@@ -51,7 +51,7 @@ class Observer:
         self._watches.pop(node, None)
 
     def look(self, node: NodeId) -> None:
-        """Look at what an event of a node has changed."""
+        """Check what an event of a node has changed."""
         for watch in self._watches.get(node, ()):
             watch.look()
 
@@ -92,7 +92,7 @@ class Observer:
 
 
 class MemberWatch:
-    """One member in one life, as it was when it was last looked at."""
+    """One member in one life, as it was when it was last checked."""
 
     __slots__ = (
         "_commit",
@@ -128,7 +128,7 @@ class MemberWatch:
         self._transfer: Transfer | None = None
 
     def look(self) -> None:
-        """Compare, and hand on what has changed."""
+        """Compare, and report what has changed."""
         state = self._state
         log = state.log
         if state.leadership is not None and (state.leadership.transfer or self._transfer) is not None:

@@ -1,6 +1,6 @@
 """What members said to each other, and whether they could keep it (I2, I6, I10).
 
-Every message that leaves a member is looked at. A vote is given once per term, over all lives of the member;
+Every message that leaves a member is checked. A vote is given once per term, over all lives of the member;
 terms in messages never go back; what is acknowledged is durable at that moment; and a member that votes
 still has everything it ever acknowledged and that was committed.
 """
@@ -24,7 +24,7 @@ _KEPT_MAX = 64
 
 
 class PromiseChecker:
-    """Judge what one member says, over all its lives."""
+    """Check the messages of one member, over all its lives."""
 
     def __init__(self, node: NodeId, committed: CommittedLog) -> None:
         self._node = node

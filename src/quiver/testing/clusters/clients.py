@@ -1,8 +1,9 @@
-"""Programs that use a simulated cluster through the real SDK, and write down what they ask and what they are told.
+"""Workloads that use a simulated cluster through the real SDK and record their calls: producers, topics, end offsets.
 
-Each does one step after the other until the run is over, and is restarted now and then as programs are. Errors that
-say *not done* or *unknown* are recorded as that; an error that blames the program for what it did not do is a finding.
-A client whose call has an unknown outcome goes on as a new process, as the judge wants it.
+Each makes one step after the other until the run is over, and is restarted from time to time as programs are. Errors
+that say *not done* or *unknown* are recorded as that; an error that blames the program for what it did not do is a
+violation. A client whose call has an unknown outcome continues as a new process, because a process of a history has one
+call at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RETRY_S = 0.1
 
 
 class ClientWorkload:
-    """One program; `progress` counts what it got done."""
+    """One client program; `progress` counts completed calls."""
 
     def __init__(self, world: ClusterWorld, name: str, topic: TopicPlan) -> None:
         self.world = world
@@ -103,7 +104,7 @@ class ClientWorkload:
             violated("C", f"{what} of {self.name} was refused: {error!r}", code=error.code)
 
     async def insist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do something, however often it must be tried."""
+        """Retry something until it is done."""
         while True:
             try:
                 await work()
@@ -161,7 +162,7 @@ class TopicWorkload(ClientWorkload):
 
 
 async def _unless(code: str, work: Awaitable[None]) -> bool:
-    """Do something; tell whether it changed anything: a refusal with this code says that it did not."""
+    """Do something; return False if it is refused with this code, which means that nothing changed."""
     try:
         await work
     except RequestError as error:
@@ -172,7 +173,7 @@ async def _unless(code: str, work: Awaitable[None]) -> bool:
 
 
 class ProducerWorkload(ClientWorkload):
-    """Sends idempotently under a name, several batches at once, and comes back under it after a restart."""
+    """Sends idempotently under a name, several batches at a time, and registers under the same name after a restart."""
 
     producer: AsyncProducer
 
@@ -185,7 +186,7 @@ class ProducerWorkload(ClientWorkload):
         """By partition, how many records are perhaps there."""
 
     async def begin(self) -> None:
-        """Register under the name, which fences off whoever has it."""
+        """Register under the name, which fences the previous holder of the name."""
         call = self.invoke("register", self.name)
         try:
             timeout_s = self.world.knobs.delivery_timeout_ms / 1000
@@ -204,7 +205,7 @@ class ProducerWorkload(ClientWorkload):
             await self.insist(self.begin)  # fenced: another one has the name
 
     async def _send(self, producer: AsyncProducer, lane: str) -> bool:
-        """Send a batch; tell whether the producer may go on."""
+        """Send a batch; tell whether the producer may continue."""
         partition = self.rng.randrange(producer.core.accumulator.partition_count)
         values = [
             f"{self.name}:{self._count + at}" for at in range(1 + self.rng.randrange(self.world.knobs.values_max))
@@ -236,7 +237,7 @@ class ProducerWorkload(ClientWorkload):
         await self._check_sequence()
 
     async def _check_sequence(self) -> None:
-        """Demand that a partition tells a restarted producer how many of its records it has."""
+        """Require that a partition answers a restarted producer with the right next sequence."""
         partition = self.rng.randrange(self.producer.core.accumulator.partition_count)
         try:
             count = await self.producer.next_sequence(partition)
@@ -245,4 +246,6 @@ class ProducerWorkload(ClientWorkload):
             return
         known, unknown = self._acknowledged[partition], self._unknown[partition]
         facts = {"name": self.name, "partition": partition, "next_sequence": count, "acknowledged": known}
-        require(known <= count <= known + unknown, "C", "a producer is told a wrong sequence", unknown=unknown, **facts)
+        require(
+            known <= count <= known + unknown, "C", "a producer gets a wrong next sequence", unknown=unknown, **facts
+        )

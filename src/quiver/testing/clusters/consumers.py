@@ -14,7 +14,7 @@ from quiver.wire.consume_many import ConsumeMany, decode_consumed
 from quiver.wire.messages import Consume, TopicInfo
 
 FETCH_BYTES = 4 * KIB
-"""What is asked for at once: little, as logs are."""
+"""Bytes per fetch: few, because the logs are small."""
 
 
 class ReaderWorkload(ClientWorkload):
@@ -64,7 +64,7 @@ class ReaderWorkload(ClientWorkload):
 
 
 class CommitWorkload(ClientWorkload):
-    """Reads under a name and commits now and then; after a restart it goes on where it last committed."""
+    """Reads under a name and commits now and then; after a restart it resumes where it last committed."""
 
     consumer: AsyncConsumer
 

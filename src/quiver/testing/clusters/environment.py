@@ -34,7 +34,7 @@ class Medium:
     network: SimulatedNetwork
     transport: SimulatedTransport
     identities: dict[NodeId, str] = field(default_factory=dict)
-    """Who is behind each id at present."""
+    """The identity that uses each id at present."""
 
     def disconnect(self, node: NodeId) -> None:
         """Break all connections of a killed node."""
@@ -130,7 +130,7 @@ class SimulatedDatabase(Database):
     # -- what the node does ----------------------------------------------------------------------
 
     def prepare(self) -> int:
-        """Make or migrate the tables, which is durable at once."""
+        """Make or migrate the tables, which is durable immediately."""
         version = super().prepare()
         self._sync()
         return version

@@ -1,8 +1,7 @@
-"""One simulated machine, and the real `Node` that runs on it through many lives.
+"""One simulated machine that runs the real `Node`, one process after the other.
 
-Disk, clocks and database outlive the processes; everything else is made anew at each start. A supervisor stands behind
-it: a node that exits is started again later, and one whose files cannot be used is given up, and the operator replaces
-it under a new id (R22).
+The database outlives the processes, as the disk does. A node that exits is restarted; a machine whose files stay
+damaged is replaced.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from quiver.testing.clusters.world import ClusterWorld
 
 TRIES = 3
-"""How often a node that cannot open its damaged files is started again before its disk is given up."""
+"""How often a node with damaged files is restarted before its machine is replaced."""
 STOP_MS_MAX = 60_000
-"""How long a node may take to end that was told to, or whose disk failed."""
+"""How long a node may take to end after SIGTERM or a storage failure."""
 
 
 class SimulatedHost(SimulatedMachine):
@@ -59,7 +58,7 @@ class SimulatedHost(SimulatedMachine):
     # -- one process -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Run the node as `quiver node` does, until it is told to stop or fails."""
+        """Run the node as `quiver node` does, until it is stopped or fails."""
         self._stop = asyncio.Event()
         error: BaseException | None = None
         try:
@@ -114,7 +113,12 @@ class SimulatedHost(SimulatedMachine):
             if not isinstance(cause, QuiverError | OSError):
                 violated("F3", f"a node crashed: {describe(cause)}", node=self.id)
         is_damage = any(isinstance(cause, DamageError) for cause in causes)
-        require(self.is_damaged or not is_damage, "F1", f"a disk that nobody damaged is damaged: {error}", node=self.id)
+        require(
+            self.is_damaged or not is_damage,
+            "F1",
+            f"a disk is damaged although no fault damaged it: {error}",
+            node=self.id,
+        )
         self._damages_in_a_row = self._damages_in_a_row + 1 if is_damage else 0
         self._end_process()
         self.disk.restart()
@@ -124,7 +128,7 @@ class SimulatedHost(SimulatedMachine):
             self.world.restart_later(self)
 
     async def _require_end(self, life: int) -> None:
-        """Fail the run if a life that is to end goes on for too long."""
+        """Fail the run if a process does not end in time."""
         await asyncio.sleep(STOP_MS_MAX / 1000)
         if self.is_up and self.lives == life and not self.is_paused:
             violated("F3", "a node does not end", node=self.id, life=life)

@@ -1,7 +1,7 @@
-"""Faults that only whole nodes suffer, and what operators do to a cluster: the rest is as for bare Raft members.
+"""Faults that only whole nodes have, and the operations of a cluster's operator.
 
-An operator asks through the SDK as anybody would. Refusals are normal; only the end of the run demands that the cluster
-got where it should.
+An operator sends requests through the SDK. Refusals are normal; only the end of the run requires that the cluster
+reaches its goal.
 """
 
 from __future__ import annotations

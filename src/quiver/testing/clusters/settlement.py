@@ -1,7 +1,8 @@
-"""What a cluster must come to when it is healed: everything where it should be, on every node.
+"""The final state of a healed cluster: everything in its place, and all copies equal.
 
-And what operators do for it: at the beginning they make the topics, and at the end they see to it that there are enough
-brokers for them, and empty one more if there is one to spare.
+Operators create the topics at the beginning; at the end they provide enough brokers and drain one that is not needed.
+Then moves, drains and repairs must finish, replicas must have the same bytes at the same index, and each node's
+metadata must be what its own database holds and what every other node has. The replicas' records go into the history.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def restore_capacity(world: ClusterWorld) -> None:
 
 
 async def operate(world: ClusterWorld, ask: Callable[[AsyncCluster], Awaitable[None]]) -> None:
-    """Have something done, however often it must be asked for."""
+    """Retry an operator's request until it is done."""
     deadline_ms = world.now_ms + FOUND_WITHIN_MS
     while True:
         try:
@@ -99,7 +100,7 @@ def _is_registered(world: ClusterWorld, host: SimulatedHost) -> bool:
 def _unsettled(world: ClusterWorld) -> Iterator[str]:
     view = world.view()
     if view is None or not view.brokers:
-        yield "nobody knows the metadata"
+        yield "no node knows the metadata"
         return
     for host in world.live_nodes():
         yield from _unsettled_host(host, view)
@@ -193,7 +194,7 @@ async def _read_all(replica: Replica) -> list[Batch]:
 
 
 async def _record(world: ClusterWorld, replica: Replica, node: NodeId, key: str) -> None:
-    """Let the judge see a replica's records."""
+    """Add a replica's records to the history."""
     offset, records = replica.first_offset, []
     log = replica.member.log
     while offset < replica.high_watermark:

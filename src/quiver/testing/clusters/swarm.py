@@ -117,7 +117,7 @@ class ClusterKnobs(SimulationKnobs):
     p_break: float
     senders: int
     lanes: int
-    """Sends that one sender has under way at once, at most."""
+    """Maximum of concurrent sends of one producer."""
     readers: int
     committers: int
     takers: int

@@ -116,7 +116,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         return nodes[rng.randrange(len(nodes))] if nodes else None
 
     def primary(self) -> SimulatedHost | None:
-        """Return who leads the managers, if somebody does."""
+        """Return the primary's host, if there is a primary."""
         return next((host for host in self.running() if host.node and host.node._store.is_primary), None)
 
     def view(self) -> View | None:
@@ -132,7 +132,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         return {held.group: replica for held, replica in node._broker._table.open_replicas()}
 
     def leader(self, group: GroupId) -> tuple[SimulatedHost, Replica] | None:
-        """Return who leads a partition's group with the newest term, if somebody does."""
+        """Return the host and replica that lead a partition's group with the newest term, if any."""
         found = [
             (host, replica)
             for host in self.running()
@@ -143,7 +143,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
     # -- the fault budget ------------------------------------------------------------------------
 
     def can_damage(self, node: SimulatedMachine) -> bool:
-        """Tell whether a disk may be lost: a majority of the managers and of every partition's voters stays whole."""
+        """Tell whether a disk may be lost: a majority of managers and of each partition's voters stays undamaged."""
         view = self.view()
         gone = {other.id for other in self.nodes.values() if other.is_retired or other.is_damaged} | {node.id}
         managers = {other.id for other in self.nodes.values() if other.is_manager}

@@ -1,9 +1,9 @@
-"""Consumers of a simulated cluster: takers, whose place it remembers, and keepers, who remember it themselves.
+"""Consumers of consensus groups: one kind relies on the cluster's cursor, the other tracks its offset itself.
 
-A taker asks without an offset, several times at once, and must never be given a record twice; at the end it may miss
-only what calls without an answer may have taken along. A keeper asks with an offset, repeats what had no answer, and
-must get every record in order; its cursor is where it left it. A call without an answer may still move a cursor
-later, so a keeper goes on under a new id after one.
+A `CursorConsumer` asks without an offset, several calls at a time, and must never get a record twice; at the end it may
+miss only what unanswered calls may have consumed. An `OffsetConsumer` asks with an offset, retries what had no answer,
+and must get every record in order; its cursor is where it left it. A call without an answer may still move a cursor
+later, so an `OffsetConsumer` continues under a new id after one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _CALLS_MAX = 3
 
 
 class _GroupConsumer(GroupClient):
-    """What takers and keepers share: calls that are answered, refused, or neither."""
+    """What both kinds share: calls that are answered, refused, or neither."""
 
     def __init__(self, world: GroupWorld, group: GroupId, rng: Rng) -> None:
         super().__init__(world, group, rng)
         self.consumer_id = world.next_consumer()
 
     async def _ask(self, work: Callable[[Replica], Awaitable[T]]) -> tuple[NodeId, T] | None:
-        """Ask whoever leads; None if it was certainly not done.
+        """Ask the leader; None if it was certainly not done.
 
         Raises:
             TimeoutError: there was no answer, or none that says what was done.
@@ -79,7 +79,7 @@ class _GroupConsumer(GroupClient):
 
 
 class CursorConsumer(_GroupConsumer):
-    """A consumer whose place the cluster remembers."""
+    """A consumer whose cursor the cluster keeps."""
 
     def __init__(self, world: GroupWorld, group: GroupId, rng: Rng) -> None:
         super().__init__(world, group, rng)
@@ -88,19 +88,19 @@ class CursorConsumer(_GroupConsumer):
         self._lost_max = 0
 
     async def run(self) -> None:
-        """Take records until the world no longer wants it."""
+        """Consume records until the load ends."""
         while self.world.wants_load:
             await self.pause(self.world.knobs.send_gap_ms)
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(1 + self.rng.randrange(_CALLS_MAX)):
-                    tasks.create_task(self._take(1 + self.rng.randrange(5)))
+                    tasks.create_task(self._consume_once(1 + self.rng.randrange(5)))
 
     async def finish(self) -> None:
-        """Take the rest, and judge what was seen."""
+        """Consume the rest, and check what was seen."""
         committed = self.world.observer.committed[self.group]
         while self._cursor < committed.end_offset:
             await self.pause(20)
-            await self._take(100)
+            await self._consume_once(100)
         check_nothing_skipped(
             self._seen,
             committed,
@@ -109,11 +109,13 @@ class CursorConsumer(_GroupConsumer):
             consumer=self.consumer_id,
         )
 
-    async def _take(self, records_max: int) -> None:
+    async def _consume_once(self, records_max: int) -> None:
         """Ask once: for a range of records, or for so many times the next one."""
         may_be_doubled = self.world.rpc.p_double > 0
         try:
-            taken = await (self._take_some(records_max) if self.rng.random() < 0.7 else self._take_each(records_max))
+            taken = await (
+                self._consume_some(records_max) if self.rng.random() < 0.7 else self._consume_each(records_max)
+            )
         except TimeoutError:
             self._lost_max += 2 * records_max
             return
@@ -125,7 +127,7 @@ class CursorConsumer(_GroupConsumer):
             self._seen.add(Offset(offset))
             self._cursor = max(self._cursor, Offset(offset + 1))
 
-    async def _take_some(self, records_max: int) -> Iterable[int]:
+    async def _consume_some(self, records_max: int) -> Iterable[int]:
         wait_ms = _WAIT_MS if self.rng.random() < 0.3 else 0
         consumed = await self._consume(offset=None, records_max=records_max, wait_ms=wait_ms)
         if consumed is None:
@@ -133,7 +135,7 @@ class CursorConsumer(_GroupConsumer):
         self._cursor = max(self._cursor, consumed.cursor)
         return range(consumed.first_offset, consumed.cursor)
 
-    async def _take_each(self, count: int) -> list[int]:
+    async def _consume_each(self, count: int) -> list[int]:
         def work(replica: Replica) -> Awaitable[list[Record | None]]:
             return replica.consume_many([(self.consumer_id, "earliest")] * count)
 
@@ -147,7 +149,7 @@ class CursorConsumer(_GroupConsumer):
 
 
 class OffsetConsumer(_GroupConsumer):
-    """A consumer that knows its place itself, and repeats what had no answer."""
+    """A consumer that tracks its offset itself, and retries what had no answer."""
 
     def __init__(self, world: GroupWorld, group: GroupId, rng: Rng) -> None:
         super().__init__(world, group, rng)
@@ -155,12 +157,12 @@ class OffsetConsumer(_GroupConsumer):
         self._has_cursor = False
 
     async def run(self) -> None:
-        """Read in order until the world no longer wants it."""
+        """Read in order until the load ends."""
         while self.world.wants_load:
             await self.pause(self.world.knobs.send_gap_ms)
             may_be_doubled = self.world.rpc.p_double > 0
             try:
-                await (self._look() if self._has_cursor and self.rng.random() < 0.3 else self._read())
+                await (self._check_cursor() if self._has_cursor and self.rng.random() < 0.3 else self._read())
             except TimeoutError:
                 may_be_doubled = True
             if may_be_doubled or self.world.rpc.p_double > 0:
@@ -182,7 +184,7 @@ class OffsetConsumer(_GroupConsumer):
             require(consumed.first_offset == offset, "I17", "records are not from where they were wanted", **facts)
             self._offset, self._has_cursor = consumed.cursor, True
 
-    async def _look(self) -> None:
+    async def _check_cursor(self) -> None:
         consumer_id = self.consumer_id
 
         def work(replica: Replica) -> Awaitable[CursorsResult]:
@@ -198,6 +200,6 @@ class OffsetConsumer(_GroupConsumer):
 
 
 def make_consumer(world: GroupWorld, group: GroupId, number: int) -> CursorConsumer | OffsetConsumer:
-    """Return the world's next consumer: every other one is a keeper."""
+    """Return the world's next consumer: every other one is an `OffsetConsumer`."""
     rng = world.streams.stream(f"consumer-{number}")
     return OffsetConsumer(world, group, rng) if number % 2 else CursorConsumer(world, group, rng)

@@ -1,7 +1,9 @@
-"""What clients did and what they were told: the history that checkers judge.
+"""The history of a run's clients: what they sent and read, and the check of it by the history checker.
 
-Outcomes are Jepsen's: `ok` was acknowledged, `fail` was certainly not done, `info` is unknown. Every value
-is unique, so that a record found in a log belongs to exactly one send.
+Outcomes are Jepsen's: `ok` was acknowledged, `fail` was certainly not done, `info` is unknown. Every value is unique,
+so that a record in a log belongs to exactly one send. The checkers of `quiver.testing.checkers` know the product's
+types; the history checker knows only what clients saw. `check_client_history` writes the sends and the committed log as
+a history for it, in the order of simulated time; two events at the same instant count as concurrent.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class SentBatch:
 
     @property
     def end_sequence(self) -> int:
-        """Return the sequence number behind the last record."""
+        """Return the sequence number after the last record."""
         return self.base_sequence + len(self.values)
 
 
@@ -58,7 +60,7 @@ class ClientHistory:
 
     sends: list[SentBatch] = field(default_factory=list)
     acked_ends: dict[GroupId, Offset] = field(default_factory=dict)
-    """For each group the end of what clients were told is there."""
+    """For each group the highest end offset that a client was answered."""
     reads_done: int = 0
     consumed: int = 0
     """How many records consumers were given."""
@@ -68,7 +70,7 @@ class ClientHistory:
         return self.acked_ends.get(group, Offset(0))
 
     def note_end(self, group: GroupId, end_offset: Offset) -> None:
-        """Take note that a client was told of records up to here."""
+        """Record that a client knows of records up to here."""
         if end_offset > self.acked_end(group):
             self.acked_ends[group] = end_offset
 
@@ -78,7 +80,7 @@ _INVOKE, _COMPLETE = 0, 1
 
 
 def check_client_history(sends: Iterable[SentBatch], batches: Iterable[Batch]) -> None:
-    """Demand that the judge finds nothing in the sends of one group and its committed log."""
+    """Require that the history checker finds nothing in the sends of one group and its committed log."""
     verdict = check_history(_events(sends, batches))
     require(verdict.is_clean, "J", str(verdict))
 

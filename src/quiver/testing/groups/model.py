@@ -69,7 +69,7 @@ class GroupModel(Model[GroupKnobs, GroupWorld]):
         world.begin_load()
 
     async def verify(self, world: GroupWorld) -> None:
-        """Check that writes resume, that replicas converge, and that they hold what clients were told."""
+        """Check that writes resume, that replicas converge, and that they hold what was acknowledged."""
         await _require_writes(world)
         await world.end_load()
         await _require_convergence(world)
@@ -159,7 +159,7 @@ async def _read_all(world: GroupWorld, node: SimulatedNode, group: GroupId) -> N
             index = log.first_index  # a snapshot was taken meanwhile
             continue
         except DamageError:
-            require(node.is_damaged, "F1", "a disk that nobody damaged is damaged", node=node.id, group=group)
+            require(node.is_damaged, "F1", "a disk is damaged although no fault damaged it", node=node.id, group=group)
             return  # it says so, and serves nothing wrong
         if not batches:
             violated("F1", "a replica ends early", node=node.id, group=group, index=index)

@@ -1,8 +1,7 @@
-"""One simulated node: the real driver over a simulated disk, clock and port, through many lives.
+"""One simulated machine that runs the real driver, observed by the checkers.
 
-The disk and the clock outlive the node's processes; everything else is made anew at each start. A supervisor
-stands behind it: a node whose storage fails is killed, as its exit would do, and started again later; one
-whose files cannot be used is given up, and the operator replaces it under a new id (R22).
+A node whose storage fails is killed, as its exit would do, and restarted later; one whose files stay damaged is
+replaced under a new id (R22).
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 
 _TRIES = 2
-"""How often a node that cannot open its files is started again before its disk is given up."""
+"""How often a node that cannot open its files is restarted before its machine is replaced."""
 
 
 class ObservedState(PartitionState):
-    """A partition's state that shows the checkers what it is told."""
+    """A partition's state that shows the checkers what it applies."""
 
     def __init__(self, node: NodeId, group: GroupId, observer: Observer) -> None:
         super().__init__()
@@ -76,17 +75,17 @@ class ObservedState(PartitionState):
 class ObservedReplicator(Replicator):
     """The real driver, whose every message is shown to the checkers before it leaves."""
 
-    judges: dict[GroupId, tuple[PromiseChecker, Member]]
+    checkers: dict[GroupId, tuple[PromiseChecker, Member]]
 
     def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:
         """Show a message, then send it."""
-        judged = self.judges.get(message.group)
-        if judged is not None:
-            judge, member = judged
+        watched = self.checkers.get(message.group)
+        if watched is not None:
+            checker, member = watched
             if message.plain is not None:
-                judge.say(to, message.plain, member.raft, member.log)
+                checker.say(to, message.plain, member.raft, member.log)
             elif message.append is not None:
-                judge.say_term(message.append.term)
+                checker.say_term(message.append.term)
         super().post(to, message, payloads)
 
 
@@ -114,14 +113,14 @@ class MemberCopy:
         return self._platter.holds(index, term)
 
 
-def _overhear(member: Member, judge: PromiseChecker, copies: Mapping[NodeId, Copy]) -> None:
+def _watch_messages(member: Member, checker: PromiseChecker, copies: Mapping[NodeId, Copy]) -> None:
     """Show the checkers each message that a member has taken."""
     take = member.receive
 
     def receive(from_: NodeId, received: ReceivedMessage) -> None:
-        belief = judge.belief(from_, received.message, member.raft)
+        belief = checker.belief(from_, received.message, member.raft)
         take(from_, received)
-        judge.hear(from_, received.message, member.raft, copies.get(from_), belief)
+        checker.hear(from_, received.message, member.raft, copies.get(from_), belief)
 
     member.receive = receive  # type: ignore[method-assign] # the member is made by the driver itself
 
@@ -167,7 +166,7 @@ class SimulatedNode(SimulatedMachine):
             log_settings=world.knobs.log,
             on_failure=self._handle_failure,
         )
-        replicator.judges = {}
+        replicator.checkers = {}
         async with replicator:
             try:
                 for group in world.groups:
@@ -183,18 +182,18 @@ class SimulatedNode(SimulatedMachine):
             group, self.directory(group), state, bootstrap=self._bootstraps.get(group)
         )
         self._bootstraps.pop(group, None)  # once in the member's life
-        judge = world.observer.promises(self.id, group)
-        replicator.judges[group] = (judge, member)
-        _overhear(member, judge, world.observer.copies[group])
+        checker = world.observer.promises(self.id, group)
+        replicator.checkers[group] = (checker, member)
+        _watch_messages(member, checker, world.observer.copies[group])
         world.observer.copies[group][self.id] = MemberCopy(self, member)
         world.observer.watch(self.id, member)
         replica = self.replicas[group] = Replica(member, state, settings=world.knobs.partition)
-        world.loop.create_task(self._keep_house(replica))
+        world.loop.create_task(self._run_background_work(replica))
         if world.knobs.retention is None:
             world.loop.create_task(self._take_snapshots(replica))
 
-    async def _keep_house(self, replica: Replica) -> None:
-        """Let the replica do what it does beside answering; its disk's failure is told to the supervisor, not here."""
+    async def _run_background_work(self, replica: Replica) -> None:
+        """Run the replica's background work; the driver reports a failure of its disk to the supervisor."""
         if self.world.knobs.retention is not None:
             replica.set_retention(self.world.knobs.retention)
         try:
@@ -213,7 +212,7 @@ class SimulatedNode(SimulatedMachine):
                 await self.take_snapshot(replica)
 
     async def take_snapshot(self, replica: Replica) -> None:
-        """Take a snapshot, or do what stands in for one; its disk's failure is told to the supervisor, not here."""
+        """Take a snapshot, or trim and checkpoint instead; the driver reports a failure of its disk to the supervisor."""
         try:
             if self.world.knobs.retention is None:
                 await replica.member.take_snapshot()
@@ -235,7 +234,12 @@ class SimulatedNode(SimulatedMachine):
             return
         self.world.trace.record("storage_failed", self.world.now_ms, self.id, str(error))
         is_damage = isinstance(error, DamageError) or isinstance(error.__cause__, DamageError)
-        require(self.is_damaged or not is_damage, "F1", f"a disk that nobody damaged is damaged: {error}", node=self.id)
+        require(
+            self.is_damaged or not is_damage,
+            "F1",
+            f"a disk is damaged although no fault damaged it: {error}",
+            node=self.id,
+        )
         is_open = len(self.replicas) == len(self.world.groups)
         self._failures_in_a_row = 0 if is_open else self._failures_in_a_row + 1
         self.kill(power_loss=False)

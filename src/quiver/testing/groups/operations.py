@@ -1,7 +1,7 @@
-"""What operators do to a running cluster: move members and leadership, take snapshots, send load in bursts.
+"""What operators do to running groups: change members, transfer leadership, take snapshots, send bursts of load.
 
-An operator looks for the leader as anybody would, asks it, and watches what becomes of it. Refusals are
-normal; only the end of the run demands that the cluster got where it should.
+An operator finds the leader, asks it, and watches the result. Refusals are normal; only the end of the run requires
+that the groups reach their goal.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def swap_member(fault: FaultInjection[GroupWorld]) -> None:
 
 
 async def transfer(fault: FaultInjection[GroupWorld]) -> None:
-    """Ask a leader to hand over to another voter."""
+    """Ask a leader to transfer leadership to another voter."""
     world = fault.world
     leader = find_leader(world, world.pick_group(fault.rng))
     if leader is None:
@@ -212,7 +212,7 @@ def _swapped(leaver: NodeId, learner: NodeId) -> Target:
 
 
 def _replaced(lost: NodeId, successor: NodeId) -> Target:
-    """Remove a lost node; its successor becomes a learner first, unless somebody has made it a voter already."""
+    """Remove a lost node; its successor becomes a learner first, unless it is a voter already."""
 
     def target(now: Configuration) -> tuple[Nodes, Nodes] | None:
         if not now.includes(lost):

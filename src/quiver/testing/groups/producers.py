@@ -1,9 +1,9 @@
-"""Clients of a simulated cluster: idempotent producers with retries, and readers.
+"""Clients of consensus groups: idempotent producers with retries, and readers.
 
-A producer sends batches of unique values, several at a time, and sends each again until it has an answer or
-gives up. Giving up ends its epoch: it begins the next one, and is told by that how far the last one has come. What
-lies before is done, and sending it once more must find it; what lies behind can never be done. It follows hints to
-the leader, and else asks around.
+A producer sends batches of unique values, several at a time, and retries each until it has an answer or its delivery
+timeout is over. A timeout ends the producer's epoch: it begins the next one, and the answer says how far the last one
+got. Batches below that sequence are done, and sending them again must find them; the others can never be done. Clients
+follow hints to the leader, and otherwise ask any node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GroupClient:
         self._guess: NodeId | None = None
 
     def target(self) -> NodeId:
-        """Return whom to ask: the node that led when last heard of, else any."""
+        """Return the node to ask: the last known leader, else any."""
         nodes = self.world.serving_nodes()
         if self._guess is None or self._guess not in nodes or self.rng.random() < 0.05:
             self._guess = nodes[self.rng.randrange(len(nodes))]
@@ -62,10 +62,10 @@ class GroupProducer(GroupClient):
         self.producer_id = producer_id
         self.epoch = 0
         self.burst = 0
-        """How many batches to send at once without pause, next."""
+        """How many batches to send next without a pause."""
         self._sequence = 0
         self._unanswered: list[SentBatch] = []
-        self._has_given_up = False
+        self._has_timed_out = False
 
     async def run(self) -> None:
         """Send until the world no longer wants it, then until everything has an answer."""
@@ -85,7 +85,7 @@ class GroupProducer(GroupClient):
 
     async def _send_some(self) -> None:
         """Send up to a window of batches at a time; all have an outcome when this returns."""
-        if self._has_given_up and not await self._begin_epoch():
+        if self._has_timed_out and not await self._begin_epoch():
             return
         count = 1 + self.rng.randrange(self.world.knobs.in_flight_max)
         sends = [self._next_send() for _ in range(count)]
@@ -123,12 +123,12 @@ class GroupProducer(GroupClient):
         while not await self._attempt(send, data):
             if self.world.loop.now_ns >= deadline_ns:
                 send.outcome = "info" if send.may_be_done else "fail"
-                self._has_given_up = True
+                self._has_timed_out = True
                 return
             await self.pause(20)
 
     async def _attempt(self, send: SentBatch, data: bytes) -> bool:
-        """Send once; tell whether there is an answer for good."""
+        """Send once; tell whether there is a final answer."""
         asked = self.target()
         in_order = self._unanswered[0] is send
 
@@ -169,7 +169,7 @@ class GroupProducer(GroupClient):
         self.world.history.note_end(self.group, Offset(appended.base_offset + len(send.values)))
 
     async def _begin_epoch(self) -> bool:
-        """Begin a new epoch, and learn what became of what was given up; tell whether there was an answer."""
+        """Begin a new epoch and resolve the batches that timed out; tell whether there was an answer."""
         asked, epoch = self.target(), self.epoch + 1
 
         async def begin_epoch(node: SimulatedNode) -> int:
@@ -184,12 +184,12 @@ class GroupProducer(GroupClient):
         except (TimeoutError, StorageError, OutcomeUnknownError):
             self._guess = None
             return False
-        self.epoch, self._sequence, self._has_given_up = epoch, next_sequence, False
+        self.epoch, self._sequence, self._has_timed_out = epoch, next_sequence, False
         await self._settle(next_sequence)
         return True
 
     async def _settle(self, next_sequence: int) -> None:
-        """Find what was given up and yet done; the rest can never be done any more."""
+        """Find the batches that timed out and are yet done; the rest can never be done."""
         unanswered, self._unanswered = self._unanswered, []
         for send in unanswered:
             if send.base_sequence >= next_sequence:
@@ -199,8 +199,8 @@ class GroupProducer(GroupClient):
             self._unanswered = [send]
             await self._send_until_answered(send)
         self._unanswered.clear()
-        if self._has_given_up:
-            self._has_given_up = False  # the epoch is as good as new: nothing was sent in it but what was there
+        if self._has_timed_out:
+            self._has_timed_out = False  # the epoch is as good as new: nothing was sent in it but what was there
 
 
 class GroupReader(GroupClient):

@@ -1,7 +1,7 @@
 """Calls of clients to nodes: they take time, get lost, are doubled, and wait for paused nodes.
 
 The work of a call runs in the scope of the node that serves it: it dies with the node, and then the caller
-hears nothing. A call to a node that does not run is refused or lost.
+gets no answer. A call to a node that does not run is refused or lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SimulatedRpc:
     def call(self, node: NodeId, work: Work[T]) -> asyncio.Future[T]:
         """Let a node do `work`; the answer, or the error it raised, may never come.
 
-        A doubled call is done twice. An error is told only when no other copy can succeed: "not done" must be true.
+        A doubled call is done twice. An error is reported only when no other copy can succeed: "not done" must be true.
         """
         call = _Call(node, work, self._world.loop.create_future())
         call.copies = 2 if self._rng.random() < self.p_double else 1

@@ -1,9 +1,9 @@
-"""The quiet phase: a healthy cluster stays healthy, and does what it is asked (F5; R9, R14, R15).
+"""The stable phase: a healthy cluster stays healthy and does what it is asked (F5; R9, R14, R15).
 
-Chaos hides rules that are about calm: a leader that is well must not be unseated by a member that comes back
-or hears only half of the others, one that reaches nobody must step down, and leadership goes where it is
-sent, also under load. Here the network is quick, clocks are right and disks do not stall, so that there is no
-excuse for an election.
+Chaos hides rules about calm: a healthy leader must not be deposed by a member that returns or receives messages from
+half of the others only, a leader that reaches no other member must step down, and leadership must move where it is
+transferred, also under load. In this phase the network is quick, clocks are right and disks do not stall, so that there
+is no reason for an election.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POUR_S = 0.001
 
 
 async def check_stability(world: GroupWorld, rng: Rng) -> None:
-    """Ask a healthy cluster for what only a sound one does."""
+    """Check leadership rules on a healthy cluster."""
     world.network.rates.latency = _QUICK
     for node in world.live_nodes():
         node.clock.set_drift(0)
@@ -49,7 +49,7 @@ async def check_stability(world: GroupWorld, rng: Rng) -> None:
 
 
 async def _cut_follower_off(world: GroupWorld, group: GroupId, rng: Rng) -> None:
-    """A follower that was cut off and comes back unseats nobody."""
+    """A follower that was isolated and returns does not depose the leader."""
     leader, member = _leader(world, group)
     followers = _other_voters(leader, member)
     if len(followers) < 2:
@@ -63,7 +63,7 @@ async def _cut_follower_off(world: GroupWorld, group: GroupId, rng: Rng) -> None
 
 
 async def _cut_half_off(world: GroupWorld, group: GroupId, rng: Rng) -> None:
-    """A follower that no longer hears the leader, but the others, unseats nobody."""
+    """A follower that is cut off from the leader only does not depose it."""
     leader, member = _leader(world, group)
     followers = _other_voters(leader, member)
     if len(followers) < 2:
@@ -77,13 +77,15 @@ async def _cut_half_off(world: GroupWorld, group: GroupId, rng: Rng) -> None:
 
 
 async def _isolate_leader(world: GroupWorld, group: GroupId) -> None:
-    """A leader that reaches nobody steps down."""
+    """A leader that reaches no other member steps down."""
     leader, member = _leader(world, group)
     if not _other_voters(leader, member):
         return
     world.network.isolate(leader.id)
     await asyncio.sleep(_timeouts(world, 6))
-    require(not member.is_leader, "F5", "a leader that reaches nobody goes on", group=group, node=leader.id)
+    require(
+        not member.is_leader, "F5", "a leader that reaches no other member stays leader", group=group, node=leader.id
+    )
     world.network.rejoin(leader.id)
     await asyncio.sleep(_timeouts(world, 6))
 
@@ -118,12 +120,12 @@ async def _pour(world: GroupWorld, group: GroupId, leader: SimulatedNode, member
         world.history.sends.append(send)
         append = leader.serve(group).append(bytearray(build_batch([value], timestamp=1)))
         with world.loop.node_scope(leader.id):
-            world.loop.create_task(append).add_done_callback(_look_away)
+            world.loop.create_task(append).add_done_callback(_ignore_outcome)
         await asyncio.sleep(_POUR_S)
 
 
-def _look_away(done: asyncio.Future[AppendResult]) -> None:
-    """Take note of an outcome that nobody waits for."""
+def _ignore_outcome(done: asyncio.Future[AppendResult]) -> None:
+    """Retrieve an outcome, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()
 

@@ -1,9 +1,7 @@
-"""What a seed draws: the shape of the cluster, its settings, its load, and which faults it will suffer.
+"""What a seed draws for consensus groups: their size, settings and load, and the mix of faults.
 
-Swarm testing: a run with every fault at once explores less than many runs with a few each, because faults
-hide each other. So each seed picks a size, knobs that make rare things common (tiny segments, tiny caches,
-short timeouts) and a mix of fault kinds. A `Profile` leans the draw towards one family; tests that switch a
-safeguard off use it to look where it matters.
+A `Profile` leans the draw towards one family of faults; tests that switch a safeguard off use it to search where it
+matters.
 """
 
 from __future__ import annotations

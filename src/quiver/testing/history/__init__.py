@@ -1,8 +1,8 @@
-"""Judges what clients of a cluster saw: a history in, anomalies by name out.
+"""Checks the recorded history of a cluster's clients, and names the anomalies in it.
 
-Written apart from what it judges: nothing here imports any other part of Quiver, only the standard library, so that a
-defect cannot excuse itself. Workloads write a history with `Recorder`; `check_history` reads it. `events` tells the
-format, and each checker's module what it demands.
+The checker is independent of what it checks: nothing here imports any other part of Quiver, only the standard library,
+so that a bug of the product cannot hide itself. Workloads write a history with `Recorder`; `check_history` reads it.
+`events` documents the format, and each checker's module says what it requires.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a judgement says: anomalies by name with their evidence, and how much there was to judge."""
+"""The result of a history check: anomalies by name with their evidence, and the size of the history."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Anomaly:
 
 @dataclass(slots=True)
 class CheckResult:
-    """All that was found, and the size of the history."""
+    """The anomalies of a history, and its size."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """How often each anomaly was found, by name."""
     anomalies: list[Anomaly] = field(default_factory=list)
     """The first `EXAMPLES_MAX` of each."""
     facts: Counter[str] = field(default_factory=Counter)
-    """What there was to judge: a history that is clean because it is empty shows here."""
+    """What the history holds: a history that is clean because it is empty shows here."""
 
     @property
     def is_clean(self) -> bool:

@@ -1,10 +1,10 @@
 """Does every consumer get every record, and each once?
 
-A consumer that never names an offset and never puts its cursor anywhere must not be given a record twice
-(**repeated-delivery**), and its cursor never goes back (**cursor-regression**). No consumer may miss a record that lies
-before others that it was given (**undelivered**), and no cursor may stand behind a record that nobody was given or is
-being given (**cursor-passed**). A call at the cursor whose answer was lost may have swallowed as many records as it
-asked for, one after the other: so many, in no more places, may be missing.
+A consumer that never names an offset and never moves its cursor must not get a record twice (**repeated-delivery**),
+and its cursor never moves back (**cursor-regression**). No consumer may miss a record before others that it got
+(**undelivered**), and no cursor may be past a record that was not delivered and is not being delivered
+(**cursor-passed**). A call at the cursor whose answer was lost may have consumed as many consecutive records as it
+asked for: at most that many records, in at most that many places, may be missing.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _check_cursors(
 
 
 def _check_regression(reader: _Reader, verdict: CheckResult) -> None:
-    """Demand of each cursor that it stands behind all that was known to be consumed when it was asked for."""
+    """Require that each cursor is past everything known to be consumed when it was asked for."""
     learnt = [(done.completed, done.result[-1][0] + 1) for done in reader.deliveries if done.result]
     learnt += [(cursor.completed, cursor.result) for cursor in reader.cursors]
     learnt.sort()

@@ -6,7 +6,7 @@ are Jepsen's: `ok` was done, `fail` was certainly not, `info` is unknown. Every 
 
 | f | key | value of `invoke` | value of `ok` |
 |---|---|---|---|
-| `send` | partition, or null: the outcome tells | list of values, one batch | offset of the first |
+| `send` | partition, or null: the outcome names it | list of values, one batch | offset of the first |
 | `poll` | partition | – | list of `[offset, value]` |
 | `list_offsets` | partition | – | end offset |
 | `consume` | the same | `{"consumer", "max", "offset"}`, null: at the cursor | list of `[offset, value]` |
@@ -134,7 +134,7 @@ def _complete(event: HistoryEvent, pending: dict[str, HistoryOperation]) -> None
 
 
 class RecordedCall:
-    """A call whose outcome is still to come; exactly one of `ok`, `fail` and `info` tells it."""
+    """A call whose outcome is still to come; exactly one of `ok`, `fail` and `info` records it."""
 
     __slots__ = ("_recorder", "f", "is_open", "key", "proc")
 
@@ -146,7 +146,7 @@ class RecordedCall:
         self.is_open = True
 
     def ok(self, value: Any = None, *, key: str | None = None) -> None:
-        """Record that it was done; `key` if only the answer told which."""
+        """Record that it was done; `key` if only the answer named it."""
         self._end("ok", value, key)
 
     def fail(self, value: Any = None) -> None:
@@ -154,7 +154,7 @@ class RecordedCall:
         self._end("fail", value, None)
 
     def info(self, value: Any = None) -> None:
-        """Record that nobody knows."""
+        """Record that the outcome is unknown."""
         self._end("info", value, None)
 
     def _end(self, outcome: str, value: Any, key: str | None) -> None:
@@ -186,7 +186,7 @@ class Recorder:
         self.write(proc, "info" if f == "crash" else "ok", f, key, value)
 
     def write(self, proc: str, kind: str, f: str, key: str | None, value: Any) -> None:
-        """Write one event. The value is encoded at once: it may change afterwards."""
+        """Write one event. The value is encoded immediately: it may change afterwards."""
         tail = self._encode({"proc": proc, "type": kind, "f": f, "key": key, "value": value})
         with self._lock:
             self._stream.write(f'{{"i":{self.count},"t_ns":{self._now_ns()},{tail[1:]}\n')

@@ -1,8 +1,8 @@
-"""What each partition's log must be, from everything that anybody was told about it.
+"""The content of each partition's log, reconstructed from all answers that clients got.
 
-Acknowledged sends fix values at offsets; so does every read. Two values at one offset, one value at two, values that
-nobody sent or whose send certainly failed, and batches of which only a part is there are found while the ledger is
-made. A send of unknown outcome counts as done once one of its values has been read.
+Acknowledged sends fix values at offsets, and so does every read. Building the ledger finds two values at one offset,
+one value at two offsets, values that no client sent or whose send certainly failed, and batches of which only a part is
+there. A send of unknown outcome counts as done once one of its values has been read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ObservedLog:
     offsets: dict[str, int] = field(default_factory=dict)
     """The offset of each value known."""
     read: set[int] = field(default_factory=set)
-    """The offsets that somebody has read."""
+    """The offsets that were read."""
     polled_end: int = 0
-    """Behind the last record that was polled, or read from a broker: readers who leave nothing out."""
+    """One past the last record that was polled or read from a broker: both skip nothing."""
     first_offset: int = 0
     """Records below it may have been removed."""
     drained: HistoryOperation | None = None
@@ -145,7 +145,7 @@ class Ledger:
             self._verdict.find(name, by.key, offset=offset, value=value, sent_to=send.key, event=by.completed)
 
     def _check_batches(self) -> None:
-        """Demand that of a batch seen in part the rest lies where it belongs."""
+        """Require that the rest of a batch that was seen in part is in its place."""
         for send in self.proven():
             assert send.base is not None
             log = self.log(send.key)

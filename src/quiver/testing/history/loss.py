@@ -1,10 +1,10 @@
 """Is everything still there that was acknowledged?
 
-A record that was acknowledged, or belongs to a batch that somebody saw, is **lost** if nobody ever read it although
-somebody polled beyond it. Where in its producer's work it lies tells the kind of loss: at the beginning (the log was
-started over), in the middle (the worst), or at the end (the log was cut). After a drain more can be said: what nobody
-read by then is **unseen**, what was read once and lies behind the drained end has **vanished**, and an offset that
-holds nothing is a **hole**.
+A record that was acknowledged, or belongs to a batch that a client saw, is **lost** if no client ever read it although
+one polled beyond it. Its position among its producer's records gives the kind of loss: at the beginning (the log was
+started over), in the middle (the worst), or at the end (the log was cut). After a drain more is known: a record that
+was never read by then is **unseen**, one that was read before and is at or past the drained end has **vanished**, and
+an offset without a record is a **hole**.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Did things happen in an order that one log can have had?
 
-Within one call and from call to call of one process, polls go on where the last one ended: a record left out is a
-**poll-skip**, one that does not lie behind the last a **nonmonotonic-poll**; the same of sends is a
-**nonmonotonic-send**. Over all processes real time rules: whatever a client was told to be in the log before a send
-began lies before it (**real-time-violation**), and before an end offset was asked for, lies below it (**stale-end**).
+Within one call and from call to call of one process, polls resume where the last one ended: a skipped record is a
+**poll-skip**, a record at or before the last one a **nonmonotonic-poll**; for sends this is a **nonmonotonic-send**.
+Across processes real time decides: records that a client knew to be in the log before a send began are before it
+(**real-time-violation**), and those known before an end offset was requested are below it (**stale-end**).
 """
 
 from __future__ import annotations
