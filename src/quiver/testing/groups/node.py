@@ -212,7 +212,7 @@ class SimulatedNode(SimulatedMachine):
                 await self.take_snapshot(replica)
 
     async def take_snapshot(self, replica: Replica) -> None:
-        """Take a snapshot, or trim and checkpoint instead; the driver reports a failure of its disk to the supervisor."""
+        """Take a snapshot, or trim and checkpoint; the driver reports a failure of the disk to the supervisor."""
         try:
             if self.world.knobs.retention is None:
                 await replica.member.take_snapshot()
