@@ -1,4 +1,4 @@
-"""What managers do for the cluster: place replicas, watch who lives, and bring what is to what is meant to be.
+"""The managers' work: place replicas, track liveness, and reconcile the cluster with its desired state.
 
 `AdminService` answers, on every node, what is asked about the cluster, and hands on to the primary what only that one
 does. `Manager` runs on managers, and works on the primary: `liveness` hears heartbeats, `reconciler` does what

@@ -1,11 +1,11 @@
-"""What the primary does to the cluster when it is asked: each request becomes the commands that it stands for.
+"""The primary's handler of change requests: it turns each request into metadata commands and submits them.
 
-Only called on a node that takes itself for the primary; `MetadataStore.submit` decides whether it is. The answer's
-index shows what was done. What may not be done is mostly for `apply` to say, by a stable code; checked here is only
-what placing needs. Nothing is kept: what was done is in the metadata, and nowhere else.
+Called only on a node that believes to be the primary; `MetadataStore.submit` decides whether it is. The index in the
+reply covers the change. `apply` refuses invalid changes by stable code; this module checks only the input of
+placement. It keeps no state of its own: every change is in the metadata.
 
-Placing counts what was placed before, also what is still on its way into the metadata: topics that are created at the
-same time share rounds of replication and are spread evenly all the same.
+Placement also counts assignments that are in flight: topics that are created concurrently share replication rounds and
+are still spread evenly.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SingleRequest = (
     | admin_messages.PlaceHoldRequest
     | admin_messages.ReleaseHoldRequest
 )
-"""What one command does, or none."""
+"""Requests that need one command, or none."""
 ChangeRequest = (
     SingleRequest
     | messages.CreateTopicRequest
@@ -73,14 +73,14 @@ ChangeRequest = (
     | messages.SubmitCommand
     | messages.BrokerHeartbeatRequest
 )
-"""What only the primary does."""
+"""Requests that only the primary serves."""
 
 
 class HeartbeatHandler(Protocol):
-    """Who takes heartbeats on a manager."""
+    """The receiver of heartbeats on a manager."""
 
     async def handle_heartbeat(self, heartbeat: messages.BrokerHeartbeatRequest) -> bool:
-        """Take note that a node lives and of what it tells; return whether it is registered as what it says it is.
+        """Record a node's heartbeat; return whether the node is registered with this identity.
 
         Raises:
             NotPrimaryError: not done; this manager is not the primary, or not yet.
@@ -89,7 +89,7 @@ class HeartbeatHandler(Protocol):
 
 
 class ChangeHandler:
-    """The changes that the primary makes for those who ask."""
+    """Carries out change requests on the primary."""
 
     def __init__(
         self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, heartbeats: HeartbeatHandler | None
@@ -99,16 +99,16 @@ class ChangeHandler:
         self._settings = settings
         self._heartbeats = heartbeats
         self._growing = asyncio.Lock()
-        """Partitions are added one request at a time: how many are missing depends on how many there are."""
-        self._underway: list[Assignments] = []
-        """What was placed and is not in the metadata yet."""
+        """Serializes requests that add partitions: the number to add depends on the current number."""
+        self._in_flight: list[Assignments] = []
+        """Assignments that are submitted and not in the metadata yet."""
 
     async def carry_out(self, request: ChangeRequest, payload: memoryview) -> Answer:
-        """Do what is asked; raises as `MetadataStore.submit` does, `UnavailableError` before the cluster is formed."""
+        """Carry out a request; raises as `submit` does, and `UnavailableError` before the cluster is formed."""
         command: Command[Any] | None = decode_payload(payload) if isinstance(request, messages.SubmitCommand) else None
         if not self._store.view().cluster_id and not isinstance(command, InitCluster):
-            # The first primary is about to form it: whoever comes so early is to try again, not to give up.
-            raise UnavailableError("not done: the cluster is not formed yet", code="not_formed")
+            # Retriable, unlike the refusal of `apply`: the first primary is about to form the cluster.
+            raise UnavailableError("not done: the cluster is not formed yet; retry", code="not_formed")
         match request:
             case messages.SubmitCommand():
                 assert command is not None
@@ -131,7 +131,7 @@ class ChangeHandler:
                 return Done(index=self._index), ()
 
     def _command(self, request: SingleRequest) -> Command[Any] | None:
-        """Return the command that a request stands for; None if what it asks for is so already."""
+        """Return the command of a request; None if there is nothing to change."""
         now_ms = self._clock.wall_ms()
         match request:
             case messages.ConfigureTopicRequest():
@@ -164,11 +164,11 @@ class ChangeHandler:
         _check_bounds(partitions=request.partitions, replicas=request.replicas)
         view = await self._store.read(linearizable=True)
         made = view.topic_made_by(request.request_id, request.topic)
-        # Both before placing, which may fail where nothing is to be placed.
+        # Check both before placement, which may fail although nothing needs to be placed.
         if made is not None:
             topic_id, partitions = made.topic_id, made.partitions
         elif view.topic(request.topic) is not None:
-            raise ConflictError(f"not done: there is a topic {request.topic!r} already", code="topic_exists")
+            raise ConflictError(f"not done: topic {request.topic!r} exists already", code="topic_exists")
         else:
             command = self._place(request)
             with self._counting(command.assignments):
@@ -184,7 +184,7 @@ class ChangeHandler:
             topic=request.topic,
             replicas=replicas,
             assignments=place_topic(
-                view, partitions=request.partitions, replicas=replicas, underway=chain.from_iterable(self._underway)
+                view, partitions=request.partitions, replicas=replicas, underway=chain.from_iterable(self._in_flight)
             ),
             retention=read_retention(request.retention),
             request_id=request.request_id,
@@ -195,11 +195,11 @@ class ChangeHandler:
         async with self._growing:
             view = self._store.view()
             topic = view.topic(request.topic)
-            assignments: Assignments = ()  # `apply` refuses: no such topic, or no more partitions
+            assignments: Assignments = ()  # `apply` refuses: unknown topic, or not more partitions than now
             if topic is not None and request.partitions > topic.partitions:
                 added = request.partitions - topic.partitions
                 replicas = min(topic.replicas, max(1, count_brokers(view)))
-                underway = chain.from_iterable(self._underway)
+                underway = chain.from_iterable(self._in_flight)
                 assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
             command = AddPartitionsCommand(
                 now_ms=self._clock.wall_ms(),
@@ -213,18 +213,18 @@ class ChangeHandler:
 
     @contextmanager
     def _counting(self, assignments: Assignments) -> Iterator[None]:
-        """Let what is placed meanwhile count these as there: they are, as soon as they are carried out."""
-        self._underway.append(assignments)
+        """Count these assignments in concurrent placements until they are in the metadata."""
+        self._in_flight.append(assignments)
         try:
             yield
         finally:
-            self._underway.remove(assignments)
+            self._in_flight.remove(assignments)
 
     def _restore(self, name: str, now_ms: int) -> RestoreTopicCommand:
-        """Restore the topic of a name that was made last."""
+        """Return the command that restores the newest deleted topic of a name."""
         found = [topic.topic_id for topic in self._store.view().deleted_topics() if topic.name == name]
         if not found:
-            raise NotFoundError(f"not done: there is no deleted topic {name!r}", code="unknown_topic")
+            raise NotFoundError(f"not done: no deleted topic {name!r} to restore", code="unknown_topic")
         return RestoreTopicCommand(now_ms=now_ms, topic_id=found[-1])
 
     # -- brokers ---------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class ChangeHandler:
 
     async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatTaken:
         if self._heartbeats is None:
-            raise NotPrimaryError("not done: this node is no manager")
+            raise NotPrimaryError("not done: this node is not a manager")
         return messages.HeartbeatTaken(is_known=await self._heartbeats.handle_heartbeat(request))
 
     # -- clients ---------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class ChangeHandler:
         )
 
     async def _create_missing(self, topic: str) -> None:
-        """Create a topic as if nothing were said about it; it is as good if somebody else has done so meanwhile."""
+        """Create a topic with default settings; a concurrent creation of the same topic is fine."""
         try:
             await self._create_topic(messages.CreateTopicRequest(topic=topic))
         except ConflictError as error:
@@ -284,7 +284,7 @@ class ChangeHandler:
 
     @property
     def _index(self) -> Index:
-        """Return an index that shows whatever was just submitted."""
+        """Return an index that covers everything submitted so far."""
         return self._store.applied_index
 
 
@@ -304,9 +304,11 @@ def _hold(request: admin_messages.PlaceHoldRequest, now_ms: int) -> PlaceHoldCom
 
 
 def _check_bounds(*, partitions: int, replicas: int | None = None) -> None:
-    """Refuse, before anything is placed, what `apply` would never take."""
+    """Refuse, before placement, numbers that `apply` always refuses."""
     if not 1 <= partitions <= PARTITIONS_MAX:
-        message = f"not done: a topic has 1 to {PARTITIONS_MAX} partitions"
+        message = f"not done: a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}"
         raise OutOfRangeError(message, code="bad_partition_count")
     if replicas is not None and not 1 <= replicas <= REPLICAS_MAX:
-        raise OutOfRangeError(f"not done: a partition has 1 to {REPLICAS_MAX} replicas", code="bad_replica_count")
+        raise OutOfRangeError(
+            f"not done: a partition has 1 to {REPLICAS_MAX} replicas, not {replicas}", code="bad_replica_count"
+        )

@@ -1,4 +1,4 @@
-"""What a view of the metadata looks like to those who ask over the wire. Reads nothing but what it is given."""
+"""Convert a view of the metadata to the wire's replies. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from quiver.wire.messages import (
 
 
 def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None) -> MetadataFound:
-    """Return nodes and topics; of the topics those that are named and known, or all of them."""
+    """Return all nodes, and the requested topics that exist, or all topics."""
     if asked.topics is None:
         found = view.active_topics()
     else:
@@ -53,7 +53,7 @@ def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None)
 
 
 def _purged_groups(view: View, groups: Iterable[GroupId]) -> Iterator[GroupId]:
-    """Yield those groups that were given to a partition once and belong to none any more, deleted ones included."""
+    """Yield the groups whose partition was purged; groups of deleted, not yet purged topics are not among them."""
     used = {partition.group_id for partition in view.partitions.values()}
     for group in groups:
         if FIRST_PARTITION_GROUP <= group < view.counters.next_group_id and group not in used:
@@ -61,9 +61,9 @@ def _purged_groups(view: View, groups: Iterable[GroupId]) -> Iterator[GroupId]:
 
 
 def describe_clients(view: View, asked: ListClients, *, now_ms: int, alive_ms: int) -> ClientsFound:
-    """Return the producers and consumers that were asked for, producers first, by id.
+    """Return the requested producers and consumers, producers first, by id.
 
-    One is alive if it was heard of in the last `alive_ms` before `now_ms` of the wall clock.
+    A client is alive if its last heartbeat is at most `alive_ms` before `now_ms`, by the wall clock.
     """
     found = (
         _client(view, kind, client, now_ms=now_ms, alive_ms=alive_ms)
@@ -110,7 +110,7 @@ def describe_holds(view: View) -> HoldsFound:
 
 
 def read_retention(info: RetentionInfo) -> Retention:
-    """Return the retention that is meant."""
+    """Return the metadata's retention for the wire's."""
     return Retention(ms=info.ms, bytes=info.bytes, until_consumed=info.until_consumed)
 
 

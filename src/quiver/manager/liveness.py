@@ -1,12 +1,12 @@
-"""Who lives, as the primary hears of it: heartbeats in, states of brokers and times of clients out, as commands.
+"""Failure detection on the primary: heartbeats in, broker states and last-seen times out, as commands.
 
-Silence is measured by the monotonic clock, in memory: a new primary knows nothing, so it gives everybody a full grace
-period. A broker that is silent becomes suspect, then dead; one that is suspect and heard again is alive. A dead one is
-told that it is not known, so that it registers again. When somebody was last heard of is recorded every few seconds,
-and only what changed. The leaders that a heartbeat tells of are in the metadata before it is answered: its sender
-tells of each only once.
+Silence is measured in memory by the monotonic clock: a new primary knows no times, so every broker gets a full grace
+period. A silent broker becomes suspect, then dead; a suspect broker that sends a heartbeat is alive again. The
+heartbeat of a dead broker is answered with "not known", so that it registers again. Last-seen times are recorded every
+few seconds, only the changed ones. The leaders in a heartbeat are in the metadata before it is answered, because the
+sender reports each leader only once.
 
-Only the primary's liveness runs; `run` is its life, for one term of leadership.
+Only the primary runs it: `run` lasts for one term of leadership.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from quiver.wire.messages import BrokerHeartbeatRequest, LeaderInfo
 logger = logging.getLogger(__name__)
 
 BEATS_MAX = 5_000
-"""How many times of clients and brokers one command records."""
+"""Maximum number of last-seen times in one command."""
 CHECKS_PER_SUSPICION = 10
-"""How often silence is measured in the time that makes a broker suspect."""
+"""Number of checks during `suspect_after_ms`."""
 
 _GONE = (BrokerState.DEAD, BrokerState.REMOVED)
 
 
 class Liveness:
-    """What the primary knows of who lives."""
+    """The primary's failure detector."""
 
     def __init__(self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings) -> None:
         self._store = store
         self._clock = clock
         self._settings = settings
         self._heard_ms: dict[NodeId, int] = {}
-        """When each living broker was last heard of, by the monotonic clock, or first looked at."""
+        """Monotonic time of each living broker's last heartbeat, or of its first check."""
         self._beats: dict[tuple[EntityKind, int], int] = {}
-        """Wall times that are not recorded yet; only of those who are registered, hence as many as they at most."""
+        """Last-seen wall times not recorded yet; bounded, since only registered senders are in it."""
 
     async def run(self) -> None:
-        """Watch for silence and record who was heard of, for ever."""
+        """Check for silent brokers and record last-seen times until cancelled."""
         interval_ms = max(1, self._settings.suspect_after_ms // CHECKS_PER_SUSPICION)
         next_record_ms = self._clock.monotonic_ms() + self._settings.record_interval_ms
         while True:
@@ -71,16 +71,16 @@ class Liveness:
                 next_record_ms = checked_ms + self._settings.record_interval_ms
                 await self._record()
             await asyncio.sleep(interval_ms / 1000)
-            self._forgive(self._clock.monotonic_ms() - checked_ms - interval_ms)
+            self._ignore_stall(self._clock.monotonic_ms() - checked_ms - interval_ms)
 
-    # -- what is heard ---------------------------------------------------------------------------
+    # -- heartbeats ---------------------------------------------------------------------------
 
     async def handle_heartbeat(self, heartbeat: BrokerHeartbeatRequest) -> bool:
-        """Take a heartbeat; return whether its sender is registered as what it says it is, and not counted dead.
+        """Handle a heartbeat; return whether its sender is registered with this identity and not dead.
 
         Raises:
-            UnavailableError: not done; the leaders that it tells of are not in the metadata.
-            OutcomeUnknownError: they are there perhaps.
+            UnavailableError: not done; the reported leaders are not in the metadata.
+            OutcomeUnknownError: the reported leaders may be in the metadata.
         """
         view = self._store.view()
         broker = view.brokers.get(heartbeat.node)
@@ -107,30 +107,30 @@ class Liveness:
         if news:
             await self._store.submit(ReportLeaders(now_ms=self._clock.wall_ms(), reports=news))
 
-    # -- what follows from it --------------------------------------------------------------------
+    # -- broker states --------------------------------------------------------------------
 
     async def _check(self) -> None:
-        """Say of each broker how it is, if that has changed."""
+        """Submit the state changes that follow from the brokers' silence."""
         now_ms = self._clock.monotonic_ms()
         for _, broker in sorted(self._store.view().brokers.items()):
-            state = self._judge(broker, now_ms)
+            state = self._state_by_silence(broker, now_ms)
             if state is broker.state:
                 continue
             command = ChangeBrokerState(now_ms=self._clock.wall_ms(), broker_id=broker.broker_id, state=state)
             if await self._submit(command):
                 if state is BrokerState.DEAD:
-                    del self._heard_ms[broker.broker_id]  # when it has registered again, its time begins anew
-                phrase = "broker heard again" if state is BrokerState.ALIVE else "broker silent"
+                    del self._heard_ms[broker.broker_id]  # after it registers again, it gets a full grace period
+                phrase = "broker alive again" if state is BrokerState.ALIVE else "broker silent"
                 logger.info(phrase, extra=facts(broker=broker.broker_id, state=state.value))
 
-    def _forgive(self, stalled_ms: int) -> None:
-        """Count the time in which this process itself stood still as nobody's silence."""
+    def _ignore_stall(self, stalled_ms: int) -> None:
+        """Do not count time in which this process itself was stalled as silence of the brokers."""
         if stalled_ms >= self._settings.heartbeat_interval_ms:
             now_ms = self._clock.monotonic_ms()
             self._heard_ms = {node: min(now_ms, heard + stalled_ms) for node, heard in self._heard_ms.items()}
 
-    def _judge(self, broker: BrokerRow, now_ms: int) -> BrokerState:
-        """Return the state that a broker's silence brings it to."""
+    def _state_by_silence(self, broker: BrokerRow, now_ms: int) -> BrokerState:
+        """Return the state of a broker by the length of its silence."""
         if broker.state in _GONE:
             return broker.state
         silent_ms = now_ms - self._heard_ms.setdefault(broker.broker_id, now_ms)
@@ -141,7 +141,7 @@ class Liveness:
         return BrokerState.ALIVE if broker.state is BrokerState.SUSPECT else broker.state
 
     async def _record(self) -> None:
-        """Bring times into the metadata; those that did not get there wait for the next time."""
+        """Record last-seen times; those that could not be recorded stay for the next attempt."""
         while self._beats:
             taken = dict(islice(self._beats.items(), BEATS_MAX))
             beats = tuple(Beat(kind, id_, seen_ms) for (kind, id_), seen_ms in taken.items())
@@ -152,7 +152,7 @@ class Liveness:
                     del self._beats[key]
 
     async def _submit(self, command: Command[CommandDone]) -> bool:
-        """Submit a command that will be made again from what is true then; tell whether it is done."""
+        """Submit a command; return whether it is done. A failed one is recomputed at the next check."""
         try:
             await self._store.submit(command)
         except (RequestError, UnavailableError, OutcomeUnknownError) as error:

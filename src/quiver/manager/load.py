@@ -16,11 +16,11 @@ from quiver.model import NodeId, PartitionId, TopicId
 PartitionKey = tuple[TopicId, PartitionId]
 
 GONE = (BrokerState.DEAD, BrokerState.REMOVED)
-"""The states of brokers that do nothing."""
+"""The states of brokers that do not serve."""
 
 
 class ReplicaLoad:
-    """Who holds what."""
+    """The replicas and preferred leaders of each broker."""
 
     def __init__(self, view: View) -> None:
         brokers = [broker for _, broker in sorted(view.brokers.items())]
@@ -35,25 +35,25 @@ class ReplicaLoad:
 
     @property
     def has_racks(self) -> bool:
-        """Tell whether any broker says where it stands."""
+        """Return whether any broker has a rack."""
         return bool(self._racks)
 
     def rack_of(self, broker: NodeId) -> str:
-        """Return a broker's rack; one that does not say where it stands is a rack of its own."""
+        """Return a broker's rack; a broker without one counts as its own rack."""
         return self._racks.get(broker) or f"\0{broker}"
 
     def is_even(self, counted: Counter[NodeId]) -> bool:
-        """Tell whether no two eligible brokers differ by more than one."""
+        """Return whether no two eligible brokers differ by more than one."""
         counts = [counted[broker] for broker in self.eligible]
         return not counts or max(counts) - min(counts) <= 1
 
     def expect(self, members: Sequence[NodeId]) -> None:
-        """Count the replicas of a partition that is about to be, the preferred leader first."""
+        """Count the replicas of a partition that will be created, the preferred leader first."""
         self.replicas.update(members)
         self.leaders[members[0]] += 1
 
     def replace(self, key: PartitionKey, source: NodeId | None, target: NodeId) -> None:
-        """Count a planned move as done."""
+        """Count a planned move as completed."""
         before = self.members[key]
         if source is None:
             after = (*before, target)
@@ -66,7 +66,7 @@ class ReplicaLoad:
         self.members[key] = after
 
     def prefer(self, key: PartitionKey, leader: NodeId) -> None:
-        """Count a preferred leader as named."""
+        """Count a planned change of the preferred leader as completed."""
         before = self.members[key]
         self.leaders[before[0]] -= 1
         self.leaders[leader] += 1
@@ -74,9 +74,9 @@ class ReplicaLoad:
 
 
 class MoveBudget:
-    """How many more moves may be begun: in all, for each broker, and one for each partition; None stands for any.
+    """How many more moves may begin: in total, per broker, and one per partition; None means no limit.
 
-    Moves that cannot come forward take no room, nor does a source that is gone.
+    Moves that cannot progress are not counted, and neither is a source that is dead or removed.
     """
 
     def __init__(self, view: View, *, moves_max: int | None = None, broker_moves_max: int | None = None) -> None:
@@ -92,24 +92,24 @@ class MoveBudget:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether no move may be begun at all."""
+        """Return whether no more moves may begin."""
         return self._moves_max is not None and self._moves >= self._moves_max
 
     def admits(self, broker: NodeId) -> bool:
-        """Tell whether a broker may have one more move."""
+        """Return whether a broker may take part in one more move."""
         return self._broker_moves_max is None or self._busy[broker] < self._broker_moves_max
 
     def admits_partition(self, partition: PartitionRow) -> bool:
-        """Tell whether a partition can have a move begun: it has none, and its group could carry it out."""
+        """Return whether a move of a partition can begin: it has none, and its group can complete one."""
         return partition.key not in self._moving and can_move(self._view, partition)
 
     def take(self, key: PartitionKey, source: NodeId | None, target: NodeId) -> None:
-        """Take room for a planned move."""
+        """Count a planned move against the budget."""
         self._moving.add(key)
         self._count(source, target)
 
     def movable(self, found: Iterable[PartitionRow]) -> Iterator[PartitionRow]:
-        """Yield those of some partitions that a move may be begun for, in order, as long as there is room."""
+        """Yield the partitions whose move can begin, in order, until the budget is used up."""
         for partition in sorted(found, key=_key_of):
             if self.is_full:
                 return
@@ -124,18 +124,18 @@ class MoveBudget:
 
 
 def can_move(view: View, partition: PartitionRow) -> bool:
-    """Tell whether a partition's group can change its members: it is in use, and a majority of it lives."""
+    """Return whether a partition's group can change members: its topic is active and a majority is alive."""
     living = sum(is_living(view, broker) for broker in partition.replicas)
     return view.topics[partition.topic_id].state is TopicState.ACTIVE and 2 * living > len(partition.replicas)
 
 
 def is_living(view: View, broker: NodeId) -> bool:
-    """Tell whether a broker does anything, as far as known."""
+    """Return whether a broker is neither dead, removed nor unknown."""
     return broker in view.brokers and view.brokers[broker].state not in GONE
 
 
 def count_racks(load: ReplicaLoad, brokers: Collection[NodeId]) -> int:
-    """Return in how many racks brokers stand."""
+    """Return the number of racks of some brokers."""
     return len({load.rack_of(broker) for broker in brokers})
 
 

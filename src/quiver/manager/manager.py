@@ -1,7 +1,7 @@
-"""A manager: while it is the primary it hears heartbeats, heals the cluster, and forms it the first time.
+"""A manager: while it is the primary, it handles heartbeats, reconciles the cluster, and forms it the first time.
 
-It owns nothing but the tasks of that work, which begin with each leadership and end with it. A replica manager does
-nothing here: it votes, follows, and stands ready.
+It owns only the tasks of that work, which start and end with each term of leadership. A replica manager runs no tasks
+here: it votes, follows the log and is ready to take over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quiver.wire.messages import BrokerHeartbeatRequest
 logger = logging.getLogger(__name__)
 
 FORM_RETRY_MS = 100
-"""How long is waited before a cluster that could not be formed is tried to be formed again."""
+"""Delay before another attempt to form the cluster."""
 
 
 class ManagerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     is_primary: bool
     terms: int
-    """How often it has been the primary in this life."""
+    """How many times it became the primary since the start of this process."""
     brokers: int
     brokers_alive: int
     moves: int
@@ -44,7 +44,7 @@ class ManagerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manager:
-    """One manager. Use as ``async with``, while its store has its member."""
+    """One manager. Use as ``async with`` while its store has a member attached."""
 
     def __init__(self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, cluster_id: str) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class Manager:
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        """Begin to stand ready."""
+        """Start to wait for leadership."""
         await self._tasks.__aenter__()
         self._work = self._tasks.create_task(self._run())
         return self
@@ -65,17 +65,17 @@ class Manager:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; what is under way is left to the next primary."""
+        """Stop; the next primary continues unfinished work."""
         self._work.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
     async def handle_heartbeat(self, heartbeat: BrokerHeartbeatRequest) -> bool:
-        """Take a heartbeat; return whether its sender is registered as what it says it is.
+        """Handle a heartbeat; return whether its sender is registered with this identity.
 
         Raises:
             NotPrimaryError: not done; this manager is not the primary, or not yet.
-            UnavailableError: not done; the leaders that it tells of are not in the metadata.
-            OutcomeUnknownError: they are there perhaps.
+            UnavailableError: not done; the reported leaders are not in the metadata.
+            OutcomeUnknownError: the reported leaders may be in the metadata.
         """
         if self._liveness is None:
             raise NotPrimaryError("not done: this manager is not the primary", leader=self._store.primary)
@@ -106,7 +106,7 @@ class Manager:
             logger.info("manager is no longer primary", extra=facts(primary=self._store.primary))
 
     async def _lead(self) -> None:
-        """Do the primary's work until this manager is the primary no longer."""
+        """Do the primary's work until leadership ends."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 work = tasks.create_task(self._serve())
@@ -124,7 +124,7 @@ class Manager:
             tasks.create_task(reconciler.run())
 
     async def _form(self) -> None:
-        """Give the cluster its id, if it has none yet."""
+        """Assign the cluster id if the cluster has none yet."""
         while not self._store.view().cluster_id:
             command = InitCluster(now_ms=self._clock.wall_ms(), cluster_id=self._cluster_id)
             try:

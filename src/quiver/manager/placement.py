@@ -26,11 +26,11 @@ Assignments = tuple[tuple[NodeId, ...], ...]
 """The brokers of each partition's replicas, the preferred leader first."""
 
 REPLICAS_DEFAULT = 3
-"""How many replicas a partition gets unless something else is said, if there are as many brokers."""
+"""Default number of replicas, if there are as many brokers."""
 
 
 class PlannedMove(msgspec.Struct, frozen=True):
-    """A replica that should go to `target`, from `source`, or as one more if that is None."""
+    """A replica to move from `source` to `target`; without a source, an additional replica."""
 
     topic_id: TopicId
     partition_id: PartitionId
@@ -39,7 +39,7 @@ class PlannedMove(msgspec.Struct, frozen=True):
 
 
 class PlannedLeader(msgspec.Struct, frozen=True):
-    """A replica that should be preferred as its partition's leader."""
+    """A replica that should become its partition's preferred leader."""
 
     topic_id: TopicId
     partition_id: PartitionId
@@ -47,7 +47,7 @@ class PlannedLeader(msgspec.Struct, frozen=True):
 
 
 class RebalancePlan(msgspec.Struct, frozen=True):
-    """What would spread replicas and leaders evenly; nothing if they are."""
+    """The next steps of a rebalance; empty if replicas and leaders are even."""
 
     moves: tuple[PlannedMove, ...] = ()
     leaders: tuple[PlannedLeader, ...] = ()
@@ -57,12 +57,12 @@ class RebalancePlan(msgspec.Struct, frozen=True):
 
 
 def default_replicas(view: View) -> int:
-    """Return how many replicas a partition gets when nobody says how many."""
+    """Return the number of replicas of a topic created without a number."""
     return max(1, min(REPLICAS_DEFAULT, count_brokers(view)))
 
 
 def count_brokers(view: View) -> int:
-    """Return how many brokers are meant to hold replicas, dead ones included."""
+    """Return the number of brokers that should hold replicas, dead ones included."""
     found = view.brokers.values()
     return sum(broker.state is not BrokerState.REMOVED and not broker.is_unwanted for broker in found)
 
@@ -72,62 +72,63 @@ def place_topic(
 ) -> Assignments:
     """Return the brokers of each new partition's replicas, the preferred leader first.
 
-    `underway` are replicas of partitions that are about to be in the metadata; they count as if they were.
-    While brokers are dead a majority of the replicas will do; the others are added when there is somebody to take them.
+    `underway` are assignments in flight to the metadata; they count as if they were in it. While brokers are dead, a
+    majority of the replicas is enough; the others are added when brokers become available.
 
     Raises:
-        ConflictError: `too_few_brokers`; there are not as many brokers as replicas wanted.
-        UnavailableError: too many brokers are dead at the moment, or none has joined yet.
+        ConflictError: `too_few_brokers`; there are fewer brokers than requested replicas.
+        UnavailableError: too many brokers are dead, or none has joined yet.
     """
     load, known = ReplicaLoad(view), count_brokers(view)
     if not known:
-        raise UnavailableError("not done: no broker has joined yet", code="no_brokers")
+        raise UnavailableError("not done: no broker has joined the cluster yet; retry", code="no_brokers")
     if replicas > known:
         raise ConflictError(
-            f"not done: {replicas} replicas need as many brokers, and there are {known}", code="too_few_brokers"
+            f"not done: {replicas} replicas need as many brokers, but there are {known}",
+            code="too_few_brokers",
         )
     if len(load.eligible) <= replicas // 2:
-        raise UnavailableError(f"not done: only {len(load.eligible)} of {known} brokers live", code="brokers_dead")
+        raise UnavailableError(f"not done: only {len(load.eligible)} of {known} brokers are alive", code="brokers_dead")
     for members in underway:
         load.expect(members)
     return tuple(_place_partition(load, min(replicas, len(load.eligible))) for _ in range(partitions))
 
 
-def plan_drain(view: View, room: MoveBudget | None = None) -> list[PlannedMove]:
-    """Return moves off the brokers whose operators want them empty, as far as others can take the replicas."""
+def plan_drain(view: View, budget: MoveBudget | None = None) -> list[PlannedMove]:
+    """Return the moves off draining brokers, as far as other brokers are available."""
     losing = {broker.broker_id for broker in view.brokers.values() if broker.is_unwanted}
-    return _plan_loss(view, losing, room or MoveBudget(view))
+    return _plan_loss(view, losing, budget or MoveBudget(view))
 
 
-def plan_rebuild(view: View, lost: Iterable[NodeId], room: MoveBudget | None = None) -> list[PlannedMove]:
-    """Return moves that build the replicas of lost brokers anew elsewhere, as far as others can take them."""
-    return _plan_loss(view, set(lost), room or MoveBudget(view))
+def plan_rebuild(view: View, lost: Iterable[NodeId], budget: MoveBudget | None = None) -> list[PlannedMove]:
+    """Return the moves that rebuild the replicas of lost brokers on other brokers, as far as available."""
+    return _plan_loss(view, set(lost), budget or MoveBudget(view))
 
 
-def plan_growth(view: View, room: MoveBudget | None = None) -> list[PlannedMove]:
-    """Return moves that give a replica more to partitions that have fewer than are meant, as far as brokers can."""
+def plan_growth(view: View, budget: MoveBudget | None = None) -> list[PlannedMove]:
+    """Return the moves that add a replica to under-replicated partitions, as far as brokers are available."""
     wanted = {topic.topic_id: topic.replicas for topic in view.topics.values()}
     rows = view.partitions.values()
     found = [partition for partition in rows if len(partition.replicas) < wanted[partition.topic_id]]
     if not found:
         return []
-    load, room = ReplicaLoad(view), room or MoveBudget(view)
-    return [move for partition in room.movable(found) for move in _plan_move(load, partition, None, room)]
+    load, budget = ReplicaLoad(view), budget or MoveBudget(view)
+    return [move for partition in budget.movable(found) for move in _plan_move(load, partition, None, budget)]
 
 
-def plan_rebalance(view: View, room: MoveBudget | None = None) -> RebalancePlan:
-    """Return what brings the eligible brokers' counts of replicas, and of preferred leaders, within one of each other.
+def plan_rebalance(view: View, budget: MoveBudget | None = None) -> RebalancePlan:
+    """Return the steps after which the eligible brokers' replicas, and preferred leaders, differ by at most one.
 
-    Each move takes a replica from the fullest broker straight to the emptiest, so none could be left out. A broker
-    may stay fuller where racks leave nothing to move. Leaders come last: moves take preferred leaderships along.
+    Each move goes directly from the fullest broker to the emptiest, so the plan is minimal. A broker may keep more
+    where racks allow no move. Leaders come last, because moves also move preferred leaderships.
     """
     load = ReplicaLoad(view)
-    moves = tuple(_even_out(view, load, room or MoveBudget(view)))
+    moves = tuple(_even_out(view, load, budget or MoveBudget(view)))
     return RebalancePlan(moves, () if moves or view.moves else tuple(_even_out_leaders(load)))
 
 
 def is_lost(broker: BrokerRow, *, now_ms: int, rebuild_after_ms: int) -> bool:
-    """Tell whether a broker was removed, or has been dead for so long that its replicas are to be built anew."""
+    """Return whether a broker was removed, or has been dead for so long that its replicas must be rebuilt."""
     is_long_dead = broker.state is BrokerState.DEAD and now_ms - broker.changed_ms >= rebuild_after_ms
     return is_long_dead or broker.state is BrokerState.REMOVED
 
@@ -142,7 +143,7 @@ def _place_partition(load: ReplicaLoad, replicas: int) -> tuple[NodeId, ...]:
             target = _choose(load, chosen, load.eligible)
             assert target is not None, "there are as many eligible brokers as replicas"
             chosen.append(target)
-    else:  # the same, and several times faster: where every broker is a rack, the emptiest are the best
+    else:  # same result, several times faster: without racks the emptiest brokers are the best
         chosen = nsmallest(replicas, load.eligible, key=lambda broker: (load.replicas[broker], broker))
     chosen.sort(key=lambda broker: (load.leaders[broker], broker))
     load.expect(chosen)
@@ -150,7 +151,7 @@ def _place_partition(load: ReplicaLoad, replicas: int) -> tuple[NodeId, ...]:
 
 
 def _choose(load: ReplicaLoad, kept: Sequence[NodeId], candidates: Iterable[NodeId]) -> NodeId | None:
-    """Return the best broker beside those that have a replica: a new rack first, then the fewest replicas."""
+    """Return the best broker without a replica: a new rack first, then the fewest replicas."""
     racks = Counter(load.rack_of(broker) for broker in kept)
     return min(
         (broker for broker in candidates if broker not in kept),
@@ -159,54 +160,54 @@ def _choose(load: ReplicaLoad, kept: Sequence[NodeId], candidates: Iterable[Node
     )
 
 
-def _plan_loss(view: View, losing: Collection[NodeId], room: MoveBudget) -> list[PlannedMove]:
-    """Plan one move for each partition that has a replica on a broker that is to lose what it has."""
-    sources = frozenset(broker for broker in losing if room.admits(broker))
+def _plan_loss(view: View, losing: Collection[NodeId], budget: MoveBudget) -> list[PlannedMove]:
+    """Plan one move for each partition that has a replica on one of these brokers."""
+    sources = frozenset(broker for broker in losing if budget.admits(broker))
     rows = view.partitions.values() if sources else ()
     found = [partition for partition in rows if not sources.isdisjoint(partition.replicas)]
     if not found:
         return []
     load, planned = ReplicaLoad(view), []
-    for partition in room.movable(found):
-        source = next((broker for broker in partition.replicas if broker in sources and room.admits(broker)), None)
+    for partition in budget.movable(found):
+        source = next((broker for broker in partition.replicas if broker in sources and budget.admits(broker)), None)
         if source is not None:
-            planned += _plan_move(load, partition, source, room)
+            planned += _plan_move(load, partition, source, budget)
     return planned
 
 
 def _plan_move(
-    load: ReplicaLoad, partition: PartitionRow, source: NodeId | None, room: MoveBudget
+    load: ReplicaLoad, partition: PartitionRow, source: NodeId | None, budget: MoveBudget
 ) -> list[PlannedMove]:
-    """Return the move of one replica, counted as done; nothing if nobody can take it."""
+    """Return the move of one replica and count it; empty if no broker is available."""
     kept = [broker for broker in load.members[partition.key] if broker != source]
-    target = _choose(load, kept, (broker for broker in load.eligible if broker != source and room.admits(broker)))
+    target = _choose(load, kept, (broker for broker in load.eligible if broker != source and budget.admits(broker)))
     if target is None:
         return []
     load.replace(partition.key, source, target)
-    room.take(partition.key, source, target)
+    budget.take(partition.key, source, target)
     return [PlannedMove(partition.topic_id, partition.partition_id, source, target)]
 
 
-def _even_out(view: View, load: ReplicaLoad, room: MoveBudget) -> Iterator[PlannedMove]:
-    """Move replicas from full brokers to empty ones until no pair differs by more than one, or nothing can move."""
+def _even_out(view: View, load: ReplicaLoad, budget: MoveBudget) -> Iterator[PlannedMove]:
+    """Yield moves from full brokers to empty ones until no pair differs by more than one, or none can move."""
     keys = [] if load.is_even(load.replicas) else sorted(load.members)
-    while not room.is_full:
-        found = _find_shift(view, load, keys, room)
+    while not budget.is_full:
+        found = _find_shift(view, load, keys, budget)
         if found is None:
             return
         key, source, target = found
         load.replace(key, source, target)
-        room.take(key, source, target)
+        budget.take(key, source, target)
         yield PlannedMove(*key, source, target)
 
 
 def _find_shift(
-    view: View, load: ReplicaLoad, keys: Sequence[PartitionKey], room: MoveBudget
+    view: View, load: ReplicaLoad, keys: Sequence[PartitionKey], budget: MoveBudget
 ) -> tuple[PartitionKey, NodeId, NodeId] | None:
     """Return a shift from one of the fullest brokers to one of the emptiest, if they differ by two.
 
-    Where there is no room for it, or only a partition could be shifted that moves already, nothing is: the next best
-    brokers would move more than is needed. Where racks allow no shift ever, the next best are taken.
+    If the budget or a move under way blocks this shift, return None and wait: the next best brokers would move more
+    than is needed. If racks never allow this shift, try the next best brokers.
     """
     held = load.replicas
     pairs = [
@@ -218,9 +219,9 @@ def _find_shift(
         counts = (held[source], held[target])
         if waits_for is not None and counts != waits_for:
             return None
-        has_room = room.admits(source) and room.admits(target)
+        has_room = budget.admits(source) and budget.admits(target)
         for key in _shiftable(load, keys, source, target):
-            if has_room and room.admits_partition(view.partitions[key]):
+            if has_room and budget.admits_partition(view.partitions[key]):
                 return key, source, target
             waits_for = counts
             if not has_room:
@@ -231,7 +232,7 @@ def _find_shift(
 def _shiftable(
     load: ReplicaLoad, keys: Sequence[PartitionKey], source: NodeId, target: NodeId
 ) -> Iterator[PartitionKey]:
-    """Yield the partitions that one broker could hold instead of another, in as many racks as before, in order."""
+    """Yield the partitions that can shift between two brokers without using fewer racks, in order."""
     for key in keys:
         members = load.members[key]
         if source in members and target not in members:
@@ -241,9 +242,9 @@ def _shiftable(
 
 
 def _even_out_leaders(load: ReplicaLoad) -> Iterator[PlannedLeader]:
-    """Name other preferred leaders until nobody among a partition's replicas could take one over to good effect.
+    """Yield new preferred leaders until no change makes the counts more even.
 
-    It ends: each step makes the counts more alike.
+    It terminates: each step reduces the difference between the counts.
     """
     eligible = frozenset(load.eligible)
     named: dict[PartitionKey, NodeId] = {}

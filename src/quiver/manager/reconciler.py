@@ -1,9 +1,9 @@
-"""The primary's hand: whenever the metadata changes, and from time to time, do what `repairs` says is to be done.
+"""The primary's control loop: after each metadata change, and periodically, submit the commands of `repairs`.
 
-It keeps nothing: what it does next follows from the metadata, so that it can stop anywhere, and the next primary's
-goes on. A command that is refused was planned from what is no longer so; the next round plans anew.
+It keeps no state: the next step follows from the metadata alone, so it can stop anywhere and the next primary
+continues. A refused command was planned from stale metadata; the next round plans again.
 
-Only the primary's reconciler runs; `run` is its life, for one term of leadership.
+Only the primary runs it: `run` lasts for one term of leadership.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from quiver.tasks import timeout
 logger = logging.getLogger(__name__)
 
 GATHER_MS = 20
-"""How long changes are gathered before they are looked at: most come in bursts."""
+"""How long to collect changes before reconciling: most come in bursts."""
 _MATTERS = frozenset((Table.BROKERS, Table.TOPICS, Table.PARTITIONS, Table.MOVES))
-"""What the plan follows from; clients and heartbeats are none of its business."""
+"""The tables that a plan depends on; changes of clients and heartbeats do not wake the loop."""
 
 
 class Reconciler:
-    """The one who brings what is to what is meant to be."""
+    """Reconciles the cluster with its desired state."""
 
     def __init__(self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class Reconciler:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Reconcile for ever."""
+        """Reconcile until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             while True:
@@ -50,7 +50,7 @@ class Reconciler:
                 await self._wait()
 
     async def reconcile(self) -> None:
-        """Do what is to be done now, once."""
+        """Plan and submit the current repairs once."""
         plan = plan_repairs(self._store.view(), now_ms=self._clock.wall_ms(), settings=self._settings)
         for repair in plan:
             command: Command[Any] = repair
@@ -66,7 +66,7 @@ class Reconciler:
                 logger.info("repair made", extra=facts(**known))
 
     def change_members(self) -> None:
-        """Begin the next change of the metadata's own group, if there is one to make."""
+        """Start the next membership change of the metadata group, if one is needed."""
         members = self._store.members
         target = plan_members(self._store.view(), members)
         if target is None or target == members:
@@ -74,11 +74,11 @@ class Reconciler:
         try:
             self._store.change_members(voters=target.voters, learners=target.learners)
         except UnavailableError as error:
-            logger.debug("members not changed yet", extra=facts(target=target, reason=error.message))
+            logger.debug("metadata members not changed yet", extra=facts(target=target, reason=error.message))
         except RequestError as error:
-            logger.warning("members not changed", extra=facts(target=target, reason=error.message))
+            logger.warning("metadata members not changed", extra=facts(target=target, reason=error.message))
         else:
-            logger.info("members of the metadata changed", extra=facts(target=target))
+            logger.info("metadata members changed", extra=facts(target=target))
 
     async def _watch(self) -> None:
         async for changed in self._store.watch(self._store.applied_index):

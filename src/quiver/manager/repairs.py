@@ -1,9 +1,8 @@
-"""What the primary should do next, seen from the metadata alone: commands that bring what is to what is meant to be.
+"""Plan the primary's next commands from the metadata alone, to reconcile the cluster with its desired state.
 
-Deterministic, and without memory: a new primary that sees the same metadata goes on where the last one stopped. The few
-moves that may be under way at once go, in this order, to replicas that are lost, to partitions that have fewer than are
-meant, to brokers that are to be emptied, and last to spreading replicas evenly. A partition whose majority is dead
-cannot move anything; it waits, and takes nobody's turn.
+Deterministic and stateless: a new primary with the same metadata continues where the last one stopped. The limited
+number of concurrent moves is used in this order: lost replicas, under-replicated partitions, draining brokers, and
+rebalancing. A partition whose majority is dead cannot move; it waits and does not use the budget.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from quiver.metadata import (
 from quiver.raft import Configuration
 
 Repair = AbortMove | BeginMove | PreferLeader | ChangeRebalancing | ChangeBrokerState | PurgeTopic | ExpireHold
-"""What the primary does by itself."""
+"""The commands that the primary submits on its own."""
 
 
 def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[Repair]:
-    """Return what to do next, in order; times are the wall clock's."""
-    room = MoveBudget(view, moves_max=settings.moves_max, broker_moves_max=settings.broker_moves_max)
-    moves = _urgent_moves(view, room, now_ms=now_ms, settings=settings)
+    """Return the next commands, in order; times are of the wall clock."""
+    budget = MoveBudget(view, moves_max=settings.moves_max, broker_moves_max=settings.broker_moves_max)
+    moves = _urgent_moves(view, budget, now_ms=now_ms, settings=settings)
     spreads = settings.rebalance == "always" or view.counters.is_rebalancing
     return [
         *_abort_hopeless(view, now_ms),
         *(_begin(move, now_ms) for move in moves),
-        *(() if moves or not spreads else _rebalance(view, room, now_ms)),
+        *(() if moves or not spreads else _rebalance(view, budget, now_ms)),
         *_conclude_drains(view, now_ms),
         *_purge(view, now_ms),
         *_expire_holds(view, now_ms),
@@ -55,10 +54,10 @@ def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[
 
 
 def plan_members(view: View, members: Configuration) -> Configuration | None:
-    """Return the next step of the metadata's own group to its members; None if there is none to take.
+    """Return the next configuration of the metadata group; None if it needs no change.
 
-    All nodes follow the metadata, managers vote. Voters that have never registered stay: they belong to a cluster that
-    is just being formed. One voter more or less at a time.
+    All nodes are members, managers as voters and others as learners. Voters that have never registered stay: they
+    belong to a cluster that is being formed. One voter is added or removed at a time.
     """
     if members.is_joint:
         return None
@@ -81,13 +80,13 @@ def plan_members(view: View, members: Configuration) -> Configuration | None:
 # -- moves -------------------------------------------------------------------------------------------
 
 
-def _urgent_moves(view: View, room: MoveBudget, *, now_ms: int, settings: ManagerSettings) -> list[PlannedMove]:
+def _urgent_moves(view: View, budget: MoveBudget, *, now_ms: int, settings: ManagerSettings) -> list[PlannedMove]:
     lost = [
         broker.broker_id
         for broker in view.brokers.values()
         if is_lost(broker, now_ms=now_ms, rebuild_after_ms=settings.rebuild_after_ms)
     ]
-    return [*plan_rebuild(view, lost, room), *plan_growth(view, room), *plan_drain(view, room)]
+    return [*plan_rebuild(view, lost, budget), *plan_growth(view, budget), *plan_drain(view, budget)]
 
 
 def _begin(move: PlannedMove, now_ms: int) -> BeginMove:
@@ -101,7 +100,7 @@ def _begin(move: PlannedMove, now_ms: int) -> BeginMove:
 
 
 def _abort_hopeless(view: View, now_ms: int) -> Iterator[AbortMove]:
-    """Give up moves whose target is gone or to be emptied itself, or whose topic was deleted."""
+    """Abort moves whose target is dead, removed or draining, or whose topic was deleted."""
     for move_id, move in sorted(view.moves.items()):
         target = view.brokers.get(move.target)
         is_fit = target is not None and target.is_eligible
@@ -110,9 +109,9 @@ def _abort_hopeless(view: View, now_ms: int) -> Iterator[AbortMove]:
             yield AbortMove(now_ms=now_ms, move_id=move_id)
 
 
-def _rebalance(view: View, room: MoveBudget, now_ms: int) -> Iterator[Repair]:
-    """Take the next steps of a rebalance; when there are none and nothing moves, it is done."""
-    planned = plan_rebalance(view, room)
+def _rebalance(view: View, budget: MoveBudget, now_ms: int) -> Iterator[Repair]:
+    """Yield the next steps of a rebalance; without steps and moves under way, mark it complete."""
+    planned = plan_rebalance(view, budget)
     for move in planned.moves:
         yield _begin(move, now_ms)
     for leader in planned.leaders:
@@ -123,11 +122,11 @@ def _rebalance(view: View, room: MoveBudget, now_ms: int) -> Iterator[Repair]:
         yield ChangeRebalancing(now_ms=now_ms, is_rebalancing=False)
 
 
-# -- what is over ------------------------------------------------------------------------------------
+# -- completion and expiry ------------------------------------------------------------------------------------
 
 
 def _conclude_drains(view: View, now_ms: int) -> Iterator[ChangeBrokerState]:
-    """Say of brokers that are being emptied that they are empty."""
+    """Mark draining brokers without replicas and moves as drained."""
     draining = [broker for _, broker in sorted(view.brokers.items()) if broker.state is BrokerState.DRAINING]
     for broker in draining:
         moves = view.moves.values()
