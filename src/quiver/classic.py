@@ -1,12 +1,12 @@
 """The small HTTP-only library: `Producer` and `Consumer` as programs have used them for long, made to survive crashes.
 
 It needs nothing but the standard library and imports nothing else of Quiver, so that this one file can be copied into a
-program. What is asked goes to one of the given addresses; while no node answers, or one says that it was not done, the
-same is asked of the next, until `max_timeout` is over.
+program. Each call goes to one of the given addresses; if that node does not answer, or answers *not done*, the call is
+repeated at the next address until `max_timeout` is over.
 
-A call that breaks off in the middle is safe to repeat, and is repeated: messages carry a sequence number, by which a
-partition knows those that it has, and are consumed by partition and offset, which name one message. So a message is
-neither lost nor doubled although nodes crash, and although answers get lost.
+An interrupted call is safe to repeat, and is repeated: messages carry a sequence number, by which a partition
+deduplicates them, and are consumed by partition and offset, which name one message. So no message is lost or duplicated
+when nodes crash or answers get lost.
 
     producer = Producer(name="web-1")
     producer.RegisterProducer("logs")
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8002"
 CALL_TIMEOUT_S = 10.0
-"""Longest wait for one answer of one node; after it, the same is asked of the next."""
+"""Timeout of one node's answer; after it, the call is repeated at the next address."""
 RETRY_DELAY_S = 0.1
 """Wait after all addresses were tried in vain."""
 PARTITIONS_AGE_S = 5.0
@@ -96,7 +96,7 @@ class _Http:
         self._own = threading.local()
         self._connections: list[http.client.HTTPConnection] = []
         self.close = weakref.finalize(self, _close_all, self._connections)
-        """End all connections; also called when nobody uses them any more."""
+        """Close all connections; also called when the object is garbage collected."""
 
     def call(self, method: str, path: str, parameters: Json) -> Json | None:
         """Return what a node answers, None for no content; ask the next one, and again, while that may help.

@@ -1,9 +1,8 @@
 """Framed TCP between nodes and from clients to nodes: frames, handshake, connections, messages, requests.
 
 `PeerNetwork` carries Raft's messages between nodes; `RequestServer`, on the same port, answers requests (`messages`)
-with a `Handler`; `RequestPool` sends them. What a frame, a handshake and a request are is pure code (`frames`,
-`handshake`, `envelope`, `failures`); `docs/protocol/wire.md` describes it byte by byte. Nothing here knows what a
-message or a request means.
+with a `Handler`; `RequestPool` sends them. Encoding and decoding is pure code (`frames`, `handshake`, `envelope`);
+`docs/protocol/wire.md` describes it byte by byte. Nothing here interprets messages or requests.
 """
 
 from quiver.addresses import Address, format_address, parse_address

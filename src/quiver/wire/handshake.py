@@ -1,9 +1,9 @@
-"""The handshake: how the two ends of a connection make sure that they should talk at all. Pure.
+"""The handshake: both ends of a connection check protocol version, cluster and identity. Pure.
 
-The side that dialled sends a `Hello`, if it is a node that will send Raft's messages, or a `RequesterHello`, if it is
-a client or a node that will send requests. The side that was dialled answers with its own `Hello`, which means that
-it agrees, or with a `HandshakeRefusal`, which says why not and is followed by the end of the connection. So whoever
-has read a `Hello` in answer knows that it may begin.
+The dialling side sends a `Hello` if it is a node that will send Raft messages, or a `RequesterHello` if it is a client
+or a node that will send requests. The accepting side answers with its own `Hello`, which accepts the connection, or
+with a `HandshakeRefusal`, which gives the reason and ends the connection. The dialling side may send once it has the
+`Hello`.
 
 Rules: the first frame is a hello or the connection ends; `magic`, `version_min` and `version_max` keep their names
 and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people. A node
@@ -28,7 +28,7 @@ VERSION_MAX = 1
 """The versions of the protocol that this program speaks."""
 
 HANDSHAKE_BYTES_MAX = 4 * 1024
-"""Greatest frame of a handshake: all that a stranger can make us hold."""
+"""Largest frame of a handshake: the most memory that an unknown client can occupy."""
 SENTENCE_LENGTH_MAX = 300
 
 _Version = Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 _StructType = TypeVar("_StructType", bound=msgspec.Struct)
 
 IdentityOf = Callable[[NodeId], str | None]
-"""Tell by which identity a node is known; None if it is not known yet."""
+"""Return the known identity of a node; None if it is not known yet."""
 
 
 class _Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class HandshakeRefusal(msgspec.Struct, frozen=True):
 
 
 def refuse(code: RefusalCode, sentence: str) -> HandshakeRefusal:
-    """Return a refusal; a sentence that repeats too much of what a stranger sent is cut."""
+    """Return a refusal; a sentence that quotes too much of the received bytes is truncated."""
     return HandshakeRefusal(code, sentence[:SENTENCE_LENGTH_MAX])
 
 
@@ -135,7 +135,7 @@ def _introduce(of_type: type[_T], fields: Mapping[str, object]) -> _T:
 
 
 def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
-    """Decide on the first frame of whoever has dialled: return its hello, or why it is refused."""
+    """Check the first frame of the dialling side: return its hello, or the refusal."""
     hello = _read_hello(frame, own)
     match hello:
         case Hello():
@@ -147,7 +147,7 @@ def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | Re
 
 
 def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
-    """Decide on the answer of a node that was dialled: return its hello, or why it is refused."""
+    """Check the answer of a dialled node: return its hello, or the refusal."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
         return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
@@ -160,7 +160,7 @@ def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: Ide
 
 
 def check_server_hello(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
-    """Decide on the answer that a requester got: return the node's hello, or why it is refused."""
+    """Check the answer to a requester: return the node's hello, or the refusal."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
         return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
@@ -208,7 +208,7 @@ def _is_known_as(known: str | None, identity: str) -> bool:
 
 
 def _refuse_cluster() -> HandshakeRefusal:
-    # What this side's cluster id is, is not said: who names another one need not learn it.
+    # The sentence does not name this cluster's id: a client of another cluster must not learn it.
     return refuse(RefusalCode.OTHER_CLUSTER, "the cluster id is not this cluster's")
 
 

@@ -93,7 +93,7 @@ class Link:
         self._outbox.push(encode_frame(FrameKind.MESSAGE, b"", parts, check_payload=True))
         self.messages_out += 1
         self.bytes_out += size_bytes
-        self.flush()  # at once: the driver sends one parcel per node and turn
+        self.flush()  # immediately: the driver sends one message per node and turn
 
     def flush(self) -> None:
         """Write as much as the socket takes now."""
