@@ -1,4 +1,4 @@
-"""When an entry is committed, and what follows from it; when a read may be answered.
+"""Commitment of entries, and confirmation of reads.
 
 The commit rule (§5.4.2, R1): a leader counts copies only for entries of its own term; what came before is
 committed with them. Copies count when durable (R3), in both electorates while joint (§6).
@@ -13,7 +13,7 @@ from quiver.raft.state import RaftState
 
 
 def advance(state: RaftState, leadership: Leadership) -> None:
-    """Commit what a quorum holds. The member may not be the leader any more afterwards."""
+    """Commit what a quorum holds. Afterwards the member may no longer be the leader."""
     index = leadership.agreed_match()
     if not _is_of_own_term(leadership, index):
         return
@@ -28,12 +28,12 @@ def advance(state: RaftState, leadership: Leadership) -> None:
 
 
 def is_ready(state: RaftState, leadership: Leadership) -> bool:
-    """Tell whether the leader has committed in its own term, so that it knows all that is committed (§8)."""
+    """Return whether the leader has committed in its own term, so that it knows all that is committed (§8)."""
     return state.log.commit >= leadership.first_own_index
 
 
 def read(state: RaftState, leadership: Leadership, context: int) -> None:
-    """Let a read wait for proof that its leader still leads."""
+    """Queue a read until a round of heartbeats proves that this member still leads."""
     if not is_ready(state, leadership):
         leadership.reads.hold(context)
         return
@@ -42,9 +42,9 @@ def read(state: RaftState, leadership: Leadership, context: int) -> None:
 
 
 def begin_read_round(state: RaftState, leadership: Leadership) -> None:
-    """Begin a round for the reads that need one, unless an earlier round is still on its way."""
+    """Begin a round for the reads that need one, unless an earlier round is still in flight."""
     reads = leadership.reads
-    if reads.has_round_on_its_way(state.round) or not reads.needs_round_after(state.round):
+    if reads.has_round_in_flight(state.round) or not reads.needs_round_after(state.round):
         return
     sending.broadcast_heartbeat(state, leadership)
     release_reads(state, leadership)

@@ -1,4 +1,4 @@
-"""What a core is told at its start: its settings and what its disk holds.
+"""Settings and initial state of a core.
 
 Both are plain values. The driver reads them from the node's settings and from storage; the core trusts
 them, except that a term older than the log's is raised (see `InitialState`).
@@ -37,7 +37,7 @@ class RaftConfig(Struct, frozen=True, kw_only=True):
     """A learner may become a voter when it misses at most this many entries."""
     hibernation: bool = False
     idle_ticks_before_hibernation: int = 10
-    """How many heartbeats without work go by before a group sleeps."""
+    """Number of idle heartbeats before a group hibernates."""
     trace: bool = False
     """Fill `Output.trace` with one line per decision."""
 
@@ -50,11 +50,11 @@ class RaftConfig(Struct, frozen=True, kw_only=True):
 
 
 class InitialState(Struct, frozen=True, kw_only=True):
-    """What the disk holds when a member starts; all of it is durable.
+    """The content of the disk when a member starts; all of it is durable.
 
     A new group is bootstrapped by giving each first member the same configuration at index 0, once in
     the member's life: a node whose disk was lost must come back under a new id (R22). A member without
-    any configuration that names it is *blank*: it takes entries but neither votes nor campaigns.
+    any configuration that names it is *blank*: it accepts entries but neither votes nor campaigns.
 
     `term` may be older than the last entry's if the crash fell between the two writes: it is then raised,
     with no vote, which is right because a vote or answer of that term cannot have been sent (R4).
@@ -70,7 +70,7 @@ class InitialState(Struct, frozen=True, kw_only=True):
     terms: tuple[tuple[Index, Term], ...] = ()
     """`(first index, term)` of each run of entries from `first_index` on."""
     commit: Index = Index(0)
-    """A lower bound of what is committed, if known: the applied index, for one."""
+    """A lower bound of the commit index, if known, such as the applied index."""
     configurations: tuple[tuple[Index, Configuration], ...] = ()
     snapshot: SnapshotMetadata | None = None
     recover_until: Index | None = None

@@ -1,4 +1,4 @@
-"""Who belongs to a group: configurations, their quorums, and which one is in force at which index.
+"""Configurations of a group, their quorums, and which one is in force at which index.
 
 A configuration is *simple* (one set of voters) or *joint* (two sets; every decision needs a majority
 of each, §6). This module owns the counting and the history; when to change is `membership`'s.
@@ -29,7 +29,7 @@ class Configuration(Struct, frozen=True, gc=False):
 
     @property
     def is_joint(self) -> bool:
-        """Tell whether decisions need a majority of the outgoing voters too."""
+        """Return whether decisions need a majority of the outgoing voters too."""
         return bool(self.voters_outgoing)
 
     @property
@@ -43,11 +43,11 @@ class Configuration(Struct, frozen=True, gc=False):
         return tuple(sorted({*self.voters, *self.voters_outgoing, *self.learners}))
 
     def is_voter(self, node: NodeId) -> bool:
-        """Tell whether the node's vote counts in any electorate."""
+        """Return whether the node's vote counts in any electorate."""
         return node in self.voters or node in self.voters_outgoing
 
     def includes(self, node: NodeId) -> bool:
-        """Tell whether the node is a member, voting or not."""
+        """Return whether the node is a member, voting or not."""
         return self.is_voter(node) or node in self.learners
 
     def left(self) -> Configuration:
@@ -63,12 +63,12 @@ class Configuration(Struct, frozen=True, gc=False):
         return text
 
 
-NOBODY = Configuration(voters=())
-"""What a blank member knows: nobody, hence no quorum ever."""
+NO_MEMBERS = Configuration(voters=())
+"""The configuration of a blank member: without members there is never a quorum."""
 
 
 def majority_of(electorate: Sequence[NodeId], chosen: Container[NodeId]) -> bool:
-    """Tell whether more than half of the electorate is in `chosen`; never for an empty one."""
+    """Return whether more than half of the electorate is in `chosen`; never for an empty one."""
     return sum(node in chosen for node in electorate) > len(electorate) // 2
 
 
@@ -86,7 +86,7 @@ class ConfigurationHistory:
     __slots__ = ("_history",)
 
     def __init__(self, history: Sequence[tuple[Index, Configuration]]) -> None:
-        self._history = list(history) or [(Index(0), NOBODY)]
+        self._history = list(history) or [(Index(0), NO_MEMBERS)]
 
     @property
     def active(self) -> Configuration:

@@ -1,8 +1,8 @@
-"""The public face of the Raft core: events in, one `Output` each.
+"""The public interface of the Raft core: events in, one `Output` each.
 
 `Raft` decides nothing itself: it applies the rules about terms that hold for every message (§5.1), then
-hands the event to the module whose noun it is. It does no input or output, reads no clock, and draws
-chance only from the `Rng` it was given, so the same events always give the same outputs.
+passes the event to the module that handles it. It does no input or output, reads no clock, and draws
+randomness only from the `Rng` it was given, so the same events always give the same outputs.
 
 Contract: one thread; `now_ms` never goes back; each output is carried out as `Output` says, before or
 while further events come in. After a stall a driver should deliver what has arrived before it ticks. A
@@ -82,12 +82,12 @@ class Raft:
 
     @property
     def is_leader(self) -> bool:
-        """Tell whether this member leads."""
+        """Return whether this member leads."""
         return self._state.leadership is not None
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether this member leads and has committed in its own term, so that it knows all that is (R10)."""
+        """Return whether this member leads and has committed in its own term, so that it knows all that is (R10)."""
         leadership = self._state.leadership
         return leadership is not None and commitment.is_ready(self._state, leadership)
 
@@ -144,7 +144,7 @@ class Raft:
         return self._state.log.terms.term_at(index)
 
     def is_caught_up(self, node: NodeId) -> bool:
-        """Tell whether this leader knows that another member has almost everything: it may become a voter."""
+        """Return whether this leader knows that another member has almost everything: it may become a voter."""
         leadership = self._state.leadership
         return leadership is not None and membership.is_caught_up(self._state, leadership, node)
 
@@ -167,7 +167,7 @@ class Raft:
         return state.finish()
 
     def receive(self, from_: NodeId, message: RaftMessage, now_ms: int) -> Output:
-        """Take a message from another member."""
+        """Handle a message from another member."""
         state = self._state
         state.begin(now_ms)
         if state.hibernating and hibernation.stirs(state, message):
@@ -184,7 +184,7 @@ class Raft:
         return self._state.finish()
 
     def peer_unreachable(self, to: NodeId) -> Output:
-        """Take note that the connection to a member broke: what was in flight may be lost."""
+        """Record that the connection to a member broke: what was in flight may be lost."""
         state = self._state
         state.begin()
         progress = state.leadership.progress.get(to) if state.leadership is not None else None
@@ -193,9 +193,9 @@ class Raft:
         return state.finish()
 
     def suspect(self, node: NodeId, now_ms: int) -> Output:
-        """Take note that a member's process seems to have ended: if it led, do not wait for its full timeout.
+        """Record that a member's process seems to have ended: if it led, campaign before the full timeout.
 
-        Only a hint: others who still hear the leader refuse their pre-votes, so a false one costs no leader.
+        Only a hint: members that still hear the leader refuse their pre-votes, so a false one unseats no leader.
         """
         self._state.begin(now_ms)
         if self._state.leader == node and self._state.leadership is None:
@@ -221,14 +221,14 @@ class Raft:
         """Return the term and index that the next proposed entry must carry.
 
         Raises:
-            UnavailableError: not done; not the leader, or a transfer is under way. `leader` is a hint.
+            UnavailableError: not done; not the leader, or a transfer is running. `leader` is a hint.
             OverloadedError: not done; too many bytes are uncommitted.
         """
         leader.require_proposable(self._state)
         return self._state.term, Index(self._state.log.terms.last_index + 1)
 
     def propose(self, entries: Sequence[Entry], now_ms: int) -> Output:
-        """Append entries that carry the next slots in order; the sequence is handed on, not copied.
+        """Append entries that carry the next slots in order; the sequence is passed on to `Output.append`, not copied.
 
         Raises:
             UnavailableError: not done; as for `next_slot`.
@@ -268,7 +268,7 @@ class Raft:
     ) -> Output:
         """Move to these voters and learners; done when `configuration` equals them and is committed.
 
-        Asking for what the log says already changes nothing; what only the first members were told is written down.
+        Asking for the configuration in force changes nothing, except that a bootstrap one is then written to the log.
 
         Raises:
             UnavailableError: not done; not the leader, another change is pending, or a learner lags.
@@ -284,10 +284,10 @@ class Raft:
     # Reports of the driver
 
     def durable(self, index: Index, term: Term) -> Output:
-        """Take note that the log is durable up to `index`.
+        """Record that the log is durable up to `index`.
 
         `term` is that of the output that carried the write, so that a late report about an overwritten
-        entry is not taken for its successor's. Reports come in the order of the writes.
+        entry does not count for its successor. Reports come in the order of the writes.
         """
         state = self._state
         state.begin()
@@ -296,13 +296,13 @@ class Raft:
         return state.finish()
 
     def applied(self, index: Index) -> None:
-        """Take note of how far the driver has applied committed entries."""
+        """Record how far the driver has applied committed entries."""
         log = self._state.log
         invariant(log.applied <= index <= log.commit, "only committed entries are applied", index=index)
         log.applied = index
 
     def sent(self, to: NodeId, *, ticket: int, end_index: Index, size_bytes: int) -> Output:
-        """Take note of an append sent under a permission, with entries up to `end_index` (exclusive).
+        """Record an append sent under a permission, with entries up to `end_index` (exclusive).
 
         `end_index` equal to the permission's `first_index` says that nothing could be read. A ticket that
         is no longer valid is ignored.
@@ -315,34 +315,34 @@ class Raft:
         return state.finish()
 
     def snapshot_sent(self, to: NodeId, *, ticket: int) -> Output:
-        """Take note that a snapshot and its `InstallSnapshot` have left."""
+        """Record that a snapshot and its `InstallSnapshot` have left."""
         self._state.begin()
         if self._state.leadership is not None:
             snapshots.note_sent(self._state, self._state.leadership, to, ticket)
         return self._state.finish()
 
     def snapshot_failed(self, to: NodeId, *, ticket: int) -> Output:
-        """Take note that a snapshot could not be sent; the member is looked at again when it answers."""
+        """Record that a snapshot could not be sent; the member is probed again when it answers."""
         self._state.begin()
         if self._state.leadership is not None:
             snapshots.note_failed(self._state.leadership, to, ticket)
         return self._state.finish()
 
     def snapshot_restored(self, index: Index) -> Output:
-        """Take note that the snapshot of `Output.restore` is durable and in place."""
+        """Record that the snapshot of `Output.restore` is durable and in place."""
         self._state.begin()
         if snapshots.note_restored(self._state, index):
             self._note_durable()
         return self._state.finish()
 
     def compacted(self, first_index: Index) -> None:
-        """Take note that the log now starts at `first_index`: what was before is committed and removed."""
+        """Record that the log now starts at `first_index`: the entries before it are committed and removed."""
         self._state.log.compact(first_index)
 
     # Rules for every message
 
     def _wake(self, by: NodeId | None) -> None:
-        """Wake, and have a leader that others woke this member from wake, too: its silence would look like its end."""
+        """Wake, and wake the leader too if another member caused it: the leader's silence would look like a failure."""
         state = self._state
         hibernation.wake(state)
         if state.leadership is None and state.leader is not None and state.leader != by:
@@ -356,7 +356,7 @@ class Raft:
             follower.note_durable(state)
 
     def _meet_other_term(self, from_: NodeId, message: RaftMessage) -> bool:
-        """Apply §5.1 to a message of another term; tell whether to go on with it."""
+        """Apply §5.1 to a message of another term; return whether to process it."""
         if message.term > self._state.term:
             return self._meet_later_term(from_, message)
         return self._meet_earlier_term(from_, message)
@@ -370,7 +370,7 @@ class Raft:
                         election.refuse_pre_vote(state, from_)
                     return False
                 if message.pre:
-                    return True  # a pre-vote changes nobody's term
+                    return True  # a pre-vote changes no term
             case VoteResponse(granted=True, pre=True):
                 return True  # it carries the term we asked for
             case _:
@@ -422,5 +422,5 @@ class Raft:
 
 
 def _is_open(campaign: Campaign | None) -> bool:
-    """Tell whether an election may be begun, or begun anew, without a vote being lost."""
+    """Return whether an election may be started, or restarted, without losing a vote."""
     return campaign is None or campaign.pre

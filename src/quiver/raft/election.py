@@ -1,4 +1,4 @@
-"""Elections: asking for votes, giving them, counting them (§5.2, §5.4.1).
+"""Elections: requesting, granting and counting votes (§5.2, §5.4.1).
 
 Departures from the paper, all in the dissertation: a pre-vote asks first, without raising the term (§9.6);
 a member that hears a live leader refuses both kinds (§4.2.3), unless the leader itself asked for
@@ -17,7 +17,7 @@ from quiver.raft.state import Campaign, RaftState
 
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:
-    """Begin an election if this member has the right to: pre-vote first, unless the leader asked for it."""
+    """Start an election if this member may: with pre-votes first, unless the leader asked for it."""
     if not state.may_campaign():
         return
     if transfer:
@@ -29,7 +29,7 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
 def doubt_leader(state: RaftState) -> None:
     """Stop counting the leader as fresh, and campaign within half an election timeout if it stays silent.
 
-    The wait is drawn, as ever, so that members that notice together do not campaign together (§5.2).
+    The wait is random, so that members that notice together do not campaign together (§5.2).
     """
     hibernation.wake(state)
     timeout_ms = state.config.election_timeout_ms
@@ -65,7 +65,7 @@ def handle_vote_response(state: RaftState, from_: NodeId, message: VoteResponse)
 
 
 def refuse_pre_vote(state: RaftState, to: NodeId) -> None:
-    """Refuse for the leader's sake, so that the asker need not wait for its timeout."""
+    """Refuse a pre-vote because the leader is alive; the answer saves the candidate its timeout."""
     if state.tracing:
         state.trace(f"refuses n{to} a pre-vote: its leader is alive")
     state.send(to, VoteResponse(state.term, granted=False, pre=True))
@@ -91,13 +91,13 @@ def _is_up_to_date(state: RaftState, message: VoteRequest) -> bool:
 
 
 def _ask_pre_votes(state: RaftState) -> None:
-    """Ask who would vote. Nothing durable changes; the silent leader no longer counts as ours (R9)."""
+    """Ask which members would vote. Nothing durable changes; the silent leader is forgotten (R9)."""
     state.role = Role.PRE_CANDIDATE
     _begin(state, Campaign(pre=True), term=Term(state.term + 1), transfer=False)
 
 
 def _ask_votes(state: RaftState, *, transfer: bool) -> None:
-    """Ask for votes in a new term, having voted for ourselves."""
+    """Ask for votes in a new term, after voting for this member itself."""
     state.enter_term(Term(state.term + 1), vote=state.id)
     state.role = Role.CANDIDATE
     _begin(state, Campaign(pre=False), term=state.term, transfer=transfer)
@@ -119,7 +119,7 @@ def _begin(state: RaftState, current: Campaign, *, term: Term, transfer: bool) -
 
 
 def _count(state: RaftState, current: Campaign) -> None:
-    """Win with a majority of every electorate; give up when one can no longer be had."""
+    """Win with a majority of every electorate; stop when one is no longer possible."""
     electorates = state.electorates()
     if all(majority_of(voters, current.granted) for voters in electorates):
         if current.pre:
@@ -131,5 +131,5 @@ def _count(state: RaftState, current: Campaign) -> None:
 
 
 def _is_lost(voters: tuple[NodeId, ...], current: Campaign) -> bool:
-    """Tell whether those who have not refused are no majority any more."""
+    """Return whether the voters that have not refused are no longer a majority."""
     return 2 * sum(node not in current.refused for node in voters) <= len(voters)

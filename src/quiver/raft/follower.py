@@ -1,8 +1,8 @@
-"""What a follower does with its leader's messages.
+"""A follower's handling of its leader's messages.
 
-It accepts what fits its log, cuts only what truly conflicts (R6), and vouches only for what is both equal to
-the leader's log and durable here (R3). Acknowledgements of a write leave with the event that reports it
-durable; an append with nothing new is answered at once, by the same rule.
+It accepts entries that fit its log, truncates only entries that conflict (R6), and acknowledges only entries that are
+both equal to the leader's log and durable here (R3). Acknowledgements of a write leave with the event that reports it
+durable; an append with nothing new is answered immediately, by the same rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quiver.raft.state import RaftState
 
 
 def hear_leader(state: RaftState, from_: NodeId, heard_round: int) -> None:
-    """Note a message from the leader of this term, following it if that is news (§5.2)."""
+    """Record a message from the leader of this term, and follow it if it is new (§5.2)."""
     if state.leader != from_:
         invariant(state.leader is None, "one leader per term", term=state.term, known=state.leader, other=from_)
         state.become_follower(state.term, from_)
@@ -29,7 +29,7 @@ def hear_leader(state: RaftState, from_: NodeId, heard_round: int) -> None:
 
 
 def handle_append(state: RaftState, from_: NodeId, message: Append) -> None:
-    """Take entries from the leader (§5.3, Figure 2)."""
+    """Handle entries from the leader (§5.3, Figure 2)."""
     hear_leader(state, from_, message.round)
     if not _is_consistent(state, message):
         _reject(state, from_, message)
@@ -44,7 +44,7 @@ def handle_append(state: RaftState, from_: NodeId, message: Append) -> None:
 
 
 def handle_heartbeat(state: RaftState, from_: NodeId, message: Heartbeat) -> None:
-    """Answer a heartbeat, or go to sleep with the group."""
+    """Answer a heartbeat, or hibernate with the group."""
     hear_leader(state, from_, message.round)
     _follow_commit(state, message.commit)
     if message.hibernate and hibernation.agrees(state, message):
@@ -54,7 +54,7 @@ def handle_heartbeat(state: RaftState, from_: NodeId, message: Heartbeat) -> Non
 
 
 def report(state: RaftState, to: NodeId) -> None:
-    """Tell a leader how far this member is, and that it is awake."""
+    """Report to a leader how much this member has, and that it is awake."""
     response = HeartbeatResponse(
         state.term,
         state.acknowledgeable(),
@@ -85,7 +85,7 @@ def note_recovery(state: RaftState) -> None:
 
 
 def acknowledge(state: RaftState, to: NodeId) -> None:
-    """Vouch for the log as far as it is equal and durable."""
+    """Acknowledge the log as far as it is equal and durable."""
     state.acknowledged = state.acknowledgeable()
     response = AppendResponse(
         term=state.term,
@@ -100,7 +100,7 @@ def acknowledge(state: RaftState, to: NodeId) -> None:
 
 
 def refuse(state: RaftState, to: NodeId) -> None:
-    """Tell a leader of an earlier term that it was replaced (§5.1)."""
+    """Answer a leader of an earlier term, so that it learns of the new term (§5.1)."""
     nothing = Index(0)
     response = AppendResponse(
         term=state.term,
@@ -120,9 +120,9 @@ def _answer_append(state: RaftState, to: NodeId, appended: Sequence[Entry]) -> N
 
 
 def _is_consistent(state: RaftState, message: Append) -> bool:
-    """Tell whether the entry before the new ones is the leader's (§5.3).
+    """Return whether the entry before the new ones is the leader's (§5.3).
 
-    What is committed here is in the leader's log (§5.4), so that it need not be looked up; it may be compacted.
+    Entries committed here are in the leader's log (§5.4), so they are not compared; they may be compacted.
     """
     log = state.log
     if message.prev_index <= log.commit:
@@ -131,7 +131,7 @@ def _is_consistent(state: RaftState, message: Append) -> bool:
 
 
 def _unknown(state: RaftState, message: Append) -> Sequence[Entry]:
-    """Return the entries that are not in the log yet, having cut what conflicts with them."""
+    """Return the entries that are not in the log yet, after truncating those that conflict with them."""
     entries = message.entries
     terms = state.log.terms
     if message.prev_index == terms.last_index or not entries:  # the common case

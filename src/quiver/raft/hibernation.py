@@ -1,4 +1,4 @@
-"""Letting idle groups sleep, so that a thousand of them cost nothing.
+"""Hibernation of idle groups, so that a thousand of them cost nothing.
 
 A group sleeps when every member has everything, durable and committed, and knows it. Then nothing can
 be lost by not talking: timers stop, on the leader and on the followers that agree. A follower that does
@@ -6,7 +6,7 @@ not agree answers the heartbeat and thereby wakes the leader. While asleep the l
 its node is alive is the driver's to watch, once per node, not per group; it calls `wake` for every group
 of a node that stops answering or comes back as a new process.
 
-Safety never depends on this module: terms, votes and rounds work as ever.
+Safety never depends on this module: terms, votes and rounds work as always.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quiver.raft.state import RaftState
 
 
 def try_sleep(state: RaftState, leadership: Leadership) -> bool:
-    """Put an idle group to sleep at a heartbeat; tell whether it sleeps now."""
+    """Hibernate an idle group at a heartbeat; return whether it hibernates now."""
     if not state.config.hibernation:
         return False
     leadership.idle_heartbeats = leadership.idle_heartbeats + 1 if _is_idle(state, leadership) else 0
@@ -32,13 +32,13 @@ def try_sleep(state: RaftState, leadership: Leadership) -> bool:
 
 
 def agrees(state: RaftState, message: Heartbeat) -> bool:
-    """Tell whether this follower has exactly what the leader says everybody has."""
+    """Return whether this follower has exactly what the leader says everybody has."""
     log = state.log
     return message.commit == log.commit == log.terms.last_index == log.durable == state.matched
 
 
 def stirs(state: RaftState, message: RaftMessage) -> bool:
-    """Tell whether a message wakes a sleeping member."""
+    """Return whether a message wakes a sleeping member."""
     if state.leadership is None:
         return not (type(message) is Heartbeat and message.hibernate and message.term == state.term)
     if isinstance(message, AppendResponse | HeartbeatResponse) and message.term == state.term:
@@ -47,7 +47,7 @@ def stirs(state: RaftState, message: RaftMessage) -> bool:
 
 
 def wake(state: RaftState) -> None:
-    """Start timers afresh, as if everybody had just been heard."""
+    """Restart the timers, as if every member had just answered."""
     if not state.hibernating:
         return
     state.hibernating = False
@@ -66,5 +66,5 @@ def _is_idle(state: RaftState, leadership: Leadership) -> bool:
     log = state.log
     if not log.commit == log.durable == log.terms.last_index or leadership.reads or leadership.transfer is not None:
         return False
-    told_round = max(leadership.commit_round, state.round)
-    return all(peer.match == peer.received == log.commit and peer.round >= told_round for peer in leadership.peers)
+    needed_round = max(leadership.commit_round, state.round)
+    return all(peer.match == peer.received == log.commit and peer.round >= needed_round for peer in leadership.peers)

@@ -1,4 +1,4 @@
-"""What a leader does: take over, take proposals, keep its members, and step down when it cannot.
+"""A leader's work: take over, accept proposals, send heartbeats, and step down without a quorum.
 
 Sending is `sending`'s, answers are `responses`', commitment and reads `commitment`'s.
 """
@@ -17,7 +17,7 @@ from quiver.raft.state import RaftState
 
 
 def become_leader(state: RaftState) -> None:
-    """Take over a won term: everybody is probed with a no-op of this term (§5.2, §5.4.2, §8)."""
+    """Take over a won term: probe every member with a no-op of this term (§5.2, §5.4.2, §8)."""
     next_index = Index(state.log.terms.last_index + 1)
     leadership = Leadership(state.id, first_own_index=next_index, now_ms=state.now_ms)
     leadership.own.match = state.log.durable
@@ -48,7 +48,7 @@ def require_proposable(state: RaftState) -> Leadership:
     leadership = require_leadership(state)
     _check_no_transfer(leadership)
     if leadership.uncommitted_bytes >= state.config.uncommitted_bytes_max:
-        raise OverloadedError("uncommitted_bytes_max is reached")
+        raise OverloadedError("too many bytes are uncommitted; retry later (uncommitted_bytes_max is reached)")
     return leadership
 
 
@@ -63,7 +63,7 @@ def propose(state: RaftState, entries: Sequence[Entry]) -> None:
     leadership = require_proposable(state)
     size_bytes = sum([len(entry.data) for entry in entries])
     if leadership.uncommitted_bytes and leadership.uncommitted_bytes + size_bytes > state.config.uncommitted_bytes_max:
-        raise OverloadedError("uncommitted_bytes_max would be exceeded")
+        raise OverloadedError("too many bytes are uncommitted; retry later (uncommitted_bytes_max would be exceeded)")
     first, last = entries[0], entries[-1]
     in_order = first.term == last.term == state.term and last.index - first.index == len(entries) - 1
     invariant(in_order, "proposals carry consecutive slots of the current term")
@@ -73,10 +73,10 @@ def propose(state: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def read(state: RaftState, context: int) -> None:
-    """Take a read, within the bound."""
+    """Accept a read, within the bound."""
     leadership = require_leadership(state)
     if len(leadership.reads) >= state.config.reads_pending_max:
-        raise OverloadedError("reads_pending_max is reached")
+        raise OverloadedError("too many reads are pending; retry later (reads_pending_max is reached)")
     hibernation.wake(state)
     commitment.read(state, leadership, context)
 
@@ -89,7 +89,7 @@ def note_durable(state: RaftState, leadership: Leadership) -> None:
 
 
 def tick(state: RaftState, leadership: Leadership) -> None:
-    """Do a heartbeat's work when it is due; rounds begun for reads in between do not put it off."""
+    """Do the periodic work when a heartbeat is due; rounds begun for reads in between do not delay it."""
     if state.now_ms < leadership.heartbeat_deadline_ms:
         return
     leadership.heartbeat_deadline_ms = state.now_ms + state.config.heartbeat_interval_ms
@@ -112,7 +112,7 @@ def tick(state: RaftState, leadership: Leadership) -> None:
 
 
 def _has_quorum(state: RaftState, leadership: Leadership) -> bool:
-    """Tell whether a quorum was heard from within an election timeout (dissertation §6.2)."""
+    """Return whether a quorum was heard from within an election timeout (dissertation §6.2)."""
     leadership.own.heard_ms = state.now_ms
     silence_ms = state.now_ms - leadership.quorum_heard_ms()
     return silence_ms <= state.config.election_timeout_ms

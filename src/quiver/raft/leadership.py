@@ -1,4 +1,4 @@
-"""What a member holds only while it leads; made on election, dropped on stepping down.
+"""The state that a member has only while it leads: created on election, dropped on stepping down.
 
 Because a new term gets a new object, nothing of an earlier leadership (progress, permissions to send,
 reads, a transfer) can leak into a later one.
@@ -16,16 +16,71 @@ from msgspec import Struct
 
 from quiver.model import Index, NodeId
 from quiver.raft.configuration import Configuration, majority_value
+from quiver.raft.output import ReadReady
 from quiver.raft.progress import PeerProgress
-from quiver.raft.reads import ReadQueue
 
 
 class Transfer(Struct):
-    """A transfer of leadership that is under way."""
+    """A running transfer of leadership."""
 
     to: NodeId
     deadline_ms: int
-    told: bool = False
+    is_target_notified: bool = False
+
+
+class ReadQueue:
+    """The reads of one leadership, in order of arrival (dissertation §6.4).
+
+    A read waits for a round of heartbeats that *began after it arrived* and was answered by a quorum. Reads that arrive
+    while a round is in flight share the next one. A round's number is never used twice, so a late answer cannot
+    confirm a later read (R11).
+    """
+
+    __slots__ = ("_unready", "_waiting")
+
+    def __init__(self) -> None:
+        self._unready: list[int] = []
+        self._waiting: deque[tuple[int, int, Index]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._unready) + len(self._waiting)
+
+    def hold(self, context: int) -> None:
+        """Hold a read until the leader has committed in its own term (R10)."""
+        self._unready.append(context)
+
+    def add(self, context: int, *, index: Index, needed_round: int) -> None:
+        """Queue a read of everything up to `index` until `needed_round` is answered."""
+        self._waiting.append((needed_round, context, index))
+
+    def make_ready(self, *, index: Index, needed_round: int) -> bool:
+        """Queue the held reads for a round; return whether there were any."""
+        for context in self._unready:
+            self.add(context, index=index, needed_round=needed_round)
+        released = bool(self._unready)
+        self._unready.clear()
+        return released
+
+    def needs_round_after(self, latest_round: int) -> bool:
+        """Return whether a read waits for a round later than the latest one begun."""
+        return bool(self._waiting) and self._waiting[-1][0] > latest_round
+
+    def has_round_in_flight(self, latest_round: int) -> bool:
+        """Return whether a read waits for a round that has begun."""
+        return bool(self._waiting) and self._waiting[0][0] <= latest_round
+
+    def release(self, confirmed_round: int) -> list[ReadReady]:
+        """Remove and return the reads whose round a quorum has answered."""
+        ready: list[ReadReady] = []
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= confirmed_round:
+            _, context, index = waiting.popleft()
+            ready.append(ReadReady(context, index))
+        return ready
+
+    def contexts(self) -> list[int]:
+        """Return every read that still waits, in order of arrival."""
+        return [*(context for _, context, _ in self._waiting), *self._unready]
 
 
 class Leadership:

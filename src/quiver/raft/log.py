@@ -1,6 +1,6 @@
-"""What the core knows of its log: terms, durability, commitment and configurations; never bytes.
+"""The core's view of its log: terms, durability, commitment and configurations; never bytes.
 
-Owns the rules that no caller may break: committed entries are never cut (R6), commitment never goes
+Owns the rules that no caller may break: committed entries are never truncated (R6), commitment never goes
 back, and a report of durability counts only for the write that it is about (R7).
 
 Invariants: base <= commit <= last; durable <= last.
@@ -40,7 +40,7 @@ class RaftLog:
         self.truncated_in = Term(0)
 
     def append(self, entries: Sequence[Entry]) -> bool:
-        """Take note of entries that follow the last one; tell whether they bring a configuration."""
+        """Record entries that follow the last one; return whether they include a configuration."""
         first, last = entries[0], entries[-1]
         terms = self.terms
         invariant(first.index == terms.last_index + 1, "entries follow the log's end")
@@ -57,7 +57,9 @@ class RaftLog:
 
     def truncate(self, first_index: Index, *, term: Term) -> None:
         """Forget the entries from `first_index` on, in `term`."""
-        invariant(first_index > self.commit, "committed entries are never cut", index=first_index, commit=self.commit)
+        invariant(
+            first_index > self.commit, "committed entries are never truncated", index=first_index, commit=self.commit
+        )
         self.terms.truncate(first_index)
         self.configurations.truncate(first_index)
         self.durable = min(self.durable, Index(first_index - 1))
@@ -84,7 +86,7 @@ class RaftLog:
         """Raise the commit index; return the newly committed indexes."""
         if index <= self.commit:
             return NOTHING
-        invariant(index <= self.terms.last_index, "only what is in the log is committed")
+        invariant(index <= self.terms.last_index, "only entries of the log are committed")
         newly = range(self.commit + 1, index + 1)
         self.commit = index
         return newly

@@ -1,4 +1,4 @@
-"""Changing who belongs to a group, by joint consensus (§6).
+"""Membership changes by joint consensus (§6).
 
 One call goes from a simple configuration through a joint one to a simple one. Rules (R13): one change
 at a time; only after the leader has committed in its own term; a configuration is in force from the
@@ -25,13 +25,13 @@ from quiver.raft.state import RaftState
 def change(
     state: RaftState, leadership: Leadership, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...]
 ) -> None:
-    """Append the first step of a change to these voters and learners; nothing, if the log says already that they are.
+    """Append the first step of a change to these voters and learners; do nothing if the log already has that.
 
     A configuration that the first members were given is in no log: asking for it writes it down, so that a
     member that joins without it learns from the log that it is one.
 
     Raises:
-        UnavailableError: not done; another change is pending or a learner is not caught up. Try later.
+        UnavailableError: not done; another change is pending or a learner is not caught up. Retry later.
         RequestError: not done; the target can never be reached in one change from here.
     """
     _check_ready(state, leadership)
@@ -51,7 +51,7 @@ def change(
 
 
 def is_caught_up(state: RaftState, leadership: Leadership, node: NodeId) -> bool:
-    """Tell whether another member has the configuration in force and almost everything since."""
+    """Return whether another member has the configuration in force and almost everything since."""
     progress = leadership.progress.get(node)
     if progress is None or progress.state is LOST:
         return False
@@ -60,7 +60,7 @@ def is_caught_up(state: RaftState, leadership: Leadership, node: NodeId) -> bool
 
 
 def after_commit(state: RaftState, leadership: Leadership) -> None:
-    """Go on with a change whose latest step was committed."""
+    """Continue a change whose latest step was committed."""
     configurations = state.log.configurations
     if configurations.active_index > state.log.commit:
         return
@@ -71,7 +71,7 @@ def after_commit(state: RaftState, leadership: Leadership) -> None:
 
 
 def _leave(state: RaftState, leadership: Leadership) -> None:
-    """Step down as a removed leader: tell the commit, hand over, and follow (§6, R14)."""
+    """Step down as a removed leader: send the commit index, ask a successor to campaign, and follow (§6, R14)."""
     sending.broadcast_heartbeat(state, leadership)
     state.send(leadership.successor(state.configuration.voters), TimeoutNow(state.term))
     if state.tracing:
@@ -101,7 +101,7 @@ def _check_target(target: Configuration) -> None:
 
 
 def _check_promotable(state: RaftState, leadership: Leadership, node: NodeId) -> None:
-    """Let only a learner become a voter that has its own addition and almost everything since."""
+    """Refuse to promote a node that is no learner, or lacks its own addition or more than a little since."""
     if node not in state.configuration.learners:
         raise RequestError(f"node {node} must be a learner before it can be a voter")
     if not is_caught_up(state, leadership, node):

@@ -1,11 +1,11 @@
-"""What members say to each other, and the entries they agree on.
+"""The messages between members, and the entries of the log.
 
 Every message carries its sender's term (a pre-vote: the term the sender would take). Messages say
-nothing about groups or addresses: the driver adds those. They may be lost, doubled, delayed and
-overtaken; the core counts on nothing else. Tags name the kinds on the wire.
+nothing about groups or addresses: the driver adds those. They may be lost, duplicated, delayed and
+reordered. Tags name the kinds on the wire.
 
-`round` numbers a leader's heartbeats. Whatever a follower answers echoes the highest round it has
-heard in this term, which proves that it still followed this leader after that round began.
+`round` numbers a leader's heartbeats. Every answer of a follower echoes the highest round it has
+received in this term, which proves that it still followed this leader after that round began.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quiver.raft.configuration import Configuration
 
 
 class EntryKind(IntEnum):
-    """What an entry is for."""
+    """The purpose of an entry."""
 
     DATA = 0
     NOOP = 1
@@ -30,7 +30,7 @@ class EntryKind(IntEnum):
 class Entry(Struct, frozen=True, gc=False):
     """One entry of a log; `configuration` is set exactly for `CONFIG`.
 
-    The core looks at everything but `data`, and keeps none of it after the step that was given it.
+    The core never reads `data`, and keeps no entry after the event that brought it.
     """
 
     index: Index
@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True, gc=False):
 
 
 class SnapshotMetadata(Struct, frozen=True, gc=False):
-    """What a snapshot stands for: everything up to `last_index`."""
+    """A snapshot of everything up to `last_index`, without its content."""
 
     last_index: Index
     last_term: Term
@@ -106,7 +106,7 @@ class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
 
 
 class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat"):
-    """Assert leadership, begin a round, tell the commit index; with `hibernate` ask to sleep."""
+    """Assert leadership, begin a round, carry the commit index; with `hibernate`, ask the follower to hibernate."""
 
     term: Term
     commit: Index
@@ -134,7 +134,7 @@ class InstallSnapshot(Struct, frozen=True, gc=False, tag="install_snapshot"):
 
 
 class TimeoutNow(Struct, frozen=True, gc=False, tag="timeout_now"):
-    """Tell a caught-up voter to campaign at once (dissertation §3.10)."""
+    """Ask a caught-up voter to campaign immediately (dissertation §3.10)."""
 
     term: Term
 

@@ -1,4 +1,4 @@
-"""What the core wants done: one `Output` per event, and the order in which it must be done.
+"""The core's instructions: one `Output` per event, and the order in which the driver must carry it out.
 
 The types here are the whole contract between the core and its driver; nothing else leaves the core.
 """
@@ -15,7 +15,7 @@ from quiver.raft.messages import Entry, Outgoing, SnapshotMetadata
 
 
 class Role(StrEnum):
-    """What a member is in its term (§5.1); a learner is a follower."""
+    """The role of a member in its term (§5.1); a learner is a follower."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre_candidate"
@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 
 class HardState(Struct, frozen=True, gc=False):
-    """What must survive a crash besides the log (§5.1, Figure 2)."""
+    """The state that must survive a crash besides the log (§5.1, Figure 2)."""
 
     term: Term
     vote: NodeId | None
@@ -73,7 +73,7 @@ class ReadReady(Struct, frozen=True, gc=False):
 
 
 class RoleChange(Struct, frozen=True, gc=False):
-    """What this member is now, and whom it follows."""
+    """A member's new role, term and leader."""
 
     role: Role
     term: Term
@@ -92,12 +92,12 @@ class Output(Struct, gc=False):
        carried the write.
     3. `restore`: replace log and state by the snapshot received, atomically, wait until that is durable,
        then call `Raft.snapshot_restored`.
-    4. `messages`: free to go at once.
+    4. `messages`: may be sent immediately.
     5. `hard_state`: save it and **wait until it is durable** (R2). Nothing below, and nothing of any later
        output, may begin before that. Elections alone pay for this wait.
     6. `messages_after_save`, `send`, `send_snapshot`: may leave now. When `hard_state` is set every message
        is in `messages_after_save`, else in `messages`; so no message can say more than the disk does.
-    7. The rest informs: `committed`, `reads`, `reads_failed`, `became`, `proposals_lost`, `recovered`,
+    7. The rest is information: `committed`, `reads`, `reads_failed`, `became`, `proposals_lost`, `recovered`,
        `trace`.
 
     On disk after each step: a crash between 2 and 5 leaves entries of a term that was not saved, which

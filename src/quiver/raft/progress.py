@@ -1,4 +1,4 @@
-"""What a leader knows of one member: how far it got, and how much more may be sent to it.
+"""A leader's view of one member: how much it has, and how much more may be sent to it.
 
 States, after etcd's: PROBE sends one append per answer until the common entry is found; REPLICATE runs
 ahead of the answers within a window of messages and bytes; SNAPSHOT waits for an install; LOST is a
@@ -77,7 +77,7 @@ class PeerProgress:
         self.probe_sent = False
 
     def advance(self, match: Index, received: Index, *, now_ms: int) -> bool:
-        """Take note of an acknowledgement; tell whether the match moved."""
+        """Record an acknowledgement; return whether the match moved."""
         if received > self.received:
             self.received = received
             self.moved_ms = now_ms
@@ -93,12 +93,12 @@ class PeerProgress:
         return True
 
     def begin_sending(self, ticket: int) -> None:
-        """Take note of a permission to send from `next` on."""
+        """Record a permission to send from `next` on."""
         self.ticket = ticket
         self.sending_from = self.next
 
     def record_sent(self, end_index: Index, size_bytes: int, *, now_ms: int) -> bool:
-        """Take note of an append that left with entries up to `end_index`; tell whether it had any."""
+        """Record an append that left with entries up to `end_index`; return whether it had any."""
         self.ticket = 0
         if self.state is PROBE:
             self.probe_sent = True
@@ -148,14 +148,14 @@ class PeerProgress:
         self._forget_inflight()
 
     def is_unverified(self) -> bool:
-        """Tell whether a restarted member has what it acknowledged but no longer knows that it matches.
+        """Return whether a restarted member has what it acknowledged but no longer knows that it matches.
 
-        Such a member cannot follow the commit index; an append without entries tells it.
+        Such a member cannot follow the commit index; an append without entries carries it.
         """
         return self.state is PROBE and self.received < self.match
 
     def is_stalled(self, *, now_ms: int, timeout_ms: int) -> bool:
-        """Tell whether what was sent must have been lost: not even received for too long.
+        """Return whether what was sent must have been lost: not even received for too long.
 
         Received but not durable is a slow disk, which sending again would not speed up.
         """

@@ -1,4 +1,4 @@
-"""What a leader learns from the answers of its members.
+"""A leader's handling of the answers of its members.
 
 Answers may be late, doubled or out of order: everything here is a maximum, or is checked against the round
 or the index that the answer is about (R7). Answers of earlier terms never get here.
@@ -46,7 +46,7 @@ def handle_heartbeat_response(
 def _hear(
     state: RaftState, leadership: Leadership, progress: PeerProgress, message: AppendResponse | HeartbeatResponse
 ) -> bool:
-    """Note that a member is alive and follows; tell whether its answer may be used."""
+    """Record that a member is alive and follows; return whether its answer may be used."""
     if progress.state is LOST:
         return False
     if message.round > progress.round:  # sent after every answer seen so far
@@ -61,11 +61,11 @@ def _hear(
 
 
 def _note_restart(state: RaftState, progress: PeerProgress, message: AppendResponse | HeartbeatResponse) -> bool:
-    """Serve a member again that knows less than it said before; tell whether it can be trusted.
+    """Resume a member that has less than it reported before; return whether it can be trusted.
 
     A restart loses what was received but not durable, and that is fine. Less on disk than was acknowledged
     in this very term is not (R22): unless the member says itself that it is recovering, or is just putting a
-    snapshot in place of all that, it is lost until somebody looks at it.
+    snapshot in place of all that, it is marked as lost until an operator replaces it.
     """
     kept = progress.match
     if message.durable_index < progress.match:
@@ -97,7 +97,7 @@ def _advance(state: RaftState, progress: PeerProgress, message: AppendResponse |
 
 
 def _follow_up(state: RaftState, leadership: Leadership, progress: PeerProgress, *, moved: bool) -> None:
-    """Commit, send more and hand over, as far as the answer allows."""
+    """Commit, send more and continue a transfer, as far as the answer allows."""
     if moved and progress.match > state.log.commit:
         commitment.advance(state, leadership)
         if state.leadership is None:
@@ -108,7 +108,7 @@ def _follow_up(state: RaftState, leadership: Leadership, progress: PeerProgress,
 
 
 def _back_off(state: RaftState, progress: PeerProgress, message: AppendResponse) -> None:
-    """Look for the common entry below a rejected append, skipping whole terms (§5.3)."""
+    """Search the common entry before a rejected append, skipping whole terms (§5.3)."""
     probing = progress.state is PROBE
     is_stale = message.rejected_index <= progress.match or (probing and message.rejected_index != progress.next - 1)
     if is_stale or progress.state is SNAPSHOT:

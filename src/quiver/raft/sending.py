@@ -1,4 +1,4 @@
-"""How a leader reaches its members: permissions to send entries, snapshots and heartbeats.
+"""Sending to members: permissions for entries and snapshots, and heartbeats.
 
 The core holds no entries, so it cannot send any: it permits the driver to (`SendEntries`) and waits for
 `sent` before it permits more. Flow control lives here: one append at a time while probing, a window of
@@ -20,9 +20,9 @@ from quiver.raft.state import RaftState
 
 
 def append(state: RaftState, leadership: Leadership, entries: Sequence[Entry]) -> None:
-    """Append to the leader's log and let the entries go to the members at once, beside the local write.
+    """Append to the leader's log and send the entries to the members immediately, in parallel with the local write.
 
-    Dissertation §10.2.1: the leader counts its own copy only when its disk says so, like anybody's.
+    Dissertation §10.2.1: the leader counts its own copy only when its disk reports it durable, like any other.
     """
     state.append(entries)
     send_to_all(state, leadership)
@@ -37,7 +37,7 @@ def append_own(
 
 
 def send_to_all(state: RaftState, leadership: Leadership) -> None:
-    """Permit whatever each member may be sent now."""
+    """Permit an append to every member that may receive one now."""
     for progress in leadership.peers:
         maybe_send(state, progress)
 
@@ -73,8 +73,8 @@ def maybe_send(state: RaftState, progress: PeerProgress) -> None:
 
 
 def record_sent(state: RaftState, progress: PeerProgress, *, end_index: Index, size_bytes: int) -> None:
-    """Take note of what the driver sent under a permission, and permit the next append."""
-    invariant(end_index <= state.log.terms.last_index + 1, "no member is sent what is not in the log")
+    """Record what the driver sent under a permission, and permit the next append."""
+    invariant(end_index <= state.log.terms.last_index + 1, "only entries of the log are sent")
     if progress.record_sent(end_index, size_bytes, now_ms=state.now_ms):
         maybe_send(state, progress)  # else nothing could be read: the next answer or heartbeat tries again
 

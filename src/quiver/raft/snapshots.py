@@ -1,8 +1,8 @@
-"""Snapshots: taking one from the leader, and what a leader learns of those it sent (§7, R16).
+"""Snapshots: installing one from the leader, and tracking those that a leader sends (§7, R16).
 
-The content travels by the driver's own way; the core decides. A snapshot that tells nothing new is only
+The driver transfers the content; the core decides. A snapshot that contains nothing new is only
 answered. One whose last entry is in the log leaves the log alone, suffix and all. Any other replaces
-the whole log: keeping a suffix behind an entry that differs would pass a diverged tail for the leader's.
+the whole log: a suffix kept after an entry that differs would be a diverged tail, taken for the leader's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quiver.raft.state import RaftState
 
 
 def handle_install(state: RaftState, from_: NodeId, message: InstallSnapshot) -> None:
-    """Take a snapshot, if it is ahead of this member."""
+    """Install a snapshot, if it is ahead of this member."""
     follower.hear_leader(state, from_, message.round)
     log, snapshot = state.log, message.snapshot
     if _is_old(log, snapshot):
@@ -48,7 +48,7 @@ def _is_in_log(log: RaftLog, snapshot: SnapshotMetadata) -> bool:
 
 
 def note_restored(state: RaftState, index: Index) -> bool:
-    """Count a snapshot as durable, now that log and state stand on it; tell whether it still matters."""
+    """Count a snapshot as durable, now that it has replaced log and state; return whether it is still current."""
     if state.restoring != index:
         return False  # a later snapshot replaced it
     state.restoring = None
@@ -57,14 +57,14 @@ def note_restored(state: RaftState, index: Index) -> bool:
 
 
 def note_sent(state: RaftState, leadership: Leadership, to: NodeId, ticket: int) -> None:
-    """Go on waiting for the answer: the snapshot has left."""
+    """Record that a snapshot was sent: its answer is pending."""
     progress = _holder(leadership, to, ticket)
     if progress is not None:
         progress.note_snapshot_sent(now_ms=state.now_ms)
 
 
 def note_failed(leadership: Leadership, to: NodeId, ticket: int) -> None:
-    """Look again at what a member needs, once it is heard."""
+    """Probe a member again when it answers."""
     progress = _holder(leadership, to, ticket)
     if progress is not None:
         progress.begin_probe(Index(progress.received + 1), wait=True)

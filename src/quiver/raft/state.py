@@ -138,7 +138,7 @@ class RaftState:
         return any(known.includes(self.id) for known in self._relevant_configurations())
 
     def may_campaign(self) -> bool:
-        """Tell whether this member may ask for votes: it may vote, and it is a voter itself.
+        """Return whether this member may ask for votes: it may vote, and it is a voter itself.
 
         It is one until its removal is known to be committed: until then it may be the only one whose log is
         long enough to be elected (dissertation §4.2.2).
@@ -151,7 +151,7 @@ class RaftState:
         return self.log.configurations.since(self.log.commit)
 
     def leader_is_fresh(self) -> bool:
-        """Tell whether a leader was heard from within the shortest election timeout (dissertation §4.2.3).
+        """Return whether a leader was heard from within the shortest election timeout (dissertation §4.2.3).
 
         A leader is always fresh to itself: check-quorum ends its role otherwise. While hibernating the
         driver's node-level heartbeats stand in for the leader's.
@@ -163,7 +163,7 @@ class RaftState:
         return self.hibernating or self.now_ms - self.leader_contact_ms < self.config.election_timeout_ms
 
     def acknowledgeable(self) -> Index:
-        """Return up to where this member may vouch for the leader's log: equal to it, and durable here (R3)."""
+        """Return the last index this member may acknowledge: equal to the leader's log, and durable here (R3)."""
         return min(self.matched, self.log.durable)
 
     # Effects
@@ -177,7 +177,7 @@ class RaftState:
         self.output.trace = (*self.output.trace, text)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Put entries at the log's end, and into force what they say about members (§6)."""
+        """Append entries to the log, and put their configurations in force (§6)."""
         brought_configuration = self.log.append(entries)
         output = self.output
         output.append = entries if not output.append else (*output.append, *entries)
@@ -192,7 +192,7 @@ class RaftState:
         self.matched = max(self.matched, index)
 
     def truncate(self, first_index: Index) -> None:
-        """Remove the log's end, and what it said about members."""
+        """Truncate the log from `first_index` on, and revert its configurations."""
         invariant(self.leadership is None, "a leader never overwrites its log")  # Leader Append-Only, Figure 3
         self.log.truncate(first_index, term=self.term)
         self.output.truncate_from = first_index
@@ -201,7 +201,7 @@ class RaftState:
             self.trace(f"truncate from {first_index}")
 
     def commit_to(self, index: Index) -> bool:
-        """Raise the commit index; tell whether it moved."""
+        """Raise the commit index; return whether it moved."""
         newly = self.log.advance_commit(index)
         if not newly:
             return False
@@ -219,7 +219,7 @@ class RaftState:
         return self.configuration.electorates
 
     def refresh_configuration(self) -> None:
-        """Go by the latest configuration in the log, committed or not (§6)."""
+        """Put the latest configuration of the log in force."""
         configuration = self.latest_configuration()
         if configuration is self.configuration:
             return
@@ -231,7 +231,7 @@ class RaftState:
             self.reconfigure(self.leadership, next_index=self.log.terms.last_index)
 
     def reconfigure(self, leadership: Leadership, *, next_index: Index) -> None:
-        """Let a leadership count and serve the members of the active configuration, new ones from `next_index`."""
+        """Let the leadership count and serve the members of the active configuration, new ones from `next_index`."""
         leadership.reconfigure(
             self.configuration, electorates=self.electorates(), next_index=next_index, now_ms=self.now_ms
         )
@@ -253,11 +253,11 @@ class RaftState:
         self.save_hard_state()
 
     def become_follower(self, term: Term, leader: NodeId | None) -> None:
-        """Follow `leader`, or nobody yet, in `term` (§5.1)."""
+        """Follow `leader`, if one is known, in `term` (§5.1)."""
         if term > self.term:
             self.enter_term(term, vote=None)
         if self.leadership is not None:
-            self._give_up(self.leadership)
+            self._end_leadership(self.leadership)
         self.role = Role.FOLLOWER
         self.leadership = None
         self.campaign = None
@@ -267,7 +267,7 @@ class RaftState:
         self.announce()
 
     def announce(self) -> None:
-        """Tell the driver what this member is now."""
+        """Report the new role to the driver."""
         self.output.became = RoleChange(self.role, self.term, self.leader)
         if self.tracing:
             leader = "" if self.leader is None else f", leader n{self.leader}"
@@ -284,8 +284,8 @@ class RaftState:
         self.ticket += 1
         return self.ticket
 
-    def _give_up(self, leadership: Leadership) -> None:
-        self.leader_contact_ms = self.now_ms  # so far there was a leader: this member itself
+    def _end_leadership(self, leadership: Leadership) -> None:
+        self.leader_contact_ms = self.now_ms  # until now there was a leader: this member itself
         log = self.log
         if log.terms.last_index > log.commit:
             self.output.proposals_lost = Index(log.commit + 1)

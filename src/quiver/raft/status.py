@@ -1,4 +1,4 @@
-"""What a member shows of itself to people, metrics and tests."""
+"""Status of a member, for people, metrics and tests."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TermMap:
 
     def truncate(self, first_index: Index) -> None:
         """Remove the entries from `first_index` on."""
-        invariant(first_index > self._firsts[0], "a log is never cut below its start", first_index=first_index)
+        invariant(first_index > self._firsts[0], "a log is never truncated before its start", first_index=first_index)
         while self._firsts[-1] >= first_index:
             self._firsts.pop()
             self._terms.pop()

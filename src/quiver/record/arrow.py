@@ -50,7 +50,7 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 
 ARROW_SCHEMA: Final = pa.schema(_FIELDS)
-"""What every batch reads as. A record without headers has a null list, as in Spark's own Kafka source."""
+"""The schema in which every batch is read. A record without headers has a null list, as in Spark's own Kafka source."""
 
 ArrowArray: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
 _Array: TypeAlias = "pa.Array[Any]"
@@ -91,37 +91,6 @@ def build_batch_from_arrow(
     )
     return seal_batch(
         records,
-        compression=compression,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-    )
-
-
-def build_batch_from_record_batch(
-    record_batch: pa.RecordBatch | pa.Table,
-    *,
-    timestamp: int,
-    compression: Compression = Compression.NONE,
-    producer_id: ProducerId = NO_PRODUCER,
-    producer_epoch: int = 0,
-    base_sequence: int = 0,
-) -> bytes:
-    """Build an unstamped batch from the columns `value` and, where there are any, `key`, `timestamp` and `headers`.
-
-    A column `offset` is ignored, since offsets are given by the partition; any other is refused with `RequestError`,
-    because it would be lost.
-    """
-    columns = dict(zip(record_batch.schema.names, cast("list[ArrowArray]", record_batch.columns), strict=True))
-    unknown = sorted(set(columns) - set(ARROW_SCHEMA.names))
-    if unknown or "value" not in columns or len(columns) != len(record_batch.columns):
-        raise RequestError(f"the columns are value, and perhaps key, timestamp, headers; not {list(columns)}")
-    return build_batch_from_arrow(
-        columns["value"],
-        timestamp=timestamp,
-        keys=columns.get("key"),
-        timestamps=columns.get("timestamp"),
-        headers=columns.get("headers"),
         compression=compression,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
@@ -256,7 +225,7 @@ def _decode_timestamps(raw: memoryview, layout: Layout, header: BatchHeader) -> 
         raise DecodeError("the timestamps are not those that the batch header states")
     if not len(timestamps):
         return np.full(header.record_count, header.first_timestamp, np.int64)
-    # Arrow needs them aligned, which they are not where a batch lies anywhere in a larger buffer.
+    # Arrow needs them aligned, which they are not if a batch starts anywhere in a larger buffer.
     return np.require(timestamps, np.int64, "A")
 
 
@@ -266,7 +235,7 @@ def _read_numbers(raw: memoryview, span: slice, kind: str) -> _Numbers:
 
 
 def _add_up(lengths: _Numbers) -> int:
-    """Return the sum, taken in 64 bits: lengths that lie cannot wrap around to a sum that fits."""
+    """Return the sum, taken in 64 bits: wrong lengths cannot wrap around to a sum that fits."""
     return int(lengths.sum(dtype=np.uint64)) if len(lengths) else 0
 
 

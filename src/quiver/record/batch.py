@@ -1,6 +1,6 @@
 """A batch: one buffer, read in place.
 
-`Batch` wraps the bytes of one whole batch, header and stored payload, wherever they lie: it never
+`Batch` wraps the bytes of one whole batch, header and stored payload, wherever they are: it never
 copies or changes them. The payload is decompressed and its columns decoded when they are first
 asked for, and kept. Reading a batch raises `DecodeError` and nothing else.
 """
@@ -52,7 +52,7 @@ class Batch:
         if position or len(buffer) != batch_bytes:
             data = memoryview(buffer)[position : position + batch_bytes]
         if len(data) < batch_bytes:
-            raise DecodeError(f"a batch of {batch_bytes} bytes is cut after {len(data)}")
+            raise DecodeError(f"truncated batch: {len(data)} of {batch_bytes} bytes")
         if verify:
             verify_payload(data, header)
         return cls(data, header)
@@ -99,7 +99,7 @@ class Batch:
         return self._decode_columns().values.to_list(first=positions.start, end=positions.stop)
 
     def positions(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> range:
-        """Return which of the batch's records, counted from 0, lie in a range of offsets; perhaps none."""
+        """Return which of the batch's records, counted from 0, are in a range of offsets; perhaps none."""
         base_offset, record_count = self.header.base_offset, self.header.record_count
         first = 0 if first_offset is None else max(0, first_offset - base_offset)
         end = record_count if end_offset is None else min(record_count, end_offset - base_offset)
@@ -114,7 +114,7 @@ class Batch:
 def decode_batches(
     buffer: Buffer, *, verify: bool = True, payload_bytes_max: int = PAYLOAD_BYTES_MAX
 ) -> Iterator[Batch]:
-    """Yield the batches that lie one after the other in `buffer`; they must fill it exactly."""
+    """Yield the consecutive batches in `buffer`; they must fill it exactly."""
     position, view = 0, memoryview(buffer)
     while position < len(view):
         batch = Batch.decode(view, position, verify=verify, payload_bytes_max=payload_bytes_max)

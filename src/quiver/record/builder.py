@@ -31,7 +31,7 @@ from quiver.record.payload import (
 )
 
 Value = Buffer | str | None
-"""What a key or a value may be given as: bytes, text (stored as UTF-8), or null."""
+"""Types accepted for a key or a value: bytes, text (stored as UTF-8), or null."""
 
 
 def build_batch(

@@ -23,7 +23,7 @@ _NULL_BITS = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byt
 
 
 class BinaryColumn:
-    """Byte strings that lie one after the other; some may be null."""
+    """Consecutive byte strings; some may be null."""
 
     __slots__ = ("_bounds", "_data", "_lengths", "_validity")
 

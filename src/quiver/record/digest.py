@@ -1,13 +1,13 @@
 """Digests of records: 128 bits and a count that tell whether two places hold the same records at the same offsets.
 
 A record's *content digest* is over its timestamp, key, value and headers; bound to its offset it becomes its digest.
-The digest of many is the sum of theirs, so that it comes out the same however they are cut and in whatever order the
+The digest of many is the sum of theirs, so that it comes out the same however they are split and in whatever order the
 parts are added up; a record that is lost, doubled, altered or has changed places with another changes the sum. There
 is no loop over records, except over those with a key or value of more than `SHORT_BYTES_MAX` bytes.
 
 Two lanes of 64 bits run beside each other, with constants of their own. Each step of a lane is a bijection of its
 state for any given word, and of the word for any given state: two records that differ in one word of eight bytes
-differ in both lanes. The digests are against accidents and defects; whoever wants to can make two records collide.
+differ in both lanes. The digests detect accidents and defects, not attacks: collisions can be constructed.
 
 `docs/protocol/digest.md` has the definition: digests are stored and compared across versions, so it never changes.
 Needs the extra `arrow`, as `quiver.record.arrow` does.
@@ -46,7 +46,7 @@ _WORD_BYTES = 8
 
 
 class Digest(msgspec.Struct, frozen=True, gc=False):
-    """What some records add up to; no records: nothing at all."""
+    """The digest of some records; zero for no records."""
 
     count: int = 0
     low: int = 0
@@ -63,7 +63,7 @@ class Digest(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def from_text(cls, count: int, text: str) -> Digest:
-        """Read it back; raises `ValueError` for what is no such text."""
+        """Parse the text form; raises `ValueError` if it is malformed."""
         if len(text) != 32:
             raise ValueError(f"a digest has 32 digits, not {text!r}")
         return cls(count, int(text[16:], 16), int(text[:16], 16))
@@ -185,7 +185,7 @@ def _bytes_of(column: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _hash_short(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Lanes:
     """Hash byte strings beside each other, a word of each at a time; the longest first, so that who is done drops out.
 
-    `data` goes on for a word behind the last of them.
+    `data` extends one word beyond the last of them.
     """
     # A word at every byte: where a string begins is not aligned.
     words = np.ndarray(len(data) - _WORD_BYTES + 1, "<u8", data.data, strides=(1,))

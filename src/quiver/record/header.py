@@ -6,10 +6,10 @@ appends the batch and is zero before. The rest (40..96) belongs to the producer 
 written again.
 
 Invariants:
-- `payload_crc` covers the producer's part and the stored payload. The producer makes it, everybody
-  verifies it, nobody recomputes it.
-- `header_crc` covers everything after itself, and is made anew by whoever stamps.
-- A decoded header's numbers are within the bounds stated here, so that code behind it may allocate
+- `payload_crc` covers the producer's part and the stored payload. The producer computes it, every
+  receiver verifies it, and it is never recomputed.
+- `header_crc` covers everything after itself, and is recomputed by each stamp.
+- A decoded header's numbers are within the bounds stated here, so that later code may allocate
   by them.
 """
 
@@ -44,7 +44,7 @@ PREAMBLE_BYTES: Final = 8
 """A data payload's fixed beginning: flags and the count of record headers."""
 
 RECORD_BYTES_MIN: Final = 4
-"""What the smallest record costs in a payload: its value's length."""
+"""Bytes of the smallest record in a payload: its value's length."""
 
 OFFSET_END_MAX: Final = (1 << 63) - 1
 
@@ -98,7 +98,7 @@ class BatchHeader(msgspec.Struct, frozen=True):
 def decode_header(buffer: Buffer, position: int = 0, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> BatchHeader:
     """Return the header at `position`, checked; raise `DecodeError` if it is not one.
 
-    Looks at the header's bytes only: the payload may be absent, cut or damaged (see `verify_payload`).
+    Reads the header's bytes only: the payload may be absent, truncated or damaged (see `verify_payload`).
     """
     if len(buffer) - position < HEADER_BYTES:
         raise DecodeError(f"{len(buffer) - position} bytes are too few for a batch header")
@@ -174,6 +174,6 @@ def _check_numbers(header: BatchHeader) -> None:
     if not 0 <= header.base_offset <= OFFSET_END_MAX - header.record_count:
         raise DecodeError(f"base offset {header.base_offset} with {header.record_count} records is out of range")
     if header.first_timestamp > header.max_timestamp:
-        raise DecodeError("the first timestamp lies after the greatest")
+        raise DecodeError("the first timestamp is after the greatest")
     if header.producer_id < NO_PRODUCER or header.base_sequence < 0:
         raise DecodeError(f"producer id {header.producer_id}, sequence {header.base_sequence} is out of range")

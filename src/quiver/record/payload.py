@@ -1,11 +1,11 @@
-"""The layout of a columnar payload: where each column lies, and how columns become one.
+"""The layout of a columnar payload: where each column is, and how columns are joined.
 
 This module owns the order of the sections and the flags (`docs/protocol/batch.md`). It deals in
-spans and sizes only and never looks at a record, so that the pure reader (`columns`) and the Arrow
+spans and sizes only and never reads a record, so that the pure reader (`columns`) and the Arrow
 reader (`arrow`) share every rule about where things are.
 
 Invariants: a section whose flag is not set takes no bytes; the sections fill the payload exactly;
-a span handed out lies inside the payload.
+a returned span is inside the payload.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EncodedRecords(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where the fixed-width sections of one payload lie; the span of an absent one is empty."""
+    """Spans of the fixed-width sections of one payload; the span of an absent one is empty."""
 
     flags: int
     header_count: int
@@ -129,7 +129,7 @@ def check_payload_bytes(size: int) -> None:
 
 
 def decode_layout(raw: Buffer, *, record_count: int) -> Layout:
-    """Return where the fixed-width sections of the payload `raw` lie, having checked its preamble and that they fit.
+    """Return the spans of the fixed-width sections of the payload `raw`, after checking its preamble and that they fit.
 
     `raw` is as long as a checked header says, and so has room for the preamble.
     """
@@ -146,7 +146,7 @@ def decode_layout(raw: Buffer, *, record_count: int) -> Layout:
 
 
 def locate_data(raw: Buffer, layout: Layout, data_bytes: Sequence[int]) -> list[slice]:
-    """Return where the byte sections lie whose sizes are `data_bytes`: values, keys, header keys, header values.
+    """Return the spans of the byte sections whose sizes are `data_bytes`: values, keys, header keys, header values.
 
     Raises `DecodeError` unless they end exactly where the payload does.
     """

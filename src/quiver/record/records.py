@@ -21,7 +21,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 CHUNK_RECORDS: Final = 1024
-"""How many records an iteration cuts out of the columns at once: cheap per record, and little for who stops early."""
+"""Records extracted from the columns per step of an iteration: cheap per record, little waste if it stops early."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +33,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None
     headers: Headers = ()
     partition: PartitionId | None = None
-    """Where it was read from, if whoever read it said so."""
+    """The partition it was read from, if the reader set it."""
 
     @property
     def text(self) -> str | None:

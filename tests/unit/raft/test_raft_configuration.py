@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quiver.model import Index, NodeId
 from quiver.raft import Configuration
-from quiver.raft.configuration import NOBODY, ConfigurationHistory, majority_of, majority_value
+from quiver.raft.configuration import NO_MEMBERS, ConfigurationHistory, majority_of, majority_value
 
 
 def nodes(*ids: int) -> tuple[NodeId, ...]:
@@ -35,7 +35,7 @@ def test_leaving_a_joint_configuration_drops_the_outgoing_voters() -> None:
 
 def test_text_names_every_part() -> None:
     assert str(JOINT) == "voters=(n1 n2 n4) outgoing=(n1 n2 n3) learners=(n3 n5)"
-    assert str(NOBODY) == "voters=()"
+    assert str(NO_MEMBERS) == "voters=()"
 
 
 @pytest.mark.parametrize(("count", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
@@ -94,4 +94,4 @@ def test_history_keeps_what_is_in_force_at_the_start() -> None:
 
 
 def test_blank_history_knows_nobody() -> None:
-    assert ConfigurationHistory([]).active is NOBODY
+    assert ConfigurationHistory([]).active is NO_MEMBERS

@@ -144,7 +144,7 @@ def test_committed_entries_are_never_cut() -> None:
     output = raft.receive(N2, append(2, (0, 0), *entries(1, 2, 2)), 0)
     assert output.truncate_from is None
     assert raft.last_index == 2
-    with pytest.raises(InvariantBroken, match="never cut"):
+    with pytest.raises(InvariantBroken, match="never truncated"):
         raft._state.truncate(Index(2))
 
 

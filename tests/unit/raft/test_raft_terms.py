@@ -84,7 +84,7 @@ def test_terms_never_go_back() -> None:
 
 
 def test_nothing_is_cut_below_the_start() -> None:
-    with pytest.raises(InvariantBroken, match="below its start"):
+    with pytest.raises(InvariantBroken, match="never truncated before its start"):
         term_map([1, 1], base=(5, 1)).truncate(Index(5))
 
 

@@ -21,7 +21,7 @@ from quiver.record import (
     decode_header,
     stamp,
 )
-from quiver.record.arrow import ARROW_SCHEMA, build_batch_from_arrow, build_batch_from_record_batch, to_arrow
+from quiver.record.arrow import ARROW_SCHEMA, build_batch_from_arrow, to_arrow
 
 NULLABLE = st.none() | st.binary(max_size=20)
 TIMESTAMP = st.integers(-(2**63), 2**63 - 1)
@@ -59,6 +59,16 @@ def test_arrow_and_python_build_the_same_bytes(rows: list[Any]) -> None:
     assert built == build_batch(timestamp=0, **columns)
 
 
+def build_from_columns(read: pa.RecordBatch, **named: Any) -> bytes:
+    """Build a batch from what `to_arrow` returned."""
+    columns: dict[str, Any] = {
+        "keys": read.column("key"),
+        "timestamps": read.column("timestamp"),
+        "headers": read.column("headers"),
+    }
+    return build_batch_from_arrow(read.column("value"), **columns, **named)
+
+
 @settings(deadline=None)
 @given(ROWS, st.sampled_from(Compression), st.integers(0, 45), st.integers(0, 45))
 def test_slice_of_a_batch_as_arrow_builds_the_batch_of_that_slice(
@@ -70,7 +80,7 @@ def test_slice_of_a_batch_as_arrow_builds_the_batch_of_that_slice(
     assert table.schema == ARROW_SCHEMA
     table.validate(full=True)
     if rows[first:end]:
-        assert build_batch_from_record_batch(table, timestamp=0) == build_batch(timestamp=0, **plain(rows[first:end]))
+        assert build_from_columns(table, timestamp=0) == build_batch(timestamp=0, **plain(rows[first:end]))
 
 
 @pytest.mark.parametrize("kind", BINARY_TYPES, ids=str)
@@ -169,20 +179,6 @@ def test_what_cannot_be_a_batch_is_refused(columns: dict[str, Any], message: str
         build_batch_from_arrow(**{"values": pa.array([b"a", b"b"]), "timestamp": 1, **columns})
 
 
-def test_record_batch_and_table_need_a_value_column_only() -> None:
-    table = pa.table({"value": pa.chunked_array([["a"], ["b"]])})
-    built = build_batch([b"a", b"b"], timestamp=1)
-    assert build_batch_from_record_batch(table, timestamp=1) == built
-    assert build_batch_from_record_batch(table.combine_chunks().to_batches()[0], timestamp=1) == built
-
-
-@pytest.mark.parametrize("names", [["key"], ["value", "level"], ["value", "value"]])
-def test_columns_that_would_be_lost_are_refused(names: list[str]) -> None:
-    columns: list[Any] = [pa.array([b"a"])] * len(names)
-    with pytest.raises(RequestError, match="the columns are value"):
-        build_batch_from_record_batch(pa.RecordBatch.from_arrays(columns, names=names), timestamp=1)
-
-
 def test_record_batch_keeps_every_column_and_the_producer() -> None:
     stamped = stamp(
         build_batch(["a", None], timestamp=9, keys=[None, "k"], timestamps=[5, 4], headers=[[("h", None)], None]),
@@ -199,9 +195,7 @@ def test_record_batch_keeps_every_column_and_the_producer() -> None:
         "value": [b"a", None],
         "headers": [[{"key": "h", "value": None}], None],
     }
-    built = build_batch_from_record_batch(
-        table, timestamp=9, producer_id=ProducerId(4), producer_epoch=2, base_sequence=8
-    )
+    built = build_from_columns(table, timestamp=9, producer_id=ProducerId(4), producer_epoch=2, base_sequence=8)
     header = decode_header(built)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (4, 2, 8)
     assert to_arrow(Batch.decode(built)).drop_columns("offset") == table.drop_columns("offset")

@@ -169,7 +169,7 @@ def test_batches_are_read_one_after_the_other() -> None:
     batches = list(decode_batches(b"".join(parts)))
     assert [batch.values() for batch in batches] == [[b"a", b"b"], [], [b"c"]]
     assert [bytes(batch.data) for batch in batches] == parts
-    with pytest.raises(DecodeError, match="cut after"):
+    with pytest.raises(DecodeError, match="truncated batch"):
         list(decode_batches(b"".join(parts)[:-1], verify=False))
 
 
