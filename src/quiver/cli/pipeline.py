@@ -111,12 +111,12 @@ def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     "--format", type=click.Choice(("delta", "parquet")), default="delta", show_default=True, help="What lake to make."
 )
 @click.option("--once", is_flag=True, help="End when all that there is now is archived. [default, without --every]")
-@click.option("--every", metavar="TIME", help="Go on: archive what came, so often (10s, 5m).")
-@click.option("--consumer", metavar="NAME", help="Show how far it is as the cursors of this consumer.")
+@click.option("--every", metavar="TIME", help="Continue: archive new records at this interval (10s, 5m).")
+@click.option("--consumer", metavar="NAME", help="Store the archived offsets as cursors of this consumer.")
 @click.option(
     "--skip-lost", is_flag=True, help="Continue after records that retention removed before they were archived."
 )
-@click.option("--compact", is_flag=True, help="Put small files together at the end, or each hour.")
+@click.option("--compact", is_flag=True, help="Merge small files at the end, or each hour.")
 @click.option("--vacuum", is_flag=True, help="Remove files that no version needs, at the end or each hour.")
 @click.option("--keep", metavar="TIME", default="7d", show_default=True, help="How old versions --vacuum spares.")
 @job_options
@@ -152,7 +152,11 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
 )
 @click.option("--once", is_flag=True, help="End when all that there is now is counted.")
 @click.option("--every", metavar="TIME", default="2s", show_default=True, help="How often to count what came.")
-@click.option("--checkpoint", metavar="DIR", help="Where the job keeps its place; needed if counts are kept.")
+@click.option(
+    "--checkpoint",
+    metavar="DIR",
+    help="Directory of the query's offsets and counts; needed with --to-topic, --to-postgres.",
+)
 @click.option("--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write a page with charts at the end.")
 @job_options
 @click.pass_context
