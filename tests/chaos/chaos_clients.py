@@ -1,7 +1,7 @@
 """Clients over HTTP that record what they ask and what they are told.
 
 Each is a thread with a rhythm of its own. Answers that the contract does not have are kept as surprises, which fail
-the run. A client whose call has an unknown outcome goes on as a new process, as the judge wants it.
+the run. A client whose call has an unknown outcome continues as a new process, as a history requires.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The end of a run: everything heals, all is read from the start, and every copy on disk is compared.
 
-What is found out goes into the history, where the judge sees it: the drain as polls, each broker's files as `replica`.
+What is found out goes into the history, where the history checker sees it: the drain as polls, each broker's files as `replica`.
 The logs and the databases are also checked by the product's own commands.
 """
 
@@ -55,7 +55,7 @@ def drain(workload: Workload, ends: dict[int, int]) -> dict[str, str]:
     for partition, end in ends.items():
         while reader.positions[partition] < end:
             if not reader.read(partition) and time.monotonic() > deadline:
-                break  # the judge will tell what is missing
+                break  # the history checker reports what is missing
         workload.recorder.note(reader.proc, "drain", workload.key(partition), reader.positions[partition])
     reader.http.close()
     return reader.first_values

@@ -3,7 +3,7 @@
     python tests/chaos/run_chaos.py --kills 100
 
 Three nodes, each on a host of its own in a network of the kernel's making; clients over HTTP and the SDK; a nemesis.
-Then everything heals and is read from the beginning. Exit code 1 if the judge finds anything, if an answer was not of
+Then everything heals and is read from the beginning. Exit code 1 if the history checker finds anything, if an answer was not of
 the contract, or if a node failed by itself. The history, the nemesis's log and what the nodes said stay in the
 directory when something is found.
 """
@@ -82,7 +82,7 @@ class Report:
 
 
 class Run:
-    """One cluster under load, from the topic's creation to the verdict."""
+    """One cluster under load, from the creation of the topic to the history check."""
 
     def __init__(self, cluster: Cluster, seed: int, clients: Sequence[tuple[type[Client], int]] = CLIENTS) -> None:
         self.cluster = cluster
@@ -108,7 +108,7 @@ class Run:
         )
 
     def finish(self, nemesis: Nemesis | None = None, database: str = "") -> Report:
-        """Heal, drain, compare, judge."""
+        """Heal, drain, compare, check the history."""
         settle(self.cluster, self.workload)
         self._stream.close()
         with self.path.open() as lines:
@@ -130,7 +130,7 @@ def run_chaos(
     database: str = "",
     network: Network | None = None,
 ) -> Report:
-    """Run a cluster, break it until so many processes were killed, and judge."""
+    """Run a cluster, break it until so many processes were killed, and check the history."""
     if database:
         settings = (*settings, "--metadata-db", database)
     with running_cluster(directory, settings=settings, network=network) as cluster:

@@ -24,7 +24,7 @@ EVENTS = 5_000
 
 
 def _observe(pretender: Pretender) -> tuple[Workload, CheckResult]:
-    """Let every kind of client work on a server, read it from the start, and judge."""
+    """Let every kind of client work on a server, read it from the start, and check the history."""
     stream = io.StringIO()
     recorder = Recorder(stream)
     with pretending(pretender) as address:
