@@ -132,7 +132,7 @@ class SimulatedNetwork:
             self._later(half_ns + self._rng.randrange(half_ns), self._unclog_node, node)
 
     def heal(self) -> None:
-        """Undo every cut, isolation and clog, also planned ones; what is held is released link by link in seeded order."""
+        """Undo every cut, isolation and clog, also planned ones; release held messages link by link in seeded order."""
         self._heals += 1
         self._isolated.clear()
         self._clogged.clear()
