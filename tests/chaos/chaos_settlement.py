@@ -1,7 +1,7 @@
 """The end of a run: everything heals, all is read from the start, and every copy on disk is compared.
 
-What is found out goes into the history, where the history checker sees it: the drain as polls, each broker's files as `replica`.
-The logs and the databases are also checked by the product's own commands.
+What is found out goes into the history, where the history checker sees it: the drain as polls, each broker's files as
+`replica`. The logs and the databases are also checked by the product's own commands.
 """
 
 from __future__ import annotations

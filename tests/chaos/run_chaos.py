@@ -3,9 +3,9 @@
     python tests/chaos/run_chaos.py --kills 100
 
 Three nodes, each on a host of its own in a network of the kernel's making; clients over HTTP and the SDK; a nemesis.
-Then everything heals and is read from the beginning. Exit code 1 if the history checker finds anything, if an answer was not of
-the contract, or if a node failed by itself. The history, the nemesis's log and what the nodes said stay in the
-directory when something is found.
+Then everything heals and is read from the beginning. Exit code 1 if the history checker finds anything, if an answer
+was not of the contract, or if a node failed by itself. The history, the nemesis's log and what the nodes said stay in
+the directory when something is found.
 """
 
 from __future__ import annotations
