@@ -85,7 +85,7 @@ def check(stream: bytes, piece_bytes: int) -> None:
     """Compare the two readers, then judge what they found."""
     frames, is_refused = read(stream, piece_bytes)
     expected, is_refused_naively = read_naively(stream)
-    assert [(int(kind), bytes(head), bytes(payload)) for kind, head, payload in frames] == expected
+    assert [(int(frame.kind), bytes(frame.head), bytes(frame.payload)) for frame in frames] == expected
     assert is_refused == is_refused_naively
     for frame in frames:
         assert isinstance(check_hello(frame, OWN, identity_of), Hello | RequesterHello | HandshakeRefusal)

@@ -88,7 +88,7 @@ class BrokerRequests:
             check_producer(view, header.producer_id, header.producer_epoch, key=key)
             self._clients.record("producer", header.producer_id)
         check_has_consumers(view, request.topic_id)
-        appended = await replica.append(payload)
+        appended = await replica.append(payload, header)
         return Produced(base_offset=appended.base_offset, is_duplicate=appended.is_duplicate), ()
 
     async def _begin_epoch(self, _: Caller, request: BeginEpoch, __: memoryview) -> Answer:

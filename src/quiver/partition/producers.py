@@ -165,17 +165,22 @@ class Deduplicator:
             raise fenced(header.producer_id, header.producer_epoch)
         if decision.base_offset is not None:
             return decision.base_offset
-        if header.producer_id == NO_PRODUCER:
+        producer_id = header.producer_id
+        if producer_id == NO_PRODUCER:
             return None
-        self.check_epoch(header.producer_id, header.producer_epoch)
-        end_sequence = header.base_sequence + header.record_count
-        for sent in self._unsettled(header.producer_id):
-            if (sent.first_sequence, sent.end_sequence) == (header.base_sequence, end_sequence):
-                return sent.done
-        expected = self.expected_sequence(header.producer_id, header.producer_epoch)
+        in_flight = self._unsettled(producer_id)
+        expected = self._producers.next_sequence(producer_id, header.producer_epoch)
+        if expected is None or (in_flight and in_flight[-1].epoch > header.producer_epoch):
+            raise fenced(producer_id, header.producer_epoch)
+        if in_flight:
+            expected = in_flight[-1].end_sequence
+            end_sequence = header.base_sequence + header.record_count
+            for sent in in_flight:
+                if (sent.first_sequence, sent.end_sequence) == (header.base_sequence, end_sequence):
+                    return sent.done
         if header.base_sequence != expected:
             raise OutOfSequenceError(
-                f"not done: producer {header.producer_id} sent sequence {header.base_sequence}, expected {expected}"
+                f"not done: producer {producer_id} sent sequence {header.base_sequence}, expected {expected}"
             )
         return None
 
@@ -219,9 +224,14 @@ class Deduplicator:
 
         A refused proposal takes down all that were queued after it, so no gap is left here.
         """
-        in_flight = [sent for sent in self._in_flight.pop(producer_id, ()) if not sent.done.is_done]
+        known = self._in_flight.get(producer_id)
+        if known is None:
+            return []
+        in_flight = [sent for sent in known if not sent.done.is_done]
         if in_flight:
             self._in_flight[producer_id] = in_flight
+        else:
+            del self._in_flight[producer_id]
         return in_flight
 
 

@@ -77,7 +77,7 @@ class ProposalGate:
         Raises:
             UnavailableError: not done; this member is closing.
         """
-        assert self.is_ready, "propose follows wait_ready without suspending"
+        # A proposal of a replica that is not ready is refused by its member, by the term.
         return self._propose(data)
 
     @asynccontextmanager

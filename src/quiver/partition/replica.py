@@ -189,10 +189,11 @@ class Replica:
 
     # -- producers -------------------------------------------------------------------------------
 
-    async def append(self, data: Buffer) -> AppendResult:
+    async def append(self, data: Buffer, header: BatchHeader | None = None) -> AppendResult:
         """Append a batch as its producer built it, once; return its offset when it is committed.
 
-        Takes ownership of the buffer. A producer may have at most five unanswered batches.
+        Takes ownership of the buffer; `header` is its decoded header, if the caller has it. A producer may have at
+        most five unanswered batches.
 
         Raises:
             DecodeError: not done; the bytes are not exactly one batch of records.
@@ -202,7 +203,7 @@ class Replica:
             UnavailableError: not done; this replica is overloaded or its disk is nearly full.
             OutcomeUnknownError: perhaps done; send the identical batch again.
         """
-        header = _checked_header(data)
+        header = _check_batch(data, header or decode_header(data))
         await self._gate.wait_ready()
         try:
             duplicate = self._deduplicator.find_duplicate(header)
@@ -417,8 +418,7 @@ class Replica:
             self.on_role(role, term, leader)
 
 
-def _checked_header(data: Buffer) -> BatchHeader:
-    header = decode_header(data)
+def _check_batch(data: Buffer, header: BatchHeader) -> BatchHeader:
     if header.is_control or header.batch_bytes != len(data):
         raise DecodeError(f"not done: the {len(data)} bytes are not exactly one batch of records")
     verify_payload(data, header)

@@ -60,6 +60,7 @@ class Member:
         self._host = host
         self._executor = executor
         self._clock = clock
+        self._now_ms = clock.monotonic_ms
         self._settings = settings
         self._log = files.log
         self._persistence = Persistence(files)
@@ -547,7 +548,8 @@ class Member:
 
     def _apply(self) -> None:
         self._applier.advance(Index(self._raft.applicable_index + 1))
-        self._pending.applied(self._applier.index)
+        if self._pending.has_confirmed_reads:  # proposals are completed by `_handle_applied`
+            self._pending.applied(self._applier.index)
 
     def _handle_applied(self, index: Index) -> None:
         if index > self._committed_before:
@@ -566,9 +568,6 @@ class Member:
 
     def _plan_save(self) -> Callable[[], None]:
         return self._persistence.plan_save(self._raft.applicable_index)
-
-    def _now_ms(self) -> int:
-        return self._clock.monotonic_ms()
 
     def _not_leader(self) -> UnavailableError:
         if self._is_closed or self._raft.is_leader:  # a transfer is running, or the wanted term has passed

@@ -57,6 +57,11 @@ class PendingProposals:
     def __len__(self) -> int:
         return len(self._proposals) + len(self._unconfirmed) + len(self._confirmed)
 
+    @property
+    def has_confirmed_reads(self) -> bool:
+        """Return whether reads wait for entries to be applied."""
+        return bool(self._confirmed)
+
     def add_proposal(self, proposal: Proposal) -> None:
         """Track a proposal that has been appended, until it is applied."""
         self._proposals.append(proposal)

@@ -34,6 +34,7 @@ from quiver.wire.handshake import (
 )
 
 if TYPE_CHECKING:
+    from quiver.wire.outbox import Outbox
     from quiver.wire.serving import RequestServer
 
 CLOSE_TIMEOUT_S = 1.0
@@ -141,6 +142,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Write bytes; what the socket does not accept now is buffered, and `can_write` is false until it is sent."""
         if self._transport is not None:
             self._transport.write(data)
+
+    def write_from(self, outbox: Outbox) -> None:
+        """Write frames of an outbox as far as the socket takes them now."""
+        transport = self._transport
+        # A failed write closes the transport before `connection_lost` is called.
+        while outbox.bytes and not self.is_paused and transport is not None and not transport.is_closing():
+            transport.write(outbox.next_chunk())
 
     def pause_reading(self) -> None:
         """Stop reading and delivering frames until `resume_reading`; TCP flow control then slows the sender."""

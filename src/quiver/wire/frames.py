@@ -14,7 +14,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+
+import msgspec
 
 from quiver.errors import DecodeError, invariant
 from quiver.model import Buffer
@@ -58,12 +59,14 @@ class FrameKind(IntEnum):
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 
-class Frame(NamedTuple):
-    """One whole frame; `head` and `payload` may be kept, and never change."""
+class Frame(msgspec.Struct, gc=False):
+    """One whole frame; its views may be kept, and what they show never changes."""
 
     kind: FrameKind
     head: memoryview
     payload: memoryview
+    body: memoryview = memoryview(b"")
+    """Head and payload as one view."""
 
 
 def encode_frame(
@@ -73,7 +76,8 @@ def encode_frame(
 
     Large parts are returned as they are, without a copy: they must not change until they are sent.
     """
-    invariant(len(head) <= HEAD_BYTES_MAX, "the head of a frame is too long", head_bytes=len(head))
+    if len(head) > HEAD_BYTES_MAX:
+        invariant(False, "the head of a frame is too long", head_bytes=len(head))  # noqa: FBT003 - not called when it holds
     rest = _REST.pack(kind, CHECKED_PAYLOAD if check_payload else 0, len(head))
     if sum(map(len, parts)) >= JOIN_BYTES_MAX:
         return _encode_large(rest + head, parts, check_payload=check_payload)
@@ -126,7 +130,9 @@ class FrameReader:
         """Return the buffer for the next received bytes; never empty."""
         if self._large is not None:
             return self._large[self._large_end :]
-        if self._first == self._end or self._first + self._wanted_bytes > len(self._view):
+        if self._first == self._end and self._end < len(self._view):
+            self._first = self._end = 0
+        elif self._first + self._wanted_bytes > len(self._view) or self._first == self._end:
             self._make_room()
         return self._view[self._end :]
 
@@ -205,4 +211,4 @@ def _decode_frame(whole: memoryview) -> Frame:
     kind = _KINDS.get(kind_number)
     if kind is None or flags & ~KNOWN_FLAGS:
         raise DecodeError(f"frame of unknown kind {kind_number} or with unknown flags {flags:#04x}")
-    return Frame(kind, whole[HEADER_BYTES:head_end], whole[head_end:])
+    return Frame(kind, whole[HEADER_BYTES:head_end], whole[head_end:], whole[HEADER_BYTES:])

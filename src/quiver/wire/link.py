@@ -21,7 +21,7 @@ from quiver.logs import RateLimitedLogger, facts
 from quiver.model import Buffer, NodeId
 from quiver.tasks import timeout
 from quiver.wire.connection import Connection, NetworkContext
-from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind, encode_frame
+from quiver.wire.frames import HEAD_BYTES_MAX, HEADER_BYTES, Frame, FrameKind, encode_frame
 from quiver.wire.handshake import (
     HandshakeRefusal,
     Hello,
@@ -89,17 +89,20 @@ class Link:
         if self._is_waiting or self._outbox.bytes + size_bytes > settings.peer_buffer_bytes_max:
             self.messages_dropped += 1
             return
-        # A Raft message holds more than batches, and what is not a batch has no other checksum.
-        self._outbox.push(encode_frame(FrameKind.MESSAGE, b"", parts, check_payload=True))
+        if len(parts[0]) <= HEAD_BYTES_MAX:
+            # The frame's checksum covers its head; batches and snapshots after it carry their own, checked on arrival.
+            frame = encode_frame(FrameKind.MESSAGE, bytes(parts[0]), parts[1:])
+        else:
+            frame = encode_frame(FrameKind.MESSAGE, b"", parts, check_payload=True)
+        self._outbox.push(frame)
         self.messages_out += 1
         self.bytes_out += size_bytes
         self.flush()  # immediately: the driver sends one message per node and turn
 
     def flush(self) -> None:
         """Write as much as the socket takes now."""
-        connection = self._connection
-        while connection is not None and self._outbox.bytes and connection.can_write:
-            connection.write(self._outbox.next_chunk())
+        if self._connection is not None:
+            self._connection.write_from(self._outbox)
 
     # Connecting.
 

@@ -231,8 +231,8 @@ class PeerSession:
         """Deliver a message."""
         if frame.kind is FrameKind.MESSAGE:
             self._heard.messages_in += 1
-            self._heard.bytes_in += HEADER_BYTES + len(frame.payload)
-            self._on_message(self._peer, frame.payload)
+            self._heard.bytes_in += HEADER_BYTES + len(frame.body)
+            self._on_message(self._peer, frame.body)
         else:
             name = frame.kind.name.lower()
             self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {name} after the handshake"))

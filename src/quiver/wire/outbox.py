@@ -71,7 +71,13 @@ class Outbox:
         if not self._frames:
             return memoryview(b"")
         first = self._frames[0]
-        chunk = self._join_small() if isinstance(first, bytes) else self._slice_large(first)
+        if not isinstance(first, bytes):
+            chunk = self._slice_large(first)
+        elif len(self._frames) == 1:
+            self._frames.clear()
+            chunk = memoryview(first)
+        else:
+            chunk = self._join_small()
         self.bytes -= len(chunk)
         return chunk
 

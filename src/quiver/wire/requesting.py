@@ -149,8 +149,7 @@ class RequestConnection(Connection):
         """Write what one turn of the loop has queued, as far as the socket takes it."""
         self._will_flush = False
         outbox = self._outbox
-        while outbox.bytes and self.can_write:
-            self.write(outbox.next_chunk())
+        self.write_from(outbox)
 
     # Calls that nobody waits for any more: under way until they are answered, since the other side has them.
 

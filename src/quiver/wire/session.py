@@ -95,17 +95,17 @@ class RequestSession:
         del self._calls[call.asked.correlation_id]
         self._calls_bytes -= call.size_bytes
         self._count(-call.size_bytes)
-        self._hold_or_resume()
 
     def answer(self, frame: list[Buffer]) -> None:
-        """Send an answer, together with all others of this turn of the loop."""
+        """Send an answer, together with others of this turn of the loop."""
         if not self._is_open:
             return
-        before_bytes = self._outbox.bytes
-        self._outbox.push(frame)
-        self._count(self._outbox.bytes - before_bytes)
-        if self._outbox.messages >= FLUSH_FRAMES:
-            self._flush()
+        outbox = self._outbox
+        before_bytes = outbox.bytes
+        outbox.push(frame)
+        self._count(outbox.bytes - before_bytes)
+        if not self._calls or outbox.messages >= FLUSH_FRAMES:
+            self._flush()  # nothing else is under way that could share the write, or enough has gathered
         elif not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
@@ -125,8 +125,7 @@ class RequestSession:
         self._will_flush = False
         connection, outbox = self._connection, self._outbox
         before_bytes = outbox.bytes
-        while outbox.bytes and connection.can_write:
-            connection.write(outbox.next_chunk())
+        connection.write_from(outbox)
         self._count(outbox.bytes - before_bytes)
         if not self._end_reason:
             self._hold_or_resume()
