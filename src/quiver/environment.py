@@ -9,17 +9,17 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
-from quiver.addresses import format_address, parse_address
+from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
 from quiver.config import Settings
 from quiver.metadata import Database, open_database, sqlite_url
-from quiver.model import Buffer, NodeId
-from quiver.replication.interfaces import LostHandler, MessageHandler, Network
+from quiver.model import NodeId
+from quiver.replication.interfaces import Network
 from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, Identity, SystemDisk, ThreadExecutor
 from quiver.storage.layout import metadata_database
@@ -51,7 +51,7 @@ class NodeNetwork(Network, Protocol):
         """Take no more requests, and answer those under way for up to `grace_ms`."""
         ...
 
-    def add_peer(self, node: NodeId, address: str) -> None:
+    def add_peer(self, node: NodeId, address: Address) -> None:
         """Begin to send to a node, or go on at its new address."""
         ...
 
@@ -124,7 +124,7 @@ class SystemEnvironment:
             settings=settings,
             tls=self._settings.tls,
         )
-        network = PeerNetwork(
+        network = _SystemNetwork(
             node=identity.node,
             cluster_id=identity.cluster,
             incarnation=self.incarnation,
@@ -138,45 +138,25 @@ class SystemEnvironment:
             server=server,
             tls=self._settings.tls,
         )
+        network.server, network.transport, network.advertise = server, pool, self._settings.node.advertise
         async with pool, server, network:
-            yield _SystemNetwork(network, server, pool, self._settings)
+            yield network
 
 
-class _SystemNetwork:
-    """TCP: what `NodeNetwork` asks for, from the parts of `quiver.wire`."""
+class _SystemNetwork(PeerNetwork):
+    """TCP: Raft's messages and requests on one port."""
 
-    def __init__(self, network: PeerNetwork, server: RequestServer, pool: RequestPool, settings: Settings) -> None:
-        self._network = network
-        self._server = server
-        self._pool = pool
-        self._settings = settings
+    server: RequestServer
+    transport: RequestPool
+    advertise: str
 
     @property
     def wire_address(self) -> str:
-        host, port = self._network.address
-        return format_address((self._settings.node.advertise or host, port))
-
-    @property
-    def transport(self) -> Transport:
-        return self._pool
-
-    def start(self, handler: MessageHandler, on_lost: LostHandler) -> None:
-        self._network.start(handler, on_lost)
-
-    def send(self, to: NodeId, parts: Sequence[Buffer]) -> None:
-        self._network.send(to, parts)
-
-    def backlog_bytes(self, to: NodeId) -> int:
-        return self._network.backlog_bytes(to)
+        host, port = self.address
+        return format_address((self.advertise or host, port))
 
     def serve(self, handler: Handler) -> None:
-        self._server.start(handler)
+        self.server.start(handler)
 
     async def stop_serving(self, grace_ms: int) -> None:
-        await self._server.close(grace_ms)
-
-    def add_peer(self, node: NodeId, address: str) -> None:
-        self._network.add_peer(node, parse_address(address))
-
-    def remove_peer(self, node: NodeId) -> None:
-        self._network.remove_peer(node)
+        await self.server.close(grace_ms)

@@ -306,7 +306,7 @@ class Node:
                     self._network.remove_peer(node)
             for node, broker in nodes.items():
                 if node != self.id:
-                    self._network.add_peer(node, broker.wire_address)
+                    self._network.add_peer(node, parse_address(broker.wire_address))
             known = set(nodes)
 
     # -- ending ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Background tasks of long-lived objects, and timeouts that behave alike on every supported Python.
+"""The event loop of a node, background tasks of long-lived objects, and timeouts that behave alike on every Python.
 
 `TaskScope` is the one way in which an object that ends its own work owns tasks. `SharedOutcome` is a result that
 several tasks wait for.
@@ -11,6 +11,7 @@ therefore take `timeout` and `timeout_at` from here; `tests/unit/test_layers.py`
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -162,3 +163,12 @@ class SharedOutcome(Generic[T]):
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             asyncio.get_running_loop().call_soon(callback, self)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for a node: uvloop's, which saves a quarter of a request's calls, where installed."""
+    if importlib.util.find_spec("uvloop") is None:  # it has no wheel for every platform
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()

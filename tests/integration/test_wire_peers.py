@@ -146,7 +146,7 @@ async def receive_messages(source: socket.socket, count: int) -> list[bytes]:
         assert received, "the connection ended"
         reader.received(received)
         while (frame := reader.next_frame()) is not None:
-            messages.append(bytes(frame.payload))
+            messages.append(bytes(frame.body))
     return messages
 
 

@@ -20,6 +20,7 @@ from quiver.errors import ConfigError, QuiverError, StorageError
 from quiver.logs import configure_logging
 from quiver.node import Node
 from quiver.storage import DirectoryLock
+from quiver.tasks import new_event_loop
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def node(*, with_parent: bool, **options: str | None) -> None:
     with DirectoryLock(settings.node.data):
         # Not `except*`: before Python 3.11.4, it wraps what is raised inside it into a group.
         try:
-            asyncio.run(_run(settings, with_parent=with_parent))
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(_run(settings, with_parent=with_parent))
         except Exception as error:
             if (known := _find_quiver_error(error)) is not None:
                 raise known from None  # one error ends several tasks, which report it as a group

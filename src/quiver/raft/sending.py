@@ -45,9 +45,12 @@ def send_to_all(state: RaftState, leadership: Leadership) -> None:
 def maybe_send(state: RaftState, progress: PeerProgress) -> None:
     """Permit one append to a member, if there is something to send and its window has room."""
     terms = state.log.terms
-    if progress.ticket or not _has_room(state, progress):
+    if progress.ticket:
         return
-    if progress.next > terms.last_index and not progress.is_unverified():
+    # A restarted member that no longer knows that its log matches is sent an append without entries (`is_unverified`).
+    if progress.next > terms.last_index and (progress.state is REPLICATE or not progress.is_unverified()):
+        return
+    if not _has_room(state, progress):
         return
     prev_index = Index(progress.next - 1)
     prev_term = terms.term_at(prev_index)

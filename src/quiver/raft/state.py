@@ -107,7 +107,11 @@ class RaftState:
         """End an event: no message may overtake an unsaved hard state (R2)."""
         output = self.output
         output.term = self.term
-        output.next_deadline_ms = self.next_deadline_ms()
+        leadership = self.leadership
+        if leadership is not None and not self.hibernating:
+            output.next_deadline_ms = leadership.heartbeat_deadline_ms
+        else:
+            output.next_deadline_ms = self.next_deadline_ms()
         if output.hard_state is not None:
             output.messages_after_save = output.messages
             output.messages = []

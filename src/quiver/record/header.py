@@ -135,7 +135,7 @@ def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
 def verify_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
     """Raise `DecodeError` unless the batch at `position`, with this header, is whole and as its producer made it."""
     view = memoryview(buffer)
-    end = position + header.batch_bytes
+    end = position + HEADER_BYTES + header.payload_bytes
     if len(view) < end:
         raise DecodeError(f"the batch has {header.batch_bytes} bytes and {len(view) - position} are there")
     producer_part = view[position + _PRODUCER_PART_POSITION : position + _PAYLOAD_CRC_POSITION]

@@ -189,7 +189,7 @@ class Replicator:
 
     def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:
         """Add a message to the next envelope to a node, which is sent in this turn of the loop."""
-        peer = self._peer(to)
+        peer = self._peers.get(to) or self._peer(to)
         if peer.size_bytes + message.payload_bytes > ENVELOPE_BYTES_MAX:
             self._send(to, peer)
         if not peer.messages:
@@ -265,7 +265,7 @@ class Replicator:
         return peer
 
     def _hear(self, node: NodeId, incarnation: int) -> None:
-        peer = self._peer(node)
+        peer = self._peers.get(node) or self._peer(node)
         peer.heard_ms = self._clock.monotonic_ms()
         if peer.incarnation != incarnation:
             if peer.incarnation is not None:

@@ -108,6 +108,6 @@ class MemberSender:
             )
             self._host.post(permission.to, GroupMessage(self._group, size_bytes, append=head), payloads)
         end_index = Index(permission.first_index + len(batches))
-        self._carry_out(
-            self._raft.sent(permission.to, ticket=permission.ticket, end_index=end_index, size_bytes=size_bytes)
-        )
+        output = self._raft.sent(permission.to, ticket=permission.ticket, end_index=end_index, size_bytes=size_bytes)
+        if output.send or output.send_snapshot:
+            self._carry_out(output)

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import quiver
+from quiver.addresses import Address, format_address
 from quiver.config import Settings, load_settings
 from quiver.environment import NodeNetwork, SystemEnvironment
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
@@ -29,6 +30,7 @@ from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
 from quiver.storage import Identity
+from quiver.tasks import new_event_loop
 from quiver.wire import Handler
 from quiver.wire.handshake import IdentityOf
 from quiver.wire.requests import Request
@@ -193,7 +195,7 @@ class _NodeThread:
     def __init__(self, settings: Settings, cuts: _Cuts) -> None:
         self._settings = settings
         self._cuts = cuts
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._ready = threading.Event()
         self._running = threading.Event()
         self._running.set()
@@ -307,8 +309,8 @@ class _CuttableNetwork:
     async def stop_serving(self, grace_ms: int) -> None:
         await self._network.stop_serving(grace_ms)
 
-    def add_peer(self, node: NodeId, address: str) -> None:
-        self._transport.nodes[address] = node
+    def add_peer(self, node: NodeId, address: Address) -> None:
+        self._transport.nodes[format_address(address)] = node
         self._network.add_peer(node, address)
 
     def remove_peer(self, node: NodeId) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from quiver.addresses import Address
 from quiver.clock import Clock, Rng
 from quiver.environment import NodeNetwork
 from quiver.errors import StorageError
@@ -104,7 +105,7 @@ class _SimulatedNodeNetwork:
     async def stop_serving(self, grace_ms: int) -> None:
         await self._world.medium.transport.stop_serving(self._node, grace_ms)
 
-    def add_peer(self, node: NodeId, address: str) -> None:
+    def add_peer(self, node: NodeId, address: Address) -> None:
         del address  # a simulated node is found by its id
         self._peers.add(node)
 
