@@ -21,8 +21,8 @@ from quiver.metadata import Database, open_database, sqlite_url
 from quiver.model import NodeId
 from quiver.replication.interfaces import Network
 from quiver.routing.transport import Transport
-from quiver.storage import Disk, Executor, Identity, SystemDisk, ThreadExecutor
-from quiver.storage.layout import metadata_database
+from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
+from quiver.storage.data_directory import metadata_database
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.handshake import IdentityOf
 
@@ -74,7 +74,7 @@ class Environment(Protocol):
     """What the node is called if its data directory is new."""
 
     def open_network(
-        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> AbstractAsyncContextManager[NodeNetwork]:
         """Take the node's address; nothing is accepted or dialled before it is started."""
         ...
@@ -111,7 +111,7 @@ class SystemEnvironment:
 
     @asynccontextmanager
     async def open_network(
-        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> AsyncIterator[NodeNetwork]:
         """Listen on the wire address; one port for peers and for requests."""
         settings = self._settings.wire

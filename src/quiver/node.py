@@ -36,8 +36,8 @@ from quiver.metadata.rows import ALL_ROLES
 from quiver.model import Index, NodeId
 from quiver.raft import Configuration
 from quiver.replication import Member, Replicator
-from quiver.storage import Identity, claim_directory, save_identity
-from quiver.storage.layout import metadata_log, replicas
+from quiver.storage import NodeIdentity, claim_directory, save_identity
+from quiver.storage.data_directory import metadata_log, replicas
 from quiver.tasks import TaskScope
 from quiver.wire import Caller
 from quiver.wire.admin_messages import DescribeNode, NodeDescribed
@@ -118,7 +118,7 @@ class Node:
         tasks.start(self._become_ready())
         logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
 
-    async def _claim(self) -> Identity:
+    async def _claim(self) -> NodeIdentity:
         data, world = self._settings.node.data, self._world
         claim = partial(
             claim_directory,
@@ -150,7 +150,7 @@ class Node:
             log_settings=self._settings.log,
         )
 
-    async def _open_metadata(self, replicator: Replicator, identity: Identity) -> Member:
+    async def _open_metadata(self, replicator: Replicator, identity: NodeIdentity) -> Member:
         """Take part in the metadata's group: as one of its first voters, or as what the primary makes of this node."""
         data = self._settings.node.data
         bootstrap = None
@@ -165,7 +165,7 @@ class Node:
         self._store.attach(member)
         return member
 
-    async def _open_roles(self, stack: AsyncExitStack, replicator: Replicator, identity: Identity) -> None:
+    async def _open_roles(self, stack: AsyncExitStack, replicator: Replicator, identity: NodeIdentity) -> None:
         settings, world = self._settings, self._world
         roles = settings.node.role_names
         manager = None

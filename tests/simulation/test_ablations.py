@@ -35,7 +35,7 @@ from quiver.replication.sender import MemberSender
 from quiver.storage import recovery
 from quiver.storage.disk import File
 from quiver.storage.flush import Flush, SegmentWrite, write_all
-from quiver.storage.hardstate import HardState, HardStateFile
+from quiver.storage.hardstate import HardStateFile, StoredHardState
 from quiver.storage.writer import LogWriter
 from quiver.testing.disk import SimulatedFile
 from quiver.testing.groups.model import GroupModel
@@ -240,7 +240,7 @@ def without(name: str, profile: Profile, *replaced: tuple[object, str, Any]) -> 
 # -- what is put in the place of a safeguard -----------------------------------------------------------
 
 
-def save_only_once(file: HardStateFile, state: HardState) -> None:
+def save_only_once(file: HardStateFile, state: StoredHardState) -> None:
     if file._file is None:
         _save(file, state)
 

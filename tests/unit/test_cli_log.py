@@ -22,7 +22,15 @@ from quiver.errors import InvariantBroken, QuiverError
 from quiver.model import Index, NodeId, Offset, ProducerId, Term
 from quiver.record import Batch, BatchHeader, Compression, build_batch, build_control_batch, stamp
 from quiver.record.header import encode_header
-from quiver.storage import HardState, HardStateFile, Log, Snapshot, SnapshotStore, SystemDisk, ThreadExecutor
+from quiver.storage import (
+    HardStateFile,
+    Log,
+    SnapshotStore,
+    StoredHardState,
+    StoredSnapshot,
+    SystemDisk,
+    ThreadExecutor,
+)
 
 TIMESTAMP_MS = 1_769_860_800_123
 FIRST = "00000000000000000001.log"
@@ -123,8 +131,8 @@ def test_verify_of_a_damaged_log_ends_with_1_names_the_place_and_changes_nothing
 
 def test_verify_shows_what_lies_beside_the_log(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     disk = SystemDisk()
-    HardStateFile(disk, str(directory)).save(HardState(term=Term(3), vote=NodeId(2), commit_index=Index(4)))
-    snapshot = Snapshot(last_index=Index(2), last_term=Term(3), end_offset=Offset(4), state=b"s")
+    HardStateFile(disk, str(directory)).save(StoredHardState(term=Term(3), vote=NodeId(2), commit_index=Index(4)))
+    snapshot = StoredSnapshot(last_index=Index(2), last_term=Term(3), end_offset=Offset(4), state=b"s")
     SnapshotStore(disk, str(directory)).save(snapshot)
     (directory / "stray").touch()
     assert main(["log", "verify", str(directory)]) == 0

@@ -7,12 +7,11 @@ import os
 from quiver.environment import schema_name
 from quiver.errors import ConfigError
 from quiver.metadata import Database, open_database, sqlite_url
-from quiver.storage import Identity, SystemDisk
-from quiver.storage.identity import IDENTITY_NAME, load_identity
-from quiver.storage.layout import metadata_database
+from quiver.storage import NodeIdentity, SystemDisk
+from quiver.storage.data_directory import IDENTITY_NAME, load_identity, metadata_database
 
 
-def find_nodes(data: str) -> dict[str, Identity]:
+def find_nodes(data: str) -> dict[str, NodeIdentity]:
     """Return the nodes whose directories these are, by directory, in order of their ids.
 
     Raises:
@@ -26,6 +25,6 @@ def find_nodes(data: str) -> dict[str, Identity]:
     return dict(sorted(found.items(), key=lambda item: item[1].node))
 
 
-def open_node_database(data: str, identity: Identity, url: str) -> Database:
+def open_node_database(data: str, identity: NodeIdentity, url: str) -> Database:
     """Return the database of a node's metadata: at `url`, or, if that is empty, in its data directory."""
     return open_database(url or sqlite_url(metadata_database(data)), schema=schema_name(identity.node))

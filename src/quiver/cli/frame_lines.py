@@ -16,8 +16,7 @@ from quiver.model import NO_PRODUCER
 from quiver.record.batch import Batch
 from quiver.record.compression import Compression
 from quiver.record.header import BatchHeader
-from quiver.storage.scan import Frame
-from quiver.storage.walk import BadRange
+from quiver.storage.scan import BadRange, SegmentFrame
 
 _COLUMNS = "{:>12} {:<7} {:>10} {:>6} {:>21} {:>8} {:>10} {:<5} {:<14} {}"
 FRAME_HEADING = _COLUMNS.format(
@@ -25,7 +24,7 @@ FRAME_HEADING = _COLUMNS.format(
 )
 
 
-def describe_frame(segment: str, frame: Frame | BadRange, *, with_records: bool) -> Facts:
+def describe_frame(segment: str, frame: SegmentFrame | BadRange, *, with_records: bool) -> Facts:
     """Return what is known of a frame, by the names that the JSON output has."""
     facts: Facts = {"segment": segment, "position": frame.position, "bytes": frame.end - frame.position}
     if isinstance(frame, BadRange):

@@ -12,9 +12,8 @@ import click
 from quiver.cli.exits import FOUND
 from quiver.cli.frame_lines import FRAME_HEADING, describe_frame, format_frame, format_records
 from quiver.cli.output import Cell, print_json, print_json_line, print_table
-from quiver.storage.inspect import read_frames, verify_directory
-from quiver.storage.inspection import Finding, Inspection, SegmentInspection
-from quiver.storage.rehearsal import ReadOnlyDisk
+from quiver.storage.dry_run import ReadOnlyDisk
+from quiver.storage.inspection import LogFinding, LogInspection, SegmentInspection, read_frames, verify_directory
 
 _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False))
 
@@ -73,7 +72,7 @@ def dump(*, directory: str, first_index: int, limit: int | None, values: bool, a
             click.echo(line)
 
 
-def _print_inspection(inspection: Inspection) -> None:
+def _print_inspection(inspection: LogInspection) -> None:
     columns = ("segment", "state", "entries", "offsets", "terms", "batches", "records", "marks", "bytes", "torn bytes")
     print_table(columns, [_segment_row(segment) for segment in inspection.segments])
     if state := inspection.hard_state:
@@ -103,7 +102,7 @@ def _segment_row(segment: SegmentInspection) -> tuple[Cell, ...]:
     )
 
 
-def _sentence(finding: Finding) -> str:
+def _sentence(finding: LogFinding) -> str:
     entries = ""
     if finding.first_index is not None and finding.first_index == finding.end_index_max:
         entries = ", no entry"
@@ -112,7 +111,7 @@ def _sentence(finding: Finding) -> str:
     return f"{finding.name}: bytes {finding.first_position}..{finding.end_position}{entries}: {finding.reason}"
 
 
-def _verdict(inspection: Inspection) -> str:
+def _verdict(inspection: LogInspection) -> str:
     segments = inspection.segments
     facts = {
         "segments": len(segments),

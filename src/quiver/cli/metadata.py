@@ -16,10 +16,10 @@ from quiver.cli.options import json_lines_option, json_option
 from quiver.cli.output import format_time, print_json, print_json_line, print_table
 from quiver.metadata import JournalRow, compare, read_journal
 from quiver.record import Batch
-from quiver.storage.inspect import read_frames
-from quiver.storage.layout import metadata_log
-from quiver.storage.rehearsal import ReadOnlyDisk
-from quiver.storage.walk import BadRange
+from quiver.storage.data_directory import metadata_log
+from quiver.storage.dry_run import ReadOnlyDisk
+from quiver.storage.inspection import read_frames
+from quiver.storage.scan import BadRange
 
 _DATA = click.option(
     "--data",

@@ -33,7 +33,7 @@ from quiver.raft import (
 from quiver.record import Batch, decode_batches
 from quiver.replication.entries import decode_entry
 from quiver.replication.member_files import decode_snapshot_state
-from quiver.storage import Snapshot, decode_snapshot
+from quiver.storage import StoredSnapshot, decode_snapshot
 
 _LENGTH = Layout("<I")
 
@@ -77,7 +77,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
     batches: list[Batch]
     payload: memoryview
 
-    def as_message(self) -> tuple[RaftMessage, Snapshot | None]:
+    def as_message(self) -> tuple[RaftMessage, StoredSnapshot | None]:
         """Return the core's message and its snapshot, if it has one.
 
         Raises:

@@ -25,7 +25,7 @@ from quiver.raft import Raft
 from quiver.replication.applier import Applier
 from quiver.replication.member_files import SnapshotState, encode_snapshot_state
 from quiver.replication.persistence import Persistence
-from quiver.storage import Log, Snapshot
+from quiver.storage import Log, StoredSnapshot
 
 MakeState = Callable[[Index, Offset], bytes]
 """Returns the state of a machine that has applied nothing up to this index, with records up to this offset removed."""
@@ -85,7 +85,7 @@ class LogCompactor:
             if configuration is None:
                 return False
             machine = make_state(last_index, start.first_offset)
-            snapshot = Snapshot(
+            snapshot = StoredSnapshot(
                 last_index=last_index,
                 last_term=start.previous_term,
                 end_offset=start.first_offset,
@@ -103,7 +103,7 @@ class LogCompactor:
             await self._run(partial(self._persistence.save_checkpoint, checkpoint))
             self.checkpoint_index = checkpoint.last_index
 
-    def _describe_now(self) -> Snapshot | None:
+    def _describe_now(self) -> StoredSnapshot | None:
         """Return the applied state; None if nothing is applied, or if a new member has no configuration yet."""
         last_index = self._applier.index
         last_term = self._raft.term_at(last_index)
@@ -112,4 +112,4 @@ class LogCompactor:
         if last_term is None or end_offset is None or configuration is None or not last_index:
             return None
         state = encode_snapshot_state(SnapshotState(configuration, self._applier.snapshot()))
-        return Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
+        return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)

@@ -31,7 +31,7 @@ from quiver.replication.pending import OutputQueue, PendingOutput, PendingPropos
 from quiver.replication.persistence import Persistence, as_storage_error
 from quiver.replication.sender import MemberSender
 from quiver.replication.status import MemberStatus
-from quiver.storage import Executor, Log, Snapshot
+from quiver.storage import Executor, Log, StoredSnapshot
 from quiver.tasks import SharedOutcome
 
 NOTHING_WRITTEN = (Index(0), Term(0))
@@ -378,7 +378,7 @@ class Member:
 
     # -- carrying out ----------------------------------------------------------------------------
 
-    def _carry_out(self, output: Output, batches: Sequence[Batch] = (), snapshot: Snapshot | None = None) -> None:
+    def _carry_out(self, output: Output, batches: Sequence[Batch] = (), snapshot: StoredSnapshot | None = None) -> None:
         if self._is_closed:
             return
         if output.proposals_lost is not None:
@@ -522,7 +522,7 @@ class Member:
 
     # -- snapshots -------------------------------------------------------------------------------
 
-    async def _restore(self, step: PendingOutput, snapshot: Snapshot) -> None:
+    async def _restore(self, step: PendingOutput, snapshot: StoredSnapshot) -> None:
         """Replace log and state by a snapshot. Its file is saved first: after a crash `member_files` does the rest."""
         state = decode_snapshot_state(snapshot.state)
         self._persistence.reset_configurations(snapshot.last_index, snapshot.last_term, state.configuration)

@@ -24,7 +24,16 @@ from quiver.errors import DamageError, DecodeError, StorageError
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, InitialState, RaftConfig
 from quiver.replication.entries import KnownConfiguration
-from quiver.storage import Disk, Executor, HardState, HardStateFile, Log, Snapshot, SnapshotStore, TailBudget
+from quiver.storage import (
+    Disk,
+    Executor,
+    HardStateFile,
+    Log,
+    SnapshotStore,
+    StoredHardState,
+    StoredSnapshot,
+    TailBudget,
+)
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -173,21 +182,21 @@ def decode_snapshot_state(data: bytes) -> SnapshotState:
         raise DecodeError(f"malformed snapshot state: {error}") from None
 
 
-def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | None) -> HardState:
+def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | None) -> StoredHardState:
     if log.end_index > 1:
         raise DamageError(
             f"{log.directory}: the log has entries but no hard state, so this member's vote is unknown; "
             "remove the replica and add it again under a new node id"
         )
     known = () if bootstrap is None else (KnownConfiguration(Index(0), Term(0), bootstrap),)
-    hard_state = HardState(membership=encode_membership(Membership(known)))
+    hard_state = StoredHardState(membership=encode_membership(Membership(known)))
     file.save(hard_state)
     return hard_state
 
 
 async def _cut_damage(
-    storage: MemberStorage, log: Log, file: HardStateFile, hard_state: HardState
-) -> tuple[HardState, Log]:
+    storage: MemberStorage, log: Log, file: HardStateFile, hard_state: StoredHardState
+) -> tuple[StoredHardState, Log]:
     membership = decode_membership(hard_state.membership)
     lost_until = max(damage.end_index_max for damage in log.damage) - 1
     membership = msgspec.structs.replace(
@@ -200,15 +209,15 @@ async def _cut_damage(
     return hard_state, await storage.executor.submit(open_log)
 
 
-def _with_membership(hard_state: HardState, membership: Membership) -> HardState:
+def _with_membership(hard_state: StoredHardState, membership: Membership) -> StoredHardState:
     return msgspec.structs.replace(hard_state, membership=encode_membership(membership))
 
 
 class _Base(msgspec.Struct, frozen=True):
     """The snapshot at a log's start (None: the log is complete), the newest state usable with it, and warnings."""
 
-    snapshot: Snapshot | None
-    newest: Snapshot | None
+    snapshot: StoredSnapshot | None
+    newest: StoredSnapshot | None
     warnings: tuple[str, ...]
 
 
@@ -228,14 +237,14 @@ async def _find_base(storage: MemberStorage, log: Log, snapshots: SnapshotStore)
     return _Base(snapshot, checkpoint if is_shortcut else snapshot, (*findings, *warnings))
 
 
-def _belongs_to(log: Log, checkpoint: Snapshot) -> bool:
+def _belongs_to(log: Log, checkpoint: StoredSnapshot) -> bool:
     """Return whether a checkpoint certainly belongs to this log: term and offset at its last index agree."""
     if log.term_at(checkpoint.last_index) != checkpoint.last_term:
         return False
     return log.offset_after(checkpoint.last_index) == checkpoint.end_offset
 
 
-async def _restart_after(log: Log, snapshot: Snapshot) -> None:
+async def _restart_after(log: Log, snapshot: StoredSnapshot) -> None:
     """Restart the log after a snapshot whose installation was interrupted by a crash."""
     if snapshot.last_index < log.first_index - 1:
         raise DamageError(
@@ -249,7 +258,9 @@ async def _restart_after(log: Log, snapshot: Snapshot) -> None:
     )
 
 
-def _configurations_in_log(log: Log, membership: Membership, base: Snapshot | None) -> tuple[KnownConfiguration, ...]:
+def _configurations_in_log(
+    log: Log, membership: Membership, base: StoredSnapshot | None
+) -> tuple[KnownConfiguration, ...]:
     """Return the configurations whose entries the log holds, or held before its start."""
     known = [item for item in membership.configurations if _is_in_log(log, item)]
     if base is not None:
@@ -263,7 +274,9 @@ def _is_in_log(log: Log, item: KnownConfiguration) -> bool:
     return item.index < log.first_index or log.term_at(item.index) == item.term
 
 
-def _initial_state(log: Log, hard_state: HardState, membership: Membership, snapshot: Snapshot | None) -> InitialState:
+def _initial_state(
+    log: Log, hard_state: StoredHardState, membership: Membership, snapshot: StoredSnapshot | None
+) -> InitialState:
     last_index = Index(log.end_index - 1)
     committed = max(hard_state.commit_index, snapshot.last_index if snapshot else 0)
     vote: NodeId | None = hard_state.vote

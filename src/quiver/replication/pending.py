@@ -22,7 +22,7 @@ from quiver.errors import NotLeaderError, OutcomeUnknownError, QuiverError, Unav
 from quiver.model import Buffer, Index, NodeId, Offset, Term
 from quiver.raft import Output
 from quiver.record import Batch, BatchHeader
-from quiver.storage import Snapshot
+from quiver.storage import StoredSnapshot
 from quiver.tasks import SharedOutcome
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class PendingOutput(msgspec.Struct):
 
     output: Output
     batches: Sequence[Batch] = ()
-    snapshot: Snapshot | None = None
+    snapshot: StoredSnapshot | None = None
 
 
 class OutputQueue:

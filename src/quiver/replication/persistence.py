@@ -18,7 +18,7 @@ from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Entry
 from quiver.replication.entries import KnownConfiguration
 from quiver.replication.member_files import MemberFiles, Membership, encode_membership
-from quiver.storage import HardState, Snapshot
+from quiver.storage import StoredHardState, StoredSnapshot
 
 
 class Persistence:
@@ -76,19 +76,19 @@ class Persistence:
     def plan_save(self, settled_index: Index) -> Callable[[], None]:
         """Return blocking work that makes the current term, vote and configurations durable."""
         membership = encode_membership(Membership(self._configurations, self._recover_until, self._is_damaged))
-        state = HardState(term=self._term, vote=self._vote, commit_index=settled_index, membership=membership)
+        state = StoredHardState(term=self._term, vote=self._vote, commit_index=settled_index, membership=membership)
         return partial(self._hard_state_file.save, state)
 
-    def save_snapshot(self, snapshot: Snapshot) -> Index:
+    def save_snapshot(self, snapshot: StoredSnapshot) -> Index:
         """Save a snapshot; blocks. Return the last index of the oldest one that is kept."""
         self._snapshots.save(snapshot)
         return Index(int(self._snapshots.names()[0][-20:]))
 
-    def save_checkpoint(self, checkpoint: Snapshot) -> None:
+    def save_checkpoint(self, checkpoint: StoredSnapshot) -> None:
         """Replace the checkpoint; blocks."""
         self._snapshots.save_checkpoint(checkpoint)
 
-    def load_snapshot(self, needed_index: Index) -> Snapshot | None:
+    def load_snapshot(self, needed_index: Index) -> StoredSnapshot | None:
         """Return the oldest snapshot that covers `needed_index`; blocks."""
         return self._snapshots.load_from(needed_index)
 

@@ -5,16 +5,14 @@ goes through the `Disk` seam and all blocking work through the `Executor` seam, 
 on real disks and under simulation.
 """
 
-from quiver.storage.disk import Disk, File, SystemDisk
+from quiver.storage.data_directory import DirectoryLock, NodeIdentity, claim_directory, save_identity
+from quiver.storage.disk import Disk, DiskSpace, File, SystemDisk
 from quiver.storage.executor import Executor, ThreadExecutor
 from quiver.storage.groups import GroupFolders
-from quiver.storage.hardstate import HardState, HardStateFile
-from quiver.storage.identity import Identity, claim_directory, save_identity
-from quiver.storage.lock import DirectoryLock
+from quiver.storage.hardstate import HardStateFile, StoredHardState
 from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
-from quiver.storage.snapshots import Snapshot, SnapshotStore, decode_snapshot
-from quiver.storage.space import DiskSpace
+from quiver.storage.snapshots import SnapshotStore, StoredSnapshot, decode_snapshot
 from quiver.storage.tail import TailBudget
 
 __all__ = [
@@ -25,13 +23,13 @@ __all__ = [
     "Executor",
     "File",
     "GroupFolders",
-    "HardState",
     "HardStateFile",
-    "Identity",
     "Log",
     "LogStatus",
-    "Snapshot",
+    "NodeIdentity",
     "SnapshotStore",
+    "StoredHardState",
+    "StoredSnapshot",
     "SystemDisk",
     "TailBudget",
     "ThreadExecutor",

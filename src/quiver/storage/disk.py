@@ -1,28 +1,33 @@
-"""The seam between the log and the file system, and its real side.
+"""The interface between storage and the file system, its real implementation, and the check of free space.
 
 Only this module opens, writes, syncs, renames or removes data files. Every call blocks and raises
 `OSError` as the operating system does; callers run those that may take long in an executor.
 `quiver.testing.SimulatedDisk` is the in-memory twin with crashes and faults.
 
-Rules that users of the seam rely on:
-- bytes are durable only after `File.sync`, a file's name only after `sync_directory` of its folder;
-- `write` may write less than it was given, `read` returns less only at the end of the file;
+Callers rely on these rules:
+- bytes are durable only after `File.sync`, a file's name only after `sync_directory` of its directory;
+- `write` may write fewer bytes than given, `read` returns fewer only at the end of the file;
 - a failed `sync` is final: the bytes may be lost although a second `sync` would succeed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
+from quiver.config import LogSettings
+from quiver.errors import DiskFullError, StorageError
 from quiver.model import Buffer
+from quiver.storage.executor import Executor
 
 IOV_MAX = 1024
 """Most buffers that one `writev` takes on Linux and macOS."""
 READ_AHEAD_BYTES_MIN = 256 * 1024
-"""Who reads so much will read on: what follows is fetched while these bytes are checked and used."""
+"""Reads of at least this size are probably sequential: the kernel prefetches the bytes that follow."""
 
 
 class File(Protocol):
@@ -37,11 +42,11 @@ class File(Protocol):
         ...
 
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write at most `IOV_MAX` buffers one after the other at `position`; return how many bytes were written."""
+        """Write at most `IOV_MAX` buffers in order at `position`; return the number of bytes written."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+        """Truncate the file to `size` bytes."""
         ...
 
     def sync(self) -> None:
@@ -57,23 +62,23 @@ class Disk(Protocol):
     """A file system that holds data directories. Paths are plain strings with `/`."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing; with `create` make an empty one, which must not exist."""
+        """Open a file for reading and writing; with `create`, create an empty one, which must not exist."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Return whether a file or directory exists."""
         ...
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in a folder, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a folder (and the missing ones above it); fine if it is there."""
+        """Create a directory and its missing parents; no error if it exists."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over another name, or a folder to a name that is free, atomically."""
+        """Rename a file, replacing the target, or a directory to an unused name, atomically."""
         ...
 
     def remove(self, path: str) -> None:
@@ -81,15 +86,15 @@ class Disk(Protocol):
         ...
 
     def remove_directory(self, path: str) -> None:
-        """Remove a folder, which must be empty."""
+        """Remove an empty directory."""
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a folder durable."""
+        """Make the names in a directory durable."""
         ...
 
     def free_bytes(self, path: str) -> int:
-        """Return how much more can be written to the file system that holds a folder."""
+        """Return the free bytes of the file system that contains a directory."""
         ...
 
 
@@ -106,7 +111,7 @@ class SystemFile:
     def read(self, length: int, position: int) -> bytes:
         """Return `length` bytes from `position`, fewer only at the end of the file."""
         if sys.platform == "linux" and length >= READ_AHEAD_BYTES_MIN:
-            # Files are opened for each read, so the system does not notice by itself that somebody reads on.
+            # Each read opens its file, so the kernel cannot detect sequential reads by itself.
             os.posix_fadvise(self._descriptor, position + length, length, os.POSIX_FADV_WILLNEED)
         chunk = os.pread(self._descriptor, length, position)
         if len(chunk) == length or not chunk:
@@ -119,11 +124,11 @@ class SystemFile:
         return b"".join(parts)
 
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write buffers at `position` with one `pwritev`; return how many bytes were written."""
+        """Write buffers at `position` with one `pwritev`; return the number of bytes written."""
         return os.pwritev(self._descriptor, buffers, position)
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+        """Truncate the file to `size` bytes."""
         os.ftruncate(self._descriptor, size)
 
     def sync(self) -> None:
@@ -141,24 +146,24 @@ class SystemDisk:
     """The operating system's file system."""
 
     def open(self, path: str, *, create: bool = False) -> SystemFile:
-        """Open a file for reading and writing; with `create` make an empty one, which must not exist."""
+        """Open a file for reading and writing; with `create`, create an empty one, which must not exist."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         return SystemFile(os.open(path, flags, 0o644))
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Return whether a file or directory exists."""
         return os.path.exists(path)
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in a folder, sorted."""
+        """Return the names in a directory, sorted."""
         return sorted(os.listdir(directory))
 
     def make_directory(self, path: str) -> None:
-        """Make a folder and the missing ones above it."""
+        """Create a directory and its missing parents."""
         os.makedirs(path, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file over another name, or a folder to a name that is free, atomically."""
+        """Rename a file, replacing the target, or a directory to an unused name, atomically."""
         os.replace(source, target)
 
     def remove(self, path: str) -> None:
@@ -166,11 +171,11 @@ class SystemDisk:
         os.unlink(path)
 
     def remove_directory(self, path: str) -> None:
-        """Remove a folder, which must be empty."""
+        """Remove an empty directory."""
         os.rmdir(path)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a folder durable: on disk after this returns."""
+        """Make the names in a directory durable: on disk after this returns."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -178,6 +183,62 @@ class SystemDisk:
             os.close(descriptor)
 
     def free_bytes(self, path: str) -> int:
-        """Return how much more this user can write to the file system that holds a folder."""
+        """Return the bytes that this user can still write to the file system that contains a directory."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+class DiskSpace:
+    """Free space on the disk of a directory; one per node, updated by `run`.
+
+    A full disk would stop the node. A nearly full one rejects new records and lets reads, cursors, elections and
+    retention continue. Between two checks the admitted bytes are subtracted.
+    """
+
+    def __init__(self, disk: Disk, directory: str, *, executor: Executor, settings: LogSettings) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._executor = executor
+        self._settings = settings
+        self._free_bytes: int | None = None
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Return the estimated free bytes; None before the first check."""
+        return self._free_bytes
+
+    async def run(self) -> None:
+        """Check the disk every `free_check_interval_ms`, until cancelled.
+
+        Raises:
+            StorageError: the free space cannot be determined.
+        """
+        while True:
+            await self.refresh()
+            await asyncio.sleep(self._settings.free_check_interval_ms / 1000)
+
+    async def refresh(self) -> None:
+        """Check the disk now.
+
+        Raises:
+            StorageError: the free space cannot be determined.
+        """
+        try:
+            self._free_bytes = await self._executor.submit(partial(self._disk.free_bytes, self._directory))
+        except OSError as error:
+            raise StorageError(f"{self._directory}: cannot determine the free space: {error}") from error
+
+    def admit(self, size_bytes: int) -> None:
+        """Admit records of this size, or reject them.
+
+        Raises:
+            DiskFullError: not done; less than `free_bytes_min` would be left.
+        """
+        if self._free_bytes is None:
+            return
+        if self._free_bytes - size_bytes < self._settings.free_bytes_min:
+            raise DiskFullError(
+                f"not done: the disk of {self._directory} has {self._free_bytes} free bytes, "
+                f"log.free_bytes_min is {self._settings.free_bytes_min}; reads and deletes continue"
+            )
+        self._free_bytes -= size_bytes

@@ -28,7 +28,7 @@ _SLOT = struct.Struct("<4sIQQqQI")
 _CHECKSUM_END = 8
 
 
-class HardState(msgspec.Struct, frozen=True, kw_only=True):
+class StoredHardState(msgspec.Struct, frozen=True, kw_only=True):
     """What a member must remember before it speaks."""
 
     term: Term = Term(0)
@@ -48,7 +48,7 @@ class HardStateFile:
         self._file: File | None = None
         self._sequence = 0
 
-    def load(self) -> HardState | None:
+    def load(self) -> StoredHardState | None:
         """Return the saved state; None if none was ever saved here.
 
         Raises:
@@ -66,7 +66,7 @@ class HardStateFile:
             self.save(state)  # what the caller acts on from now on must be there twice, too
         return state
 
-    def save(self, state: HardState) -> None:
+    def save(self, state: StoredHardState) -> None:
         """Replace the state. On disk after this returns: `state`, twice.
 
         Raises:
@@ -100,7 +100,7 @@ class HardStateFile:
         return is_new
 
 
-def read_slots(file: File) -> list[tuple[int, HardState]]:
+def read_slots(file: File) -> list[tuple[int, StoredHardState]]:
     """Return the sequence number and state of each intact slot; empty if nothing was ever saved whole.
 
     Raises:
@@ -114,7 +114,7 @@ def read_slots(file: File) -> list[tuple[int, HardState]]:
     return slots
 
 
-def _encode_slot(sequence: int, state: HardState) -> bytes:
+def _encode_slot(sequence: int, state: StoredHardState) -> bytes:
     vote = -1 if state.vote is None else state.vote
     fields = (sequence, state.term, vote, state.commit_index, len(state.membership))
     slot = _SLOT.pack(_MAGIC, 0, *fields) + state.membership
@@ -123,18 +123,18 @@ def _encode_slot(sequence: int, state: HardState) -> bytes:
     return slot[:4] + checksum.to_bytes(4, "little") + slot[_CHECKSUM_END:]
 
 
-def _decode_slot(slot: Buffer) -> tuple[int, HardState] | None:
+def _decode_slot(slot: Buffer) -> tuple[int, StoredHardState] | None:
     if len(slot) < SLOT_BYTES:
         return None
     magic, checksum, sequence, term, vote, commit_index, length = _SLOT.unpack_from(slot)
     if magic != _MAGIC or crc32c(slot[_CHECKSUM_END:]) != checksum:
         return None
     membership = bytes(slot[_SLOT.size : _SLOT.size + length])
-    state = HardState(
+    state = StoredHardState(
         term=term, vote=None if vote < 0 else NodeId(vote), commit_index=commit_index, membership=membership
     )
     return sequence, state
 
 
-def _sequence_of(slot: tuple[int, HardState]) -> int:
+def _sequence_of(slot: tuple[int, StoredHardState]) -> int:
     return slot[0]

@@ -17,9 +17,8 @@ from quiver.record.batch import Batch
 from quiver.record.header import BatchHeader
 from quiver.storage.disk import Disk
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
-from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, Frame
+from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, SegmentFrame, scan_entries
 from quiver.storage.segment import NO_TIMESTAMP, Segment
-from quiver.storage.verdict import scan_entries
 
 CHUNK_BYTES_MIN = 4096
 """The smallest disk read: one page."""
@@ -127,7 +126,7 @@ def _files(part: SegmentRange) -> Iterator[tuple[Segment, int, int]]:
         first_position = SEGMENT_HEADER_BYTES
 
 
-def _checked(segment: Segment, frame: Frame | BadFrame, expected: int | None) -> Batch | None:
+def _checked(segment: Segment, frame: SegmentFrame | BadFrame, expected: int | None) -> Batch | None:
     if isinstance(frame, BadFrame):
         raise DamageError(f"{segment.name}: byte {frame.position}: {frame.reason}")
     if frame.header is None:

@@ -32,10 +32,18 @@ from quiver.storage.frames import (
     decode_segment_header,
     footer_bytes,
 )
-from quiver.storage.scan import CHUNK_BYTES, BadFrame, Frame, scan
+from quiver.storage.scan import (
+    CHUNK_BYTES,
+    BadFrame,
+    SegmentFrame,
+    is_damage,
+    is_damaged_mark,
+    is_footer,
+    is_torn_at_birth,
+    scan,
+    walk,
+)
 from quiver.storage.segment import Segment, is_segment_name
-from quiver.storage.verdict import is_damage, is_damaged_mark, is_footer, is_torn_at_birth
-from quiver.storage.walk import walk
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -161,7 +169,7 @@ def _rebuild_header(
     """Make up for a damaged segment header; None if the segment was torn at birth."""
     first_index, size = Index(int(name[:20])), file.size()
     first = next(scan(file, SEGMENT_HEADER_BYTES, size), None)
-    batch = first.header if isinstance(first, Frame) else None
+    batch = first.header if isinstance(first, SegmentFrame) else None
     if previous is None and (batch is None or first_index > 1):
         # Nothing else tells the term of the entry before, which Raft compares with other replicas.
         raise DamageError(f"{name}: the header of the log's first segment is damaged: where the log starts is unknown")
@@ -253,7 +261,7 @@ def _end_index_max(file: File, segment: Segment, bad: BadFrame, size: int) -> In
     if bad.header is not None:
         end_index, position = Index(bad.header.index + 1), min(bad.position + bad.header.batch_bytes, size)
     for found in walk(file, bad.position, size, next_index=segment.end_index):
-        if isinstance(found, Frame):
+        if isinstance(found, SegmentFrame):
             position = found.end
             end_index = max(end_index, Index(found.header.index + 1)) if found.header else end_index
     return Index(end_index + (size - position) // HEADER_BYTES)  # no entry takes less than a header

@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<4sIB3xQQqQ")
 _CHECKSUM_END = 8
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state that applying every entry up to and including `last_index` leads to."""
 
     last_index: Index
@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return body[:4] + crc32c(body[_CHECKSUM_END:]).to_bytes(4, "little") + body[_CHECKSUM_END:]
 
 
-def decode_snapshot(data: Buffer) -> Snapshot:
+def decode_snapshot(data: Buffer) -> StoredSnapshot:
     """Return the snapshot that these bytes are.
 
     Raises:
@@ -61,7 +61,7 @@ def decode_snapshot(data: Buffer) -> Snapshot:
     if version != _VERSION or length != len(data) - _HEADER.size:
         raise DecodeError(f"snapshot: version {version} with {length} bytes of state is not known here")
     state = bytes(data[_HEADER.size :])
-    return Snapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
+    return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
 
 
 class SnapshotStore:
@@ -71,17 +71,17 @@ class SnapshotStore:
         self._disk = disk
         self._directory = directory
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: StoredSnapshot) -> None:
         """Add a snapshot and forget all but the newest `SNAPSHOTS_KEPT`. On disk after this returns: `snapshot`."""
         self._write(snapshot, snapshot_name(snapshot.last_index))
         for name in self.names()[:-SNAPSHOTS_KEPT]:
             remove_durably(self._disk, self._directory, name)
 
-    def save_checkpoint(self, checkpoint: Snapshot) -> None:
+    def save_checkpoint(self, checkpoint: StoredSnapshot) -> None:
         """Replace the checkpoint. On disk after this returns: `checkpoint`; after a crash before that: one of both."""
         self._write(checkpoint, CHECKPOINT_NAME)
 
-    def load_checkpoint(self) -> tuple[Snapshot | None, tuple[str, ...]]:
+    def load_checkpoint(self) -> tuple[StoredSnapshot | None, tuple[str, ...]]:
         """Return the checkpoint if there is an intact one, else perhaps a sentence about what is wrong with it."""
         if not self._disk.exists(f"{self._directory}/{CHECKPOINT_NAME}"):
             return None, ()
@@ -90,7 +90,7 @@ class SnapshotStore:
         except DecodeError as error:
             return None, (f"{CHECKPOINT_NAME}: {error}; it is not used",)
 
-    def load_newest(self) -> tuple[Snapshot | None, tuple[str, ...]]:
+    def load_newest(self) -> tuple[StoredSnapshot | None, tuple[str, ...]]:
         """Return the newest intact snapshot, if any, and a sentence for each newer one that is damaged.
 
         Raises:
@@ -106,7 +106,7 @@ class SnapshotStore:
             raise DamageError("no snapshot is intact: " + "; ".join(warnings))
         return None, ()
 
-    def load_from(self, index: Index) -> Snapshot | None:
+    def load_from(self, index: Index) -> StoredSnapshot | None:
         """Return the oldest intact snapshot that reaches `index`; None if there is none."""
         for name in self.names():
             if name >= snapshot_name(index):
@@ -120,7 +120,7 @@ class SnapshotStore:
         """Return the files of the snapshots here, oldest first."""
         return [name for name in self._disk.names(self._directory) if is_snapshot_name(name)]
 
-    def _write(self, snapshot: Snapshot, name: str) -> None:
+    def _write(self, snapshot: StoredSnapshot, name: str) -> None:
         path = f"{self._directory}/{name}"
         temporary = path + TEMPORARY_SUFFIX
         if self._disk.exists(temporary):
@@ -134,7 +134,7 @@ class SnapshotStore:
         self._disk.rename(temporary, path)
         self._disk.sync_directory(self._directory)
 
-    def _load(self, name: str) -> Snapshot:
+    def _load(self, name: str) -> StoredSnapshot:
         file = self._disk.open(f"{self._directory}/{name}")
         try:
             return decode_snapshot(file.read(file.size(), 0))

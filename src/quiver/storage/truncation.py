@@ -16,9 +16,8 @@ from quiver.model import Index
 from quiver.storage.disk import Disk, File
 from quiver.storage.flush import write_all
 from quiver.storage.recovery import TEMPORARY_SUFFIX
-from quiver.storage.scan import BadFrame
+from quiver.storage.scan import BadFrame, scan_entries
 from quiver.storage.segment import Segment, is_segment_name
-from quiver.storage.verdict import scan_entries
 
 
 def truncate_suffix(

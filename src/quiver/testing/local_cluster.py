@@ -29,7 +29,7 @@ from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
-from quiver.storage import Identity
+from quiver.storage import NodeIdentity
 from quiver.tasks import new_event_loop
 from quiver.wire import Handler
 from quiver.wire.handshake import IdentityOf
@@ -268,7 +268,7 @@ class _LocalEnvironment(SystemEnvironment):
 
     @asynccontextmanager
     async def open_network(
-        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> AsyncIterator[NodeNetwork]:
         """Listen, and let every way out and in pass by the cuts."""
         async with super().open_network(identity, peers=peers, identity_of=identity_of) as network:

@@ -45,7 +45,7 @@ from quiver.record import Batch, build_batch
 from quiver.replication import Replicator
 from quiver.storage import Executor
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
-from quiver.storage.scan import Frame, decode_frame
+from quiver.storage.scan import SegmentFrame, decode_frame
 from quiver.testing import SimulatedClock, SimulatedTransport
 from quiver.testing.harness import HarnessNode, SimulatedHarness
 from quiver.wire.messages import BrokerHeartbeatRequest, Fetch, HeartbeatTaken, Produce, Produced
@@ -115,7 +115,7 @@ class Node(HarnessNode):
         for path in self.disk.paths():
             if path.startswith(f"{DIRECTORY}/groups/{group}/") and path.endswith(".log"):
                 data, at = self.disk.read_file(path), SEGMENT_HEADER_BYTES
-                while isinstance(frame := decode_frame(data, at), Frame):
+                while isinstance(frame := decode_frame(data, at), SegmentFrame):
                     at = frame.end
                     found += [bytes(frame.data)] if frame.header is not None else []
         return found

@@ -26,7 +26,7 @@ from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.replication.codec import AppendHead, EnvelopeHeader, GroupMessage, decode_envelope, encode_envelope
 from quiver.replication.entries import CONTROL_STATE, decode_entry, encode_own_entry
 from quiver.replication.member_files import SnapshotState, encode_snapshot_state
-from quiver.storage import Snapshot as SnapshotFile
+from quiver.storage import StoredSnapshot as SnapshotFile
 
 GROUP = GroupId(7)
 MEMBERS = Configuration(voters=(1, 2, 3))  # type: ignore[arg-type]  # plain numbers for node ids

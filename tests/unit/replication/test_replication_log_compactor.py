@@ -15,7 +15,7 @@ from quiver.raft import Configuration, InstallSnapshot, SendSnapshot
 from quiver.record import Batch, build_batch, build_control_batch
 from quiver.replication import CONTROL_STATE, find_in_sync
 from quiver.replication.codec import GroupMessage
-from quiver.storage import Snapshot, SnapshotStore, decode_snapshot
+from quiver.storage import SnapshotStore, StoredSnapshot, decode_snapshot
 
 CHECKPOINT = f"{DIRECTORY}/checkpoint"
 
@@ -30,7 +30,7 @@ def files(node: Node, prefix: str) -> list[str]:
     return [path for path in node.disk.paths() if path.startswith(f"{DIRECTORY}/{prefix}")]
 
 
-def checkpoint_of(node: Node) -> Snapshot:
+def checkpoint_of(node: Node) -> StoredSnapshot:
     file = node.disk.open(CHECKPOINT)
     return decode_snapshot(file.read(file.size(), 0))
 

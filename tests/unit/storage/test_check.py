@@ -9,7 +9,7 @@ import pytest
 from log_world import DIRECTORY, append, open_log
 
 from quiver.model import Index, Offset, Term
-from quiver.storage.check import check_segment
+from quiver.storage.inspection import check_segment
 from quiver.storage.recovery import read_footer
 from quiver.storage.segment import Segment, segment_name
 from quiver.testing import SimulatedDisk
@@ -56,14 +56,14 @@ def test_footer_that_disagrees_with_the_batches_is_found(change: Callable[[Segme
     disk, segment = sealed_segment()
     change(segment)
     (reason,) = reasons(disk, segment)
-    assert reason.startswith("the footer says")
+    assert reason.startswith("the footer does not match the batches")
 
 
 def test_index_that_names_no_batch_is_found() -> None:
     disk, segment = sealed_segment()
     segment.index.positions[1] += 1
     (reason,) = reasons(disk, segment)
-    assert reason == f"the footer's index names byte {segment.index.positions[1]}, where no such batch begins"
+    assert reason == f"the footer's index points to byte {segment.index.positions[1]}, where no such batch begins"
 
 
 def test_index_that_names_another_entry_is_found() -> None:

@@ -26,7 +26,7 @@ from log_world import (
 
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.record import Batch
-from quiver.storage import HardState, HardStateFile, Log, Snapshot, SnapshotStore
+from quiver.storage import HardStateFile, Log, SnapshotStore, StoredHardState, StoredSnapshot
 from quiver.testing import PowerLoss, SimulatedDisk
 from quiver.testing.disk_faults import Moment
 
@@ -44,8 +44,8 @@ class Ledger:
         self.allowed: dict[int, set[bytes]] = {}
         self.required: dict[int, bytes] = {}
         self.first_index_min = 1
-        self.hard_states: list[HardState] = []
-        self.snapshots: list[Snapshot] = []
+        self.hard_states: list[StoredHardState] = []
+        self.snapshots: list[StoredSnapshot] = []
 
     def appending(self, batches: list[Batch]) -> None:
         for batch in batches:
@@ -78,21 +78,25 @@ class Workload:
     async def run(self) -> None:
         log = open_log(self.disk, executor=self.executor)
         await self.append(log, b"one", b"two" * 50)
-        self.save_hard_state(HardState(term=Term(1), vote=NodeId(1)))
+        self.save_hard_state(StoredHardState(term=Term(1), vote=NodeId(1)))
         await self.append(log, *[b"%d-" % n * 20 for n in range(6)])
         self.queue(log, b"not waited for", b"nor this" * 30)
         await self.append(log, b"big" * 200)
-        self.save_snapshot(Snapshot(last_index=Index(3), last_term=Term(1), end_offset=Offset(3), state=b"s" * 700))
+        self.save_snapshot(
+            StoredSnapshot(last_index=Index(3), last_term=Term(1), end_offset=Offset(3), state=b"s" * 700)
+        )
         await self.append_mixed(log)
         await self.cut(log, Index(log.end_index - 4), term=2)
         await self.cut(log, Index(3), term=3)
-        self.save_hard_state(HardState(term=Term(3), vote=NodeId(2), membership=b"m" * 600))
+        self.save_hard_state(StoredHardState(term=Term(3), vote=NodeId(2), membership=b"m" * 600))
         await self.append(log, *[b"after the cut %d" % n * 9 for n in range(8)])
         await log.close()
         log = open_log(self.disk, executor=self.executor)
         await self.trim(log)
-        self.save_snapshot(Snapshot(last_index=Index(8), last_term=Term(3), end_offset=Offset(8), state=b"t" * 90))
-        self.save_snapshot(Snapshot(last_index=Index(9), last_term=Term(3), end_offset=Offset(9), state=b""))
+        self.save_snapshot(
+            StoredSnapshot(last_index=Index(8), last_term=Term(3), end_offset=Offset(8), state=b"t" * 90)
+        )
+        self.save_snapshot(StoredSnapshot(last_index=Index(9), last_term=Term(3), end_offset=Offset(9), state=b""))
         await self.append(log, b"before the reset")
         await self.reset(log, Index(9))
         await self.append(log, *[b"after the reset %d" % n * 9 for n in range(6)])
@@ -142,7 +146,7 @@ class Workload:
         self.ledger.cutting(end=0)
         await log.reset(first_index=first_index, first_offset=Offset(8), previous_term=Term(3))
 
-    def save_hard_state(self, state: HardState) -> None:
+    def save_hard_state(self, state: StoredHardState) -> None:
         self.ledger.hard_states.append(state)
         file = HardStateFile(self.disk, DIRECTORY)
         file.load()
@@ -150,7 +154,7 @@ class Workload:
         file.close()
         self.ledger.hard_states = [state]
 
-    def save_snapshot(self, snapshot: Snapshot) -> None:
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         self.ledger.snapshots.append(snapshot)
         SnapshotStore(self.disk, DIRECTORY).save(snapshot)
         self.ledger.snapshots = [snapshot]

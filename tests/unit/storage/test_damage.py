@@ -21,14 +21,14 @@ from test_log import VALUES, runs
 from quiver.config import LogSettings
 from quiver.errors import DamageError, LogClosedError, QuiverError
 from quiver.model import Index, NodeId, Offset, Term
-from quiver.storage import HardState, HardStateFile, Snapshot, SnapshotStore
+from quiver.storage import HardStateFile, SnapshotStore, StoredHardState, StoredSnapshot
 from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, encode_mark
 from quiver.storage.scan import CHUNK_BYTES
 from quiver.storage.segment import segment_name
 from quiver.testing import SimulatedDisk
 
 SETTINGS = TINY
-STATE = HardState(term=Term(7), vote=NodeId(3), commit_index=Index(12), membership=b"members")
+STATE = StoredHardState(term=Term(7), vote=NodeId(3), commit_index=Index(12), membership=b"members")
 
 
 async def filled_disk(*, is_closed: bool = True) -> SimulatedDisk:
@@ -38,8 +38,8 @@ async def filled_disk(*, is_closed: bool = True) -> SimulatedDisk:
     for first in range(0, 20, 2):
         await append(log, *VALUES[first : first + 2], term=1 + first // 8)
     store = SnapshotStore(disk, DIRECTORY)
-    store.save(Snapshot(last_index=Index(5), last_term=Term(1), end_offset=Offset(5), state=b"five" * 20))
-    store.save(Snapshot(last_index=Index(9), last_term=Term(1), end_offset=Offset(9), state=b"nine" * 20))
+    store.save(StoredSnapshot(last_index=Index(5), last_term=Term(1), end_offset=Offset(5), state=b"five" * 20))
+    store.save(StoredSnapshot(last_index=Index(9), last_term=Term(1), end_offset=Offset(9), state=b"nine" * 20))
     hard_state = HardStateFile(disk, DIRECTORY)
     hard_state.save(STATE)
     if is_closed:

@@ -13,7 +13,7 @@ from test_log import VALUES, runs
 from quiver.config import LogSettings
 from quiver.errors import LogClosedError, LogFailedError, RequestError, StorageError
 from quiver.model import Index, Offset, Term
-from quiver.storage import HardState, HardStateFile, Log, Snapshot, SnapshotStore
+from quiver.storage import HardStateFile, Log, SnapshotStore, StoredHardState, StoredSnapshot
 from quiver.storage.hardstate import MEMBERSHIP_BYTES_MAX
 from quiver.testing import SimulatedDisk
 from quiver.testing.disk_faults import DiskOperation
@@ -185,12 +185,12 @@ def test_hard_state_is_none_before_the_first_save_and_kept_after() -> None:
     file = HardStateFile(disk, DIRECTORY)
     assert file.load() is None
     for term in range(1, 5):
-        file.save(HardState(term=Term(term), membership=bytes(term)))
+        file.save(StoredHardState(term=Term(term), membership=bytes(term)))
     file.close()
     file.close()
-    assert HardStateFile(disk, DIRECTORY).load() == HardState(term=Term(4), membership=bytes(4))
+    assert HardStateFile(disk, DIRECTORY).load() == StoredHardState(term=Term(4), membership=bytes(4))
     with pytest.raises(RequestError):
-        file.save(HardState(membership=bytes(MEMBERSHIP_BYTES_MAX + 1)))
+        file.save(StoredHardState(membership=bytes(MEMBERSHIP_BYTES_MAX + 1)))
 
 
 def test_hard_state_that_was_never_saved_whole_is_none() -> None:
@@ -207,7 +207,9 @@ def test_snapshots_keep_the_newest_two() -> None:
     store = SnapshotStore(disk, DIRECTORY)
     assert store.load_newest() == (None, ())
     for index in (3, 7, 20, 11):
-        store.save(Snapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(1), state=b"%d" % index))
+        store.save(
+            StoredSnapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(1), state=b"%d" % index)
+        )
     assert store.names() == ["snapshot-00000000000000000011", "snapshot-00000000000000000020"]
     snapshot, warnings = store.load_newest()
     assert snapshot is not None
@@ -218,7 +220,7 @@ def test_snapshot_save_goes_on_after_an_interrupted_one() -> None:
     disk = SimulatedDisk()
     disk.make_directory(DIRECTORY)
     store = SnapshotStore(disk, DIRECTORY)
-    snapshot = Snapshot(last_index=Index(3), last_term=Term(1), end_offset=Offset(1), state=b"three")
+    snapshot = StoredSnapshot(last_index=Index(3), last_term=Term(1), end_offset=Offset(1), state=b"three")
     disk.fail("sync", nth=1)
     with pytest.raises(OSError, match="error"):
         store.save(snapshot)
@@ -230,7 +232,7 @@ def test_snapshot_of_another_version_is_not_taken() -> None:
     disk = SimulatedDisk()
     disk.make_directory(DIRECTORY)
     store = SnapshotStore(disk, DIRECTORY)
-    store.save(Snapshot(last_index=Index(3), last_term=Term(1), end_offset=Offset(1), state=b"three"))
+    store.save(StoredSnapshot(last_index=Index(3), last_term=Term(1), end_offset=Offset(1), state=b"three"))
     path = f"{DIRECTORY}/{store.names()[0]}"
     disk.write_file(path, disk.read_file(path)[:20])
     with pytest.raises(StorageError, match="too few"):
@@ -242,7 +244,9 @@ def test_the_oldest_intact_snapshot_that_reaches_an_index_is_found() -> None:
     disk.make_directory(DIRECTORY)
     store = SnapshotStore(disk, DIRECTORY)
     for index in (3, 7):
-        store.save(Snapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(1), state=b"%d" % index))
+        store.save(
+            StoredSnapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(1), state=b"%d" % index)
+        )
 
     def found(index: int) -> bytes | None:
         snapshot = store.load_from(Index(index))

@@ -25,9 +25,9 @@ from quiver.storage.frames import (
     encode_mark,
     footer_bytes,
 )
-from quiver.storage.hardstate import HardState, HardStateFile, _decode_slot, _encode_slot
-from quiver.storage.scan import BadFrame, Frame, decode_frame
-from quiver.storage.snapshots import Snapshot, decode_snapshot
+from quiver.storage.hardstate import HardStateFile, StoredHardState, _decode_slot, _encode_slot
+from quiver.storage.scan import BadFrame, SegmentFrame, decode_frame
+from quiver.storage.snapshots import StoredSnapshot, decode_snapshot
 from quiver.testing import SimulatedDisk
 
 U64 = st.integers(0, 2**64 - 1)
@@ -60,7 +60,7 @@ def footers(draw: st.DrawFn) -> Footer:
 
 
 SNAPSHOTS = st.builds(
-    Snapshot,
+    StoredSnapshot,
     last_index=U64.map(Index),
     last_term=U64.map(Term),
     end_offset=I64.map(Offset),
@@ -90,7 +90,7 @@ def test_footer_round_trip(footer: Footer) -> None:
 
 
 @given(SNAPSHOTS)
-def test_snapshot_round_trip(snapshot: Snapshot) -> None:
+def test_snapshot_round_trip(snapshot: StoredSnapshot) -> None:
     assert decode_snapshot(snapshot.encode()) == snapshot
 
 
@@ -105,7 +105,7 @@ ENCODED = st.one_of(
     HEADERS.map(SegmentHeader.encode),
     U64.map(encode_mark),
     footers().map(Footer.encode),
-    SNAPSHOTS.map(Snapshot.encode),
+    SNAPSHOTS.map(StoredSnapshot.encode),
 )
 
 
@@ -136,7 +136,7 @@ def test_arbitrary_bytes_are_no_frame(data: bytes, at: int) -> None:
 
 def test_a_mark_is_a_frame() -> None:
     frame = decode_frame(b"ab" + encode_mark(77), 2, base=100)
-    assert isinstance(frame, Frame)
+    assert isinstance(frame, SegmentFrame)
     assert (frame.position, frame.end, frame.durable_end, frame.header) == (102, 102 + MARK_BYTES, 77, None)
 
 
@@ -147,9 +147,9 @@ def test_arbitrary_bytes_are_no_hard_state(data: bytes) -> None:
 
 def test_a_hard_state_whose_file_lost_its_end_is_found_in_the_first_slot() -> None:
     disk = SimulatedDisk()
-    slot = _encode_slot(1, HardState(term=Term(3)))
+    slot = _encode_slot(1, StoredHardState(term=Term(3)))
     disk.write_file("/l/hardstate", slot + slot[:100])
-    assert HardStateFile(disk, "/l").load() == HardState(term=Term(3))
+    assert HardStateFile(disk, "/l").load() == StoredHardState(term=Term(3))
 
 
 def test_a_segment_header_of_another_version_is_refused_by_its_number() -> None:
@@ -185,7 +185,7 @@ def test_a_footer_whose_parts_do_not_add_up_is_refused() -> None:
 
 
 def test_a_snapshot_of_another_version_is_refused_by_its_number() -> None:
-    data = bytearray(Snapshot(last_index=Index(1), last_term=Term(1), end_offset=Offset(0), state=b"x").encode())
+    data = bytearray(StoredSnapshot(last_index=Index(1), last_term=Term(1), end_offset=Offset(0), state=b"x").encode())
     data[8] = 9
     data[4:8] = crc32c(bytes(data[8:])).to_bytes(4, "little")
     with pytest.raises(DecodeError, match="version 9"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quiver.model import GroupId
-from quiver.storage import Disk, GroupFolders, HardState, HardStateFile, SystemDisk
+from quiver.storage import Disk, GroupFolders, HardStateFile, StoredHardState, SystemDisk
 from quiver.testing import PowerLoss, SimulatedDisk
 
 GROUP, OTHER = GroupId(7), GroupId(8)
@@ -30,7 +30,7 @@ def prepared(disk: Disk, directory: str) -> GroupFolders:
 def make_member(disk: Disk, folders: GroupFolders, group: GroupId) -> None:
     disk.make_directory(folders.path(group))
     file = HardStateFile(disk, folders.path(group))
-    file.save(HardState())
+    file.save(StoredHardState())
     file.close()
 
 

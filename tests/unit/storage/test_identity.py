@@ -11,17 +11,17 @@ import pytest
 
 from quiver.errors import ConfigError, DamageError
 from quiver.model import NodeId
-from quiver.storage import DirectoryLock, Identity, SystemDisk, claim_directory, save_identity
-from quiver.storage.identity import IDENTITY_NAME, load_identity
+from quiver.storage import DirectoryLock, NodeIdentity, SystemDisk, claim_directory, save_identity
+from quiver.storage.data_directory import IDENTITY_NAME, load_identity
 
 
-def claim(directory: Path, *, node: int = 1, cluster: str = "logs", fresh: str = "a1") -> Identity:
+def claim(directory: Path, *, node: int = 1, cluster: str = "logs", fresh: str = "a1") -> NodeIdentity:
     return claim_directory(SystemDisk(), str(directory), node=NodeId(node), cluster=cluster, fresh=fresh)
 
 
 def test_unclaimed_directory_becomes_the_nodes_own(tmp_path: Path) -> None:
     first = claim(tmp_path / "new", fresh="a1")
-    assert first == Identity(node=NodeId(1), cluster="logs", identity="a1")
+    assert first == NodeIdentity(node=NodeId(1), cluster="logs", identity="a1")
     assert claim(tmp_path / "new", fresh="b2") == first
 
 
@@ -36,7 +36,7 @@ def test_directory_refuses_another_node_and_another_cluster(tmp_path: Path) -> N
 
 def test_identity_that_was_saved_is_found(tmp_path: Path) -> None:
     assert load_identity(SystemDisk(), str(tmp_path)) is None
-    identity = Identity(node=NodeId(3), cluster="logs", identity="c3", is_member=True)
+    identity = NodeIdentity(node=NodeId(3), cluster="logs", identity="c3", is_member=True)
     save_identity(SystemDisk(), str(tmp_path), identity)
     assert load_identity(SystemDisk(), str(tmp_path)) == identity
 
@@ -48,13 +48,13 @@ def test_save_that_a_crash_interrupted_does_no_harm(tmp_path: Path) -> None:
 
 def test_identity_that_cannot_be_read_is_damage_and_not_a_new_beginning(tmp_path: Path) -> None:
     (tmp_path / IDENTITY_NAME).write_text("{}")
-    with pytest.raises(DamageError, match="whose data this is"):
+    with pytest.raises(DamageError, match="the owner of this data is unknown"):
         claim(tmp_path)
 
 
 def test_directory_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / IDENTITY_NAME).write_text('{"version": 2, "shape": "round"}')
-    with pytest.raises(ConfigError, match="newer program"):
+    with pytest.raises(ConfigError, match="newer than this program"):
         claim(tmp_path)
 
 

@@ -11,13 +11,11 @@ from quiver.config import LogSettings
 from quiver.errors import DamageError
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.record import Batch
-from quiver.storage import HardState, HardStateFile, Snapshot, SnapshotStore
+from quiver.storage import HardStateFile, SnapshotStore, StoredHardState, StoredSnapshot
 from quiver.storage.frames import SEGMENT_HEADER_BYTES, encode_mark
-from quiver.storage.inspect import read_frames, verify_directory
-from quiver.storage.inspection import Finding, Inspection
-from quiver.storage.scan import Frame
+from quiver.storage.inspection import LogFinding, LogInspection, read_frames, verify_directory
+from quiver.storage.scan import BadRange, SegmentFrame
 from quiver.storage.segment import segment_name
-from quiver.storage.walk import BadRange
 from quiver.testing import SimulatedDisk
 
 ONE_SEGMENT = LogSettings(tail_cache_bytes_max=0)
@@ -63,7 +61,7 @@ def create(disk: SimulatedDisk, name: str, data: bytes) -> None:
     file.close()
 
 
-def verify(disk: SimulatedDisk) -> Inspection:
+def verify(disk: SimulatedDisk) -> LogInspection:
     """Inspect, and fail if anything on the disk was touched."""
     before = disk.operation_count
     inspection = verify_directory(disk, DIRECTORY)
@@ -71,11 +69,13 @@ def verify(disk: SimulatedDisk) -> Inspection:
     return inspection
 
 
-def frames_of(disk: SimulatedDisk, name: str) -> list[Frame]:
-    return [found for segment, found in read_frames(disk, DIRECTORY) if segment == name and isinstance(found, Frame)]
+def frames_of(disk: SimulatedDisk, name: str) -> list[SegmentFrame]:
+    return [
+        found for segment, found in read_frames(disk, DIRECTORY) if segment == name and isinstance(found, SegmentFrame)
+    ]
 
 
-def batches_of(disk: SimulatedDisk, name: str) -> list[Frame]:
+def batches_of(disk: SimulatedDisk, name: str) -> list[SegmentFrame]:
     return [frame for frame in frames_of(disk, name) if frame.header is not None]
 
 
@@ -232,7 +232,7 @@ def test_directory_whose_start_is_unknown_is_refused() -> None:
 
 def test_hard_state_is_shown() -> None:
     disk = build(b"a")
-    HardStateFile(disk, DIRECTORY).save(HardState(term=Term(4), vote=NodeId(2), commit_index=Index(1)))
+    HardStateFile(disk, DIRECTORY).save(StoredHardState(term=Term(4), vote=NodeId(2), commit_index=Index(1)))
     state = verify(disk).hard_state
     assert state is not None
     assert (state.term, state.vote, state.commit_index, state.intact_copies) == (4, 2, 1, 2)
@@ -240,7 +240,7 @@ def test_hard_state_is_shown() -> None:
 
 def test_hard_state_with_one_damaged_copy_is_noted() -> None:
     disk = build(b"a")
-    HardStateFile(disk, DIRECTORY).save(HardState(term=Term(4)))
+    HardStateFile(disk, DIRECTORY).save(StoredHardState(term=Term(4)))
     flip(disk, "hardstate", 12)
     inspection = verify(disk)
     assert inspection.is_whole
@@ -251,7 +251,7 @@ def test_hard_state_with_one_damaged_copy_is_noted() -> None:
 
 def test_hard_state_with_both_copies_damaged_is_damage() -> None:
     disk = build(b"a")
-    HardStateFile(disk, DIRECTORY).save(HardState(term=Term(4)))
+    HardStateFile(disk, DIRECTORY).save(StoredHardState(term=Term(4)))
     flip(disk, "hardstate", 12)
     flip(disk, "hardstate", 4096 + 12)
     inspection = verify(disk)
@@ -271,13 +271,13 @@ def test_snapshots_are_shown_and_damaged_ones_found() -> None:
     disk = build(b"a", b"b")
     store = SnapshotStore(disk, DIRECTORY)
     for index in (1, 2):
-        store.save(Snapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(index), state=b"state"))
+        store.save(StoredSnapshot(last_index=Index(index), last_term=Term(1), end_offset=Offset(index), state=b"state"))
     newer, older = sorted(store.names(), reverse=True)
     flip(disk, newer, 40)
     inspection = verify(disk)
     assert [(snapshot.name, snapshot.last_index) for snapshot in inspection.snapshots] == [(older, 1)]
     assert inspection.damage == (
-        Finding(
+        LogFinding(
             name=newer, first_position=0, end_position=len(content(disk, newer)), reason=inspection.damage[0].reason
         ),
     )
@@ -290,7 +290,7 @@ def test_other_files_are_noted() -> None:
     inspection = verify(disk)
     assert inspection.is_whole
     assert sorted(note.split(": ")[-1] for note in inspection.notes) == [
-        "bytes that an earlier repair set aside; not part of the log",
+        "bytes that an earlier repair moved aside; not part of the log",
         "not a file of Quiver",
         "removed, a leftover of an interrupted write",
     ]
@@ -307,9 +307,9 @@ def append_raw(disk: SimulatedDisk, *batches: Batch) -> None:
 @pytest.mark.parametrize(
     ("batch", "reason", "entries"),
     [
-        (data_batch([b"x"], index=5, offset=2), "entry 5 stands where entry 3 should be", (3, 5)),
-        (data_batch([b"x"], index=1, offset=2), "entry 1 stands where entry 3 should be", (3, 3)),
-        (data_batch([b"x"], index=3, offset=9), "entry 3 begins with offset 9 instead of 2", (3, 3)),
+        (data_batch([b"x"], index=5, offset=2), "found entry 5, expected entry 3", (3, 5)),
+        (data_batch([b"x"], index=1, offset=2), "found entry 1, expected entry 3", (3, 3)),
+        (data_batch([b"x"], index=3, offset=9), "entry 3 starts at offset 9, expected 2", (3, 3)),
     ],
 )
 def test_intact_batch_in_a_wrong_place_is_found(batch: Batch, reason: str, entries: tuple[int, int]) -> None:
@@ -324,7 +324,7 @@ def test_term_that_goes_back_is_found() -> None:
     disk = build(b"a", b"b", settings=ONE_SEGMENT)
     append_raw(disk, control_batch(b"", index=3, offset=2, term=3), control_batch(b"", index=4, offset=2, term=2))
     (finding,) = verify(disk).damage
-    assert finding.reason == "entry 4 is of term 2, the one before it of term 3"
+    assert finding.reason == "entry 4 has term 2, below the previous entry's term 3"
 
 
 def test_mark_that_vouches_for_what_follows_it_is_found() -> None:
@@ -332,12 +332,15 @@ def test_mark_that_vouches_for_what_follows_it_is_found() -> None:
     size = len(content(disk, FIRST))
     overwrite(disk, FIRST, encode_mark(size + 1), size)
     (finding,) = verify(disk).damage
-    assert (finding.first_position, finding.reason) == (size, f"a mark vouches for byte {size + 1}, behind itself")
+    assert (finding.first_position, finding.reason) == (
+        size,
+        f"a mark covers bytes up to {size + 1}, beyond its own position {size}",
+    )
 
 
 def test_frames_are_read_from_an_entry_on() -> None:
     disk = build(*(b"%050d" % n for n in range(20)))
-    frames = [frame for _, frame in read_frames(disk, DIRECTORY, first_index=7) if isinstance(frame, Frame)]
+    frames = [frame for _, frame in read_frames(disk, DIRECTORY, first_index=7) if isinstance(frame, SegmentFrame)]
     assert [frame.header.index for frame in frames if frame.header] == list(range(7, 21))
 
 
@@ -356,7 +359,7 @@ def test_frames_go_on_behind_damage() -> None:
     kinds = [
         type(frame).__name__ for _, frame in read_frames(disk, DIRECTORY) if isinstance(frame, BadRange) or frame.header
     ]
-    assert kinds == ["Frame", "BadRange", "Frame"]
+    assert kinds == ["SegmentFrame", "BadRange", "SegmentFrame"]
 
 
 def test_inspected_log_opens_and_goes_on() -> None:
@@ -373,7 +376,7 @@ def test_inspected_log_opens_and_goes_on() -> None:
 
 def test_checkpoint_is_known_and_a_damaged_one_is_no_damage() -> None:
     disk = build(b"a", b"b")
-    checkpoint = Snapshot(last_index=Index(2), last_term=Term(1), end_offset=Offset(2), state=b"s")
+    checkpoint = StoredSnapshot(last_index=Index(2), last_term=Term(1), end_offset=Offset(2), state=b"s")
     SnapshotStore(disk, DIRECTORY).save_checkpoint(checkpoint)
     assert not verify_directory(disk, DIRECTORY).notes
     flip(disk, "checkpoint", 20)

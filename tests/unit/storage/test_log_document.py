@@ -12,7 +12,7 @@ from log_world import DIRECTORY, FixedClock, control_batch, data_batch, open_log
 
 from quiver.config import LogSettings
 from quiver.model import Index, NodeId, Offset, Term
-from quiver.storage import HardState, HardStateFile, Snapshot, SnapshotStore
+from quiver.storage import HardStateFile, SnapshotStore, StoredHardState, StoredSnapshot
 from quiver.storage.frames import decode_footer, footer_bytes
 from quiver.storage.hardstate import _SLOT
 from quiver.testing import SimulatedDisk
@@ -36,9 +36,9 @@ async def example() -> SimulatedDisk:
         log.append([entry])
         await wait_durable(log, log.end_index)
     hard_state = HardStateFile(disk, DIRECTORY)
-    hard_state.save(HardState(term=Term(3), vote=NodeId(2), commit_index=Index(3), membership=b"members"))
+    hard_state.save(StoredHardState(term=Term(3), vote=NodeId(2), commit_index=Index(3), membership=b"members"))
     SnapshotStore(disk, DIRECTORY).save(
-        Snapshot(last_index=Index(2), last_term=Term(2), end_offset=Offset(1), state=b"state")
+        StoredSnapshot(last_index=Index(2), last_term=Term(2), end_offset=Offset(1), state=b"state")
     )
     await log.close()
     return disk

@@ -12,10 +12,9 @@ from quiver.model import Index, Offset, Term
 from quiver.record import Batch
 from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, encode_mark
 from quiver.storage.reader import ReadFilter, SegmentRange, read_batches
-from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, Frame, scan
+from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, SegmentFrame, scan, scan_entries
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.truncation import truncate_suffix
-from quiver.storage.verdict import scan_entries
 from quiver.testing import SimulatedDisk, SimulatedFile
 
 PATH = f"{DIRECTORY}/{segment_name(1)}"
@@ -65,9 +64,9 @@ def test_frames_are_the_same_whatever_the_chunks(described: list[tuple[str, int]
         index += 1
     disk, file = written(*frames)
     found = list(scan(file, 0, file.size(), chunk_bytes=chunk_bytes))
-    assert all(isinstance(frame, Frame) for frame in found)
+    assert all(isinstance(frame, SegmentFrame) for frame in found)
     content = disk.read_file(PATH)
-    assert [content[frame.position : frame.end] for frame in found if isinstance(frame, Frame)] == frames
+    assert [content[frame.position : frame.end] for frame in found if isinstance(frame, SegmentFrame)] == frames
 
 
 def test_a_scan_of_large_batches_reads_little_twice() -> None:
@@ -91,7 +90,7 @@ def test_a_file_shorter_than_it_should_be_ends_the_scan(missing: int) -> None:
     for chunk_bytes in (50, 100, 10_000):
         *intact, bad = scan(file, 0, len(content), chunk_bytes=chunk_bytes)
         assert isinstance(bad, BadFrame)
-        assert all(isinstance(frame, Frame) for frame in intact)
+        assert all(isinstance(frame, SegmentFrame) for frame in intact)
 
 
 def test_a_read_ends_with_the_last_segment() -> None:
@@ -128,7 +127,7 @@ def test_bad_marks_are_stepped_over_and_other_bad_frames_are_not(*, is_known: bo
     before = first if is_known else b""
     _, file = written(before, bad_mark, good_mark, bad_mark, second, bad_mark)
     found = list(scan_entries(file, 0, file.size()))
-    assert [frame.header.index for frame in found if isinstance(frame, Frame) and frame.header] == (
+    assert [frame.header.index for frame in found if isinstance(frame, SegmentFrame) and frame.header] == (
         [1, 2] if is_known else [2]
     )
     assert isinstance(found[-1], BadFrame), "nothing proves that the last one was a mark"

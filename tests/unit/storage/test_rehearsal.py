@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quiver.storage.disk import Disk
-from quiver.storage.rehearsal import ReadOnlyDisk, Rehearsal
+from quiver.storage.dry_run import DryRunDisk, ReadOnlyDisk
 from quiver.testing import SimulatedDisk
 
 Attempt = Callable[[Disk, str], object]
@@ -75,26 +75,26 @@ def test_read_only_disk_reads_what_may_not_be_written(folder: str) -> None:
 @pytest.mark.parametrize("attempt", [*ATTEMPTS, lambda disk, folder: disk.open(f"{folder}/file").write([b"x"], 0)])
 def test_rehearsal_refuses_what_recovery_never_does(attempt: Attempt) -> None:
     with pytest.raises(OSError, match="Read-only"):
-        attempt(Rehearsal(simulated()), "/d")
+        attempt(DryRunDisk(simulated()), "/d")
 
 
 def test_rehearsed_cut_is_seen_but_not_done() -> None:
     disk = simulated()
     before = disk.operation_count
-    rehearsal = Rehearsal(disk)
+    rehearsal = DryRunDisk(disk)
     file = rehearsal.open("/d/file")
     file.truncate(4)
     file.sync()
     assert (file.size(), file.read(10, 2), file.read(10, 6)) == (4, b"23", b"")
     file.close()
     assert rehearsal.open("/d/file").size() == 4
-    assert rehearsal.cut_to == {"/d/file": 4}
+    assert rehearsal.truncated_to == {"/d/file": 4}
     assert (disk.operation_count, disk.open("/d/file").size()) == (before, 10)
 
 
 def test_rehearsed_removal_is_seen_but_not_done() -> None:
     disk = simulated()
-    rehearsal = Rehearsal(disk)
+    rehearsal = DryRunDisk(disk)
     assert rehearsal.exists("/d/file")
     rehearsal.remove("/d/file")
     rehearsal.sync_directory("/d")

@@ -8,8 +8,7 @@ from itertools import pairwise
 from log_world import data_batch
 
 from quiver.storage.frames import encode_mark
-from quiver.storage.scan import CHUNK_BYTES, Frame
-from quiver.storage.walk import BadRange, walk
+from quiver.storage.scan import CHUNK_BYTES, BadRange, SegmentFrame, walk
 from quiver.testing import SimulatedDisk
 from quiver.testing.disk import SimulatedFile
 
@@ -24,12 +23,12 @@ def batch(index: int, value: bytes = b"value") -> bytes:
     return bytes(data_batch([value], index=index, offset=index).data)
 
 
-def walked(file: SimulatedFile, *, next_index: int = 1) -> list[Frame | BadRange]:
+def walked(file: SimulatedFile, *, next_index: int = 1) -> list[SegmentFrame | BadRange]:
     return list(walk(file, 0, file.size(), next_index=next_index))
 
 
-def entries(found: list[Frame | BadRange]) -> list[int]:
-    return [frame.header.index for frame in found if isinstance(frame, Frame) and frame.header]
+def entries(found: list[SegmentFrame | BadRange]) -> list[int]:
+    return [frame.header.index for frame in found if isinstance(frame, SegmentFrame) and frame.header]
 
 
 def test_walk_covers_every_byte_whatever_is_broken() -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from quiver.model import GroupId, Index, NodeId, Term
 from quiver.raft import Configuration
 from quiver.storage import Log
-from quiver.storage.scan import Frame, decode_frame
+from quiver.storage.scan import SegmentFrame, decode_frame
 from quiver.storage.segment import Segment
 from quiver.testing.disk import SimulatedDisk
 from quiver.testing.simulator.report import require
@@ -92,10 +92,10 @@ class PlatterReader:
             position += frame.end
         return False
 
-    def _read_frame(self, segment: Segment, position: int) -> Frame | None:
+    def _read_frame(self, segment: Segment, position: int) -> SegmentFrame | None:
         data = self._disk.read_platter(f"{self._log.directory}/{segment.name}", position, _LOOK_BYTES)
         frame = decode_frame(data, 0) if data else None
-        return frame if isinstance(frame, Frame) else None
+        return frame if isinstance(frame, SegmentFrame) else None
 
 
 def _holds(copy: Copy, index: Index, term: Term, *, on_platter: bool) -> bool:

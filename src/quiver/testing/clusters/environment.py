@@ -21,7 +21,7 @@ from quiver.metadata.database import Transaction
 from quiver.model import Buffer, NodeId
 from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
-from quiver.storage import Disk, Executor, Identity
+from quiver.storage import Disk, Executor, NodeIdentity
 from quiver.testing.network import SimulatedNetwork
 from quiver.testing.transport import SimulatedTransport
 from quiver.wire import Handler
@@ -59,7 +59,7 @@ class SimulatedEnvironment:
 
     @asynccontextmanager
     async def open_network(
-        self, identity: Identity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> AsyncIterator[NodeNetwork]:
         """Take the node's address."""
         self.medium.identities[identity.node] = identity.identity

@@ -11,7 +11,7 @@ import asyncio
 from quiver.clock import Rng
 from quiver.model import ConsumerId, GroupId, NodeId, ProducerId
 from quiver.raft import Configuration
-from quiver.storage.inspect import verify_directory
+from quiver.storage.inspection import verify_directory
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.groups.consumers import CursorConsumer, OffsetConsumer, make_consumer
 from quiver.testing.groups.history import ClientHistory

@@ -1,9 +1,8 @@
-"""Disks that change nothing: what lets an inspection run the same code as a restart.
+"""Disks that change nothing, so that an inspection can run the same code as a restart.
 
-`ReadOnlyDisk` opens the operating system's files for reading alone, so that a mistake above it cannot
-change a byte, and a log on a read-only mount or of another user can be inspected.
-`Rehearsal` stands in front of any disk, takes every cut, removal and sync as if it were carried out, and
-carries none of them out: run `recover` on it and it tells what a restart would do to the files.
+`ReadOnlyDisk` opens the operating system's files for reading only: a bug above it cannot change a byte, and a log on a
+read-only mount or of another user can be inspected. `DryRunDisk` wraps any disk and records truncations and removals
+without executing them: run `recover` on it to learn what a restart would do to the files.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from quiver.storage.disk import Disk, File, SystemDisk, SystemFile
 
 
 class ReadOnlyDisk(SystemDisk):
-    """The operating system's file system, for reading; whatever would change it raises `OSError` (EROFS)."""
+    """The operating system's file system, read-only; every change raises `OSError` (EROFS)."""
 
     def open(self, path: str, *, create: bool = False) -> SystemFile:
-        """Open a file for reading; the system itself refuses writes to it."""
+        """Open a file for reading; the operating system rejects writes to it."""
         if create:
             _refuse(path)
         return SystemFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -43,36 +42,36 @@ class ReadOnlyDisk(SystemDisk):
         _refuse(path)
 
     def sync_directory(self, path: str) -> None:
-        """Refuse: there is nothing that could have to be made durable."""
+        """Refuse: there is nothing to make durable."""
         _refuse(path)
 
 
-class Rehearsal:
-    """A `Disk` that notes the cuts and removals asked of it and shows files as if they had been made.
+class DryRunDisk:
+    """A `Disk` that records truncations and removals and shows files as if they had happened.
 
-    `cut_to` has the size to which a path was cut, `removed` the paths that were removed. Bytes cannot be
-    written, nor names made or moved: recovery never does that.
+    `truncated_to` maps a path to its size after truncation; `removed` holds the removed paths. Writing bytes and
+    creating or renaming files is refused: recovery never does that.
     """
 
     def __init__(self, disk: Disk) -> None:
-        self.cut_to: dict[str, int] = {}
+        self.truncated_to: dict[str, int] = {}
         self.removed: set[str] = set()
         self._disk = disk
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file, which must be there, for reading and for cuts that are only noted."""
+        """Open an existing file for reading, and for truncations that are only recorded."""
         if create:
             _refuse(path)
         if path in self.removed:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return _RehearsedFile(self, path, self._disk.open(path))
+        return _DryRunFile(self, path, self._disk.open(path))
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there and was not removed."""
+        """Return whether a file or directory exists and was not removed."""
         return path not in self.removed and self._disk.exists(path)
 
     def names(self, directory: str) -> list[str]:
-        """Return the names in a folder without those removed, sorted."""
+        """Return the names in a directory without the removed ones, sorted."""
         return [name for name in self._disk.names(directory) if f"{directory}/{name}" not in self.removed]
 
     def make_directory(self, path: str) -> None:
@@ -84,7 +83,7 @@ class Rehearsal:
         _refuse(source, target)
 
     def remove(self, path: str) -> None:
-        """Note that a file would be removed."""
+        """Record that a file would be removed."""
         self.removed.add(path)
 
     def remove_directory(self, path: str) -> None:
@@ -92,23 +91,23 @@ class Rehearsal:
         _refuse(path)
 
     def free_bytes(self, path: str) -> int:
-        """Return how much room there is."""
+        """Return the free space of the wrapped disk in bytes."""
         return self._disk.free_bytes(path)
 
     def sync_directory(self, path: str) -> None:
         """Do nothing: no name was changed."""
 
 
-class _RehearsedFile:
-    """A `File` that reads through and notes its cut."""
+class _DryRunFile:
+    """A `File` that reads from the wrapped file and records its truncation."""
 
-    def __init__(self, rehearsal: Rehearsal, path: str, file: File) -> None:
-        self._rehearsal = rehearsal
+    def __init__(self, dry_run: DryRunDisk, path: str, file: File) -> None:
+        self._dry_run = dry_run
         self._path = path
         self._file = file
 
     def size(self) -> int:
-        return self._rehearsal.cut_to.get(self._path, self._file.size())
+        return self._dry_run.truncated_to.get(self._path, self._file.size())
 
     def read(self, length: int, position: int) -> bytes:
         return self._file.read(max(0, min(length, self.size() - position)), position)
@@ -117,7 +116,7 @@ class _RehearsedFile:
         _refuse(self._path)
 
     def truncate(self, size: int) -> None:
-        self._rehearsal.cut_to[self._path] = size
+        self._dry_run.truncated_to[self._path] = size
 
     def sync(self) -> None:
         """Do nothing: no byte was changed."""
