@@ -1,7 +1,7 @@
 """The event loop of a node, background tasks of long-lived objects, and timeouts that behave alike on every Python.
 
-`TaskScope` is the one way in which an object that ends its own work owns tasks. `SharedOutcome` is a result that
-several tasks wait for.
+`TaskScope` owns the tasks of an object that ends its own work. `TaskSet` owns the tasks of an SDK object and reports a
+crash to it. `gather_first_error` runs coroutines side by side. `SharedOutcome` is a result that several tasks wait for.
 
 `asyncio.timeout` of Python 3.11.0 to 3.11.2 raises `CancelledError` instead of `TimeoutError` when it expires inside a
 task that is already being cancelled, which is where a node closes after a failure. Debian 12 ships 3.11.2. All modules
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
@@ -92,6 +92,52 @@ class TaskScope:
                 await self._close()
         finally:
             await self._group.__aexit__(*seen)
+
+
+async def gather_first_error(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results; if one fails, cancel the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+class TaskSet:
+    """The background tasks of one client object: all of them end with it.
+
+    It is not an `asyncio.TaskGroup` because a group wraps an error of the user's own block into an exception group and
+    cancels that block when a background task fails. Here `on_crash` gets the error of a failed task, and the owner
+    fails its callers with it.
+    """
+
+    def __init__(self, on_crash: Callable[[BaseException], object]) -> None:
+        self._on_crash = on_crash
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a coroutine until it ends or `close` is called."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel the tasks that still run and wait until they have ended; idempotent."""
+        while self._running:
+            running = list(self._running)
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_crash(error)
 
 
 class SharedOutcome(Generic[T]):

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everywhere in Spark
 from spark_queries import fill, reading, streaming
 
 import quiver
-from quiver.client.chunks import partition_of
+from quiver.client.batching import partition_of
 from quiver.testing import LocalCluster
 
 

@@ -16,7 +16,7 @@ from quiver.cli.options import (
     url_option,
 )
 from quiver.cli.output import Cell, format_time, print_json, print_table
-from quiver.client.lag import PartitionLag
+from quiver.client.cursors import PartitionLag
 from quiver.errors import NotFoundError
 
 _CONSUMER = click.argument("consumer")

@@ -18,7 +18,7 @@ import quiver
 from quiver.errors import QuiverError
 
 if TYPE_CHECKING:
-    from quiver.client.consumer import Where
+    from quiver.client.consumer import SeekTarget
 
 DEFAULT_URL = "http://127.0.0.1:8002"
 COMPLETION_TIMEOUT_S = 2.0
@@ -91,7 +91,7 @@ def _complete_topic(context: click.Context, _: click.Parameter, incomplete: str)
 class Start(msgspec.Struct, frozen=True):
     """A start position in every partition: an offset or word, or else a time."""
 
-    offset: Where | None = None
+    offset: SeekTarget | None = None
     timestamp: datetime | None = None
 
 

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quiver.client.delivery import Delivery, Outcome, fresh
-from quiver.client.sources import RECORD_BYTES, RecordHeaders, Rows, Source
+from quiver.client.batching import RECORD_BYTES, RecordHeaders, RecordRows, RecordSource
+from quiver.client.delivery import Delivery, Outcome, copy_error
 from quiver.clock import Clock
 from quiver.errors import OutOfRangeError, QuiverError
 from quiver.model import PartitionId
@@ -51,11 +51,11 @@ class Accumulator:
         self._room = threading.Condition(self._lock)
         self._room_callbacks: list[Callable[[], object]] = []
         self._refusal: QuiverError | None = None
-        self._open: list[Rows | None] = [None] * partition_count
-        self._closed: list[deque[Source]] = [deque() for _ in range(partition_count)]
+        self._open: list[RecordRows | None] = [None] * partition_count
+        self._closed: list[deque[RecordSource]] = [deque() for _ in range(partition_count)]
         self._unsettled: dict[Outcome, None] = {}
         self._turn = 0
-        self._sticky: Rows | None = None
+        self._sticky: RecordRows | None = None
         self._dirty: set[PartitionId] = set()
         self._is_announced = False
 
@@ -115,7 +115,7 @@ class Accumulator:
             return rows.outcome, index
 
     def put(
-        self, build: Callable[[PartitionId], Source], partition: PartitionId | None, size_bytes: int
+        self, build: Callable[[PartitionId], RecordSource], partition: PartitionId | None, size_bytes: int
     ) -> Outcome | None:
         """Take a whole batch that `build` makes for its partition; None without room."""
         with self._lock:
@@ -159,14 +159,14 @@ class Accumulator:
 
     # -- the sending loop ------------------------------------------------------------------------
 
-    def look(self) -> set[PartitionId]:
+    def drain_dirty(self) -> set[PartitionId]:
         """Return the partitions that got something to send since the last look; the next news is announced again."""
         with self._lock:
             dirty, self._dirty = self._dirty, set()
             self._is_announced = False
             return dirty
 
-    def take(self, partition: PartitionId, *, open_before_ms: int | None) -> Source | None:
+    def pop_batch(self, partition: PartitionId, *, open_before_ms: int | None) -> RecordSource | None:
         """Return the next batch: a closed one, or the open one if it was opened no later than `open_before_ms`."""
         with self._lock:
             if self._closed[partition]:
@@ -210,7 +210,7 @@ class Accumulator:
                 if is_for_all:
                     self._partition_ids += (PartitionId(partition),)
 
-    def refuse(self, error: QuiverError) -> list[Source]:
+    def refuse(self, error: QuiverError) -> list[RecordSource]:
         """Take nothing more, but raise `error`; return what was not taken yet."""
         with self._room:
             self._refusal = self._refusal or error
@@ -234,19 +234,19 @@ class Accumulator:
 
     def _check_open(self) -> None:
         if self._refusal is not None:
-            raise fresh(self._refusal)
+            raise copy_error(self._refusal)
 
     def _next_turn(self) -> PartitionId:
         self._turn = (self._turn + 1) % len(self._partition_ids)
         return self._partition_ids[self._turn]
 
-    def _begin(self, partition: PartitionId | None) -> Rows:
+    def _begin(self, partition: PartitionId | None) -> RecordRows:
         """Open a batch for a partition, or for the one whose turn it is."""
         self._check_open()
         partition_id = self._next_turn() if partition is None else partition
         rows = self._open[partition_id]
         if rows is None:
-            rows = Rows(partition_id, opened_ms=self._clock.monotonic_ms(), timestamp=self._clock.wall_ms())
+            rows = RecordRows(partition_id, opened_ms=self._clock.monotonic_ms(), timestamp=self._clock.wall_ms())
             self._open[partition_id] = rows
             self._unsettled[rows.outcome] = None
             self._mark(partition_id)
@@ -254,12 +254,12 @@ class Accumulator:
             self._sticky = rows
         return rows
 
-    def _close(self, rows: Rows) -> None:
+    def _close(self, rows: RecordRows) -> None:
         self._detach(rows)
         self._closed[rows.outcome.partition].append(rows)
         self._mark(rows.outcome.partition)
 
-    def _detach(self, rows: Rows) -> None:
+    def _detach(self, rows: RecordRows) -> None:
         self._open[rows.outcome.partition] = None
         if self._sticky is rows:
             self._sticky = None

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
-from quiver.client.consumer import AsyncConsumer, ConsumerCore, Where, require_arrow, to_where
+from quiver.client.consumer import AsyncConsumer, ConsumerCore, SeekTarget, parse_seek_target, require_arrow
+from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
 from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
 from quiver.client.holds import find_holds, place_hold, release_hold
-from quiver.client.lag import PartitionLag, find_lag, reset_cursors
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
-from quiver.client.ranges import At, NamedCursors, RangeReader, TopicOffsets, find_offsets
-from quiver.client.replicas import ReplicaReader
+from quiver.client.ranges import OffsetSpecs, RangeReader, ReplicaReader, TopicOffsets, find_offsets
 from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
 from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
@@ -286,7 +285,7 @@ class AsyncCluster:
         self,
         consumer_id: int,
         topic: str,
-        offset: Where | None = None,
+        offset: SeekTarget | None = None,
         *,
         timestamp: int | datetime | None = None,
         partitions: Iterable[int] = (),
@@ -300,7 +299,7 @@ class AsyncCluster:
             NotAllowedError: it is not registered for a partition that was named.
             OutOfRangeError: the offset is behind a partition's end; nothing was moved.
         """
-        where, is_timestamp = to_where(offset, timestamp)
+        where, is_timestamp = parse_seek_target(offset, timestamp)
         named = tuple(map(PartitionId, partitions))
         consumer = ConsumerId(consumer_id)
         await reset_cursors(self.router, consumer, topic, where, is_timestamp=is_timestamp, partitions=named)
@@ -399,7 +398,7 @@ class AsyncCluster:
     # -- ranges of offsets -----------------------------------------------------------------------
 
     async def offsets(
-        self, topic: str, at: At | Mapping[int, At] = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
+        self, topic: str, at: OffsetSpecs = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
     ) -> TopicOffsets:
         """Return the topic's id and, for every partition or those named, its first offset, its end, or that of a time.
 

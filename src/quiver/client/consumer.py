@@ -15,10 +15,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from quiver.client.cursors import Cursors
+from quiver.client.cursors import ConsumerCursors
 from quiver.client.options import TIME_MS_MAX, ConsumerOptions, to_ms
 from quiver.client.prefetch import PartitionReader, find_offset
-from quiver.client.tasks import Tasks, together
 from quiver.errors import (
     NotFoundError,
     OutcomeUnknownError,
@@ -31,6 +30,7 @@ from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.tasks import TaskSet, gather_first_error
 from quiver.wire.messages import CursorsFound
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Where = int | Literal["earliest", "latest"]
+SeekTarget = int | Literal["earliest", "latest"]
 Slice = tuple[PartitionReader, Batch, Offset, Offset]
 
 
@@ -50,7 +50,7 @@ class ConsumerCore:
     def __init__(
         self,
         topic: str,
-        cursors: Cursors,
+        cursors: ConsumerCursors,
         *,
         router: Router,
         options: ConsumerOptions,
@@ -62,8 +62,8 @@ class ConsumerCore:
         self.readers: dict[PartitionId, PartitionReader] = {}
         self._router = router
         self._digest_reporter = digest_reporter
-        self._tasks = Tasks(self._crashed)
-        self._news = asyncio.Event()
+        self._tasks = TaskSet(self._crashed)
+        self._changed = asyncio.Event()
         self._turn = 0
         self._failure: QuiverError | None = None
         self._committed_ms = router.clock.monotonic_ms()
@@ -82,7 +82,7 @@ class ConsumerCore:
         digest_reporter: DigestReporter | None = None,
     ) -> ConsumerCore:
         """Register a consumer, find its place in every partition and begin to read ahead."""
-        cursors = Cursors(router, topic)
+        cursors = ConsumerCursors(router, topic)
         if name or consumer_id is not None:
             await cursors.register(
                 name=name, consumer_id=consumer_id, partitions=partitions, start=options.start, deadline=deadline
@@ -112,8 +112,8 @@ class ConsumerCore:
             await self._commit_if_due()
             if (found := self.peek()) is not None:
                 return found
-            self._news.clear()
-            if self.peek() is None and not await self._wait_news(deadline):
+            self._changed.clear()
+            if self.peek() is None and not await self._wait_change(deadline):
                 return None
 
     def peek(self) -> tuple[PartitionReader, Batch] | None:
@@ -130,18 +130,18 @@ class ConsumerCore:
             if (batch := reader.peek()) is not None:
                 self._turn += step + 1
                 return reader, batch
-            if (error := reader.take_error()) is not None:
+            if (error := reader.pop_error()) is not None:
                 raise error
         return None
 
-    async def take(self, records_max: int, deadline: Deadline, *, is_to_end: bool) -> list[Slice]:
+    async def consume(self, records_max: int, deadline: Deadline, *, is_to_end: bool) -> list[Slice]:
         """Hand out records: as soon as there are any, or, `is_to_end`, all that there are at the time."""
-        taken: list[Slice] = []
+        slices: list[Slice] = []
         while records_max > 0:
             try:
-                found = await self.wait_batch(deadline) if not taken else await self._wait_more(deadline, is_to_end)
+                found = await self.wait_batch(deadline) if not slices else await self._wait_more(deadline, is_to_end)
             except QuiverError:
-                if taken:
+                if slices:
                     break  # what was handed out must not be lost; the error comes again
                 raise
             if found is None:
@@ -151,25 +151,25 @@ class ConsumerCore:
             end = Offset(min(batch.header.end_offset, first + records_max))
             reader.position = end
             records_max -= end - first
-            taken.append((reader, batch, first, end))
-        return taken
+            slices.append((reader, batch, first, end))
+        return slices
 
     async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionReader, Batch] | None:  # noqa: FBT001 - private
         while (found := self.peek()) is None:
             if not is_to_end or all(reader.is_caught_up for reader in self.readers.values()):
                 return None
-            self._news.clear()
-            if self.peek() is None and not await self._wait_news(deadline):
+            self._changed.clear()
+            if self.peek() is None and not await self._wait_change(deadline):
                 return None
         return found
 
-    async def _wait_news(self, deadline: Deadline) -> bool:
+    async def _wait_change(self, deadline: Deadline) -> bool:
         """Wait until something changed or a commit is due; False if time ran out."""
         remaining_ms = deadline.remaining_ms
         if not remaining_ms:
             return False
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), min(remaining_ms, self._commit_due_in_ms()) / 1000)
+            await asyncio.wait_for(self._changed.wait(), min(remaining_ms, self._commit_due_in_ms()) / 1000)
         return True
 
     # -- the place -------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class ConsumerCore:
             raise RequestError(message, code="no_consumer_name")
         self._committed_ms = self._router.clock.monotonic_ms()
         moved = [(reader, reader.position) for reader in self.readers.values() if reader.position != reader.committed]
-        await self._state_received()  # up to these positions, at least
+        await self._publish_digests()  # up to these positions, at least
         results = await asyncio.gather(
             *(self._commit_one(reader, position, deadline) for reader, position in moved), return_exceptions=True
         )
@@ -197,7 +197,7 @@ class ConsumerCore:
             if result is not None:
                 raise result
 
-    async def seek(self, partition: int, where: Where, *, is_timestamp: bool) -> None:
+    async def seek(self, partition: int, where: SeekTarget, *, is_timestamp: bool) -> None:
         """Go on elsewhere in a partition."""
         reader = self.reader(partition)
         if isinstance(where, int) and not is_timestamp:
@@ -225,18 +225,18 @@ class ConsumerCore:
             if is_committing and self.options.auto_commit_ms is not None and self._failure is None:
                 await self.commit(self._router.deadline())
             with nullcontext() if is_committing else suppress(QuiverError):  # whoever fails hears of that alone
-                await self._close_receipts()
+                await self._close_digest_reporter()
         finally:
             self._failure = self._failure or RequestError("the consumer is closed", code="closed")
             await self._tasks.close()
-            self._news.set()
+            self._changed.set()
 
     # -- within ----------------------------------------------------------------------------------
 
     async def _add(
         self, partitions: Sequence[PartitionId], start: Literal["earliest", "latest"], *, deadline: Deadline
     ) -> None:
-        starts = await together(
+        starts = await gather_first_error(
             self.cursors.find_start(partition, start, deadline=deadline) for partition in partitions
         )
         for partition, (position, is_cursor) in zip(partitions, starts, strict=True):
@@ -247,7 +247,7 @@ class ConsumerCore:
                 router=self._router,
                 options=self.options,
                 tasks=self._tasks,
-                on_news=self._news.set,
+                on_change=self._changed.set,
                 digest_reporter=self._digest_reporter,
             )
             reader.committed = position if is_cursor else None
@@ -270,18 +270,18 @@ class ConsumerCore:
     async def _find_bounds(self, deadline: Deadline) -> dict[PartitionReader, CursorsFound]:
         readers = list(self.readers.values())
         finding = (self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
-        return dict(zip(readers, await together(finding), strict=True))
+        return dict(zip(readers, await gather_first_error(finding), strict=True))
 
-    async def _state_received(self) -> None:
+    async def _publish_digests(self) -> None:
         """Let it be known what was handed out, if that is wished; before a cursor moves past it."""
         if self._digest_reporter is None or self._failure is not None:
             return
         for reader in self.readers.values():
-            reader.note_handed_out()
+            reader.digest_delivered()
         await self._digest_reporter.flush()
 
-    async def _close_receipts(self) -> None:
-        await self._state_received()
+    async def _close_digest_reporter(self) -> None:
+        await self._publish_digests()
         if self._digest_reporter is not None:
             await self._digest_reporter.close()
 
@@ -308,7 +308,7 @@ class ConsumerCore:
         failure = UnavailableError(f"the consumer failed: {error!r}", code="consumer_failed")
         failure.__cause__ = error
         self._failure = failure
-        self._news.set()
+        self._changed.set()
 
 
 def iterate(reader: PartitionReader, batch: Batch) -> Iterator[Record]:
@@ -347,7 +347,7 @@ def require_arrow() -> None:
         raise RequestError(message, code="arrow_not_installed") from error
 
 
-def to_where(offset: Where | None, timestamp: int | datetime | None) -> tuple[Where, bool]:
+def parse_seek_target(offset: SeekTarget | None, timestamp: int | datetime | None) -> tuple[SeekTarget, bool]:
     """Return where a seek goes, and whether that is a timestamp in milliseconds."""
     if (offset is None) == (timestamp is None):
         raise OutOfRangeError("seek takes an offset or a timestamp, one of them")
@@ -404,8 +404,8 @@ class AsyncConsumer:
 
     async def wait_batch(self) -> tuple[PartitionReader, Batch] | None:
         """Wait for a batch to iterate over; None if none came for `idle_timeout`. For the SDK alone."""
-        patience_ms = TIME_MS_MAX if self._idle_timeout_ms is None else self._idle_timeout_ms
-        while (found := await self.core.wait_batch(Deadline(self._router.clock, patience_ms))) is None:
+        timeout_ms = TIME_MS_MAX if self._idle_timeout_ms is None else self._idle_timeout_ms
+        while (found := await self.core.wait_batch(Deadline(self._router.clock, timeout_ms))) is None:
             if self._idle_timeout_ms is not None:
                 return None
         return found
@@ -413,7 +413,7 @@ class AsyncConsumer:
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:  # noqa: ASYNC109 - of the wait for records, not of the call
         """Return the records that are there, at most `max_records`; wait at most `timeout` seconds for the first."""
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
-        return records_of(await self.core.take(max_records, deadline, is_to_end=False))
+        return records_of(await self.core.consume(max_records, deadline, is_to_end=False))
 
     async def fetch_arrow(
         self,
@@ -429,7 +429,7 @@ class AsyncConsumer:
         """
         require_arrow()
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
-        slices = await self.core.take(max_records, deadline, is_to_end=True)
+        slices = await self.core.consume(max_records, deadline, is_to_end=True)
         return table_of(self.topic, slices, is_with_headers=with_headers)
 
     async def commit(self) -> None:
@@ -437,10 +437,10 @@ class AsyncConsumer:
         await self.core.commit(self._router.deadline())
 
     async def seek(
-        self, partition: int, offset: Where | None = None, *, timestamp: int | datetime | None = None
+        self, partition: int, offset: SeekTarget | None = None, *, timestamp: int | datetime | None = None
     ) -> None:
         """Go on in a partition at an offset, "earliest", "latest", or the first record not older than a timestamp."""
-        where, is_timestamp = to_where(offset, timestamp)
+        where, is_timestamp = parse_seek_target(offset, timestamp)
         await self.core.seek(partition, where, is_timestamp=is_timestamp)
 
     def position(self, partition: int) -> Offset:

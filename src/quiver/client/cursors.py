@@ -6,13 +6,18 @@ cursors live in the partitions' logs. One without a name leaves nothing behind: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from quiver.errors import RequestError
+import msgspec
+
+from quiver.client.prefetch import find_offset
+from quiver.errors import NotAllowedError, NotFoundError, OutOfRangeError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.tasks import gather_first_error
 from quiver.wire.messages import (
     CursorsFound,
     GetCursors,
@@ -23,7 +28,7 @@ from quiver.wire.messages import (
 )
 
 
-class Cursors:
+class ConsumerCursors:
     """Where one consumer of one topic is, by the cluster's account."""
 
     def __init__(self, router: Router, topic: str, consumer_id: ConsumerId | None = None) -> None:
@@ -99,3 +104,111 @@ class Cursors:
             )
 
         await self._router.ask_leader(self._topic, partition_id, build, deadline=deadline)
+
+
+class NamedCursors:
+    """The cursors of named consumers that read elsewhere; each is registered when it is first moved."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._known: dict[tuple[str, str], ConsumerCursors] = {}
+
+    async def move(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """Set a consumer's cursors, by partition."""
+        deadline = self._router.deadline()
+        cursors = self._known.get((topic, name))
+        if cursors is None:
+            cursors = ConsumerCursors(self._router, topic)
+            await cursors.register(name=name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
+            self._known[topic, name] = cursors
+        try:
+            await asyncio.gather(
+                *(cursors.move(PartitionId(part), Offset(at), deadline=deadline) for part, at in offsets.items())
+            )
+        except RequestError:
+            self._known.pop((topic, name), None)  # it may have been forgotten, or its topic made anew
+            raise
+
+
+class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a consumer is in a partition."""
+
+    consumer_id: ConsumerId
+    topic: str
+    partition: PartitionId
+    cursor: Offset
+    first_offset: Offset
+    end_offset: Offset
+    lag: int
+    """Records that it has not consumed yet."""
+
+
+async def find_lag(router: Router, consumer_id: ConsumerId, topics: Iterable[str]) -> list[PartitionLag]:
+    """Return how far a consumer is in every partition that it is registered for, by topic and partition."""
+    places = [(topic, partition) for topic in topics for partition in await _partitions_of(router, topic)]
+    found = await gather_first_error(_find_one(router, consumer_id, *place) for place in places)
+    return [lag for lag in found if lag is not None]
+
+
+async def reset_cursors(
+    router: Router,
+    consumer_id: ConsumerId,
+    topic: str,
+    where: int | str,
+    *,
+    is_timestamp: bool,
+    partitions: Sequence[PartitionId],
+) -> None:
+    """Set a consumer's cursors in some partitions of a topic, or in all that it is registered for.
+
+    Raises:
+        NotAllowedError: it is not registered for a partition that was named.
+        OutOfRangeError: an offset is behind a partition's end; nothing was moved.
+    """
+    known = await _partitions_of(router, topic)
+    if unknown := set(partitions) - set(known):
+        raise NotFoundError(f"{topic!r} has no partition {min(unknown)}", code="unknown_partition")
+    lags = await gather_first_error(_find_one(router, consumer_id, topic, at) for at in partitions or known)
+    for partition, lag in zip(partitions or known, lags, strict=True):
+        if lag is None and partitions:
+            message = f"consumer {consumer_id} is not registered for partition {partition} of {topic!r}"
+            raise NotAllowedError(message, code="not_registered")
+    targets = [
+        (lag.partition, await _target(router, lag, where, is_timestamp=is_timestamp)) for lag in lags if lag is not None
+    ]
+    cursors = ConsumerCursors(router, topic, consumer_id)
+    await gather_first_error(cursors.move(partition, to, deadline=router.deadline()) for partition, to in targets)
+
+
+async def _partitions_of(router: Router, topic: str) -> list[PartitionId]:
+    info = await router.find_topic(topic, deadline=router.deadline(), age_ms_max=0)
+    return [partition.partition_id for partition in info.partitions]
+
+
+async def _find_one(
+    router: Router, consumer_id: ConsumerId, topic: str, partition_id: PartitionId
+) -> PartitionLag | None:
+    """Return how far a consumer is in a partition; None if it is not registered for it."""
+    try:
+        found = await ConsumerCursors(router, topic, consumer_id).find(partition_id, deadline=router.deadline())
+    except NotAllowedError:
+        return None
+    (cursor,) = found.cursors
+    return PartitionLag(
+        consumer_id=consumer_id,
+        topic=topic,
+        partition=partition_id,
+        cursor=cursor,
+        first_offset=found.first_offset,
+        end_offset=found.end_offset,
+        lag=max(0, found.end_offset - max(cursor, found.first_offset)),
+    )
+
+
+async def _target(router: Router, lag: PartitionLag, where: int | str, *, is_timestamp: bool) -> Offset:
+    if isinstance(where, str) or is_timestamp:
+        return await find_offset(router, lag.topic, lag.partition, where)
+    if not 0 <= where <= lag.end_offset:
+        message = f"not done: partition {lag.partition} of {lag.topic!r} ends at {lag.end_offset}, before {where}"
+        raise OutOfRangeError(message)
+    return Offset(where)

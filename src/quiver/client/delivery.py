@@ -86,7 +86,7 @@ class Outcome:
 
     def _result(self) -> Offset:
         if self.error is not None:
-            raise fresh(self.error)
+            raise copy_error(self.error)
         return self.base_offset
 
     def _settle(self, base_offset: Offset, error: QuiverError | None) -> None:
@@ -203,7 +203,7 @@ def _span(outcome: Outcome, base_offset: Offset, index: int, count: int) -> Span
     return Span(outcome.partition, Offset(base_offset + index), count)
 
 
-def fresh(error: QuiverError) -> QuiverError:
+def copy_error(error: QuiverError) -> QuiverError:
     """Return the error as one that may be raised by each who waits, without sharing a traceback."""
     copy = error.__class__.__new__(error.__class__)
     copy.args = error.args

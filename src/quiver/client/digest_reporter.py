@@ -71,17 +71,17 @@ class DigestReporter:
         self._name, self._topic, self._topic_id = name, topic, topic_id
         self._waiting: dict[PartitionId, list[tuple[int, Digest]]] = {}
 
-    def take(self, partition: PartitionId, batch: Batch, first_offset: Offset, end_offset: Offset) -> None:
+    def add_received(self, partition: PartitionId, batch: Batch, first_offset: Offset, end_offset: Offset) -> None:
         """Take note of the records of a batch from one offset up to another."""
-        self._take(partition, to_arrow(batch, first_offset, end_offset), first_offset, end_offset)
+        self._add(partition, to_arrow(batch, first_offset, end_offset), first_offset, end_offset)
 
-    def take_sent(self, partition: PartitionId, data: bytes, base_offset: Offset) -> None:
+    def add_sent(self, partition: PartitionId, data: bytes, base_offset: Offset) -> None:
         """Take note of a whole batch as it was sent, and of where it was put."""
         records = to_arrow(Batch.decode(data, verify=False))
         end_offset = Offset(base_offset + len(records))
         columns = [pa.array(range(base_offset, end_offset), pa.int64()), *records.columns[1:]]
         placed = pa.RecordBatch.from_arrays(columns, schema=records.schema)
-        self._take(partition, placed, base_offset, end_offset)
+        self._add(partition, placed, base_offset, end_offset)
 
     async def flush(self) -> None:
         """State everything that was taken note of, durably.
@@ -89,19 +89,19 @@ class DigestReporter:
         Raises:
             QuiverError: it is not known to be stated.
         """
-        self._state()
+        self._publish()
         await self._core.drain()
-        if (error := self._core.take_error()) is not None:
+        if (error := self._core.pop_error()) is not None:
             raise error
 
     async def close(self) -> None:
         """Flush, then end; idempotent. Raises as `flush`."""
-        self._state()
+        self._publish()
         await self._core.close()
-        if (error := self._core.take_error()) is not None:
+        if (error := self._core.pop_error()) is not None:
             raise error
 
-    def _take(self, partition: PartitionId, records: pa.RecordBatch, first_offset: int, end_offset: int) -> None:
+    def _add(self, partition: PartitionId, records: pa.RecordBatch, first_offset: int, end_offset: int) -> None:
         waiting = self._waiting.setdefault(partition, [])
         for first, digest in digest_ranges(records, block_edges(first_offset, end_offset, RUN_RECORDS)).items():
             if waiting and waiting[-1][0] + waiting[-1][1].count == first and first % RUN_RECORDS:
@@ -109,9 +109,9 @@ class DigestReporter:
             else:
                 waiting.append((first, digest))
         if sum(map(len, self._waiting.values())) >= RUNS_MAX:
-            self._state()
+            self._publish()
 
-    def _state(self) -> None:
+    def _publish(self) -> None:
         """Send what waits; without room for it, it waits on."""
         for partition, waiting in list(self._waiting.items()):
             runs = tuple(Run(first, first + digest.count, digest.text) for first, digest in waiting)

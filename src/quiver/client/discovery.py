@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quiver.addresses import format_address, parse_address
-from quiver.client.tasks import Tasks
 from quiver.errors import QuiverError, RequestError, UnavailableError
 from quiver.routing.transport import Transport
-from quiver.tasks import timeout
+from quiver.tasks import TaskSet, timeout
 from quiver.wire.messages import GetMetadata
 
 WIRE_PORT: Final = 9002
@@ -90,7 +89,7 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
         except QuiverError as error:
             answers.put_nowait(error)
 
-    tasks = Tasks(lambda error: answers.put_nowait(UnavailableError(repr(error))))
+    tasks = TaskSet(lambda error: answers.put_nowait(UnavailableError(repr(error))))
     try:
         waiting = [tasks.start(ask(seed), f"locate-{seed.host}") for seed in seeds]
         errors: list[str] = []

@@ -1,21 +1,20 @@
 """Batches between the accumulator and their outcome, in the order of their sequence numbers.
 
-An `InflightBatch` keeps the very bytes that were sent, so that every further try sends the same. `Parcels` is one
-partition's window of them: it owns the sequence numbers, and the rules by which parcels get others. It neither waits
-nor sends.
+An `InflightBatch` keeps the bytes that were sent, so that every retry sends the same bytes. `InflightWindow` holds the
+batches of one partition. It owns the sequence numbers and the rules for changing them. It neither waits nor sends.
 
-Invariants: parcels lie in the order of acceptance; sealed ones come first and their sequences are contiguous up to
-`next_sequence`; a parcel that was perhaps done keeps its sequence until a new epoch has told what became of it. The
-first one is never committed for all we know, and those behind it that are stay in the window: so nothing is sent that
-is further ahead of it than a partition remembers, and it can be sent again at any time.
+Invariants: batches are in the order of acceptance. Sealed batches come first, and their sequences are contiguous up to
+`next_sequence`. A batch that is perhaps committed keeps its sequence until a new epoch has shown what became of it. The
+first batch of the window is never known to be committed, and committed batches after it stay in the window. So the
+sender never gets further ahead of the first batch than a partition remembers, and can retry it at any time.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from quiver.client.batching import RecordSource
 from quiver.client.delivery import Outcome
-from quiver.client.sources import Source
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import ProducerId
 from quiver.record import Compression, reseal_batch
@@ -23,7 +22,7 @@ from quiver.routing.retry import Deadline
 
 
 class InflightBatch:
-    """One batch on its way."""
+    """A batch that is sent or about to be sent, until its outcome is known."""
 
     __slots__ = (
         "count",
@@ -33,7 +32,7 @@ class InflightBatch:
         "error",
         "gaps",
         "is_committed",
-        "is_flying",
+        "is_in_flight",
         "is_perhaps_done",
         "outcome",
         "sequence",
@@ -41,8 +40,8 @@ class InflightBatch:
         "source",
     )
 
-    def __init__(self, source: Source, deadline: Deadline) -> None:
-        self.source: Source | None = source
+    def __init__(self, source: RecordSource, deadline: Deadline) -> None:
+        self.source: RecordSource | None = source
         self.outcome: Outcome = source.outcome
         self.count = len(source)
         self.size_bytes = source.size_bytes
@@ -50,17 +49,17 @@ class InflightBatch:
         self.data = b""
         self.epoch = -1
         self.sequence = -1
-        self.is_flying = False
+        self.is_in_flight = False
         self.is_committed = False
         self.is_perhaps_done = False
         self.error: QuiverError | None = None
-        """Of the last try, until it is dealt with."""
+        """The error of the last attempt, until the sender has handled it."""
         self.gaps = 0
-        """How often it was out of sequence although nothing before it was missing."""
+        """How often the partition reported it out of sequence although no earlier batch was missing."""
 
     @property
     def is_sealed(self) -> bool:
-        """Whether its sequence is given."""
+        """Whether it has a sequence."""
         return self.sequence >= 0
 
     @property
@@ -68,19 +67,19 @@ class InflightBatch:
         """The first sequence after it."""
         return self.sequence + self.count
 
-    def verdict(self, error: QuiverError) -> QuiverError:
-        """Return what its sender is told when it is given up because of `error`."""
+    def final_error(self, error: QuiverError) -> QuiverError:
+        """Return the error that its delivery fails with when the batch is abandoned because of `error`."""
         if self.is_perhaps_done == (error.outcome == "unknown"):
             return error
         if not self.is_perhaps_done:
             return UnavailableError(f"not done: {error}", code=error.code)
-        unknown = OutcomeUnknownError(f"perhaps done; given up because of: {error}", code=error.code)
+        unknown = OutcomeUnknownError(f"perhaps done: the batch may be committed; last error: {error}", code=error.code)
         unknown.__cause__ = error
         return unknown
 
 
-class Parcels:
-    """One partition's unanswered parcels."""
+class InflightWindow:
+    """The batches of one partition that have no known outcome yet."""
 
     def __init__(self, compression: Compression) -> None:
         self.waiting: deque[InflightBatch] = deque()
@@ -93,76 +92,76 @@ class Parcels:
 
     @property
     def is_any_perhaps_done(self) -> bool:
-        """Whether what was sent may be in the partition, or still turn up there."""
-        return any(parcel.is_perhaps_done or parcel.is_committed for parcel in self.waiting)
+        """Whether any batch that was sent may be in the partition, or may still arrive there."""
+        return any(batch.is_perhaps_done or batch.is_committed for batch in self.waiting)
 
     @property
     def open(self) -> list[InflightBatch]:
-        """Those that are not known to be committed, in order."""
-        return [parcel for parcel in self.waiting if not parcel.is_committed]
+        """The batches that are not known to be committed, in order."""
+        return [batch for batch in self.waiting if not batch.is_committed]
 
-    def seal(self, parcel: InflightBatch, producer_id: ProducerId, epoch: int) -> None:
-        """Give a parcel its sequence and its bytes; raises `RequestError` if its records cannot be a batch."""
-        if parcel.source is not None:
-            parcel.data = parcel.source.build(
+    def seal(self, batch: InflightBatch, producer_id: ProducerId, epoch: int) -> None:
+        """Assign a batch its sequence and build its bytes; raise `RequestError` if its records do not fit a batch."""
+        if batch.source is not None:
+            batch.data = batch.source.build(
                 compression=self._compression, producer_id=producer_id, epoch=epoch, sequence=self.next_sequence
             )
-            parcel.source = None
-            parcel.sequence, parcel.epoch = self.next_sequence, epoch
-            self.next_sequence = parcel.end_sequence
-        elif parcel.epoch != epoch:
-            parcel.data = reseal_batch(parcel.data, producer_epoch=epoch, base_sequence=parcel.sequence)
-            parcel.epoch = epoch
+            batch.source = None
+            batch.sequence, batch.epoch = self.next_sequence, epoch
+            self.next_sequence = batch.end_sequence
+        elif batch.epoch != epoch:
+            batch.data = reseal_batch(batch.data, producer_epoch=epoch, base_sequence=batch.sequence)
+            batch.epoch = epoch
 
-    def acknowledge(self, parcel: InflightBatch) -> None:
-        """Take note that a parcel is committed."""
-        parcel.is_committed = True
-        parcel.data = b""
-        self._acknowledged_end = max(self._acknowledged_end, parcel.end_sequence)
+    def acknowledge(self, batch: InflightBatch) -> None:
+        """Mark a batch as committed."""
+        batch.is_committed = True
+        batch.data = b""
+        self._acknowledged_end = max(self._acknowledged_end, batch.end_sequence)
         self._move_window()
 
-    def drop(self, parcel: InflightBatch) -> None:
-        """Take out a parcel that is given up; what follows it needs `align` unless it was not sealed yet."""
-        self.waiting.remove(parcel)
+    def drop(self, batch: InflightBatch) -> None:
+        """Remove an abandoned batch; if it was sealed, the later batches need `align` or `close_gap`."""
+        self.waiting.remove(batch)
         self._move_window()
 
     def align(self, next_sequence: int) -> list[InflightBatch]:
-        """Go on from the sequence that the partition expects, under an epoch that fences off all earlier sends.
+        """Continue at the sequence that the partition expects, under an epoch that fences all earlier sends.
 
-        Returns the parcels of which it can no longer be told whether they are in the partition: give them up.
+        Returns the batches whose outcome the partition can no longer report: fail them as unknown.
         """
-        sealed = [parcel for parcel in self.open if parcel.is_sealed]
+        sealed = [batch for batch in self.open if batch.is_sealed]
         is_forgotten = next_sequence < self._acknowledged_end
-        lost = [parcel for parcel in sealed if parcel.is_perhaps_done] if is_forgotten else []
-        for parcel in lost:
-            self.drop(parcel)
-            sealed.remove(parcel)
+        lost = [batch for batch in sealed if batch.is_perhaps_done] if is_forgotten else []
+        for batch in lost:
+            self.drop(batch)
+            sealed.remove(batch)
         if sealed and next_sequence >= sealed[0].sequence:
-            # The first ones are there already: sent again as they are, they are answered with their offsets.
-            self.next_sequence = max(parcel.end_sequence for parcel in self.waiting if parcel.is_sealed)
+            # The partition has the first ones already: it answers a resend of the same bytes with their offsets.
+            self.next_sequence = max(batch.end_sequence for batch in self.waiting if batch.is_sealed)
             return lost
-        for parcel in sealed:
-            self._move(parcel, next_sequence)
-            next_sequence = parcel.end_sequence
+        for batch in sealed:
+            self._move(batch, next_sequence)
+            next_sequence = batch.end_sequence
         self.next_sequence = next_sequence
         if is_forgotten:
             self._acknowledged_end = 0
         return lost
 
     def close_gap(self, dropped: InflightBatch) -> None:
-        """Let the later parcels move up after one that surely was not done, nor any after it."""
+        """Renumber the later batches after one that was certainly not committed, and none after it either."""
         next_sequence = dropped.sequence
-        for parcel in self.waiting:
-            if parcel.is_sealed:
-                self._move(parcel, next_sequence)
-                next_sequence = parcel.end_sequence
+        for batch in self.waiting:
+            if batch.is_sealed:
+                self._move(batch, next_sequence)
+                next_sequence = batch.end_sequence
         self.next_sequence = next_sequence
 
     def _move_window(self) -> None:
         while self.waiting and self.waiting[0].is_committed:
             self.waiting.popleft()
 
-    def _move(self, parcel: InflightBatch, sequence: int) -> None:
-        if parcel.sequence != sequence:
-            parcel.data = reseal_batch(parcel.data, producer_epoch=parcel.epoch, base_sequence=sequence)
-            parcel.sequence = sequence
+    def _move(self, batch: InflightBatch, sequence: int) -> None:
+        if batch.sequence != sequence:
+            batch.data = reseal_batch(batch.data, producer_epoch=batch.epoch, base_sequence=sequence)
+            batch.sequence = sequence

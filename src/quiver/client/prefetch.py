@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from quiver.client.options import ConsumerOptions
-from quiver.client.tasks import Tasks
 from quiver.errors import DamageError, QuiverError, TrimmedError
 from quiver.model import Offset, PartitionId
 from quiver.record import Batch, decode_batches
 from quiver.routing.router import Router
+from quiver.tasks import TaskSet
 from quiver.wire.messages import Fetch, Fetched, FindOffset, TopicInfo
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class PartitionReader:
         *,
         router: Router,
         options: ConsumerOptions,
-        tasks: Tasks,
-        on_news: Callable[[], object],
+        tasks: TaskSet,
+        on_change: Callable[[], object],
         digest_reporter: DigestReporter | None = None,
     ) -> None:
-        """Take where to begin; `on_news` is called when there is something to take, or an error to raise."""
+        """Take where to begin; `on_change` is called when there is something to take, or an error to raise."""
         self.topic, self.partition_id = topic, partition_id
         self.position = position
         self.committed: Offset | None = None
@@ -55,8 +55,8 @@ class PartitionReader:
         """How often the position was set from outside."""
         self.skipped_count = 0
         """Records that retention removed before they were read, and that were passed over as was wished."""
-        self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_news
-        self._digest_reporter, self._noted = digest_reporter, position
+        self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_change
+        self._digest_reporter, self._digested_end = digest_reporter, position
         """Who takes note of what is handed out, and the first offset of which that was not done."""
         self._batches: deque[Batch] = deque()
         self._buffered_bytes = 0
@@ -76,19 +76,19 @@ class PartitionReader:
         """Return the batch that holds the record at the position, if it is in memory."""
         batches = self._batches
         while batches and batches[0].header.end_offset <= self.position:
-            self._note(batches[0])
+            self._add_to_digest(batches[0])
             self._buffered_bytes -= len(batches.popleft().data)
             self._has_room.set()
         return batches[0] if batches else None
 
-    def note_handed_out(self) -> None:
+    def digest_delivered(self) -> None:
         """Take note of everything that was handed out until now, if somebody wants that."""
         for batch in self._batches if self._digest_reporter is not None else ():
             if batch.header.base_offset >= self.position:
                 break
-            self._note(batch)
+            self._add_to_digest(batch)
 
-    def take_error(self) -> QuiverError | None:
+    def pop_error(self) -> QuiverError | None:
         """Return why fetching stopped, if it did; it then goes on."""
         error, self._error = self._error, None
         if error is not None:
@@ -107,9 +107,9 @@ class PartitionReader:
     def seek(self, offset: Offset) -> None:
         """Go on from another offset."""
         self.stop()
-        self.note_handed_out()
+        self.digest_delivered()
         self.generation += 1
-        self.position = self._fetch_offset = self._noted = offset
+        self.position = self._fetch_offset = self._digested_end = offset
         self.end_offset = self._error = None
         self._batches.clear()
         self._buffered_bytes = 0
@@ -179,17 +179,17 @@ class PartitionReader:
             self._fail(failure)
             return
         self.skipped_count += max(0, first_offset - self.position)
-        self.position = self._fetch_offset = self._noted = max(first_offset, self.position)
+        self.position = self._fetch_offset = self._digested_end = max(first_offset, self.position)
 
-    def _note(self, batch: Batch) -> None:
+    def _add_to_digest(self, batch: Batch) -> None:
         """Take note of what was handed out of one batch."""
         if self._digest_reporter is None:
             return
-        first = Offset(max(self._noted, batch.header.base_offset))
+        first = Offset(max(self._digested_end, batch.header.base_offset))
         end = Offset(min(self.position, batch.header.end_offset))
         if first < end:
-            self._digest_reporter.take(self.partition_id, batch, first, end)
-            self._noted = end
+            self._digest_reporter.add_received(self.partition_id, batch, first, end)
+            self._digested_end = end
 
     def _fail(self, error: QuiverError) -> None:
         self._error = error

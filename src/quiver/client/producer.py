@@ -14,18 +14,29 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from quiver.client.accumulator import Accumulator
-from quiver.client.chunks import arrow_columns, cut_columns, cut_values, is_arrow, partition_of, split_by_key, to_bytes
-from quiver.client.delivery import Deliveries, Delivery, Outcome, fresh
-from quiver.client.identity import Identity
+from quiver.client.batching import (
+    RECORD_BYTES,
+    RecordColumns,
+    RecordHeaders,
+    RecordSource,
+    StoredBatch,
+    arrow_columns,
+    cut_columns,
+    cut_values,
+    is_arrow,
+    partition_of,
+    split_by_key,
+    to_bytes,
+)
+from quiver.client.delivery import Deliveries, Delivery, Outcome, copy_error
 from quiver.client.options import ProducerOptions
-from quiver.client.sender import PartitionSender
-from quiver.client.sources import RECORD_BYTES, Columns, RecordHeaders, Source, Stored
-from quiver.client.tasks import Tasks
+from quiver.client.sender import PartitionSender, ProducerIdentity
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId, ProducerId
 from quiver.record import Batch, Value
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.tasks import TaskSet
 from quiver.wire.messages import TopicInfo
 
 if TYPE_CHECKING:
@@ -44,7 +55,7 @@ class ProducerCore:
         partitions: tuple[PartitionId, ...],
         *,
         router: Router,
-        identity: Identity,
+        identity: ProducerIdentity,
         options: ProducerOptions,
     ) -> None:
         self.topic = topic
@@ -55,7 +66,7 @@ class ProducerCore:
         self.options = options
         self._router = router
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(self._crashed)
+        self._tasks = TaskSet(self._crashed)
         self._senders: dict[PartitionId, PartitionSender] = {}
         self.accumulator = Accumulator(
             partitions or tuple(PartitionId(number) for number in range(len(topic.partitions))),
@@ -79,7 +90,7 @@ class ProducerCore:
         deadline: Deadline,
     ) -> ProducerCore:
         """Register a producer and return it."""
-        identity = Identity(router, topic=topic, partitions=partitions, name=name)
+        identity = ProducerIdentity(router, topic=topic, partitions=partitions, name=name)
         await identity.register(deadline=deadline)
         # As it is now: the name may be that of another topic than when it was last heard of.
         info = await router.find_topic(topic, deadline=deadline, age_ms_max=0)
@@ -164,9 +175,9 @@ class ProducerCore:
     def _put_columns(self, columns: Any, target: PartitionId | None, size_bytes: int) -> Put:
         clock = self._router.clock
 
-        def build(partition_id: PartitionId) -> Source:
+        def build(partition_id: PartitionId) -> RecordSource:
             now_ms, timestamp = clock.monotonic_ms(), clock.wall_ms()
-            return Columns(partition_id, columns, opened_ms=now_ms, timestamp=timestamp, size_bytes=size_bytes)
+            return RecordColumns(partition_id, columns, opened_ms=now_ms, timestamp=timestamp, size_bytes=size_bytes)
 
         return self._put_whole(build, target, size_bytes)
 
@@ -176,20 +187,24 @@ class ProducerCore:
         batch.verify()  # it gets a checksum of its own, behind which damage would not show any more
         clock = self._router.clock
         return self._put_whole(
-            lambda partition_id: Stored(partition_id, batch, opened_ms=clock.monotonic_ms()), target, len(batch.data)
+            lambda partition_id: StoredBatch(partition_id, batch, opened_ms=clock.monotonic_ms()),
+            target,
+            len(batch.data),
         )
 
-    def _put_whole(self, build: Callable[[PartitionId], Source], target: PartitionId | None, size_bytes: int) -> Put:
+    def _put_whole(
+        self, build: Callable[[PartitionId], RecordSource], target: PartitionId | None, size_bytes: int
+    ) -> Put:
         def put() -> tuple[Outcome, int] | None:
             outcome = self.accumulator.put(build, target, size_bytes)
             return None if outcome is None else (outcome, 0)
 
         return put
 
-    def take_error(self) -> QuiverError | None:
+    def pop_error(self) -> QuiverError | None:
         """Return the first failure since this was last asked."""
         error, self.accumulator.first_error = self.accumulator.first_error, None
-        return None if error is None else fresh(error)
+        return None if error is None else copy_error(error)
 
     # -- on the loop -----------------------------------------------------------------------------
 
@@ -243,12 +258,12 @@ class ProducerCore:
     def _announce(self) -> None:
         """Let the loop look into the accumulator; called by whoever sends."""
         if asyncio._get_running_loop() is self._loop:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._wake_senders)
         else:
-            self._loop.call_soon_threadsafe(self._look)
+            self._loop.call_soon_threadsafe(self._wake_senders)
 
-    def _look(self) -> None:
-        for partition in self.accumulator.look():
+    def _wake_senders(self) -> None:
+        for partition in self.accumulator.drain_dirty():
             self._sender(partition).wake()
 
     def _sender(self, partition: PartitionId) -> PartitionSender:
@@ -282,7 +297,7 @@ class ProducerCore:
         unknown.__cause__ = error
         self._abandon(self.accumulator.refuse(unknown), unknown)
 
-    def _abandon(self, sources: Iterable[Source], error: QuiverError) -> None:
+    def _abandon(self, sources: Iterable[RecordSource], error: QuiverError) -> None:
         for source in sources:
             source.outcome.fail(error)
             self.accumulator.settle(source.outcome, source.size_bytes)
@@ -393,13 +408,13 @@ class AsyncProducer:
             QuiverError: the first failure of any record since the last flush.
         """
         await self.core.drain()
-        if (error := self.core.take_error()) is not None:
+        if (error := self.core.pop_error()) is not None:
             raise error
 
     async def close(self) -> None:
         """Flush, then end; idempotent. Raises as `flush`."""
         await self.core.close()
-        if (error := self.core.take_error()) is not None:
+        if (error := self.core.pop_error()) is not None:
             raise error
 
     async def abort(self) -> None:

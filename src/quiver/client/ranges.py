@@ -15,22 +15,28 @@ from typing import Final, Literal
 
 import msgspec
 
-from quiver.client.cursors import Cursors
-from quiver.errors import ConflictError, DamageError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
-from quiver.model import Offset, PartitionId, TopicId
+from quiver.errors import ConflictError, DamageError, NotFoundError, OutOfRangeError, UnavailableError
+from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.record import Batch, decode_batches
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.messages import Fetch, FindOffset, TopicInfo
+from quiver.wire.messages import Fetch, FindOffset, ReadReplica, ReplicaRead, TopicInfo
 
-At = Literal["earliest", "latest"] | int
-"""Where in a partition: its first record, its high watermark, or the first record not older than a timestamp (ms)."""
+OffsetSpec = Literal["earliest", "latest"] | int
+"""An offset by meaning: the first one, the high watermark, or that of the first record not older than a time (ms)."""
+OffsetSpecs = OffsetSpec | Mapping[int, OffsetSpec]
+"""One specification for all partitions, or one for each partition that is named."""
 
 FETCH_BYTES_MIN: Final = 64 * 1024
 """Least bytes to ask for: the guess from earlier batches of what is left may be too small."""
 
 WAIT_MS: Final = 500
 """How long a leader may hold a fetch open that it has nothing for: what is asked for is there, or soon will be."""
+
+REPLICA_POLL_S: Final = 0.1
+"""Time between two looks at a replica that has not heard yet of all that is committed."""
+REPLICA_LAG_MS_MAX: Final = 5_000
+"""How long such a replica is waited for: several times as long as it takes to hear of it."""
 
 
 class TopicOffsets(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +50,12 @@ class TopicOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_offsets(
-    router: Router, topic: str, at: At | Mapping[int, At], *, topic_id: int | None = None, age_ms_max: int = 0
+    router: Router,
+    topic: str,
+    at: OffsetSpecs,
+    *,
+    topic_id: int | None = None,
+    age_ms_max: int = 0,
 ) -> TopicOffsets:
     """Return where `at` is in every partition, or in those that it names; metadata may be so old.
 
@@ -55,36 +66,14 @@ async def find_offsets(
     info = await router.find_topic(topic, deadline=router.deadline(), age_ms_max=age_ms_max)
     pinned = info.topic_id if topic_id is None else TopicId(topic_id)
     check_incarnation(info, pinned)
-    wanted: dict[int, At] = dict(at) if isinstance(at, Mapping) else dict.fromkeys(range(len(info.partitions)), at)
+    wanted: dict[int, OffsetSpec] = (
+        dict(at) if isinstance(at, Mapping) else dict.fromkeys(range(len(info.partitions)), at)
+    )
     for partition in wanted:
         check_partition(info, partition)
     found = await asyncio.gather(*(_find_offset(router, topic, pinned, *one) for one in wanted.items()))
     offsets = dict(zip(wanted, found, strict=True))
     return TopicOffsets(topic=topic, topic_id=pinned, created_ms=info.created_ms, offsets=offsets)
-
-
-class NamedCursors:
-    """The cursors of named consumers that read elsewhere; each is registered when it is first moved."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-        self._known: dict[tuple[str, str], Cursors] = {}
-
-    async def move(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
-        """Set a consumer's cursors, by partition."""
-        deadline = self._router.deadline()
-        cursors = self._known.get((topic, name))
-        if cursors is None:
-            cursors = Cursors(self._router, topic)
-            await cursors.register(name=name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
-            self._known[topic, name] = cursors
-        try:
-            await asyncio.gather(
-                *(cursors.move(PartitionId(part), Offset(at), deadline=deadline) for part, at in offsets.items())
-            )
-        except RequestError:
-            self._known.pop((topic, name), None)  # it may have been forgotten, or its topic made anew
-            raise
 
 
 def check_incarnation(info: TopicInfo, topic_id: TopicId) -> None:
@@ -100,7 +89,7 @@ def check_partition(info: TopicInfo, partition: int) -> None:
         raise NotFoundError(f"topic {info.topic!r} has no partition {partition}", code="unknown_partition")
 
 
-async def _find_offset(router: Router, topic: str, topic_id: TopicId, partition: int, at: At) -> int:
+async def _find_offset(router: Router, topic: str, topic_id: TopicId, partition: int, at: OffsetSpec) -> int:
     def build(info: TopicInfo) -> FindOffset:
         check_incarnation(info, topic_id)
         return FindOffset(
@@ -149,7 +138,7 @@ class RangeReader:
             OutOfRangeError: the partition ends before the range does (`past_end`).
         """
         if self._ahead is None and self._position < self._end_offset:
-            self._look_ahead()
+            self._start_fetch()
         if self._ahead is None:
             return []
         ahead, self._ahead = self._ahead, None
@@ -159,7 +148,7 @@ class RangeReader:
             ahead.cancel()
             raise
         if self._position < self._end_offset:
-            self._look_ahead()
+            self._start_fetch()
         return batches
 
     def close(self) -> None:
@@ -168,7 +157,7 @@ class RangeReader:
             self._ahead.exception()  # nobody will ask for it; asyncio wants it looked at
         self._ahead = None
 
-    def _look_ahead(self) -> None:
+    def _start_fetch(self) -> None:
         self._ahead = asyncio.get_running_loop().create_task(self._fetch(), name=f"range-{self._partition}")
 
     async def _fetch(self) -> list[Batch]:
@@ -219,10 +208,10 @@ class RangeReader:
             batches.append(batch)
             self._position = header.end_offset
         if batches:
-            self._note_size(batches)
+            self._update_record_bytes(batches)
         return batches
 
-    def _note_size(self, batches: list[Batch]) -> None:
+    def _update_record_bytes(self, batches: list[Batch]) -> None:
         size_bytes = sum(len(batch.data) for batch in batches)
         self._record_bytes = 1 + size_bytes // sum(len(batch) for batch in batches)
 
@@ -232,3 +221,75 @@ class RangeReader:
             return self._fetch_bytes
         left_bytes = (self._end_offset - self._position) * self._record_bytes
         return min(self._fetch_bytes, max(FETCH_BYTES_MIN, left_bytes))
+
+
+class ReplicaReader(RangeReader):
+    """Read the batches that one node stores of a range of offsets; use on one loop."""
+
+    def __init__(
+        self,
+        router: Router,
+        topic: str,
+        partition: int,
+        *,
+        node: int,
+        first_offset: int,
+        end_offset: int,
+        topic_id: int | None,
+        fetch_bytes: int,
+    ) -> None:
+        super().__init__(
+            router,
+            topic,
+            partition,
+            first_offset=first_offset,
+            end_offset=end_offset,
+            topic_id=topic_id,
+            fetch_bytes=fetch_bytes,
+        )
+        self._node = NodeId(node)
+
+    async def _fetch(self) -> list[Batch]:
+        deadline, lag_deadline = self._router.deadline(), self._router.deadline(REPLICA_LAG_MS_MAX)
+        retry = self._router.retry(deadline, is_read=True)
+        while True:
+            try:
+                read, payload = await self._ask(deadline)
+            except UnavailableError as error:
+                await retry.wait_turn(error)
+                continue
+            if batches := self._accept(payload):
+                return batches
+            place = f"node {self._node}: {self._topic!r} partition {self._partition}"
+            if read.end_offset > self._position:
+                raise DamageError(f"{place} has nothing from {self._position} on, of {read.end_offset}", code="gap")
+            if lag_deadline.is_over or deadline.remaining_ms <= 1000 * REPLICA_POLL_S:
+                message = f"{place} ends at {read.end_offset}, before {self._end_offset}"
+                raise OutOfRangeError(message, code="past_end")
+            await asyncio.sleep(REPLICA_POLL_S)
+
+    async def _ask(self, deadline: Deadline) -> tuple[ReplicaRead, memoryview]:
+        info = await self._router.find_topic(self._topic, deadline=deadline)
+        if self._topic_id is None:
+            self._topic_id = info.topic_id
+        check_incarnation(info, self._topic_id)
+        check_partition(info, self._partition)
+        request = ReadReplica(
+            topic_id=self._topic_id,
+            partition_id=self._partition,
+            offset=self._position,
+            bytes_max=self._bytes_wanted(),
+        )
+        return await self._router.ask_node(self._node, request, deadline=deadline)
+
+    def _accept(self, payload: memoryview) -> list[Batch]:
+        batches: list[Batch] = []
+        for batch in decode_batches(payload):
+            header = batch.header
+            if header.is_control or header.end_offset <= self._position or header.base_offset >= self._end_offset:
+                continue
+            batches.append(batch)
+        if batches:
+            self._update_record_bytes(batches)
+            self._position = batches[-1].header.end_offset
+        return batches

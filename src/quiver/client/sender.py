@@ -1,13 +1,15 @@
-"""One partition's way out: at most five batches under way, in order, each until its outcome is known.
+"""Sends one partition's batches: at most five in flight, in order, each until its outcome is known.
 
-It is the only one that sends a producer's batches to a partition. As long as all goes well, batches fly side by side.
-At the first failure nothing more is launched; when all that fly have landed, the failed ones are judged in order and
-sent again in order, the same bytes: what the partition already has, it answers with its offset. So a retry neither
-doubles nor reorders.
+A `PartitionSender` is the only sender of a producer's batches to one partition. Batches are sent concurrently until one
+fails. After a failure the sender starts nothing, waits until no batch is in flight, and then resends the failed batches
+in order with the same bytes. The partition answers a batch that it already has with its offset. So a retry neither
+duplicates nor reorders records.
 
-When a batch is given up although it was perhaps done, or the partition expects another sequence than the one sent, the
-sender puts a new epoch between then and now: whatever still travels of the old one is refused, and the partition's
-answer tells what it has.
+The sender begins a new epoch if it abandons a batch that is perhaps committed, or if the partition expects another
+sequence. The partition then refuses every batch of the old epoch that still arrives, and its answer to the new epoch
+shows which records it has.
+
+`ProducerIdentity` is the producer's id and epoch, shared by the senders of all its partitions.
 """
 
 from __future__ import annotations
@@ -17,22 +19,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from quiver.client.accumulator import Accumulator
-from quiver.client.identity import Identity
-from quiver.client.inflight import InflightBatch, Parcels
+from quiver.client.inflight import InflightBatch, InflightWindow
 from quiver.client.options import ProducerOptions
-from quiver.client.tasks import Tasks
 from quiver.errors import FencedError, OutOfSequenceError, QuiverError, RequestError
-from quiver.model import PartitionId
+from quiver.model import PartitionId, ProducerId
 from quiver.routing.retry import Deadline, Retry
 from quiver.routing.router import Router
-from quiver.wire.messages import BeginEpoch, Produce, TopicInfo
+from quiver.tasks import TaskSet
+from quiver.wire.messages import BeginEpoch, Produce, RegisterProducerRequest, Selection, TopicInfo
 
 if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
 
 GAPS_MAX: Final = 3
-"""How often the first batch of all may be out of sequence before the partition is asked what it expects; requests that
-overtook each other on their way come right by being sent again."""
+"""How often the first batch may be out of sequence before the sender asks the partition which sequence it expects.
+A resend alone repairs requests that overtook each other on the way."""
 
 
 class PartitionSender:
@@ -44,10 +45,10 @@ class PartitionSender:
         partition_id: PartitionId,
         *,
         router: Router,
-        identity: Identity,
+        identity: ProducerIdentity,
         accumulator: Accumulator,
         options: ProducerOptions,
-        tasks: Tasks,
+        tasks: TaskSet,
         on_fenced: Callable[[FencedError], object],
         digest_reporter: DigestReporter | None = None,
     ) -> None:
@@ -55,53 +56,53 @@ class PartitionSender:
         self._router, self._identity, self._accumulator = router, identity, accumulator
         self._options, self._tasks, self._on_fenced = options, tasks, on_fenced
         self._digest_reporter = digest_reporter
-        self._parcels = Parcels(options.compression)
+        self._window = InflightWindow(options.compression)
         self._changed = asyncio.Event()
         self._beginning = asyncio.Lock()
         self._begun_epoch: int | None = None
         self._needs_new_epoch = False
         self._is_recovering = False
-        self._flying = 0
+        self._in_flight_count = 0
         self._retry: Retry | None = None
         self._linger: asyncio.TimerHandle | None = None
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that the next record will get that is sent to the partition; known once `begin` was called."""
-        unsealed = sum(parcel.count for parcel in self._parcels.waiting if not parcel.is_sealed)
-        return self._parcels.next_sequence + unsealed + self._accumulator.waiting_records(self._partition_id)
+        """The sequence of the next record that is sent to the partition; valid after `begin`."""
+        unsealed = sum(batch.count for batch in self._window.waiting if not batch.is_sealed)
+        return self._window.next_sequence + unsealed + self._accumulator.waiting_records(self._partition_id)
 
     def wake(self) -> None:
-        """Look again for something to do."""
+        """Check again for batches to send."""
         self._changed.set()
 
     async def begin(self, *, deadline: Deadline) -> None:
-        """Learn from the partition which sequence it expects, unless that is known."""
+        """Ask the partition which sequence it expects, unless that is known."""
         async with self._beginning:
             if self._begun_epoch is None:
                 await self._begin(deadline)
 
     async def run(self) -> None:
-        """Send what there is to send, until cancelled."""
+        """Send batches as they become ready, until cancelled."""
         while True:
             self._changed.clear()
             if self._is_recovering:
-                if not self._flying:
+                if not self._in_flight_count:
                     await self._recover()
                     continue
             elif self._fill_window():
                 if self._is_begun:
                     self._launch()
-                elif not self._flying:  # what flies uses the old epoch: it must land before the new one is begun
+                elif not self._in_flight_count:  # no batch of the old epoch may be in flight when a new one begins
                     await self._try_to_begin()
                     continue
             await self._changed.wait()
 
     def abandon(self, error: QuiverError) -> None:
-        """Give up everything that is under way; the task must have ended."""
-        for parcel in self._parcels.open:
-            parcel.is_perhaps_done = parcel.is_perhaps_done or parcel.is_flying
-            self._drop(parcel, error)
+        """Fail every batch in flight with `error`; the task of `run` must have ended."""
+        for batch in self._window.open:
+            batch.is_perhaps_done = batch.is_perhaps_done or batch.is_in_flight
+            self._drop(batch, error)
         if self._linger is not None:
             self._linger.cancel()
 
@@ -112,37 +113,39 @@ class PartitionSender:
         return self._begun_epoch == self._identity.epoch and not self._needs_new_epoch
 
     async def _begin(self, deadline: Deadline) -> None:
-        """Begin the producer's present epoch in the partition, or a new one if there must be one; nothing flies."""
+        """Begin the current or, if required, a new epoch in the partition; no batch may be in flight."""
         while not self._is_begun:
             epoch = self._identity.epoch
             if self._needs_new_epoch and epoch == self._begun_epoch:
-                await self._ask_next_sequence(epoch, deadline)  # raises if another has the name: then it is theirs
+                await self._ask_next_sequence(epoch, deadline)  # raises if another producer took over the name
                 await self._identity.renew(after_epoch=epoch, deadline=deadline)
                 continue
             is_unknown_there = self._begun_epoch is None and self._identity.is_new
             next_sequence = 0 if is_unknown_there else await self._ask_next_sequence(epoch, deadline)
             self._begun_epoch, self._needs_new_epoch = epoch, False
-            for parcel in self._parcels.align(next_sequence):
-                self._settle(parcel, OutOfSequenceError("the partition has forgotten this producer"))
+            for batch in self._window.align(next_sequence):
+                self._settle(
+                    batch, OutOfSequenceError(f"partition {self._partition_id} has expired the state of this producer")
+                )
 
     # -- sending ---------------------------------------------------------------------------------
 
     def _fill_window(self) -> bool:
-        """Take batches until enough are under way; tell whether there is anything to do."""
-        parcels = self._parcels
-        while len(parcels) < self._options.inflight_batches_max:
-            # An open batch waits while another is under way: what arrives meanwhile makes it worth its round.
-            is_idle = not parcels.waiting
+        """Fill the window from the accumulator; return whether it holds any batch."""
+        window = self._window
+        while len(window) < self._options.inflight_batches_max:
+            # While a batch is in flight an open one waits: records that arrive meanwhile make it larger.
+            is_idle = not window.waiting
             open_before_ms = self._router.clock.monotonic_ms() - self._options.linger_ms if is_idle else None
-            source = self._accumulator.take(self._partition_id, open_before_ms=open_before_ms)
+            source = self._accumulator.pop_batch(self._partition_id, open_before_ms=open_before_ms)
             if source is None:
                 break
             waited_ms = self._router.clock.monotonic_ms() - source.opened_ms
             deadline = self._router.deadline(max(0, self._options.delivery_timeout_ms - waited_ms))
-            parcels.waiting.append(InflightBatch(source, deadline))
-        if not parcels.waiting:
+            window.waiting.append(InflightBatch(source, deadline))
+        if not window.waiting:
             self._set_linger()
-        return bool(parcels.waiting)
+        return bool(window.waiting)
 
     def _set_linger(self) -> None:
         if self._linger is not None:
@@ -154,137 +157,137 @@ class PartitionSender:
             self._linger = asyncio.get_running_loop().call_later(left_ms / 1000, self._changed.set)
 
     def _launch(self) -> None:
-        """Start everything that waits, in order."""
-        for parcel in self._parcels.open:
-            if parcel.is_flying:
+        """Start sending every batch that is not in flight, in order."""
+        for batch in self._window.open:
+            if batch.is_in_flight:
                 continue
             try:
-                self._parcels.seal(parcel, self._identity.producer_id, self._identity.epoch)
+                self._window.seal(batch, self._identity.producer_id, self._identity.epoch)
             except QuiverError as error:
-                self._drop(parcel, error)
+                self._drop(batch, error)
                 continue
-            parcel.is_flying = True
-            self._flying += 1
-            self._tasks.start(self._fly(parcel), f"produce-{self._partition_id}")
+            batch.is_in_flight = True
+            self._in_flight_count += 1
+            self._tasks.start(self._send(batch), f"produce-{self._partition_id}")
 
-    async def _fly(self, parcel: InflightBatch) -> None:
-        """Send one parcel, once."""
+    async def _send(self, batch: InflightBatch) -> None:
+        """Send one batch once."""
         request = Produce(
             topic_id=self._topic.topic_id,
             partition_id=self._partition_id,
         )
         try:
             produced, _ = await self._router.try_leader(
-                self._topic, self._partition_id, request, (parcel.data,), deadline=parcel.deadline
+                self._topic, self._partition_id, request, (batch.data,), deadline=batch.deadline
             )
         except QuiverError as error:
-            if parcel.outcome.is_settled:
-                return  # everything was given up meanwhile
-            parcel.error = error
-            parcel.is_perhaps_done = parcel.is_perhaps_done or error.outcome == "unknown"
+            if batch.outcome.is_settled:
+                return  # the producer was closed or fenced meanwhile
+            batch.error = error
+            batch.is_perhaps_done = batch.is_perhaps_done or error.outcome == "unknown"
             self._is_recovering = True
         else:
-            if parcel.outcome.is_settled:
+            if batch.outcome.is_settled:
                 return
             self._retry = None
             if self._digest_reporter is not None:
-                self._digest_reporter.take_sent(self._partition_id, parcel.data, produced.base_offset)
-            self._parcels.acknowledge(parcel)
-            parcel.outcome.succeed(produced.base_offset)
-            self._accumulator.settle(parcel.outcome, parcel.size_bytes)
-        parcel.is_flying = False
-        self._flying -= 1
+                self._digest_reporter.add_sent(self._partition_id, batch.data, produced.base_offset)
+            self._window.acknowledge(batch)
+            batch.outcome.succeed(produced.base_offset)
+            self._accumulator.settle(batch.outcome, batch.size_bytes)
+        batch.is_in_flight = False
+        self._in_flight_count -= 1
         self._changed.set()
 
-    # -- trouble ---------------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------
 
     async def _try_to_begin(self) -> None:
-        """Begin the epoch in time for the first parcel, or give up those that cannot wait."""
+        """Begin the epoch before the first batch's deadline, or fail the batches that cannot wait."""
         try:
             async with self._beginning:
-                await self._begin(self._parcels.waiting[0].deadline)
+                await self._begin(self._window.waiting[0].deadline)
         except FencedError as error:
             self._fence(error)
         except RequestError as error:
-            for parcel in self._parcels.open:
-                self._drop(parcel, error)
+            for batch in self._window.open:
+                self._drop(batch, error)
         except QuiverError as error:
             self._expire(error)
 
     async def _recover(self) -> None:
-        """Judge the failed parcels, all of which have landed, and wait until they may fly again."""
+        """Handle the errors of failed batches, none of them in flight, and wait until they may be resent."""
         self._is_recovering = False
-        failed = [parcel for parcel in self._parcels.open if parcel.error is not None]
-        errors = [parcel.error for parcel in failed if parcel.error is not None]
-        for parcel in failed:
-            parcel.error = None
+        failed = [batch for batch in self._window.open if batch.error is not None]
+        errors = [batch.error for batch in failed if batch.error is not None]
+        for batch in failed:
+            batch.error = None
         fencing = next((error for error in errors if isinstance(error, FencedError)), None)
         if fencing is not None:
-            self._judge_fence(fencing, failed)
+            self._handle_fenced(fencing, failed)
             return
-        # Those behind it failed because it did, or will be judged when they are first.
-        await self._judge_first(failed[0], errors[0])
+        # Later batches failed because the first did, or are handled when they become the first.
+        await self._handle_first_failure(failed[0], errors[0])
 
-    def _judge_fence(self, error: FencedError, failed: list[InflightBatch]) -> None:
-        if all(parcel.epoch < self._identity.epoch for parcel in failed):
-            return  # by our own next epoch, which another partition's sender has begun
+    def _handle_fenced(self, error: FencedError, failed: list[InflightBatch]) -> None:
+        if all(batch.epoch < self._identity.epoch for batch in failed):
+            return  # fenced by our own next epoch, which another partition's sender has begun
         self._fence(error)
 
-    async def _judge_first(self, parcel: InflightBatch, error: QuiverError) -> None:
+    async def _handle_first_failure(self, batch: InflightBatch, error: QuiverError) -> None:
         try:
-            error = await self._router.explain(error, self._topic, self._partition_id, deadline=parcel.deadline)
+            error = await self._router.explain(error, self._topic, self._partition_id, deadline=batch.deadline)
             if isinstance(error, OutOfSequenceError):
-                self._doubt_sequence(parcel)
+                self._count_gap(batch)
             elif isinstance(error, RequestError):
-                self._drop(parcel, error)
+                self._drop(batch, error)
                 return
-            await self._wait_turn(parcel, error)
-            self._topic = await self._router.find_topic(self._topic.topic, deadline=parcel.deadline)
+            await self._wait_turn(batch, error)
+            self._topic = await self._router.find_topic(self._topic.topic, deadline=batch.deadline)
         except RequestError as gone:
-            self._drop(parcel, gone)
+            self._drop(batch, gone)
         except QuiverError as late:
             self._expire(late)
 
-    def _doubt_sequence(self, parcel: InflightBatch) -> None:
-        parcel.gaps += 1
-        if parcel.gaps >= GAPS_MAX:
-            parcel.gaps = 0
+    def _count_gap(self, batch: InflightBatch) -> None:
+        batch.gaps += 1
+        if batch.gaps >= GAPS_MAX:
+            batch.gaps = 0
             self._needs_new_epoch = True
 
-    async def _wait_turn(self, parcel: InflightBatch, error: QuiverError) -> None:
+    async def _wait_turn(self, batch: InflightBatch, error: QuiverError) -> None:
         if self._retry is None:
-            self._retry = self._router.retry(parcel.deadline)
+            self._retry = self._router.retry(batch.deadline)
         if not isinstance(error, RequestError):
             await self._retry.wait_turn(error)
 
     def _expire(self, error: QuiverError) -> None:
-        """Give up the parcels whose time is over, and the first in any case: nobody waited for it in vain."""
-        first, *_ = parcels = self._parcels.open
-        for parcel in parcels:
-            if parcel.deadline.is_over or parcel is first:
-                self._drop(parcel, error)
+        """Fail the batches past their deadline, and always the first one, whose deadline the caller waited for."""
+        first, *_ = batches = self._window.open
+        for batch in batches:
+            if batch.deadline.is_over or batch is first:
+                self._drop(batch, error)
 
     def _fence(self, error: FencedError) -> None:
-        for parcel in self._parcels.open:
-            self._drop(parcel, error)
+        for batch in self._window.open:
+            self._drop(batch, error)
         self._on_fenced(error)
 
-    def _drop(self, parcel: InflightBatch, error: QuiverError) -> None:
-        """Give a parcel up and put right what that does to the sequence."""
+    def _drop(self, batch: InflightBatch, error: QuiverError) -> None:
+        """Fail a batch and repair the sequence after it."""
         self._retry = None
-        may_turn_up = self._parcels.is_any_perhaps_done
-        self._parcels.drop(parcel)
-        if parcel.is_sealed:
+        may_turn_up = self._window.is_any_perhaps_done
+        self._window.drop(batch)
+        if batch.is_sealed:
             if may_turn_up:
                 self._needs_new_epoch = True
             else:
-                self._parcels.close_gap(parcel)
-        self._settle(parcel, error)
-        self._changed.set()  # there may be room for what waits
+                self._window.close_gap(batch)
+        self._settle(batch, error)
+        self._changed.set()  # the window may have room for waiting batches
 
-    def _settle(self, parcel: InflightBatch, error: QuiverError) -> None:
-        parcel.outcome.fail(parcel.verdict(error))
-        self._accumulator.settle(parcel.outcome, parcel.size_bytes)
+    def _settle(self, batch: InflightBatch, error: QuiverError) -> None:
+        batch.outcome.fail(batch.final_error(error))
+        self._accumulator.settle(batch.outcome, batch.size_bytes)
 
     async def _ask_next_sequence(self, epoch: int, deadline: Deadline) -> int:
         def build(topic: TopicInfo) -> BeginEpoch:
@@ -297,3 +300,38 @@ class PartitionSender:
 
         begun, _ = await self._router.ask_leader(self._topic.topic, self._partition_id, build, deadline=deadline)
         return begun.next_sequence
+
+
+class ProducerIdentity:
+    """A producer's id and current epoch.
+
+    One identity serves all partitions of a producer. `renew` moves it to a new epoch, which fences everything sent
+    before. It is fenced itself when another producer registers under the same name.
+    """
+
+    def __init__(self, router: Router, *, topic: str, partitions: tuple[PartitionId, ...], name: str) -> None:
+        self.producer_id = ProducerId(-1)
+        self.epoch = -1
+        self.name = name
+        self._router = router
+        self._topics = (Selection(topic=topic, partitions=partitions),)
+        self._renewing = asyncio.Lock()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the cluster registered this producer for the first time: no partition knows it."""
+        return self.epoch == 0
+
+    async def register(self, *, deadline: Deadline) -> None:
+        """Get an id, or the existing id of this name with a new epoch."""
+        known_id = self.producer_id if self.producer_id >= 0 else None
+        request = RegisterProducerRequest(topics=self._topics, name=self.name, producer_id=known_id)
+        registered, _ = await self._router.ask(request, deadline=deadline)
+        self._router.cache.see(registered.index)
+        self.producer_id, self.epoch = registered.producer_id, registered.epoch
+
+    async def renew(self, *, after_epoch: int, deadline: Deadline) -> None:
+        """Get an epoch later than `after_epoch`; concurrent calls share one renewal."""
+        async with self._renewing:
+            if self.epoch <= after_epoch:
+                await self.register(deadline=deadline)

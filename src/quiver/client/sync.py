@@ -16,15 +16,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from quiver.client.batching import RecordHeaders
 from quiver.client.cluster import AsyncCluster, TopicDescription
-from quiver.client.consumer import AsyncConsumer, Where, iterate
+from quiver.client.consumer import AsyncConsumer, SeekTarget, iterate
+from quiver.client.cursors import PartitionLag
 from quiver.client.delivery import Deliveries, Delivery, Outcome
-from quiver.client.lag import PartitionLag
 from quiver.client.overview import ClusterOverview
 from quiver.client.producer import AsyncProducer, record_bytes
-from quiver.client.ranges import At, RangeReader, TopicOffsets
-from quiver.client.replicas import ReplicaReader
-from quiver.client.sources import RecordHeaders
+from quiver.client.ranges import OffsetSpecs, RangeReader, ReplicaReader, TopicOffsets
 from quiver.client.thread import LoopThread
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_PATIENCE_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 """How long a program that ends without closing its clients waits for what it has sent."""
 
 
@@ -57,7 +56,7 @@ class Cluster:
         self._cluster = cluster
         self._thread = LoopThread("quiver-client")
         self._ending = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._owner_task: asyncio.Task[None] | None = None
         atexit.register(self._close_at_exit)
         try:
             self._run(self._open())
@@ -68,17 +67,17 @@ class Cluster:
 
     def close(self) -> None:
         """Close every producer and consumer that was made here, then the connections; idempotent."""
-        self._end(patience_s=None)
+        self._end(timeout_s=None)
 
     def _close_at_exit(self) -> None:
         """Do what a program forgot to do, but do not keep it from ending for long."""
         with suppress(TimeoutError):
-            self._end(patience_s=EXIT_PATIENCE_S)
+            self._end(timeout_s=EXIT_TIMEOUT_S)
 
-    def _end(self, *, patience_s: float | None) -> None:
+    def _end(self, *, timeout_s: float | None) -> None:
         atexit.unregister(self._close_at_exit)
         try:
-            self._run(self._close(patience_s))
+            self._run(self._close(timeout_s))
         except RequestError as error:
             if error.code not in ("closed", "forked"):
                 raise
@@ -180,7 +179,7 @@ class Cluster:
         self,
         consumer_id: int,
         topic: str,
-        offset: Where | None = None,
+        offset: SeekTarget | None = None,
         *,
         timestamp: int | datetime | None = None,
         partitions: Iterable[int] = (),
@@ -266,7 +265,7 @@ class Cluster:
     # -- ranges of offsets -----------------------------------------------------------------------
 
     def offsets(
-        self, topic: str, at: At | Mapping[int, At] = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
+        self, topic: str, at: OffsetSpecs = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
     ) -> TopicOffsets:
         """Return the topic's id and, for every partition or those named, its first offset, its end, or that of a time.
 
@@ -377,13 +376,13 @@ class Cluster:
     async def _open(self) -> None:
         """Open the cluster in a task that also closes it: connections belong to the task that made them."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(opened), name="keep-cluster")
-        await asyncio.wait((opened, self._keeper), return_when=asyncio.FIRST_COMPLETED)
+        self._owner_task = asyncio.get_running_loop().create_task(self._own_cluster(opened), name="own-cluster")
+        await asyncio.wait((opened, self._owner_task), return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            self._keeper.result()  # it failed in a way that nobody foresaw
+            self._owner_task.result()  # it failed in a way that nobody foresaw
         opened.result()
 
-    async def _keep(self, opened: asyncio.Future[None]) -> None:
+    async def _own_cluster(self, opened: asyncio.Future[None]) -> None:
         try:
             await self._cluster.open()
         except QuiverError as error:
@@ -395,11 +394,11 @@ class Cluster:
         finally:
             await self._cluster.close()
 
-    async def _close(self, patience_s: float | None) -> None:
+    async def _close(self, timeout_s: float | None) -> None:
         self._ending.set()
-        if self._keeper is not None:
-            async with timeout(patience_s):
-                await self._keeper
+        if self._owner_task is not None:
+            async with timeout(timeout_s):
+                await self._owner_task
 
 
 class Producer:
@@ -520,7 +519,7 @@ class Consumer:
     def __init__(self, consumer: AsyncConsumer, thread: LoopThread) -> None:
         self._consumer = consumer
         self._thread = thread
-        self._taking = threading.Lock()
+        self._consuming = threading.Lock()
 
     @property
     def consumer_id(self) -> ConsumerId | None:
@@ -549,7 +548,7 @@ class Consumer:
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
         """Return the records that are there, at most `max_records`; wait at most `timeout` seconds for the first."""
-        with self._taking:
+        with self._consuming:
             return self._thread.run(self._consumer.poll(max_records, timeout))
 
     def fetch_arrow(
@@ -560,14 +559,16 @@ class Consumer:
         Returns when there are `max_records`, or all that there are at the time, or after `timeout` seconds with what
         came until then.
         """
-        with self._taking:
+        with self._consuming:
             return self._thread.run(self._consumer.fetch_arrow(max_records, timeout, with_headers=with_headers))
 
     def commit(self) -> None:
         """Store how far the application has come: everything handed out until now counts as done."""
         self._thread.run(self._consumer.commit())
 
-    def seek(self, partition: int, offset: Where | None = None, *, timestamp: int | datetime | None = None) -> None:
+    def seek(
+        self, partition: int, offset: SeekTarget | None = None, *, timestamp: int | datetime | None = None
+    ) -> None:
         """Go on in a partition at an offset, "earliest", "latest", or the first record not older than a timestamp."""
         self._thread.run(self._consumer.seek(partition, offset, timestamp=timestamp))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Literal
 
-from quiver.client.chunks import partition_of
+from quiver.client.batching import partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.producer import ProducerCore
 from quiver.clock import Clock

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from quiver.client.chunks import split_by_key
+from quiver.client.batching import split_by_key
 from quiver.errors import RequestError
 from quiver.model import Offset
 from quiver.record import Batch

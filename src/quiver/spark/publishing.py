@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from quiver.client.chunks import cut_columns
+from quiver.client.batching import cut_columns
 from quiver.client.delivery import Deliveries
 from quiver.client.sync import Cluster, Producer
 from quiver.errors import ConflictError, QuiverError
@@ -28,7 +28,7 @@ from quiver.record.arrow import to_arrow
 from quiver.spark.ledger import PREFIX, PublishDecision, PublishPart
 
 if TYPE_CHECKING:
-    from quiver.client.chunks import ArrowColumns
+    from quiver.client.batching import ArrowColumns
 
 BATCH_BYTES: Final = 4 << 20
 """Size of staged and published batches: large, since only one per partition is in flight."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from quiver.client.chunks import cut_columns
+from quiver.client.batching import cut_columns
 from quiver.client.delivery import Deliveries
 from quiver.client.sync import Cluster, Producer
 from quiver.errors import QuiverError

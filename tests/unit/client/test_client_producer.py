@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from client_world import World
 
-from quiver.client.chunks import partition_of
+from quiver.client.batching import partition_of
 from quiver.client.delivery import Delivery
 from quiver.errors import (
     FencedError,

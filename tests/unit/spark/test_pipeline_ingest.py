@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_world import Guillotine, World
 
-from quiver.client.chunks import partition_of
+from quiver.client.batching import partition_of
 from quiver.errors import ConflictError, DecodeError, FencedError, NotFoundError, RequestError, TooLargeError
 from quiver.spark.pipelines import ingest as ingest_module
 from quiver.spark.pipelines import make_job, source_files

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from quiver.client.chunks import partition_of
+from quiver.client.batching import partition_of
 from quiver.errors import RequestError
 from quiver.spark.columns import check_row_schema, split_rows
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from quiver.client.chunks import split_by_key
+from quiver.client.batching import split_by_key
 from quiver.client.sync import Cluster
 from quiver.errors import ConflictError, NotFoundError, RequestError
 from quiver.spark.connections import Servers, connection

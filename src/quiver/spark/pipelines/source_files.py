@@ -25,7 +25,7 @@ from quiver.errors import ConflictError, NotFoundError, RequestError, TooLargeEr
 from quiver.record.header import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from quiver.client.chunks import ArrowColumns
+    from quiver.client.batching import ArrowColumns
 
 BLOCK_BYTES: Final = 4 << 20
 """Bytes per read: about one batch."""

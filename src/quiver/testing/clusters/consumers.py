@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiver.client.consumer import AsyncConsumer
-from quiver.client.cursors import Cursors
+from quiver.client.cursors import ConsumerCursors
 from quiver.client.prefetch import find_offset
 from quiver.config import KIB
 from quiver.errors import QuiverError
@@ -118,7 +118,7 @@ class ConsumeWorkload(ClientWorkload):
 
     async def begin(self) -> None:
         """Register under the name."""
-        cursors = Cursors(self.cluster.router, self.topic.name)
+        cursors = ConsumerCursors(self.cluster.router, self.topic.name)
         deadline = self.cluster.router.deadline()
         await cursors.register(name=self.name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
         self._cursors = cursors
