@@ -2,8 +2,8 @@
 
 Parameters may come in the path, the query or a JSON body, on any method. Decoding is lenient where old clients need it
 (digits for numbers, null for an absent value, any content type) and strict where two readers could disagree: a
-parameter that is given twice is refused. A value of the wrong type is malformed (`bad_request`); a value of the right
-type outside its bounds is `out_of_range`.
+parameter that is given twice is refused, and so is an unknown one, since a typo must not be dropped in silence. A value
+of the wrong type is malformed (`bad_request`); a value of the right type outside its bounds is `out_of_range`.
 
 An error becomes a status by what the caller should do, a `code` for programs and a message for people. 503 and 507 say
 *not done*, 504 says *unknown*. No internals are exposed.
@@ -51,6 +51,7 @@ RETRY_AFTER_S = 1
 
 _OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:>|<|of length|matching)|out of range|Invalid enum value")
 """msgspec's complaints about a value of the right type."""
+_UNKNOWN_FIELD = re.compile(r"contains unknown field `(?P<name>.*?)`")
 _LOCATION = re.compile(r" - at `\$\.?(?P<location>.*)`$")
 
 _any_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -75,6 +76,8 @@ class ParameterDecoder(Generic[P]):
             OutOfRangeError: one has a value that is never valid.
         """
         try:
+            if not self._type.__struct_fields__:
+                return self._decode_nothing(body)
             if not path_values and not query:
                 return self._decoder.decode(body or b"{}")
             if not path_values and not body:
@@ -82,9 +85,15 @@ class ParameterDecoder(Generic[P]):
             given = _any_decoder.decode(body) if body else {}
             return self._convert(given, (*path_values.items(), *_split_query(query)))
         except msgspec.ValidationError as error:
-            raise _explain(str(error)) from None
+            raise _explain(str(error), self._type) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"not done: the body is not JSON: {error}") from None
+
+    def _decode_nothing(self, body: bytes) -> P:
+        """Ignore the parameters of a call that takes none: a typo cannot change what it does, and probes add some."""
+        if body:
+            _any_decoder.decode(body)
+        return self._type()
 
     def _decode_query(self, query: bytes) -> P:
         """Decode a query without a body, and cache the result, which is immutable."""
@@ -118,8 +127,12 @@ def _unquote(text: bytes) -> str:
         raise RequestError("not done: the query is not UTF-8") from None
 
 
-def _explain(complaint: str) -> RequestError:
+def _explain(complaint: str, parameters_type: type[Parameters]) -> RequestError:
     """Return the error for a complaint of msgspec, in words that name the parameter."""
+    if unknown := _UNKNOWN_FIELD.search(complaint):
+        known = ", ".join(parameters_type.__struct_encode_fields__)
+        message = f"not done: unknown parameter {unknown['name']!r}; known are: {known}"
+        return RequestError(message, code="unknown_field")
     found = _LOCATION.search(complaint)
     where = f"{found['location']}: " if found and found["location"] else ""
     sentence = f"not done: {where}{_LOCATION.sub('', complaint)}"

@@ -31,8 +31,8 @@ TopicName = Annotated[
 ]
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all parameters; by itself, of a call without parameters."""
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all parameters; by itself, of a call without parameters. A name that is not known is refused."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="status", tag="success"):

@@ -25,7 +25,7 @@ def produce(body: bytes = b"", query: bytes = b"") -> contract.ProduceBody:
     ("body", "query"),
     [
         (BODY, b""),
-        (b'{"topic": "t", "producer_id": "5", "message": "x", "key": null, "unheard_of": [1]}', b""),
+        (b'{"topic": "t", "producer_id": "5", "message": "x", "key": null}', b""),
         (b"", b"topic=t&producer_id=5&message=x"),
         (b'{"topic": "t"}', b"producer_id=5&&message=%78"),
         (b'{"producer_id": "5", "message": "x"}', b"topic=t"),
@@ -33,6 +33,21 @@ def produce(body: bytes = b"", query: bytes = b"") -> contract.ProduceBody:
 )
 def test_parameters_are_the_same_wherever_they_are(body: bytes, query: bytes) -> None:
     assert produce(body, query) == contract.ProduceBody(topic="t", producer_id=5, message="x")
+
+
+@pytest.mark.parametrize(
+    ("body", "query"),
+    [
+        (b'{"topic": "t", "producer_id": 5, "message": "x", "kye": "k"}', b""),
+        (BODY, b"kye=k"),
+        (b"", b"topic=t&producer_id=5&message=x&kye=k"),
+    ],
+)
+def test_parameter_that_is_not_known_is_refused_by_name(body: bytes, query: bytes) -> None:
+    with pytest.raises(RequestError, match=r"unknown parameter 'kye'; known are: topic, .*\bkey\b") as caught:
+        produce(body, query)
+    assert caught.value.code == "unknown_field"
+    assert ParameterDecoder(contract.Parameters).decode({}, b"kye=k", b"{}") == contract.Parameters()
 
 
 def test_query_is_decoded() -> None:
