@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from quiver.record import Record
-    from quiver.wire.admin_messages import HoldInfo
-    from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
+    from quiver.wire.admin_messages import ClientInfo, HoldInfo
+    from quiver.wire.messages import NodeInfo, RetentionInfo
 
 __version__ = "0.1.0"
 
@@ -68,8 +68,8 @@ _HOMES = {
         "UnavailableError",
     ),
     "quiver.record": ("Record",),
-    "quiver.wire.admin_messages": ("HoldInfo",),
-    "quiver.wire.messages": ("ClientInfo", "NodeInfo", "RetentionInfo"),
+    "quiver.wire.admin_messages": ("ClientInfo", "HoldInfo"),
+    "quiver.wire.messages": ("NodeInfo", "RetentionInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

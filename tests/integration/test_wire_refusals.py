@@ -130,8 +130,16 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, o
         (MESSAGE, "hello_expected", "not a message"),
         (MESSAGE + hello(), "hello_expected", "not a message"),
         (encode_refusal(refuse(Code.BAD_FRAME, "")), "hello_expected", "not a refusal"),
-        (hello(version_min=0, version_max=0), "bad_version", "versions 0 to 0 are spoken there, 1 to 1 here"),
-        (hello(version_min=2, version_max=3), "bad_version", "versions 2 to 3 are spoken there, 1 to 1 here"),
+        (
+            hello(version_min=0, version_max=0),
+            "bad_version",
+            "versions 0 to 0 are supported there, 1 to 1 here",
+        ),
+        (
+            hello(version_min=2, version_max=3),
+            "bad_version",
+            "versions 2 to 3 are supported there, 1 to 1 here",
+        ),
         (hello(cluster_id="other"), "other_cluster", "not this cluster's"),
         (hello(node=1), "own_node", "node 1"),
         (b"", "hello_late", "no hello within 150 ms"),

@@ -349,6 +349,6 @@ def test_host_that_takes_nothing_more_is_left_before_the_queue_grows() -> None:
                 assert isinstance(late, UnavailableError)
             error = await first
             assert isinstance(error, UnavailableError)
-            assert "takes no requests" in error.message
+            assert "accepts no requests" in error.message
 
     run(test())

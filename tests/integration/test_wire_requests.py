@@ -32,7 +32,7 @@ from quiver.wire.messages import (
     FindOffset,
     GetMembers,
     GetMetadata,
-    HeartbeatTaken,
+    HeartbeatReceived,
     MetadataFound,
     NodeInfo,
     OffsetFound,
@@ -69,7 +69,7 @@ async def echo(caller: Caller, request: AnyRequest, payload: memoryview) -> Answ
         case Fetch():
             return Fetched(first_offset=Offset(0), end_offset=request.offset), (bytes(request.bytes_max),)
         case BrokerHeartbeatRequest():
-            return HeartbeatTaken(is_known=True), ()
+            return HeartbeatReceived(is_known=True), ()
         case SubmitCommand():
             return CommandSubmitted(index=Index(7)), (payload,)
         case _:

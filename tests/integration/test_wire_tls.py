@@ -18,7 +18,7 @@ from quiver.clock import SystemClock
 from quiver.errors import ConfigError, UnavailableError
 from quiver.model import Buffer, NodeId, Offset, PartitionId, TopicId
 from quiver.wire import Caller, PeerNetwork, RequestPool, TlsSettings, WireSettings
-from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, HeartbeatTaken, Produce, Produced
+from quiver.wire.messages import AnyRequest, BrokerHeartbeatRequest, HeartbeatReceived, Produce, Produced
 from quiver.wire.requests import Response
 from quiver.wire.tls import check_certificate, make_client_context, make_server_context
 
@@ -30,7 +30,7 @@ QUICK = WireSettings(reconnect_delay_ms_min=5, reconnect_delay_ms_max=20)
 
 async def echo(caller: Caller, request: AnyRequest, payload: memoryview) -> tuple[Response, Sequence[Buffer]]:
     if isinstance(request, BrokerHeartbeatRequest):
-        return HeartbeatTaken(is_known=True), ()
+        return HeartbeatReceived(is_known=True), ()
     return Produced(base_offset=Offset(len(payload))), (payload,)
 
 
@@ -260,7 +260,7 @@ def test_messages_between_nodes_travel_encrypted(authority: Authority) -> None:
                 first.network.send(second.id, [message[:10], message[10:]])
             await wait_until(lambda: len(second.messages) == 4)
             assert set(second.messages) == {message}
-            assert first.network.backlog_bytes(second.id) == 0
+            assert [peer.backlog_bytes for peer in first.network.status().peers] == [0]
 
     run(test())
 
@@ -309,7 +309,7 @@ def test_key_of_another_certificate_is_refused(authority: Authority) -> None:
 
 
 def test_key_without_a_certificate_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tls\.key_file needs tls\.certificate_file"):
+    with pytest.raises(ConfigError, match=r"tls\.key_file is set without tls\.certificate_file"):
         TlsSettings(key_file="key.pem")
 
 

@@ -18,11 +18,11 @@ from quiver.metadata import ConsumerRow, ProducerRow, Registration, StartFrom, V
 from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
-from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
     Consumed,
+    ConsumeMany,
     CursorsFound,
     EpochBegun,
     Fetch,
@@ -30,6 +30,7 @@ from quiver.wire.messages import (
     FindOffset,
     GetCursors,
     GetMembers,
+    ManyConsumed,
     MembersFound,
     MoveCursor,
     OffsetFound,
@@ -37,6 +38,7 @@ from quiver.wire.messages import (
     Produced,
     ReadReplica,
     ReplicaRead,
+    encode_consumed,
 )
 from quiver.wire.requests import Done, Request
 from quiver.wire.serving import Answer, Caller, RequestHandler

@@ -30,17 +30,15 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
-from quiver.wire.admin_messages import DescribeNode, HoldInfo, ReplicaInfo
+from quiver.wire.admin_messages import ClientInfo, DescribeNode, HoldInfo, ListClients, ReplicaInfo
 from quiver.wire.messages import (
     AddPartitionsRequest,
-    ClientInfo,
     ConfigureTopicRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     DrainBroker,
     ForgetClientRequest,
     GetMetadata,
-    ListClients,
     NodeInfo,
     RebalanceBrokers,
     RemoveBroker,

@@ -13,8 +13,16 @@ import msgspec
 from quiver.errors import QuiverError
 from quiver.model import Index, NodeId, PartitionId, TopicId
 from quiver.routing.router import Router
-from quiver.wire.admin_messages import DescribeNode, HoldInfo, ListHolds, NodeDescribed, ReplicaInfo
-from quiver.wire.messages import GetMetadata, ListMoves, MoveInfo, NodeInfo, PartitionInfo, RetentionInfo
+from quiver.wire.admin_messages import (
+    DescribeNode,
+    HoldInfo,
+    ListHolds,
+    ListMoves,
+    MoveInfo,
+    NodeDescribed,
+    ReplicaInfo,
+)
+from quiver.wire.messages import GetMetadata, NodeInfo, PartitionInfo, RetentionInfo
 
 ANSWER_MS_MAX = 2_000
 """How long a node may take to tell about itself."""

@@ -29,8 +29,8 @@ from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
 from quiver.record import Batch, Record, Value
 from quiver.tasks import timeout
-from quiver.wire.admin_messages import HoldInfo
-from quiver.wire.messages import ClientInfo, NodeInfo, RetentionInfo
+from quiver.wire.admin_messages import ClientInfo, HoldInfo
+from quiver.wire.messages import NodeInfo, RetentionInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa

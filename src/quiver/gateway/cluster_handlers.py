@@ -19,16 +19,8 @@ from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.admin_messages import DescribeNode, NodeDescribed
-from quiver.wire.messages import (
-    ClientInfo,
-    DrainBroker,
-    GetMetadata,
-    ListClients,
-    MetadataFound,
-    NodeInfo,
-    RemoveBroker,
-)
+from quiver.wire.admin_messages import ClientInfo, DescribeNode, ListClients, NodeDescribed
+from quiver.wire.messages import DrainBroker, GetMetadata, MetadataFound, NodeInfo, RemoveBroker
 
 INTERNAL_PREFIX = "_gateway/"
 """Prefix of the names of gateways' own producers; reserved."""

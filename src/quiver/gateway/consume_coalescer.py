@@ -21,8 +21,7 @@ from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.consume_many import ConsumeMany, decode_consumed
-from quiver.wire.messages import TopicInfo
+from quiver.wire.messages import ConsumeMany, TopicInfo, decode_consumed
 
 COALESCED_MAX = 256
 """Calls in one request."""

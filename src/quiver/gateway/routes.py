@@ -279,9 +279,3 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Return success if the node is ready to serve, else 503.",
     ),
 )
-
-
-def find_duplicates(routes: tuple[HttpRoute, ...] = ROUTES) -> list[str]:
-    """Return the names, and the methods with paths, that stand in the table more than once."""
-    keys = [key for route in routes for key in (route.name, f"{route.method} {route.path}")]
-    return sorted({key for key in keys if keys.count(key) > 1})

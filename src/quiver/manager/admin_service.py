@@ -17,8 +17,8 @@ from quiver.manager import describe
 from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
-from quiver.wire.admin_messages import ListHolds
-from quiver.wire.messages import GetMetadata, ListClients, ListMoves
+from quiver.wire.admin_messages import ListClients, ListHolds, ListMoves
+from quiver.wire.messages import GetMetadata
 from quiver.wire.requests import Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
 

@@ -237,10 +237,10 @@ class ChangeHandler:
             return None
         return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.DRAINING)
 
-    async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatTaken:
+    async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatReceived:
         if self._heartbeats is None:
             raise NotPrimaryError("not done: this node is not a manager")
-        return messages.HeartbeatTaken(is_known=await self._heartbeats.handle_heartbeat(request))
+        return messages.HeartbeatReceived(is_known=await self._heartbeats.handle_heartbeat(request))
 
     # -- clients ---------------------------------------------------------------------------------
 

@@ -17,20 +17,8 @@ from quiver.metadata import (
 )
 from quiver.metadata.rows import FIRST_PARTITION_GROUP
 from quiver.model import GroupId, NodeId, Offset
-from quiver.wire.admin_messages import HoldInfo, HoldsFound
-from quiver.wire.messages import (
-    ClientInfo,
-    ClientsFound,
-    GetMetadata,
-    ListClients,
-    MetadataFound,
-    MoveInfo,
-    MovesFound,
-    NodeInfo,
-    PartitionInfo,
-    RetentionInfo,
-    TopicInfo,
-)
+from quiver.wire.admin_messages import ClientInfo, ClientsFound, HoldInfo, HoldsFound, ListClients, MoveInfo, MovesFound
+from quiver.wire.messages import GetMetadata, MetadataFound, NodeInfo, PartitionInfo, RetentionInfo, TopicInfo
 
 
 def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None) -> MetadataFound:

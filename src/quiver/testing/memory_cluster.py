@@ -48,7 +48,7 @@ from quiver.testing.randomness import Latency
 from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
 from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
-from quiver.wire.consume_many import ConsumeMany, ManyConsumed, encode_consumed
+from quiver.wire.messages import ConsumeMany, ManyConsumed, encode_consumed
 
 R = TypeVar("R", bound=requests.Response)
 WINDOW_BATCHES = 8
@@ -294,7 +294,7 @@ class MemoryCluster:
                 return self._register_producer(request)
             case wire.RegisterConsumerRequest():
                 return self._register_consumer(request)
-            case wire.ListClients():
+            case admin_messages.ListClients():
                 return self._list_clients(request)
             case admin_messages.DescribeNode():
                 return self._describe(node, request)
@@ -429,17 +429,17 @@ class MemoryCluster:
         self.consumers[known_id] = (name, before | topics)
         return wire.ConsumerRegistered(consumer_id=known_id, index=self._done().index)
 
-    def _list_clients(self, request: wire.ListClients) -> wire.ClientsFound:
+    def _list_clients(self, request: admin_messages.ListClients) -> admin_messages.ClientsFound:
         producers = [
-            wire.ClientInfo(kind="producer", id=id_, name=name, epoch=epoch, topics=tuple(sorted(topics)))
+            admin_messages.ClientInfo(kind="producer", id=id_, name=name, epoch=epoch, topics=tuple(sorted(topics)))
             for id_, (name, epoch, topics) in self.producers.items()
         ]
         consumers = [
-            wire.ClientInfo(kind="consumer", id=id_, name=name, topics=tuple(sorted(topics)))
+            admin_messages.ClientInfo(kind="consumer", id=id_, name=name, topics=tuple(sorted(topics)))
             for id_, (name, topics) in self.consumers.items()
         ]
         wanted = [info for info in producers + consumers if request.kind in ("", info.kind)]
-        return wire.ClientsFound(
+        return admin_messages.ClientsFound(
             clients=tuple(info for info in wanted if request.topic is None or request.topic in info.topics)
         )
 

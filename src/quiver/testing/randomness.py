@@ -52,7 +52,3 @@ class Latency:
     def scaled(self, factor: float) -> Latency:
         """Return a distribution that is `factor` times as slow, but for its spikes, which are long already."""
         return Latency(self.minimum_ms * factor, self.spread_ms * factor, self.p_spike, self.spike_ms)
-
-
-NO_LATENCY = Latency()
-"""Everything happens at the same instant of virtual time."""

@@ -9,10 +9,9 @@ from quiver.addresses import Address, format_address, parse_address
 from quiver.config import TlsSettings, WireSettings
 from quiver.wire.frames import Frame, FrameKind, FrameReader, encode_frame
 from quiver.wire.handshake import HandshakeRefusal, Hello, RefusalCode, RequesterHello
-from quiver.wire.peers import PeerNetwork
-from quiver.wire.pool import RequestPool
-from quiver.wire.serving import Caller, Handler, RequestServer
-from quiver.wire.status import ConnectionStatus, NetworkStatus, PoolStatus, ServerStatus
+from quiver.wire.peers import ConnectionStatus, NetworkStatus, PeerNetwork
+from quiver.wire.pool import PoolStatus, RequestPool
+from quiver.wire.serving import Caller, Handler, RequestServer, ServerStatus
 
 __all__ = [
     "Address",

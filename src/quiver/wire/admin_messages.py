@@ -1,8 +1,8 @@
-"""Requests about a node's own state, and about retention holds. Pure."""
+"""Requests for administration: a node's state, registered clients, replica moves, retention holds. Pure."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -75,6 +75,61 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
     with_lags: bool = False
     topic: Name | None = None
     """Only replicas of this topic."""
+
+
+class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A registered producer or consumer; a consumer's name is the `request_id` that it first registered with."""
+
+    kind: Literal["producer", "consumer"]
+    id: int
+    name: str = ""
+    epoch: int = 0
+    registered_ms: int = 0
+    last_seen_ms: int | None = None
+    is_alive: bool = False
+    topics: tuple[str, ...] = ()
+
+
+class ClientsFound(Response, frozen=True):
+    """The registered clients."""
+
+    clients: tuple[ClientInfo, ...] = ()
+
+
+class ListClients(Request[ClientsFound], frozen=True, tag="list_clients"):
+    """List producers, consumers, or both."""
+
+    response = ClientsFound
+    waits_for_index = True
+    is_read = True
+
+    kind: Literal["producer", "consumer", ""] = ""
+    topic: Name | None = None
+
+
+class MoveInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A move of a replica to another broker."""
+
+    move_id: int
+    topic: str
+    partition_id: PartitionId
+    target: NodeId
+    source: NodeId | None = None
+    state: str = ""
+    begun_ms: int = 0
+
+
+class MovesFound(Response, frozen=True):
+    """The moves in progress."""
+
+    moves: tuple[MoveInfo, ...] = ()
+
+
+class ListMoves(Request[MovesFound], frozen=True, tag="list_moves"):
+    """List the moves in progress."""
+
+    response = MovesFound
+    is_read = True
 
 
 HeldOffsets = Annotated[tuple[tuple[PartitionId, Offset], ...], Meta(max_length=RESULTS_MAX)]

@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self._transport.write(data)
 
     def write_from(self, outbox: Outbox) -> None:
-        """Write frames of an outbox as far as the socket takes them now."""
+        """Write frames of an outbox as far as the socket accepts them now."""
         transport = self._transport
         # A failed write closes the transport before `connection_lost` is called.
         while outbox.bytes and not self.is_paused and transport is not None and not transport.is_closing():

@@ -7,7 +7,7 @@ with a `HandshakeRefusal`, which gives the reason and ends the connection. The d
 
 Rules: the first frame is a hello or the connection ends; `magic`, `version_min` and `version_max` keep their names
 and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people. A node
-that says another identity than the one it is known by is refused: its disk is not the one that voted.
+whose identity differs from the known one is refused: its disk is not the one that voted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quiver.wire.frames import Frame, FrameKind, encode_frame
 
 VERSION_MIN = 1
 VERSION_MAX = 1
-"""The versions of the protocol that this program speaks."""
+"""The protocol versions that this program supports."""
 
 HANDSHAKE_BYTES_MAX = 4 * 1024
 """Largest frame of a handshake: the most memory that an unknown client can occupy."""
@@ -44,7 +44,7 @@ IdentityOf = Callable[[NodeId], str | None]
 
 
 class _Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a hello that every version can read of every other."""
+    """The part of a hello that is the same in every version."""
 
     magic: Literal["quiver"]
     version_min: _Version
@@ -52,9 +52,9 @@ class _Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="messages"):
-    """Which node is speaking, and what it understands.
+    """The dialling or answering node, and the protocol versions that it supports.
 
-    `incarnation` is a number of its own for each start of a process, `identity` one for each life of its disk.
+    `incarnation` is different for each start of the process, `identity` for each new data directory.
     """
 
     cluster_id: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -65,7 +65,7 @@ class Hello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="mess
 
 
 class RequesterHello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="requests"):
-    """Who will send requests: a client, which may leave open which cluster it wants, or a node, which says its id."""
+    """The sender of requests: a client, which may leave `cluster_id` empty, or a node, which gives its id."""
 
     cluster_id: Annotated[str, Meta(max_length=64)] = ""
     name: Annotated[str, Meta(max_length=64)] = ""
@@ -105,33 +105,33 @@ def refuse(code: RefusalCode, sentence: str) -> HandshakeRefusal:
 
 
 def make_hello(*, cluster_id: str, node: NodeId, incarnation: int, identity: str = "") -> Hello:
-    """Return what this program says of itself as a node.
+    """Return the hello of this node.
 
     Raises:
-        ConfigError: a value is outside of what a hello can carry.
+        ConfigError: a value is not valid in a hello.
     """
     fields = {"cluster_id": cluster_id, "node": node, "incarnation": incarnation, "identity": identity}
-    return _introduce(Hello, {"purpose": "messages", **fields})
+    return _build_hello(Hello, {"purpose": "messages", **fields})
 
 
 def make_requester_hello(
     *, name: str, cluster_id: str = "", node: NodeId | None = None, identity: str = ""
 ) -> RequesterHello:
-    """Return what this program says of itself as a client, or as a node that sends requests.
+    """Return the hello of a client, or of a node that sends requests.
 
     Raises:
-        ConfigError: a value is outside of what a hello can carry.
+        ConfigError: a value is not valid in a hello.
     """
     fields = {"cluster_id": cluster_id, "name": name, "node": node, "identity": identity}
-    return _introduce(RequesterHello, {"purpose": "requests", **fields})
+    return _build_hello(RequesterHello, {"purpose": "requests", **fields})
 
 
-def _introduce(of_type: type[_T], fields: Mapping[str, object]) -> _T:
+def _build_hello(of_type: type[_T], fields: Mapping[str, object]) -> _T:
     versions = {"magic": "quiver", "version_min": VERSION_MIN, "version_max": VERSION_MAX}
     try:
         return msgspec.convert({**versions, **fields}, of_type)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"this program cannot introduce itself: {error}") from None
+        raise ConfigError(f"a value is not valid in the wire handshake: {error}") from None
 
 
 def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
@@ -139,9 +139,9 @@ def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | Re
     hello = _read_hello(frame, own)
     match hello:
         case Hello():
-            return _judge_node(hello, own, identity_of)
+            return _check_node(hello, own, identity_of)
         case RequesterHello():
-            return _judge_requester(hello, own, identity_of)
+            return _check_requester(hello, own, identity_of)
         case HandshakeRefusal():
             return hello
 
@@ -150,20 +150,20 @@ def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: Ide
     """Check the answer of a dialled node: return its hello, or the refusal."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
-        return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
+        return refuse(RefusalCode.UNEXPECTED_FRAME, "the answer is a requester's hello, not a node's")
     if isinstance(hello, HandshakeRefusal):
         return hello
-    judgement = _judge_node(hello, own, identity_of)
-    if isinstance(judgement, Hello) and hello.node != dialled:
+    checked = _check_node(hello, own, identity_of)
+    if isinstance(checked, Hello) and hello.node != dialled:
         return refuse(RefusalCode.OTHER_NODE, f"node {dialled} was expected here, not node {hello.node}")
-    return judgement
+    return checked
 
 
 def check_server_hello(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
     """Check the answer to a requester: return the node's hello, or the refusal."""
     hello = _read_hello(frame, own)
     if isinstance(hello, RequesterHello):
-        return refuse(RefusalCode.UNEXPECTED_FRAME, "a requester's hello in answer")
+        return refuse(RefusalCode.UNEXPECTED_FRAME, "the answer is a requester's hello, not a node's")
     if isinstance(hello, Hello) and own.cluster_id and hello.cluster_id != own.cluster_id:
         return _refuse_cluster()
     return hello
@@ -177,28 +177,28 @@ def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | Handsh
         theirs = _decode(frame, _Versions)
         if theirs.version_min > own.version_max or theirs.version_max < own.version_min:
             there, here = (f"{each.version_min} to {each.version_max}" for each in (theirs, own))
-            return refuse(RefusalCode.BAD_VERSION, f"versions {there} are spoken there, {here} here")
+            return refuse(RefusalCode.BAD_VERSION, f"versions {there} are supported there, {here} here")
         return _decode_hello(frame)
     except DecodeError as error:
         return refuse(RefusalCode.BAD_FRAME, error.message)
 
 
-def _judge_node(hello: Hello, own: Hello, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
+def _check_node(hello: Hello, own: Hello, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
     if hello.cluster_id != own.cluster_id:
         return _refuse_cluster()
     if hello.node == own.node:
-        return refuse(RefusalCode.OWN_NODE, f"node {own.node} is the node that was reached")
+        return refuse(RefusalCode.OWN_NODE, f"both sides of the connection are node {own.node}; check the node ids")
     if not _is_known_as(identity_of(NodeId(hello.node)), hello.identity):
         return _refuse_identity(hello.node)
     return hello
 
 
-def _judge_requester(hello: RequesterHello, own: Hello, identity_of: IdentityOf) -> RequesterHello | HandshakeRefusal:
+def _check_requester(hello: RequesterHello, own: Hello, identity_of: IdentityOf) -> RequesterHello | HandshakeRefusal:
     if hello.node is None:
         return hello if hello.cluster_id in ("", own.cluster_id) else _refuse_cluster()
     if hello.cluster_id != own.cluster_id:
         return _refuse_cluster()
-    # A node may ask itself: it need not know that the address it was told is its own.
+    # A node may send requests to itself: it may not know that an address is its own.
     known = own.identity if hello.node == own.node else identity_of(NodeId(hello.node))
     return hello if _is_known_as(known, hello.identity) else _refuse_identity(hello.node)
 

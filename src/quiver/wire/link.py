@@ -85,7 +85,10 @@ class Link:
         settings = self.context.settings
         size_bytes = HEADER_BYTES + sum(map(len, parts))
         if size_bytes > settings.frame_bytes_max:
-            raise RequestError(f"message of {size_bytes} bytes, at most {settings.frame_bytes_max} can be sent")
+            raise RequestError(
+                f"not sent: the message to node {self.peer} has {size_bytes} bytes, at most {settings.frame_bytes_max} "
+                "can be sent"
+            )
         if self._is_waiting or self._outbox.bytes + size_bytes > settings.peer_buffer_bytes_max:
             self.messages_dropped += 1
             return
@@ -100,7 +103,7 @@ class Link:
         self.flush()  # immediately: the driver sends one message per node and turn
 
     def flush(self) -> None:
-        """Write as much as the socket takes now."""
+        """Write as much as the socket accepts now."""
         if self._connection is not None:
             self._connection.write_from(self._outbox)
 
@@ -165,7 +168,7 @@ class Link:
         self._is_waiting = True
         self.messages_dropped += self._outbox.clear()
 
-    # What its connection reports.
+    # Called by its connection.
 
     def handle_greeted(self, connection: OutgoingConnection, hello: Hello) -> None:
         """Start sending: the peer accepted the handshake."""

@@ -1,28 +1,45 @@
-"""What can be asked of a node, and what it answers: one frozen value per request and response. Pure.
+"""Requests and responses: one frozen type each. Pure. `admin_messages` has those for administration.
 
-Data requests (`Produce`, `Fetch`, …) go to the partition's leader; any other node refuses them with `not_leader` and
-a hint. Everything else may be asked of any node, which hands on what it cannot do itself. `known_index` says up to
-which index of the metadata the client has seen: the node answers no earlier than it knows as much, so that a client
-that has just registered is not refused by a node that has not heard of it yet.
+A data request (`Produce`, `Fetch`, …) is sent to the partition's leader; any other node refuses it with `not_leader`
+and names the leader. All other requests can be sent to any node, which forwards those that it cannot handle itself.
+`requests` has the fields that all of them share.
+
+The response to `ConsumeMany` carries only the consumed records, not their batches: a consumer that reads one message at
+a time would otherwise transfer a thousand for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
-from quiver.wire.admin_messages import DescribeNode, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
-from quiver.wire.consume_many import ConsumeMany
+from quiver.errors import DecodeError
+from quiver.model import Buffer, ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+from quiver.record import Record
+from quiver.wire.admin_messages import (
+    DescribeNode,
+    ListClients,
+    ListHolds,
+    ListMoves,
+    PlaceHoldRequest,
+    ReleaseHoldRequest,
+)
 from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
+
+CONSUMERS_MAX = 1_000
+"""Most consumers of one `ConsumeMany`."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_record_decoder = msgspec.msgpack.Decoder(list[Record | None])
 
 # -- the cluster -------------------------------------------------------------------------------------
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node and where it is found."""
+    """A node and its addresses."""
 
     node: NodeId
     wire_address: str
@@ -35,7 +52,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A partition, where its replicas are, and who was last said to lead it."""
+    """A partition, the nodes of its replicas, and its leader as last reported to the primary."""
 
     partition_id: PartitionId
     group: GroupId
@@ -46,7 +63,7 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RetentionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """When records may go: as soon as any of the bounds that are given allows it."""
+    """When records may be removed: as soon as any of the given limits allows it."""
 
     ms: Count | None = None
     bytes: Count | None = None
@@ -65,7 +82,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MetadataFound(Response, frozen=True):
-    """The metadata as the asked node knows it."""
+    """The metadata in the answering node's copy."""
 
     cluster_id: str
     index: Index
@@ -73,82 +90,27 @@ class MetadataFound(Response, frozen=True):
     nodes: tuple[NodeInfo, ...] = ()
     topics: tuple[TopicInfo, ...] = ()
     purged_groups: tuple[GroupId, ...] = ()
-    """Of the groups that were asked about those whose topic has been purged: nobody needs their files any more."""
+    """Those of the requested groups whose topic has been purged: their files can be deleted."""
 
 
 class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
-    """Ask where things are; topics by name (unknown ones are left out of the answer), or all of them with None."""
+    """Return nodes and topics; topics by name (unknown ones are left out of the response), or all of them with None."""
 
     response = MetadataFound
     is_read = True
 
     topics: tuple[Name, ...] | None = None
     is_linearizable: bool = False
-    """Whether the answer must be no older than the request: the primary is asked."""
+    """Whether the response must be no older than the request: the primary answers it."""
     groups: Annotated[tuple[GroupId, ...], Meta(max_length=RESULTS_MAX)] = ()
-    """Groups of which a broker has files and wants to know whether their topic has been purged."""
-
-
-class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A registered producer or consumer; a consumer's name is the `request_id` that it first registered with."""
-
-    kind: Literal["producer", "consumer"]
-    id: int
-    name: str = ""
-    epoch: int = 0
-    registered_ms: int = 0
-    last_seen_ms: int | None = None
-    is_alive: bool = False
-    topics: tuple[str, ...] = ()
-
-
-class ClientsFound(Response, frozen=True):
-    """The registered clients."""
-
-    clients: tuple[ClientInfo, ...] = ()
-
-
-class ListClients(Request[ClientsFound], frozen=True, tag="list_clients"):
-    """Ask for producers, consumers, or both."""
-
-    response = ClientsFound
-    waits_for_index = True
-    is_read = True
-
-    kind: Literal["producer", "consumer", ""] = ""
-    topic: Name | None = None
-
-
-class MoveInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replica on its way to another broker."""
-
-    move_id: int
-    topic: str
-    partition_id: PartitionId
-    target: NodeId
-    source: NodeId | None = None
-    state: str = ""
-    begun_ms: int = 0
-
-
-class MovesFound(Response, frozen=True):
-    """The moves under way."""
-
-    moves: tuple[MoveInfo, ...] = ()
-
-
-class ListMoves(Request[MovesFound], frozen=True, tag="list_moves"):
-    """Ask which replicas are on their way."""
-
-    response = MovesFound
-    is_read = True
+    """Groups of which a broker has files; the response says which of their topics have been purged."""
 
 
 # -- administration ----------------------------------------------------------------------------------
 
 
 class TopicCreated(Response, frozen=True):
-    """A topic, made now or by an earlier try of the same request."""
+    """A topic, created now or by an earlier attempt of the same request."""
 
     topic_id: TopicId
     partitions: int
@@ -156,14 +118,14 @@ class TopicCreated(Response, frozen=True):
 
 
 class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic"):
-    """Create a topic; a repeated request with the same `request_id` finds what it made."""
+    """Create a topic; a repeated request with the same `request_id` returns the same topic."""
 
     response = TopicCreated
 
     topic: Name
     partitions: Count = 3
     replicas: Count | None = None
-    """None: three, or as many as there are brokers if those are fewer."""
+    """None: three, or one per broker if there are fewer brokers."""
     retention: RetentionInfo = RetentionInfo()
     request_id: Name = ""
 
@@ -174,7 +136,7 @@ class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic")
 
 
 class ConfigureTopicRequest(Request[Done], frozen=True, tag="configure_topic"):
-    """Change when records of a topic may go."""
+    """Change the retention of a topic."""
 
     response = Done
     _idempotent = True
@@ -184,7 +146,7 @@ class ConfigureTopicRequest(Request[Done], frozen=True, tag="configure_topic"):
 
 
 class AddPartitionsRequest(Request[Done], frozen=True, tag="add_partitions"):
-    """Bring a topic to so many partitions."""
+    """Increase the number of a topic's partitions to `partitions`."""
 
     response = Done
 
@@ -193,7 +155,7 @@ class AddPartitionsRequest(Request[Done], frozen=True, tag="add_partitions"):
 
 
 class DeleteTopicRequest(Request[Done], frozen=True, tag="delete_topic"):
-    """Take a topic out of use; it can be restored for a while."""
+    """Delete a topic; it can be restored until it is purged."""
 
     response = Done
     _repeatable = False
@@ -202,7 +164,7 @@ class DeleteTopicRequest(Request[Done], frozen=True, tag="delete_topic"):
 
 
 class RestoreTopicRequest(Request[Done], frozen=True, tag="restore_topic"):
-    """Take the newest deleted topic of a name back into use."""
+    """Restore the topic of this name that was deleted last."""
 
     response = Done
     _repeatable = False
@@ -211,7 +173,7 @@ class RestoreTopicRequest(Request[Done], frozen=True, tag="restore_topic"):
 
 
 class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
-    """Move everything off a broker, or, undone, let it hold replicas again."""
+    """Move all replicas off a broker; with `is_undone`, let it hold replicas again."""
 
     response = Done
     _idempotent = True
@@ -221,7 +183,7 @@ class DrainBroker(Request[Done], frozen=True, tag="drain_broker"):
 
 
 class RemoveBroker(Request[Done], frozen=True, tag="remove_broker"):
-    """Forget a broker that is drained, or dead and empty."""
+    """Remove a broker that is drained, or dead and without replicas."""
 
     response = Done
     _repeatable = False
@@ -230,7 +192,7 @@ class RemoveBroker(Request[Done], frozen=True, tag="remove_broker"):
 
 
 class RebalanceBrokers(Request[Done], frozen=True, tag="rebalance_brokers"):
-    """Move replicas until every eligible broker has its share."""
+    """Move replicas until they are spread evenly over the eligible brokers."""
 
     response = Done
     _idempotent = True
@@ -240,14 +202,14 @@ class RebalanceBrokers(Request[Done], frozen=True, tag="rebalance_brokers"):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A topic by name, and those of its partitions that are meant: none named, all meant."""
+    """A topic by name and the selected partitions; an empty tuple selects all partitions."""
 
     topic: Name
     partitions: tuple[PartitionId, ...] = ()
 
 
 class ProducerRegistered(Response, frozen=True):
-    """A producer's id and the epoch that it must send with from now on."""
+    """A producer's id and the epoch that its batches must carry from now on."""
 
     producer_id: ProducerId
     epoch: int
@@ -255,7 +217,7 @@ class ProducerRegistered(Response, frozen=True):
 
 
 class RegisterProducerRequest(Request[ProducerRegistered], frozen=True, tag="register_producer"):
-    """Make a producer known for topics; a known name or id keeps its id and gets a new epoch."""
+    """Register a producer for topics; a known name or id keeps its id and gets a new epoch."""
 
     response = ProducerRegistered
 
@@ -266,7 +228,7 @@ class RegisterProducerRequest(Request[ProducerRegistered], frozen=True, tag="reg
     @property
     def is_idempotent(self) -> bool:
         """See `Request`."""
-        # A repeat begins one more epoch, and the caller only ever learns of the last one.
+        # A repeat begins one more epoch; the caller receives only the last one.
         return bool(self.name) or self.producer_id is not None
 
 
@@ -278,9 +240,9 @@ class ConsumerRegistered(Response, frozen=True):
 
 
 class RegisterConsumerRequest(Request[ConsumerRegistered], frozen=True, tag="register_consumer"):
-    """Make a consumer known for topics; with an id, for more topics than before.
+    """Register a consumer for topics; with an id, add topics to a registered consumer.
 
-    A repeated request with the same `request_id` finds the consumer that it made.
+    A repeated request with the same `request_id` returns the same consumer.
     """
 
     response = ConsumerRegistered
@@ -297,7 +259,7 @@ class RegisterConsumerRequest(Request[ConsumerRegistered], frozen=True, tag="reg
 
 
 class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
-    """Drop a producer or consumer: retention no longer waits for it."""
+    """Remove a producer or consumer; retention no longer waits for it."""
 
     response = Done
     _repeatable = False
@@ -306,18 +268,18 @@ class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
     id: int
 
 
-# -- data, asked of the partition's leader -----------------------------------------------------------
+# -- data, handled by the partition's leader ---------------------------------------------------------
 
 
 class Produced(Response, frozen=True):
-    """Where a batch is; `is_duplicate` if an earlier send of it put it there."""
+    """The offset of a batch; `is_duplicate` if an earlier request had already appended it."""
 
     base_offset: Offset
     is_duplicate: bool = False
 
 
 class Produce(Request[Produced], frozen=True, tag="produce"):
-    """Append the one batch that is the payload, once; answered when it is committed."""
+    """Append the one batch that is the payload, exactly once; answered when it is committed."""
 
     response = Produced
     waits_for_index = True
@@ -328,18 +290,18 @@ class Produce(Request[Produced], frozen=True, tag="produce"):
 
 
 class Fetched(Response, frozen=True):
-    """Batches, in the payload one behind the other; the first may begin before the offset that was asked for."""
+    """The payload is a sequence of batches; the first may begin before the requested offset."""
 
     first_offset: Offset
-    """Where the partition's records begin."""
+    """Offset of the partition's first record."""
     end_offset: Offset
     """The high watermark."""
 
 
 class Fetch(Request[Fetched], frozen=True, tag="fetch"):
-    """Read committed batches from an offset on; wait for one at most `wait_ms` if there is none.
+    """Read committed batches from an offset on; if there is none, wait for one for up to `wait_ms`.
 
-    At least one batch is returned if there is one, however large it is.
+    If there is a batch, at least one is returned, even if it exceeds `bytes_max`.
     """
 
     response = Fetched
@@ -355,17 +317,17 @@ class Fetch(Request[Fetched], frozen=True, tag="fetch"):
 
 
 class ReplicaRead(Response, frozen=True):
-    """Batches as one replica stores them, in the payload one behind the other, and where it begins and ends."""
+    """The bounds of one replica; the payload is a sequence of batches as it stores them."""
 
     first_offset: Offset
     end_offset: Offset
-    """The first offset that is not committed as far as this replica knows."""
+    """The high watermark that this replica knows."""
 
 
 class ReadReplica(Request[ReplicaRead], frozen=True, tag="read_replica"):
-    """Read what the asked node itself stores of a partition, whether it leads or not, as far as it is committed.
+    """Read the committed batches of the receiving node's own replica, whether or not it leads.
 
-    For who compares replicas. Never handed on, and no proof of anything newer than the answer says.
+    For comparing replicas. Never forwarded; the response may lag behind the partition's high watermark.
     """
 
     response = ReplicaRead
@@ -386,7 +348,7 @@ class OffsetFound(Response, frozen=True):
 
 
 class FindOffset(Request[OffsetFound], frozen=True, tag="find_offset"):
-    """Ask for the first offset, the high watermark, or the first record not older than a timestamp (ms)."""
+    """Return the first offset, the high watermark, or that of the first record not older than a timestamp (ms)."""
 
     response = OffsetFound
     waits_for_index = True
@@ -398,18 +360,18 @@ class FindOffset(Request[OffsetFound], frozen=True, tag="find_offset"):
 
 
 class Consumed(Response, frozen=True):
-    """Records for a consumer, as batches in the payload: those from `first_offset` up to `cursor` are meant."""
+    """The payload is batches; the consumed records are those from `first_offset` up to, not including, `cursor`."""
 
     first_offset: Offset
     cursor: Offset
-    """Where the consumer's cursor is now: one past the last record that is meant; equal to `first_offset` if none."""
+    """The consumer's cursor now: one past the last consumed record; equal to `first_offset` if there was none."""
     end_offset: Offset
 
 
 class Consume(Request[Consumed], frozen=True, tag="consume"):
     """Read records at a consumer's cursor and move it past them in the same replicated step.
 
-    With `offset` the records from there are returned and the cursor is set behind them: safe to repeat.
+    With `offset`, the records from there are returned and the cursor is set past them: safe to repeat.
     """
 
     response = Consumed
@@ -430,8 +392,40 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
         return self.offset is not None
 
 
+class ManyConsumed(Response, frozen=True):
+    """The payload has a record or nil for each requested consumer, in order.
+
+    It may end early, but not before the first consumer; nothing was consumed for the others.
+    """
+
+
+class ConsumeMany(Request[ManyConsumed], frozen=True, tag="take_each"):
+    """Consume a record for each consumer at its cursor, in one replicated step; a consumer listed twice gets two."""
+
+    response = ManyConsumed
+    _repeatable = False
+    waits_for_index = True
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=CONSUMERS_MAX)]
+
+
+def encode_consumed(records: Sequence[Record | None]) -> bytes:
+    """Return the payload of an answer."""
+    return _encode(records)
+
+
+def decode_consumed(payload: Buffer) -> list[Record | None]:
+    """Return the records that `encode_consumed` encoded; raises `DecodeError`."""
+    try:
+        return _record_decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise DecodeError(f"not a valid payload of consumed records: {error}") from None
+
+
 class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
-    """Set consumers' cursors; with `only_new` leave those alone that have one."""
+    """Set consumers' cursors; with `only_new`, leave existing cursors unchanged."""
 
     response = Done
     waits_for_index = True
@@ -443,7 +437,7 @@ class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
 
 
 class CursorsFound(Response, frozen=True):
-    """Cursors in the order in which they were asked for, and the partition's bounds, no older than the request."""
+    """Cursors in the requested order, and the partition's bounds, no older than the request."""
 
     cursors: tuple[Offset, ...]
     first_offset: Offset
@@ -451,7 +445,7 @@ class CursorsFound(Response, frozen=True):
 
 
 class GetCursors(Request[CursorsFound], frozen=True, tag="get_cursors"):
-    """Ask where consumers are; how much they have left is the difference to `end_offset`."""
+    """Return consumers' cursors; a consumer's lag is `end_offset` minus its cursor."""
 
     response = CursorsFound
     waits_for_index = True
@@ -463,13 +457,13 @@ class GetCursors(Request[CursorsFound], frozen=True, tag="get_cursors"):
 
 
 class EpochBegun(Response, frozen=True):
-    """The sequence that the partition expects next of the producer."""
+    """The sequence that the partition expects next from the producer."""
 
     next_sequence: int
 
 
 class BeginEpoch(Request[EpochBegun], frozen=True, tag="begin_epoch"):
-    """Fence off a producer's earlier epochs in a partition, durably, and learn how far they have come."""
+    """Fence a producer's earlier epochs in a partition, durably, and return its next sequence there."""
 
     response = EpochBegun
     waits_for_index = True
@@ -484,20 +478,20 @@ class BeginEpoch(Request[EpochBegun], frozen=True, tag="begin_epoch"):
 
 
 class CommandSubmitted(Response, frozen=True):
-    """What became of a command: its result is the payload."""
+    """A command was applied; the payload is its result."""
 
     index: Index
 
 
 class SubmitCommand(Request[CommandSubmitted], frozen=True, tag="submit_command"):
-    """Carry out a command on the metadata; the payload is the command. For nodes only."""
+    """Submit a metadata command, which is the payload. For nodes only."""
 
     response = CommandSubmitted
     is_for_nodes = True
 
 
 class LeaderInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that the sender leads, and since which epoch."""
+    """A partition that the sender leads, and its epoch."""
 
     topic_id: TopicId
     partition_id: PartitionId
@@ -505,42 +499,45 @@ class LeaderInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BeatInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A client that the sender has heard of."""
+    """A client that the sender has received requests from."""
 
     kind: Literal["producer", "consumer"]
     id: int
     last_seen_ms: int
 
 
-class HeartbeatTaken(Response, frozen=True):
-    """The primary has heard it; `is_known` tells whether the sender is registered as what it says it is."""
+class HeartbeatReceived(Response, frozen=True):
+    """The primary has received it; `is_known` says whether the sender is registered with this identity."""
 
     is_known: bool
 
 
-class BrokerHeartbeatRequest(Request[HeartbeatTaken], frozen=True, tag="heartbeat"):
-    """Tell the primary that a broker lives, what it has come to lead, and which clients it has heard of."""
+class BrokerHeartbeatRequest(Request[HeartbeatReceived], frozen=True, tag="heartbeat"):
+    """Report to the primary that a broker is alive, which partitions it leads, and which clients are active."""
 
-    response = HeartbeatTaken
+    response = HeartbeatReceived
     _idempotent = True
     is_for_nodes = True
 
     node: NodeId
     identity: Name
     leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
-    """Those that the primary may not know yet."""
+    """Partitions whose leader the primary may not know yet."""
     clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
 
 
 class MembersFound(Response, frozen=True):
-    """A group's members by its last committed configuration; asked of its leader, who proves that it leads."""
+    """A group's members by its last committed configuration."""
 
     voters: tuple[NodeId, ...]
     learners: tuple[NodeId, ...]
 
 
 class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
-    """Ask a group's leader who belongs to it: what a broker must know before it deletes a replica."""
+    """Return a group's members; a broker checks them before it deletes a replica.
+
+    The group's leader answers, after it has proved that it still leads.
+    """
 
     response = MembersFound
     is_read = True
@@ -581,6 +578,3 @@ AnyRequest = (
     | BrokerHeartbeatRequest
     | GetMembers
 )
-
-PartitionRequest = Produce | Fetch | FindOffset | Consume | ConsumeMany | MoveCursor | GetCursors | BeginEpoch
-"""What only a partition's leader can answer."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -26,11 +27,47 @@ from quiver.wire.handshake import Hello, IdentityOf, make_hello
 from quiver.wire.link import Link
 from quiver.wire.listener import Listener
 from quiver.wire.serving import RequestServer
-from quiver.wire.status import ConnectionStatus, NetworkStatus
 from quiver.wire.tls import make_client_context, make_server_context
 
 MessageHandler = Callable[[NodeId, memoryview], None]
 LostHandler = Callable[[NodeId], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionStatus:
+    """The connections with one peer, or with another node that has connected; counts are since process start."""
+
+    node: NodeId
+    address: str
+    """The address that is dialled; empty for a node that is not a peer."""
+    is_connected: bool
+    """Whether the outgoing connection is up."""
+    is_heard: bool
+    """Whether the incoming connection is up."""
+    incarnation: int | None
+    messages_out: int
+    bytes_out: int
+    messages_in: int
+    bytes_in: int
+    messages_dropped: int
+    backlog_bytes: int
+    reconnects: int
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkStatus:
+    """One node's network."""
+
+    node: NodeId
+    address: str
+    peers: tuple[ConnectionStatus, ...]
+    handshakes: int
+    """Incoming connections whose handshake is not done."""
+    refused: int
+    """Incoming connections that were refused."""
+    messages_to_unknown: int
+    """Messages dropped because their target is not a peer."""
 
 
 def _no_identities(node: NodeId) -> str | None:
@@ -186,11 +223,6 @@ class PeerNetwork:
             return
         link.send(parts)
 
-    def backlog_bytes(self, to: NodeId) -> int:
-        """Return how many queued bytes the socket to this node has not taken yet."""
-        link = self._links.get(to)
-        return 0 if link is None else link.backlog_bytes
-
     def status(self) -> NetworkStatus:
         """Return a snapshot."""
         nodes = sorted({*self._links, *self._listener.peers})
@@ -258,8 +290,8 @@ class PeerNetwork:
 
 
 def _ignore_message(node: NodeId, message: memoryview) -> None:
-    """Take messages after a handler has failed."""
+    """Drop a message: there is no handler yet, or it has failed."""
 
 
 def _ignore_loss(node: NodeId) -> None:
-    """Take reports after a handler has failed."""
+    """Ignore a lost connection: there is no handler yet, or it has failed."""

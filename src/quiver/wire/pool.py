@@ -1,8 +1,8 @@
-"""Connections for requests, one for each address, made when they are needed. The real side of the `Transport` seam.
+"""Connections for requests, one per address, dialled on demand. The real implementation of the `Transport` seam.
 
-It owns its connections and the tasks that make them: callers that ask for the same address at once wait for the same
-attempt, and one that gives up does not end it for the others. An attempt that fails is reported to all who wait, at
-once; the next call tries again. When to do so is the callers' business. A connection that is not used for
+It owns its connections and the tasks that dial them. Concurrent callers of one address wait for the same attempt, and a
+caller that is cancelled does not end the attempt for the others. A failed attempt is reported to all its waiters
+immediately; the next call dials again, so callers decide about retries and backoff. A connection that is not used for
 `idle_timeout_ms` is closed.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -22,24 +23,33 @@ from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.requesting import RequestConnection
 from quiver.wire.requests import Request, Response
-from quiver.wire.status import PoolStatus
 from quiver.wire.tls import make_client_context
 
 R = TypeVar("R", bound=Response)
 _Dial = asyncio.Task[RequestConnection | str]
 
 ADDRESSES_MAX = 4096
-"""Most addresses with a connection, or an attempt to make one, at a time."""
+"""Largest number of addresses with a connection or an attempt to dial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """The connections on which this program sends requests."""
+
+    connections: int
+    dialling: int
+    requests: int
+    """Queued or sent, and not answered yet."""
 
 
 class RequestPool:
     """Send requests to nodes by their addresses. Use as ``async with``, in one event loop.
 
-    `name` is shown to people; `cluster_id` may be left open by a client. A node says its id and its identity, by which
-    the others know that it is one of them. With TLS the other side's certificate must name the host of its address.
+    `name` appears in logs; a client may leave `cluster_id` empty. A node passes its id and its identity, by which
+    other nodes recognize it. With TLS, the other side's certificate must name the host of its address.
 
     Raises:
-        ConfigError: `tls` names files that cannot be used, or what it says of itself cannot be said.
+        ConfigError: `tls` names files that cannot be used, or a value does not fit into a hello.
     """
 
     def __init__(
@@ -70,7 +80,7 @@ class RequestPool:
         return self
 
     async def close(self) -> None:
-        """End all connections; calls under way end with what is true of them."""
+        """Close all connections; calls in flight fail with an error that states their outcome."""
         self._is_closed = True
         for task in (self._sweeper, *self._dials.values()):
             if task is not None:
@@ -100,13 +110,13 @@ class RequestPool:
     ) -> tuple[R, memoryview]:
         """Send a request to a node and return its response and payload; parts of the payload must not change any more.
 
-        `timeout_ms` bounds all of it: connecting, waiting for room, and the answer.
+        `timeout_ms` bounds the whole call: connecting, waiting for room, and the response.
 
         Raises:
-            RequestError: the address is none, or the request is too large; nothing was sent.
+            RequestError: the address is not valid, or the request is too large; nothing was sent.
             UnavailableError: it was not done; or it is a read, and was not answered.
-            OutcomeUnknownError: it was sent, but the connection broke or the time ran out before it was answered.
-            QuiverError: what the other side said.
+            OutcomeUnknownError: it was sent, but the connection broke or the deadline passed before it was answered.
+            QuiverError: the error that the other side answered with.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
         connection = self._usable.get(address)
@@ -116,31 +126,31 @@ class RequestPool:
 
     async def _connect(self, address: str, deadline_s: float) -> RequestConnection:
         if self._is_closed:
-            raise UnavailableError("closed by this side", code="closed")
+            raise UnavailableError("not done: this client is closed", code="closed")
         dial = self._dials.get(address)
         if dial is None:
             dial = self._start_dial(address)
         try:
             async with timeout_at(deadline_s):
-                # Unlike awaiting the task, this neither ends it when the caller is cancelled nor the reverse.
+                # Not `await dial`: a cancelled caller must not cancel the attempt that others wait for.
                 await asyncio.wait((dial,))
         except TimeoutError:
-            raise UnavailableError(f"{address} was not reached in time", code="timed_out") from None
+            raise UnavailableError(f"not done: {address} was not reached in time", code="timed_out") from None
         outcome = "closed by this side" if dial.cancelled() else dial.result()
         if isinstance(outcome, str):
-            raise UnavailableError(f"{address} was not reached: {outcome}", code="not_reached")
+            raise UnavailableError(f"not done: {address} was not reached: {outcome}", code="not_reached")
         return outcome
 
     def _start_dial(self, address: str) -> _Dial:
         host, port = parse_address(address)
         if len(self._usable) + len(self._dials) >= ADDRESSES_MAX:
-            raise OverloadedError(f"connections to {ADDRESSES_MAX} other addresses are open")
+            raise OverloadedError(f"not done: connections to {ADDRESSES_MAX} other addresses are open")
         dial = self._dials[address] = self._tasks.start(self._dial(host, port))
         dial.add_done_callback(lambda _: self._finish_dial(address, dial))
         return dial
 
     async def _dial(self, host: str, port: int) -> RequestConnection | str:
-        """Try once; return a connection whose handshake is done, or the reason why there is none."""
+        """Dial once; return a connection whose handshake is done, or the reason for the failure."""
         connection = RequestConnection(self._hello, self._settings, self._connections)
         loop = asyncio.get_running_loop()
         is_done = False
@@ -152,7 +162,7 @@ class RequestPool:
             return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"
         finally:
             if not is_done:
-                connection.abort("given up")
+                connection.abort("connecting failed")
         return connection if is_done else connection.end_reason
 
     def _finish_dial(self, address: str, dial: _Dial) -> None:

@@ -1,11 +1,12 @@
-"""One outgoing connection for requests: many under way at once, each answered by its correlation id.
+"""One outgoing connection for requests: many in flight concurrently, each answered by its correlation id.
 
-It owns what was asked and not answered yet, and the requests that are not sent yet. Callers wait for room at its
-bounds; nothing is dropped. What it says of a call that ends without an answer is true: *not done* as long as the
-request has not left whole, *perhaps done* afterwards, unless it is a read, which can always be sent again.
+It owns the unanswered requests and the unsent ones. At its limits callers wait; nothing is dropped. A call that ends
+without an answer raises an error that states the outcome correctly: *not done* if the request was not completely sent,
+*unknown* if it was, except for a read, which can always be repeated.
 
-A request is under way, and takes room, until it is answered, even if its caller has given up: what counts is what the
-other side has to do. There is no task of its own: an answer sets the future that its caller waits for.
+A request is in flight, and counts towards the limits, until it is answered, even if its caller no longer waits: the
+limits bound the work of the other side. The connection has no task of its own: a response sets the future that its
+caller awaits.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ R = TypeVar("R", bound=Response)
 
 
 class _Pending:
-    """A request that was not answered yet, whether or not anybody still waits for it."""
+    """An unanswered request, whether or not its caller still waits."""
 
     __slots__ = ("future", "number", "request", "size_bytes")
 
@@ -61,14 +62,14 @@ class _Pending:
 
 
 class RequestConnection(Connection):
-    """The side that asks: says hello, waits for the answer, then sends requests and takes responses in any order."""
+    """The requesting side: sends a hello, waits for the answer, then sends requests; responses come in any order."""
 
     def __init__(self, hello: RequesterHello, settings: WireSettings, connections: set[Connection]) -> None:
         super().__init__(settings, connections)
         self.greeted: asyncio.Future[Hello | None] = self._loop.create_future()
-        """Done when the handshake is: the node's hello, or None if the connection ended instead."""
+        """Resolved when the handshake is done: the node's hello, or None if the connection ended instead."""
         self.used_at_s = self._loop.time()
-        """When it last had a call under way, by the loop's clock."""
+        """When its last call ended, by the loop's clock."""
         self._hello = hello
         self._outbox = Outbox()
         self._pending: dict[int, _Pending] = {}
@@ -79,17 +80,17 @@ class RequestConnection(Connection):
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether requests can be sent."""
+        """Whether requests can be sent."""
         return self._is_open
 
     @property
     def requests(self) -> int:
-        """Return how many requests are under way."""
+        """Return how many requests are in flight."""
         return len(self._pending)
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether no call is under way."""
+        """Whether no call is in flight or waits for room."""
         return not self._pending and not self._waiting
 
     # Calls.
@@ -100,12 +101,12 @@ class RequestConnection(Connection):
         Raises:
             UnavailableError: it was not done, or it is a read that was not answered.
             OutcomeUnknownError: it was sent and not answered.
-            QuiverError: what the other side said.
+            QuiverError: the error that the other side answered with.
         """
         if self._waiting or self._is_full:
             await self._wait_room(deadline_s)
         if not self._is_open:
-            raise UnavailableError(f"no connection: {self.end_reason}", code="connection_lost")
+            raise UnavailableError(f"not done: the connection was lost: {self.end_reason}", code="connection_lost")
         try:
             pending, correlation_id = self._send(request, payload, deadline_s)
         finally:
@@ -125,13 +126,13 @@ class RequestConnection(Connection):
     def _send(self, request: Request[R], payload: Sequence[Buffer], deadline_s: float) -> tuple[_Pending, int]:
         timeout_ms = round((deadline_s - self._loop.time()) * 1000)
         if timeout_ms <= 0:
-            raise UnavailableError("the time was over before it was sent", code="timed_out")
+            raise UnavailableError("not done: the deadline passed before the request was sent", code="timed_out")
         self._last_id = correlation_id = self._last_id + 1
         frame = encode_request(correlation_id, timeout_ms, request, payload)
         size_bytes = sum(map(len, frame))
         if size_bytes > self.settings.frame_bytes_max:
             bound = self.settings.frame_bytes_max
-            raise TooLargeError(f"a request of {size_bytes} bytes, at most {bound} can be sent")
+            raise TooLargeError(f"not done: the request has {size_bytes} bytes, at most {bound} can be sent")
         pending = _Pending(self._loop.create_future(), request, self._outbox.push(frame), size_bytes)
         self._pending[correlation_id] = pending
         self._pending_bytes += size_bytes
@@ -146,45 +147,45 @@ class RequestConnection(Connection):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write what one turn of the loop has queued, as far as the socket takes it."""
+        """Write what one turn of the loop has queued, as far as the socket accepts it."""
         self._will_flush = False
         outbox = self._outbox
         self.write_from(outbox)
 
-    # Calls that nobody waits for any more: under way until they are answered, since the other side has them.
+    # Calls without a caller: they stay in flight until answered, because the other side still works on them.
 
     def _cancel(self, correlation_id: int, pending: _Pending) -> None:
-        """Take a request back, or tell the other side that nobody waits for it."""
+        """Withdraw an unsent request; for a sent one, send a cancel."""
         if correlation_id in self._pending and not self._withdraw(correlation_id, pending):
             self._outbox.push(encode_cancel(correlation_id))
             self._flush_soon()
             self._expect_end(correlation_id)
 
     def _expire(self, correlation_id: int) -> None:
-        """Tell a caller that its time is over."""
+        """Fail a call whose deadline has passed."""
         pending = self._pending.get(correlation_id)
         if pending is None or pending.future.done():
             return
         is_sent = not self._withdraw(correlation_id, pending)
-        pending.future.set_exception(_unanswered(pending, "the time is over", "timed_out", is_sent=is_sent))
+        pending.future.set_exception(_unanswered(pending, "the deadline passed", "timed_out", is_sent=is_sent))
         if is_sent:
             self._expect_end(correlation_id)
 
     def _withdraw(self, correlation_id: int, pending: _Pending) -> bool:
-        """Take a request back if nothing of it was sent; return whether that was so."""
+        """Remove a request from the queue if nothing of it was sent; return whether it was removed."""
         if not self._outbox.withdraw(pending.number):
             return False
         self._forget(correlation_id)
-        # What is withdrawn keeps its place in the queue: one that only grows is of no use to anybody.
+        # A withdrawn frame keeps its position in the queue, so a stalled connection's queue would grow without limit.
         if self._outbox.messages > 2 * self.settings.connection_requests_max:
-            self.abort("the other side takes no requests")
+            self.abort("the other side accepts no requests")
         return True
 
     def _expect_end(self, correlation_id: int) -> None:
-        """Give the other side some time to answer what it knows to be over; it is not well if it does not."""
-        self._loop.call_later(self.settings.unanswered_timeout_ms / 1000, self._give_up, correlation_id)
+        """Abort the connection if an ended request is still unanswered after `unanswered_timeout_ms`."""
+        self._loop.call_later(self.settings.unanswered_timeout_ms / 1000, self._abort_unanswered, correlation_id)
 
-    def _give_up(self, correlation_id: int) -> None:
+    def _abort_unanswered(self, correlation_id: int) -> None:
         if correlation_id in self._pending:
             self.abort("the other side does not answer")
 
@@ -213,7 +214,10 @@ class RequestConnection(Connection):
                 while self._is_full and self._is_open:
                     await self._wait_turn()
         except TimeoutError:
-            raise UnavailableError("the time was over before there was room to send", code="timed_out") from None
+            raise UnavailableError(
+                "not done: the deadline passed while the connection was at its limit of requests in flight",
+                code="timed_out",
+            ) from None
 
     async def _wait_turn(self) -> None:
         waiter = self._loop.create_future()
@@ -221,43 +225,44 @@ class RequestConnection(Connection):
         try:
             await waiter
         except asyncio.CancelledError:
-            # A turn that was given and not taken goes to the next.
+            # This waiter was woken but does not send: wake the next one.
             if waiter.done() and not waiter.cancelled():
                 self._wake()
             raise
 
     def _wake(self) -> None:
-        """Give a turn to the caller that has waited longest, if there is room; it passes on what it leaves."""
+        """Wake the caller that has waited longest, if there is room; after sending, it wakes the next one."""
         while self._waiting and not self._is_full:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return
 
-    # What the connection reports.
+    # Called by the connection.
 
     def handle_opened(self) -> None:
-        """Say hello."""
+        """Send the hello."""
         self.write(encode_hello(self._hello))
 
     def handle_frame(self, frame: Frame) -> None:
-        """Take a response; before the handshake is done, the answer to the hello."""
+        """Process a response; before the handshake is done, the answer to the hello."""
         if frame.kind is FrameKind.RESPONSE and self.greeted.done():
-            self._take_response(decode_response(frame))
+            self._handle_response(decode_response(frame))
         elif frame.kind is FrameKind.REFUSAL:
             refusal = decode_refusal(frame)
             self.close(f"refused by the other side: {refusal.code}: {refusal.sentence}")
         elif self.greeted.done():
-            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, f"a {frame.kind.name.lower()} to the side that asks"))
+            sentence = f"unexpected {frame.kind.name.lower()} frame to the requesting side"
+            self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
         else:
-            self._take_hello(check_server_hello(frame, self._hello))
+            self._handle_hello(check_server_hello(frame, self._hello))
 
     def handle_writable(self) -> None:
-        """Send on."""
+        """Continue sending."""
         self._flush()
 
     def handle_closed(self) -> None:
-        """Tell every caller what became of its request."""
+        """Fail every call with the outcome of its request."""
         if not self.greeted.done():
             self.greeted.set_result(None)
         for pending in self._pending.values():
@@ -272,14 +277,14 @@ class RequestConnection(Connection):
                 waiter.set_result(None)
         self._waiting.clear()
 
-    def _take_hello(self, answer: Hello | HandshakeRefusal) -> None:
+    def _handle_hello(self, answer: Hello | HandshakeRefusal) -> None:
         if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
         self.finish_handshake()
         self.greeted.set_result(answer)
 
-    def _take_response(self, answered: IncomingResponse) -> None:
+    def _handle_response(self, answered: IncomingResponse) -> None:
         pending = self._forget(answered.correlation_id)
         if pending is not None and not pending.future.done():
             pending.future.set_result(answered)
@@ -300,5 +305,5 @@ def _read_body(request: Request[R], body: Buffer) -> R:
     except DecodeError as error:
         if request.is_read:
             raise
-        # It was answered, so it was not refused; what became of it only a newer program can read.
+        # It was answered without an error, so it may have been done; only a newer version can read the response.
         raise OutcomeUnknownError(error.message, code=error.code) from None

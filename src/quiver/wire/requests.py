@@ -1,8 +1,8 @@
-"""What all requests and responses share. Pure.
+"""The base types of requests and responses. Pure.
 
-A request travels as the head of a frame, tagged with its name; bytes that belong to it (batches, as they are) travel
-behind it as the frame's payload. `Request[R]` names the response that it gets. Reading is strict on both sides: a
-field that is added later must have a default that means what its absence meant. `messages` says what can be asked.
+A request is the head of a frame, tagged with its name; its bytes, such as batches, follow as the frame's payload.
+`Request[R]` names the type of its response. Decoding is strict on both sides: a field that is added later must have a
+default with the meaning that its absence had. `messages` and `admin_messages` define the requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all responses share."""
+    """Base of all responses."""
 
 
 R = TypeVar("R", bound=Response)
@@ -30,44 +30,44 @@ R = TypeVar("R", bound=Response)
 class Request(
     msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
 ):
-    """What all requests share; `R` is the type of the response."""
+    """Base of all requests; `R` is the type of the response."""
 
     response: ClassVar[type[Response]]
     """The type that the response is decoded to."""
     is_read: ClassVar[bool] = False
-    """Whether it changes nothing: after any failure it may be sent again."""
+    """Whether it changes nothing, so that it may be repeated after any failure."""
     waits_for_index: ClassVar[bool] = False
     """Whether it is handled only once its receiver has applied the metadata up to `known_index`."""
     is_for_nodes: ClassVar[bool] = False
-    """Whether plain clients are refused."""
+    """Whether it is refused if a client sends it."""
     _repeatable: ClassVar[bool] = True
     _idempotent: ClassVar[bool] = False
     carries_batches: ClassVar[bool] = False
     """Whether the payload of the request or of its response is batches, which have checksums of their own."""
 
-    is_forwarded: bool = False
-    """Whether a node forwarded it to the node that it takes for the primary, which must not forward it again."""
+    is_forwarded: bool = msgspec.field(default=False, name="is_handed_on")
+    """Whether a node forwarded it to the primary that it knows; the receiver must not forward it again."""
     known_index: Index = Index(0)
     """The metadata index that the sender has seen; `routing` sets it. A receiver that lags behind catches up first, so
     that a client that has just registered is not refused."""
 
     @property
     def is_repeatable(self) -> bool:
-        """Tell whether a client may send it again after an unknown outcome: a repeated delete may hit a new topic."""
+        """Whether a client may repeat it after an unknown outcome; a repeated delete may hit a new topic."""
         return self._repeatable
 
     @property
     def is_idempotent(self) -> bool:
-        """Tell whether a repeat after success changes nothing and gets the same response."""
+        """Whether a repeat after success changes nothing and gets the same response."""
         return self.is_read or self._idempotent
 
 
 class Done(Response, frozen=True):
-    """It was done; `index` is the metadata's index that shows it, or 0."""
+    """The request was done; `index` is the metadata index that contains the change, or 0."""
 
     index: Index = Index(0)
 
 
 def request_name(request: Request[Any]) -> str:
-    """Return what a request is called on the wire."""
+    """Return a request's name on the wire."""
     return str(type(request).__struct_config__.tag)

@@ -1,12 +1,13 @@
-"""The server of requests: runs a handler for each, holds all of them to bounds, and ends in good order.
+"""The request server: runs a handler for each request, enforces limits, and shuts down gracefully.
 
-It owns the tasks in which handlers run and the sessions that requests come from. What a request means is the handler's
-business. A handler may raise any error of `quiver.errors`; anything else that it raises is a bug, which is logged and
-answered with `internal_error`, and does not end the node.
+It owns the tasks in which handlers run, and the sessions that requests arrive on. It does not interpret requests. A
+handler may raise any error of `quiver.errors`; any other exception is a bug, which is logged and answered with
+`internal_error`, and does not end the node.
 
-Two bounds, two answers. What one connection has under way is bounded by not reading from it: its owner has to wait.
-What all clients have under way is bounded by refusing more with `overloaded` before anything is done, so that they
-learn of it while they still have time. Nodes are exempt from the latter: what keeps the cluster alive is never shed.
+There are two limits. Requests in flight on one connection are limited by not reading from it, so that its sender has to
+wait. Requests in flight of all clients together are limited by refusing more with `overloaded` before anything is done,
+so that clients can retry within their deadline. Nodes are exempt from the second limit: traffic that keeps the cluster
+alive is never shed.
 
 Invariant: every request that was read is answered exactly once, unless its connection ends first.
 """
@@ -17,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,57 +43,56 @@ from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello,
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Response, request_name
 from quiver.wire.session import RequestSession
-from quiver.wire.status import ServerStatus
 
 logger = logging.getLogger(__name__)
 
 WAIT_SHARE = 0.8
 """Share of a request's remaining time that its handler may spend on waiting."""
 EXPIRY_PERIOD_MS = 50
-"""Granularity at which calls are ended whose time is over: their callers have timers of their own."""
+"""Interval at which expired calls are ended. It can be coarse: callers have timers of their own."""
 OVERLOAD_RETRY_AFTER_MS = 100
-"""When a client that was refused at a bound may try again."""
+"""Time after which a client that was refused as overloaded may retry."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sent a request, and until when it waits for the answer."""
+    """The sender of a request, and its deadline."""
 
     name: str
-    """What a client calls itself: for people, never to be relied on."""
+    """The name in the client's hello: for logs, not verified."""
     address: str
     deadline_ms: int
-    """When its time is over, by the monotonic clock of the node that was asked."""
+    """The request's deadline, by the receiving node's monotonic clock."""
     node: NodeId | None = None
-    """The node that asks; None for a client."""
+    """The sending node; None for a client."""
 
     @property
     def is_node(self) -> bool:
-        """Tell whether a node of the cluster asks."""
+        """Whether the sender is a node of the cluster."""
         return self.node is not None
 
     def remaining_ms(self, now_ms: int) -> int:
-        """Return how much time is left at `now_ms` of the monotonic clock; 0 once it is over."""
+        """Return the time left at `now_ms` of the monotonic clock; 0 after the deadline."""
         return max(0, self.deadline_ms - now_ms)
 
     def wait_ms(self, now_ms: int) -> float:
-        """Return how long its handler may wait for something; the rest is for the answer to arrive in time."""
+        """Return how long the handler may wait; the rest is reserved so that the answer arrives in time."""
         return self.remaining_ms(now_ms) * WAIT_SHARE
 
 
 Answer = tuple[Response, Sequence[Buffer]]
 """A response and its payload in parts, which must not change any more."""
 RequestHandler = Callable[[Caller, Any, memoryview], Awaitable[Answer]]
-"""Carry out a request of one type; raises errors of `quiver.errors`."""
+"""Handle requests of one type; raises errors of `quiver.errors`."""
 Handler = Callable[[Caller, AnyRequest, memoryview], Awaitable[Answer]]
-"""Carry out a request, whose payload may be kept and never changes; return the response and its payload in parts.
+"""Handle a request, whose payload may be kept and never changes; return the response and its payload in parts.
 
-Parts must not change any more. The handler is cancelled when the caller's time is over, when its connection ends, and
-when the server stops; it shields what must not be left half done.
+Parts must not change any more. The handler is cancelled when the request's deadline passes, when its connection ends,
+and when the server stops; it shields work that must not be interrupted.
 """
 
 
-class Call:
-    """One request under way."""
+class ServerCall:
+    """One request in flight on the server."""
 
     __slots__ = ("asked", "caller", "end_code", "is_begun", "request", "session", "size_bytes", "task")
 
@@ -102,35 +103,52 @@ class Call:
         self.size_bytes = size_bytes
         self.is_begun = False
         self.end_code = ""
-        """Why it is ended before its time; empty if it is not."""
+        """Why it was ended early; empty if it was not."""
         self.caller: Caller
         self.task: asyncio.Task[None]
 
     def end(self, code: str) -> None:
-        """Stop the handler; one that has not begun never will."""
+        """Cancel the handler; one that has not begun never starts."""
         self.end_code = self.end_code or code
         # A task that is cancelled before its first step would never answer.
         if self.is_begun:
             self.task.cancel()
 
     def end_error(self) -> QuiverError:
-        """Return what is true of a request that was ended: not done, or perhaps."""
+        """Return the error of a call that was ended: not done, or outcome unknown."""
         name = request_name(self.request)
         if not self.is_begun or self.request.is_read:
             return UnavailableError(f"{name} was not done: {self.end_code}", code=self.end_code)
-        return OutcomeUnknownError(f"{name} was perhaps done: {self.end_code}", code=self.end_code)
+        return OutcomeUnknownError(f"{name} may have been done: {self.end_code}", code=self.end_code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """A node's request server; counts are since process start."""
+
+    client_connections: int
+    node_connections: int
+    requests: int
+    """In flight now."""
+    requests_bytes: int
+    """Bytes of clients' requests in flight and of unsent responses to them."""
+    requests_begun: int
+    requests_refused: int
+    """Refused before a handler saw them."""
+    handlers_failed: int
+    """Ended by an exception outside `quiver.errors`: bugs."""
 
 
 class RequestServer:
     """Answer requests with a handler. Use as ``async with``; give it to a `PeerNetwork`, whose port it shares.
 
-    Until `start` says who handles requests, and again once it closes, they are refused as `not_serving`.
+    Before `start` and after `close`, requests are refused as `not_serving`.
     """
 
     def __init__(self, *, settings: WireSettings, clock: Clock) -> None:
         self.settings = settings
         self.bytes = 0
-        """Of clients' requests under way and unsent responses; sessions keep it true."""
+        """Bytes of clients' requests in flight and of unsent responses; sessions update it."""
         self._clock = clock
         self._handler: Handler | None = None
         self._is_closed = False
@@ -142,9 +160,9 @@ class RequestServer:
         self._failed = 0
         self._loop: asyncio.AbstractEventLoop
         self._tasks = TaskScope(self.close)
-        self._calls: set[Call] = set()
-        self._expiries: dict[int, set[Call]] = {}
-        """The calls under way by the period of `EXPIRY_PERIOD_MS` in which their time is over."""
+        self._calls: set[ServerCall] = set()
+        self._expiries: dict[int, set[ServerCall]] = {}
+        """The calls in flight, by the period of `EXPIRY_PERIOD_MS` that contains their deadline."""
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._crashed: asyncio.Future[None]
@@ -160,12 +178,12 @@ class RequestServer:
         return self
 
     def start(self, handler: Handler) -> None:
-        """Begin to hand requests to `handler`."""
+        """Start passing requests to `handler`."""
         invariant(self._handler is None, "a server is started only once")
         self._handler = handler
 
     async def close(self, grace_ms: int = 0) -> None:
-        """Take no more requests, answer those under way for up to `grace_ms`, end the others, end all connections."""
+        """Accept no more requests, finish those in flight for up to `grace_ms`, end the rest, close all connections."""
         self._is_closed = True
         self._watcher.cancel()
         with suppress(TimeoutError):
@@ -173,13 +191,13 @@ class RequestServer:
                 await self._wait_idle()
         for call in tuple(self._calls):
             call.end("stopping")
-        # What a handler does on being cancelled is bounded by nothing but the handler.
+        # No timeout: a cancelled handler ends by itself, and what it shields must be finished.
         await self._wait_idle()
         if self._sweep is not None:
             self._sweep.cancel()
         sessions = (*self._client_sessions, *self._node_sessions)
         for session in sessions:
-            session.close("the node stops")
+            session.close("the node is stopping")
         await asyncio.gather(*(session.wait_closed() for session in sessions))
 
     async def __aexit__(
@@ -202,33 +220,35 @@ class RequestServer:
     # Sessions.
 
     def admit(self, connection: Connection, hello: RequesterHello) -> RequestSession | HandshakeRefusal:
-        """Return a session for a connection whose hello was accepted, or why there is none."""
+        """Return a session for a connection whose hello was accepted, or a refusal."""
         if self._handler is None or self._is_closed:
-            return refuse(RefusalCode.NOT_SERVING, "no requests are taken now")
+            return refuse(RefusalCode.NOT_SERVING, "this node accepts no requests now; it is starting or stopping")
         sessions, bound = self._client_sessions, self.settings.client_connections_max
         if hello.node is not None:
             sessions, bound = self._node_sessions, self.settings.connections_max
         if len(sessions) >= bound:
-            return refuse(RefusalCode.TOO_MANY_CONNECTIONS, f"{len(sessions)} others are connected")
+            return refuse(
+                RefusalCode.TOO_MANY_CONNECTIONS, f"{len(sessions)} others are connected, at most {bound} may be"
+            )
         session = RequestSession(self, connection, hello)
         sessions.add(session)
         return session
 
     def handle_session_closed(self, session: RequestSession) -> None:
-        """Forget a session."""
+        """Remove a session."""
         self._client_sessions.discard(session)
         self._node_sessions.discard(session)
 
     # Requests.
 
-    def take(self, session: RequestSession, asked: IncomingRequest, size_bytes: int) -> None:
-        """Begin to carry out a request, or refuse it."""
+    def handle_request(self, session: RequestSession, asked: IncomingRequest, size_bytes: int) -> None:
+        """Start the handler of a request, or refuse the request."""
         request = self._check(session, asked)
         if isinstance(request, QuiverError):
             self._refused += 1
             session.answer(encode_failure(asked.correlation_id, describe_error(request)))
             return
-        call = Call(session, asked, request, size_bytes)
+        call = ServerCall(session, asked, request, size_bytes)
         call.caller = Caller(
             name=session.caller_name,
             address=session.address,
@@ -253,21 +273,22 @@ class RequestServer:
         if request.is_for_nodes and session.node is None:
             return NotAllowedError(f"{request_name(request)} is for nodes only")
         if self._is_closed:
-            return UnavailableError("the node stops", code="stopping")
+            return UnavailableError("not done: the node is stopping", code="stopping")
         if asked.timeout_ms == 0:
-            return UnavailableError("the time was over when it arrived", code="timed_out")
+            return UnavailableError("not done: the request arrived after its deadline", code="timed_out")
         return request if session.node is not None else self._refuse_overload() or request
 
     def _refuse_overload(self) -> OverloadedError | None:
-        if self._client_requests >= self.settings.requests_max:
-            sentence = f"{self._client_requests} requests are under way"
-        elif self.bytes >= self.settings.requests_bytes_max:
-            sentence = f"{self.bytes} bytes of requests and responses are held"
+        limit, limit_bytes = self.settings.requests_max, self.settings.requests_bytes_max
+        if self._client_requests >= limit:
+            sentence = f"not done: {self._client_requests} requests are in flight, the limit is {limit}"
+        elif self.bytes >= limit_bytes:
+            sentence = f"not done: {self.bytes} bytes are in flight, the limit is {limit_bytes}"
         else:
             return None
         return OverloadedError(sentence, retry_after_ms=OVERLOAD_RETRY_AFTER_MS)
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: ServerCall) -> None:
         try:
             try:
                 if call.end_code:
@@ -277,8 +298,8 @@ class RequestServer:
                 response, parts = await self._handler(call.caller, call.request, call.asked.payload)
                 answer = encode_response(call.asked.correlation_id, call.request, response, parts)
                 if sum(map(len, answer)) > self.settings.frame_bytes_max:
-                    raise ValueError("a response that no frame can carry")
-            except BaseException as error:  # noqa: BLE001 - what is not an answer is raised again
+                    raise ValueError("the response is larger than a frame may be")
+            except BaseException as error:  # noqa: BLE001 - `_encode_failure` raises it again if it is no answer
                 answer = self._encode_failure(call, error)
             finally:
                 self._finish(call)
@@ -288,7 +309,7 @@ class RequestServer:
                 self._crashed.set_exception(error)
             raise
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: ServerCall) -> None:
         self._calls.discard(call)
         period = call.caller.deadline_ms // EXPIRY_PERIOD_MS
         expiring = self._expiries.get(period)
@@ -302,7 +323,7 @@ class RequestServer:
         if not self._calls and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _encode_failure(self, call: Call, error: BaseException) -> list[Buffer]:
+    def _encode_failure(self, call: ServerCall, error: BaseException) -> list[Buffer]:
         """Return the answer to a request whose handler raised `error`; raise it again if this server is cancelled."""
         correlation_id = call.asked.correlation_id
         if isinstance(error, QuiverError):
@@ -320,13 +341,13 @@ class RequestServer:
         logger.error("request handler failed", exc_info=error, extra=extra)
         return encode_failure(correlation_id, _describe_bug(error, call.request))
 
-    # Deadlines: requests have all kinds of timeouts, and a timer for each costs more than the rest of a small request.
+    # Deadlines: one periodic sweep, because a timer per request costs more than the rest of a small request.
 
     def _schedule_sweep(self) -> None:
         self._sweep = self._loop.call_later(EXPIRY_PERIOD_MS / 1000, self._end_expired)
 
     def _end_expired(self) -> None:
-        """End the calls whose time is over; run periodically while there are calls."""
+        """End the calls whose deadline has passed; runs periodically while there are calls."""
         period = self._clock.monotonic_ms() // EXPIRY_PERIOD_MS
         for expired in [key for key in self._expiries if key < period]:
             for call in tuple(self._expiries.pop(expired)):
@@ -336,17 +357,17 @@ class RequestServer:
             self._schedule_sweep()
 
     async def _wait_idle(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is in flight."""
         while self._calls:
             self._idle = self._loop.create_future()
             await self._idle
 
     async def _watch_crash(self) -> None:
-        """Raise the error of a call's task that crashed outside of its handler, which ends this server's owner."""
+        """Raise the error of a call's task that crashed outside its handler, which ends this server's owner."""
         await self._crashed
 
 
 def _describe_bug(error: Exception, request: AnyRequest) -> ErrorInfo:
-    """Return what the caller is told of a bug: by its name alone, and that what it asked for may have been done."""
+    """Return the error for the caller of a handler that crashed: the exception's name only; the outcome is unknown."""
     shown = QuiverError(f"the node failed: {type(error).__name__}", code="internal_error")
     return describe_error(shown, outcome="not_done" if request.is_read else "unknown")

@@ -20,7 +20,7 @@ from quiver.wire.handshake import RefusalCode, RequesterHello, refuse
 from quiver.wire.outbox import FLUSH_FRAMES, Outbox
 
 if TYPE_CHECKING:
-    from quiver.wire.serving import Call, RequestServer
+    from quiver.wire.serving import RequestServer, ServerCall
 
 
 class RequestSession:
@@ -34,7 +34,7 @@ class RequestSession:
         self._settings = server.settings
         self._connection = connection
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ServerCall] = {}
         self._calls_bytes = 0
         self._outbox = Outbox()
         self._is_open = True
@@ -52,7 +52,7 @@ class RequestSession:
     def handle_frame(self, frame: Frame) -> None:
         """Process a request or a cancel."""
         if frame.kind is FrameKind.REQUEST:
-            self._take_request(frame)
+            self._receive_request(frame)
         elif frame.kind is FrameKind.CANCEL:
             call = self._calls.get(decode_cancel(frame))
             if call is not None:
@@ -61,12 +61,12 @@ class RequestSession:
             sentence = f"unexpected {frame.kind.name.lower()} frame on a connection for requests"
             self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
 
-    def _take_request(self, frame: Frame) -> None:
+    def _receive_request(self, frame: Frame) -> None:
         asked = decode_request(frame)
         if asked.correlation_id in self._calls:
             raise DecodeError(f"correlation id {asked.correlation_id} is already in flight")
         size_bytes = HEADER_BYTES + len(frame.head) + len(frame.payload)
-        self._server.take(self, asked, size_bytes)
+        self._server.handle_request(self, asked, size_bytes)
         self._hold_or_resume()
 
     def handle_writable(self) -> None:
@@ -84,13 +84,13 @@ class RequestSession:
 
     # Called by the server.
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ServerCall) -> None:
         """Track a call that started."""
         self._calls[call.asked.correlation_id] = call
         self._calls_bytes += call.size_bytes
         self._count(call.size_bytes)
 
-    def finish(self, call: Call) -> None:
+    def finish(self, call: ServerCall) -> None:
         """Stop tracking a call that ended."""
         del self._calls[call.asked.correlation_id]
         self._calls_bytes -= call.size_bytes

@@ -48,7 +48,7 @@ from quiver.storage.frames import SEGMENT_HEADER_BYTES
 from quiver.storage.scan import SegmentFrame, decode_frame
 from quiver.testing import SimulatedClock, SimulatedTransport
 from quiver.testing.harness import HarnessNode, SimulatedHarness
-from quiver.wire.messages import BrokerHeartbeatRequest, Fetch, HeartbeatTaken, Produce, Produced
+from quiver.wire.messages import BrokerHeartbeatRequest, Fetch, HeartbeatReceived, Produce, Produced
 from quiver.wire.requests import Request, Response
 from quiver.wire.serving import Answer, Caller
 
@@ -179,7 +179,7 @@ class Node(HarnessNode):
     async def _handle_heartbeat(self, _: Caller, request: BrokerHeartbeatRequest, __: memoryview) -> Answer:
         return await self._take_heartbeat(request), ()
 
-    async def _take_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatTaken:
+    async def _take_heartbeat(self, request: BrokerHeartbeatRequest) -> HeartbeatReceived:
         view = await self.store.read(linearizable=True)
         known = view.brokers.get(request.node)
         is_known = known is not None and known.identity == request.identity
@@ -191,7 +191,7 @@ class Node(HarnessNode):
             ]
             await self.store.submit(ReportLeaders(now_ms=1, reports=tuple(reports)))
         self.cluster.clients_heard += [(beat.kind, beat.id) for beat in request.clients]
-        return HeartbeatTaken(is_known=is_known)
+        return HeartbeatReceived(is_known=is_known)
 
 
 class Cluster(SimulatedHarness[Node]):

@@ -25,16 +25,17 @@ from quiver.metadata import (
 )
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_batch
-from quiver.wire.consume_many import ConsumeMany, decode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
     Consumed,
+    ConsumeMany,
     Fetch,
     FindOffset,
     GetCursors,
     MoveCursor,
     Produce,
+    decode_consumed,
 )
 
 P0 = PartitionId(0)

@@ -29,11 +29,11 @@ from quiver.record import Batch, build_batch
 from quiver.routing.transport import Transport
 from quiver.testing import RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster
-from quiver.wire.consume_many import ConsumeMany, decode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
     Consumed,
+    ConsumeMany,
     CreateTopicRequest,
     Fetch,
     FindOffset,
@@ -44,6 +44,7 @@ from quiver.wire.messages import (
     RegisterConsumerRequest,
     RegisterProducerRequest,
     Selection,
+    decode_consumed,
 )
 from quiver.wire.requests import Request, Response
 

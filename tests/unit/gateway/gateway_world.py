@@ -27,7 +27,7 @@ from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller, requests
 from quiver.wire import messages as wire
-from quiver.wire.consume_many import ConsumeMany, ManyConsumed
+from quiver.wire.messages import ConsumeMany, ManyConsumed
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from quiver.errors import (
 from quiver.metadata import BeginMove, BrokerState, CommandDone, TopicState
 from quiver.metadata.commands import CommandResult, encode_payload
 from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
-from quiver.wire.admin_messages import ListHolds, PlaceHoldRequest, ReleaseHoldRequest
+from quiver.wire.admin_messages import ListClients, ListHolds, ListMoves, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.messages import (
     AddPartitionsRequest,
     BrokerHeartbeatRequest,
@@ -36,8 +36,6 @@ from quiver.wire.messages import (
     DrainBroker,
     ForgetClientRequest,
     GetMetadata,
-    ListClients,
-    ListMoves,
     MetadataFound,
     RebalanceBrokers,
     RegisterConsumerRequest,

@@ -17,7 +17,7 @@ from quiver.metadata import BrokerState, NotPrimaryError
 from quiver.model import NodeId, TopicId
 from quiver.raft import Configuration
 from quiver.testing import SimulatedClock
-from quiver.wire.messages import BrokerHeartbeatRequest, CreateTopicRequest, DrainBroker, HeartbeatTaken
+from quiver.wire.messages import BrokerHeartbeatRequest, CreateTopicRequest, DrainBroker, HeartbeatReceived
 from quiver.wire.serving import Answer, Caller
 
 QUICK = ManagerSettings(
@@ -51,7 +51,7 @@ class ManagedNode(Node):
     async def _handle_heartbeat(self, _: Caller, request: BrokerHeartbeatRequest, __: memoryview) -> Answer:
         if self.manager is None:
             raise NotPrimaryError("not done: this node is starting")
-        return HeartbeatTaken(is_known=await self.manager.handle_heartbeat(request)), ()
+        return HeartbeatReceived(is_known=await self.manager.handle_heartbeat(request)), ()
 
 
 class ManagedCluster(Cluster):

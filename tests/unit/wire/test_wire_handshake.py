@@ -91,14 +91,22 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
     ("frame", "code", "sentence"),
     [
         (changed(cluster_id="there"), "other_cluster", "the cluster id is not this cluster's"),
-        (changed(node=1), "own_node", "node 1 is the node that was reached"),
+        (changed(node=1), "own_node", "both sides of the connection are node 1; check the node ids"),
         (changed(node=4), "other_node", "node 3 was expected here, not node 4"),
-        (changed(version_max=0, version_min=0), "bad_version", "versions 0 to 0 are spoken there, 1 to 1 here"),
-        (changed(version_max=9, version_min=2), "bad_version", "versions 2 to 9 are spoken there, 1 to 1 here"),
+        (
+            changed(version_max=0, version_min=0),
+            "bad_version",
+            "versions 0 to 0 are supported there, 1 to 1 here",
+        ),
+        (
+            changed(version_max=9, version_min=2),
+            "bad_version",
+            "versions 2 to 9 are supported there, 1 to 1 here",
+        ),
         (
             hello_frame(msgspec.msgpack.encode({"magic": "quiver", "version_min": 7, "version_max": 8})),
             "bad_version",
-            "versions 7 to 8 are spoken there, 1 to 1 here",
+            "versions 7 to 8 are supported there, 1 to 1 here",
         ),
         (Frame(FrameKind.MESSAGE, memoryview(b""), memoryview(b"")), "hello_expected", "not a message"),
         (Frame(FrameKind.REFUSAL, memoryview(b""), memoryview(b"")), "hello_expected", "not a refusal"),
@@ -106,7 +114,7 @@ def test_what_later_versions_may_add_is_no_obstacle(frame: Frame) -> None:
         (without("magic"), "bad_frame", "missing required field `magic`"),
         (without("purpose"), "bad_frame", "missing required field `purpose`"),
         (changed(purpose="gossip"), "bad_frame", "gossip"),
-        (as_frame(encode_hello(CALLER)), "unexpected_frame", "a requester's hello in answer"),
+        (as_frame(encode_hello(CALLER)), "unexpected_frame", "the answer is a requester's hello, not a node's"),
         (without("version_min"), "bad_frame", "missing required field `version_min`"),
         (without("node"), "bad_frame", "missing required field `node`"),
         (changed(node=-1), "bad_frame", "node"),
@@ -201,7 +209,7 @@ def test_largest_hello_fits_a_handshake() -> None:
     ],
 )
 def test_program_that_could_not_introduce_itself_is_told_at_once(make: Callable[[], Hello | RequesterHello]) -> None:
-    with pytest.raises(ConfigError, match="cannot introduce itself"):
+    with pytest.raises(ConfigError, match="is not valid in the wire handshake"):
         make()
 
 

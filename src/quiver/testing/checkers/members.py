@@ -74,11 +74,9 @@ class ConfigurationChecker:
     def __init__(self, group: GroupId) -> None:
         self._group = group
         self._judged: dict[tuple[Configuration, Configuration], bool] = {}
-        self.change_count = 0
 
     def lead(self, node: NodeId, unsettled: list[Configuration]) -> None:
         """Take the newest committed configuration in a leader's log and those after it, newest first."""
-        self.change_count += 1
         names = " <- ".join(map(str, unsettled))
         facts = {"group": self._group, "node": node, "configurations": names}
         require(len(unsettled) <= 2, "I15", "two membership changes are pending at once", **facts)
@@ -110,8 +108,6 @@ def _quorums(configuration: Configuration) -> list[frozenset[NodeId]]:
 
 QUEUED_OUTPUTS_MAX = 2_000
 """Outputs that wait for one save or restore: a few seconds of messages at the most."""
-FOLLOWER_PENDING_FACTOR = 4
-"""A follower must take what its leaders send: the leader's own bound, and what earlier leaders had sent."""
 
 
 def check_bounds(member: Member) -> None:
