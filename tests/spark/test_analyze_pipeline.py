@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 import quiver
 from quiver.errors import NotFoundError, UnavailableError
 from quiver.spark.pipelines import JobResult
-from quiver.spark.pipelines.analyze import Analyze, count_lines, read_lines
-from quiver.spark.pipelines.count_sinks import PostgresCounts
+from quiver.spark.pipelines.analyze import Analyze, PostgresCounts, count_lines, read_lines
 from quiver.spark.pipelines.line_counts import LineCount
 from quiver.testing import LocalCluster
 

@@ -15,8 +15,8 @@ from spark_queries import expected, fill, values
 import quiver
 from quiver.errors import TrimmedError
 from quiver.spark.pipelines.archive import Archive
+from quiver.spark.pipelines.job import to_quiver_error
 from quiver.spark.pipelines.lake import LakeFormat
-from quiver.spark.pipelines.runner import to_quiver_error
 from quiver.testing import LocalCluster
 
 END_S = 300

@@ -66,7 +66,7 @@ PURE_METADATA = (
     "state",
     "topics",
 )
-PURE_MANAGER = ("describe", "load", "placement", "repairs")
+PURE_MANAGER = ("describe", "placement", "repairs")
 PURE = (
     "record/",
     "raft/",

@@ -1,22 +1,26 @@
 """`quiver metadata`: print the metadata's write-ahead log, and compare the nodes' databases.
 
-Both commands read data directories, of running or stopped nodes, and change nothing.
+Both commands read data directories of running or stopped nodes and change nothing. A data directory is a node's own,
+or the parent of several nodes' directories, as `quiver up` creates it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
 import click
 
-from quiver.cli.data_directories import find_nodes, open_node_database
 from quiver.cli.exits import FOUND
 from quiver.cli.options import json_lines_option, json_option
 from quiver.cli.output import format_time, print_json, print_json_line, print_table
-from quiver.metadata import JournalRow, compare, read_journal
+from quiver.environment import schema_name
+from quiver.errors import ConfigError
+from quiver.metadata import Database, JournalRow, compare, open_database, read_journal, sqlite_url
 from quiver.record import Batch
-from quiver.storage.data_directory import metadata_log
+from quiver.storage import NodeIdentity, SystemDisk
+from quiver.storage.data_directory import IDENTITY_NAME, load_identity, metadata_database, metadata_log
 from quiver.storage.dry_run import ReadOnlyDisk
 from quiver.storage.inspection import read_frames
 from quiver.storage.scan import BadRange
@@ -101,3 +105,22 @@ def _batches(directory: str) -> Iterator[Batch]:
 def _cells(row: JournalRow) -> tuple[str | int | None, ...]:
     is_applied = "yes" if row.is_applied else "pending"
     return (row.index, format_time(row.time_ms), row.request, row.subject, row.broker, is_applied)
+
+
+def find_nodes(data: str) -> dict[str, NodeIdentity]:
+    """Return the nodes whose directories these are, by directory, in order of their ids.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    candidates = [data, *(entry.path for entry in os.scandir(data) if entry.is_dir())] if os.path.isdir(data) else []
+    disk = SystemDisk()
+    found = {path: identity for path in candidates if (identity := load_identity(disk, path)) is not None}
+    if not found:
+        raise ConfigError(f"{data} holds no node's data: neither {IDENTITY_NAME} nor directories that do")
+    return dict(sorted(found.items(), key=lambda item: item[1].node))
+
+
+def open_node_database(data: str, identity: NodeIdentity, url: str) -> Database:
+    """Return the database of a node's metadata: at `url`, or, if that is empty, in its data directory."""
+    return open_database(url or sqlite_url(metadata_database(data)), schema=schema_name(identity.node))

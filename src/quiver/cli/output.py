@@ -18,7 +18,7 @@ import click
 import msgspec
 
 if TYPE_CHECKING:
-    from quiver.record.records import Record
+    from quiver.record.batch import Record
 
 Cell = str | int | None
 Facts = dict[str, Any]

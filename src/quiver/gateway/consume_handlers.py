@@ -30,7 +30,7 @@ from quiver.gateway.produce_handlers import OnClientSeen
 from quiver.gateway.registrations import Registrations, TopicAccess
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
-from quiver.record.batch_cache import DecodedBatchCache
+from quiver.record.batch import DecodedBatchCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.wire.messages import (

@@ -13,7 +13,7 @@ from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError
 from quiver.gateway.registrations import TopicAccess
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
-from quiver.record.batch_cache import DecodedBatchCache, decode_batches_cached
+from quiver.record.batch import DecodedBatchCache, decode_batches_cached
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.wire.messages import (

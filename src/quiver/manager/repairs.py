@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quiver.config import ManagerSettings
-from quiver.manager.load import MoveBudget
 from quiver.manager.placement import (
+    MoveBudget,
     PlannedMove,
     is_lost,
     plan_drain,

@@ -24,7 +24,7 @@ from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.reads import check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
-from quiver.record.batch_cache import DecodedBatchCache
+from quiver.record.batch import DecodedBatchCache
 from quiver.replication import Member
 
 DefaultStart = Literal["earliest", "latest"]

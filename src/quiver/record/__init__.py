@@ -9,7 +9,7 @@ extra and are therefore not re-exported here.
 
 from __future__ import annotations
 
-from quiver.record.batch import Batch, decode_batches
+from quiver.record.batch import Batch, Headers, Record, Records, decode_batches
 from quiver.record.builder import Value, build_batch, build_control_batch, reseal_batch
 from quiver.record.checksum import crc32c
 from quiver.record.compression import Compression
@@ -21,7 +21,6 @@ from quiver.record.header import (
     stamp,
     verify_payload,
 )
-from quiver.record.records import Headers, Record, Records
 
 __all__ = [
     "HEADER_BYTES",

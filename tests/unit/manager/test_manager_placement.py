@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from metadata_world import NOW_MS, change_state, create_topic, do, init_cluster, refused, register_broker
 
 from quiver.errors import ConflictError, UnavailableError
-from quiver.manager.load import MoveBudget
 from quiver.manager.placement import (
+    MoveBudget,
     PlannedLeader,
     PlannedMove,
     default_replicas,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quiver.errors import InvariantBroken
 from quiver.model import Index, Term
-from quiver.raft.terms import TermMap
+from quiver.raft.log import TermMap
 
 
 def term_map(terms: list[int], *, base: tuple[int, int] = (0, 0)) -> TermMap:

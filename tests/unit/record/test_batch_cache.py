@@ -7,7 +7,7 @@ import pytest
 from quiver.errors import DecodeError
 from quiver.model import Index, Offset, PartitionId, Term, TopicId
 from quiver.record import Batch, build_batch, stamp
-from quiver.record.batch_cache import DecodedBatchCache, decode_batches_cached
+from quiver.record.batch import DecodedBatchCache, decode_batches_cached
 
 Key = tuple[TopicId, PartitionId]
 Cache = DecodedBatchCache[tuple[Key, bytes]]

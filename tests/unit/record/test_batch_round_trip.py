@@ -24,7 +24,7 @@ from quiver.record import (
     decode_batches,
     stamp,
 )
-from quiver.record.records import CHUNK_RECORDS
+from quiver.record.batch import CHUNK_RECORDS
 
 NULLABLE = st.none() | st.binary(max_size=20)
 TIMESTAMP = st.integers(-(2**63), 2**63 - 1)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quiver.cli.job_progress import ProgressDisplay
+from quiver.cli.pipeline import ProgressDisplay
 from quiver.errors import RequestError
 from quiver.spark.pipelines import JobProgress, make_job
 from quiver.spark.pipelines.line_counts import LineCount, LineCounts

@@ -15,15 +15,15 @@ import msgspec
 import pytest
 from pyspark.errors import PySparkException
 
-from quiver.cli import job_progress, main
-from quiver.cli.job_progress import ProgressDisplay, describe
-from quiver.cli.pipeline import pipeline
+from quiver.cli import main
+from quiver.cli import pipeline as pipeline_cli
+from quiver.cli.pipeline import ProgressDisplay, describe, pipeline
 from quiver.errors import RequestError, TrimmedError, UnavailableError
 from quiver.spark.connections import Servers
 from quiver.spark.options import SourceMode, read_options
-from quiver.spark.pipelines import JOBS, Job, JobProgress, JobResult, JobRun, execute, job_from_file, make_job, runner
-from quiver.spark.pipelines.job import option_name
-from quiver.spark.pipelines.runner import to_quiver_error
+from quiver.spark.pipelines import JOBS, Job, JobProgress, JobResult, JobRun, execute, job_from_file, make_job
+from quiver.spark.pipelines import job as job_module
+from quiver.spark.pipelines.job import option_name, to_quiver_error
 
 Output = pytest.CaptureFixture[str]
 
@@ -184,7 +184,7 @@ def test_job_in_a_pipe_says_something_new_at_once_and_the_same_now_and_then(
             progress.report_progress(JobProgress("reading", done))
         progress.report_progress(JobProgress("writing", 0, 5, noun="file"))
     assert capsys.readouterr().err == "copy: reading\ncopy: writing, 0 of 5 files\n"
-    monkeypatch.setattr(job_progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(pipeline_cli, "LINE_EVERY_S", 0.0)
     with ProgressDisplay("copy") as progress:
         for done in range(3):
             progress.report_progress(JobProgress("reading", done))
@@ -287,11 +287,11 @@ def test_what_spark_says_at_its_start_is_told_only_if_it_does_not_start(
         os.write(2, b"WARN of nothing\nno space left\n")
         raise RuntimeError("Java gateway process exited")
 
-    monkeypatch.setattr(runner, "session", fail)
+    monkeypatch.setattr(job_module, "session", fail)
     with pytest.raises(UnavailableError, match="Spark did not start\n  WARN of nothing\n  no space left"):
         execute("needy", Needy(), report_progress=lambda state: click.echo(state.phrase, err=True))
     assert capfd.readouterr().err == "starting Spark\n"
-    monkeypatch.setattr(runner, "session", lambda *_, **__: os.write(2, b"WARN of nothing\n"))
+    monkeypatch.setattr(job_module, "session", lambda *_, **__: os.write(2, b"WARN of nothing\n"))
     assert execute("needy", Needy(), report_progress=lambda _: None)[0].sentence == "16"
     click.echo("told", err=True)
     assert capfd.readouterr().err == "told\n"
