@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quiver.client.batching import RECORD_BYTES, RecordHeaders, RecordRows, RecordSource
+from quiver.client.batching import RECORD_BYTES, RecordRows, RecordSource, StoredHeaders
 from quiver.client.delivery import Delivery, Outcome, copy_error
 from quiver.clock import Clock
 from quiver.errors import OutOfRangeError, QuiverError
@@ -72,7 +72,7 @@ class Accumulator:
         partition: PartitionId | None,
         key: bytes | None,
         timestamp: int | None,
-        headers: RecordHeaders | None,
+        headers: StoredHeaders | None,
     ) -> Delivery | None:
         """Take one record; None if there is no room for it now. Raises what `refuse` was told."""
         size_bytes = RECORD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)

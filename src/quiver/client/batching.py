@@ -10,7 +10,7 @@ so far. Arrow columns are sliced, and split by partition through their distinct 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 RECORD_BYTES = 24
 """What a record is counted as beside its bytes: its lengths, and its share of what a batch costs."""
 
-RecordHeaders = Iterable[tuple[str, Value]]
+RecordHeaders = Mapping[str, Value] | Iterable[tuple[str, Value]]
+"""Headers as users give them: a mapping, or pairs, which may repeat a name."""
+StoredHeaders = tuple[tuple[str, bytes | None], ...]
+TIMESTAMP_END: Final = 1 << 63
+"""Timestamps are signed numbers of 64 bits."""
 
 
 class RecordSource(Protocol):
@@ -57,12 +61,12 @@ class RecordRows:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
-        self.headers: list[RecordHeaders | None] | None = None
+        self.headers: list[StoredHeaders | None] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def add_rest(self, key: bytes | None, timestamp: int | None, headers: RecordHeaders | None) -> None:
+    def add_rest(self, key: bytes | None, timestamp: int | None, headers: StoredHeaders | None) -> None:
         """Add what the record whose value was added last has beside it; must follow for every record once used."""
         before = len(self.values) - 1
         if self.keys is None:
@@ -185,13 +189,45 @@ def to_bytes(value: Value) -> bytes | None:
         case bytearray() | memoryview():
             return bytes(value)
         case _:
-            raise TypeError(f"a record is bytes, text or None, not {type(value).__name__}")
+            message = f"not sent: a record is bytes, text or None, not {type(value).__name__}"
+            raise RequestError(message, code="bad_record")
+
+
+def to_headers(headers: object) -> StoredHeaders:
+    """Return headers as they are stored, from a mapping or from pairs; refuse everything else before it is accepted.
+
+    Raises:
+        RequestError: not sent; a string, say, would be taken for a sequence of its characters.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise _bad_headers(f"not {type(headers).__name__}")
+    stored: list[tuple[str, bytes | None]] = []
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise _bad_headers(f"not an item {pair!r:.60}")
+        stored.append((pair[0], to_bytes(pair[1])))
+    return tuple(stored)
+
+
+def _bad_headers(why: str) -> RequestError:
+    message = f"not sent: headers are a mapping of text to bytes, or pairs of (text, bytes), {why}"
+    return RequestError(message, code="bad_headers")
+
+
+def check_timestamp(timestamp: object) -> None:
+    """Raise `RequestError` for what is not a number of milliseconds."""
+    is_number = isinstance(timestamp, int) and not isinstance(timestamp, bool)
+    if not is_number or not -TIMESTAMP_END <= timestamp < TIMESTAMP_END:  # type: ignore[operator] # a number by now
+        message = f"not sent: a timestamp is milliseconds since 1970 as a 64-bit number, not {timestamp!r:.60}"
+        raise RequestError(message, code="bad_timestamp")
 
 
 def cut_values(values: Iterable[Value], batch_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:
     """Yield lists of values as they are stored, each about one batch, with the bytes that they count as."""
-    if isinstance(values, str | bytes | bytearray | memoryview):
-        raise TypeError("send_many takes an iterable of values, not a single one")
+    if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
+        message = f"not sent: send_many takes many values, not one {type(values).__name__}; use send for one"
+        raise RequestError(message, code="bad_record")
     count = FIRST_COUNT
     left = iter(values)
     while chunk := list(islice(left, count)):
@@ -235,24 +271,58 @@ ArrowColumns = dict[str, "ArrowArray"]
 """Columns of equal length by name; `value` is always there."""
 
 
-def is_arrow(values: object) -> bool:
-    """Tell whether values are an Arrow array, table or record batch, without importing pyarrow."""
-    return type(values).__module__.split(".")[0] == "pyarrow"
+def is_columnar(values: object) -> bool:
+    """Return whether values come as columns: Arrow's own, a data frame, or a mapping; without importing pyarrow."""
+    is_arrow = type(values).__module__.split(".")[0] == "pyarrow"
+    return is_arrow or isinstance(values, Mapping) or any(hasattr(values, name) for name in _COLUMNAR)
+
+
+_COLUMNAR: Final = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
+"""Methods that mark an object as columnar: those of pandas, polars, DuckDB and others."""
 
 
 def arrow_columns(values: Any) -> ArrowColumns:
-    """Return the columns of a table or record batch, or the one column that an array is."""
+    """Return the columns of a table, record batch, data frame or mapping, or the one column that an array is."""
     import pyarrow as pa
 
+    values = _to_arrow(values)
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        return {"value": values}
+        return {"value": _without_views(values)}
     if not isinstance(values, pa.Table | pa.RecordBatch):
-        raise TypeError(f"send_many takes Arrow arrays, tables and record batches, not {type(values).__name__}")
+        message = f"not sent: send_many takes Arrow arrays, tables and record batches, not {type(values).__name__}"
+        raise RequestError(message, code="bad_record")
     columns: ArrowColumns = dict(zip(values.schema.names, cast("list[ArrowArray]", values.columns), strict=True))
     given = set(columns) - {"topic", "partition", "offset"}
     if "value" not in columns or given - {"value", "key", "timestamp", "headers"}:
         raise RequestError(f"the columns are value, and perhaps key, timestamp, headers; not {sorted(columns)}")
-    return {name: columns[name] for name in given}
+    return {name: _without_views(columns[name]) for name in given}
+
+
+def _without_views(column: Any) -> ArrowArray:
+    """Return a column of text or bytes in the usual layout: few of Arrow's functions take polars' views."""
+    import pyarrow as pa
+
+    if pa.types.is_string_view(column.type):
+        return cast("ArrowArray", column.cast(pa.large_string()))
+    return cast("ArrowArray", column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column)
+
+
+def _to_arrow(values: Any) -> Any:
+    """Return a mapping of columns, a data frame or a series as Arrow's own type; Arrow's own unchanged."""
+    import pyarrow as pa
+
+    if type(values).__module__.split(".")[0] == "pyarrow":
+        return values
+    try:
+        if isinstance(values, Mapping):
+            return pa.table(dict(values))
+        if hasattr(values, "columns"):
+            is_pandas = type(values).__module__.split(".")[0] == "pandas"
+            return pa.Table.from_pandas(values, preserve_index=False) if is_pandas else pa.table(values)
+        return pa.chunked_array(values)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        message = f"not sent: {type(values).__name__} cannot be read as columns: {error}"
+        raise RequestError(message, code="bad_record") from error
 
 
 def split_by_key(columns: ArrowColumns, partition_count: int) -> Iterator[tuple[PartitionId | None, ArrowColumns]]:

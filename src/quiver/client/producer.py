@@ -21,12 +21,14 @@ from quiver.client.batching import (
     RecordSource,
     StoredBatch,
     arrow_columns,
+    check_timestamp,
     cut_columns,
     cut_values,
-    is_arrow,
+    is_columnar,
     partition_of,
     split_by_key,
     to_bytes,
+    to_headers,
 )
 from quiver.client.delivery import Deliveries, Delivery, Outcome, copy_error
 from quiver.client.options import ProducerOptions
@@ -116,15 +118,22 @@ class ProducerCore:
                 raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
         elif type(value) is not bytes:
             value = to_bytes(value)
+        # Checked here: a batch that cannot be built would take down the records of others in it.
+        stored_headers = None if headers is None else to_headers(headers)
+        if timestamp is not None:
+            check_timestamp(timestamp)
         if key is None and partition is None:
-            return self.accumulator.add(value, None, None, timestamp, headers)
+            return self.accumulator.add(value, None, None, timestamp, stored_headers)
         stored_key = to_bytes(key)
         target = self.choose(stored_key, partition)
-        return self.accumulator.add(value, target, stored_key, timestamp, headers)
+        return self.accumulator.add(value, target, stored_key, timestamp, stored_headers)
 
     def choose(self, key: bytes | None, partition: int | None) -> PartitionId | None:
         """Return the partition that a record belongs to; None if any will do."""
         if partition is not None:
+            if type(partition) is not int:
+                message = f"not sent: a partition is a number, not {partition!r:.60}"
+                raise RequestError(message, code="unknown_partition")
             self.accumulator.check_partition(PartitionId(partition))
             return PartitionId(partition)
         return None if key is None else partition_of(key, self.accumulator.partition_count)
@@ -143,7 +152,7 @@ class ProducerCore:
         """Yield what to put into the accumulator, with its bytes and its number of records, lazily."""
         stored_key = to_bytes(key)
         target = self.choose(stored_key, partition)
-        if is_arrow(values):
+        if is_columnar(values):
             yield from self._column_chunks(values, stored_key, target)
             return
         if isinstance(values, Batch):
@@ -381,9 +390,9 @@ class AsyncProducer:
     async def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
         """Accept many records, waiting for room where there is none; return one promise for all of them.
 
-        `values` is an iterable of text and bytes, a pyarrow array, a table with a column `value` and perhaps `key`,
-        `timestamp` and `headers`, or a batch that was read, which is sent on as it is. Without a partition or key they
-        are spread over the partitions batch by batch.
+        `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame, or
+        a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent unchanged.
+        Without a partition or key they are spread over the partitions batch by batch.
         """
         parts: list[tuple[Outcome, int, int]] = []
         for put, size_bytes, count in self.core.chunks(values, key, partition):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pandas
+import polars
 import pyarrow as pa
 import pytest
 from client_world import World
@@ -420,8 +423,9 @@ def test_send_many_refuses_what_is_no_iterable_of_values(values: object) -> None
         async with world.connect() as cluster:
             await cluster.create_topic("logs", partitions=1)
             producer = await cluster.producer("logs")
-            with pytest.raises(TypeError):
+            with pytest.raises(RequestError, match=r"not sent: .*(many values|a record is)"):
                 await producer.send_many(values)
+            assert await producer.send("alone") is not None, "the producer is as good as before"
 
     world.run(scenario())
 
@@ -448,10 +452,101 @@ def test_unknown_partition_and_unstorable_values_are_refused_at_once() -> None:
             producer = await cluster.producer("logs")
             with pytest.raises(OutOfRangeError):
                 producer.send("x", partition=1)
-            with pytest.raises(TypeError):
+            with pytest.raises(RequestError, match="not sent: a record is bytes, text or None, not int"):
                 producer.send(3)  # type: ignore[arg-type]
             with pytest.raises(RequestError):
                 producer.send("\ud800")
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"ab": b"1", "c": "2"}, [("ab", b"1"), ("c", "2")], (["ab", b"1"], ("c", b"2")), {"ab": b"1", "c": b"2"}.items()],
+)
+def test_headers_are_a_mapping_or_pairs(headers: Any) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            await producer.send("x", headers=headers)
+            consumer = await cluster.consumer("logs")
+            (record,) = await consumer.poll()
+            assert record.headers == (("ab", b"1"), ("c", b"2"))
+
+    world.run(scenario())
+
+
+BAD_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "text as headers": ({"headers": "ab"}, "bad_headers"),
+    "a word as a pair": ({"headers": ["ab"]}, "bad_headers"),
+    "three in a pair": ({"headers": [("a", b"1", b"2")]}, "bad_headers"),
+    "a number as a header's name": ({"headers": {1: b"1"}}, "bad_headers"),
+    "a number as a header": ({"headers": {"a": 1}}, "bad_record"),
+    "a number as headers": ({"headers": 7}, "bad_headers"),
+    "text as a timestamp": ({"timestamp": "now"}, "bad_timestamp"),
+    "a truth as a timestamp": ({"timestamp": True}, "bad_timestamp"),
+    "a timestamp too far": ({"timestamp": 1 << 63}, "bad_timestamp"),
+    "a number as a key": ({"key": 7}, "bad_record"),
+    "text as a partition": ({"partition": "0"}, "unknown_partition"),
+}
+
+
+@pytest.mark.parametrize(("given", "code"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS.keys())
+def test_record_with_a_bad_argument_is_refused_alone(given: dict[str, Any], code: str) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            before = producer.send("before")
+            with pytest.raises(RequestError) as caught:
+                producer.send("bad", **given)
+            assert caught.value.code == code
+            after = producer.send("after", headers={"a": b"1"}, timestamp=5)
+            assert [(await delivery).offset for delivery in (before, after)] == [0, 1]
+            await producer.flush()
+
+    world.run(scenario())
+    assert world.values("logs") == [b"before", b"after"]
+
+
+COLUMNS = {"key": [b"k", None], "value": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [COLUMNS, pa.table(COLUMNS), pandas.DataFrame(COLUMNS), polars.DataFrame(COLUMNS)],
+    ids=["mapping", "arrow", "pandas", "polars"],
+)
+def test_send_many_takes_columns_of_any_make(values: Any) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            await producer.send_many(values)
+            await producer.send_many(values["value"])
+            await producer.flush()
+
+    world.run(scenario())
+    assert sorted(value for value in world.values("logs") if value) == [b"a", b"a", b"b", b"b"]
+
+
+@pytest.mark.parametrize("values", [{"text": ["a"]}, {"value": ["a"], "key": ["k", "l"]}, {"value": 7}])
+def test_columns_that_mean_nothing_are_refused(values: Any) -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs")
+            with pytest.raises(RequestError):
+                await producer.send_many(values)
 
     world.run(scenario())
 
