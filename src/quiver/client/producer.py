@@ -390,9 +390,9 @@ class AsyncProducer:
     async def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
         """Accept many records, waiting for room where there is none; return one promise for all of them.
 
-        `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame, or
-        a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent unchanged.
-        Without a partition or key they are spread over the partitions batch by batch.
+        `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame,
+        or a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent
+        unchanged. Without a partition or key they are spread over the partitions batch by batch.
         """
         parts: list[tuple[Outcome, int, int]] = []
         for put, size_bytes, count in self.core.chunks(values, key, partition):
