@@ -1,7 +1,7 @@
-"""What lies outside of a node's process: clocks, chance, disk, threads, network and database.
+"""The environment of a node: clock, randomness, disk, threads, network and database.
 
-A node touches the world through these and nothing else. `SystemEnvironment` is the real side: the machine's clocks and
-files, TCP, SQLite or PostgreSQL. `quiver.testing` has the simulated one.
+A node uses nothing else outside its process. `SystemEnvironment` is the real one: the machine's clock and files, TCP,
+SQLite or PostgreSQL. `quiver.testing` has the simulated one.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.handshake import IdentityOf
 
 THREADS = 4
-"""How many pieces of file work run at once."""
+"""Number of file operations that run concurrently."""
 
 
 class NodeNetwork(Network, Protocol):
-    """A node's way to the others, for Raft's messages and for requests."""
+    """A node's network, for Raft's messages and for requests."""
 
     @property
     def wire_address(self) -> str:
-        """Return where this node is reached, as host:port."""
+        """Return the address at which this node is reached, as host:port."""
         ...
 
     @property
     def transport(self) -> Transport:
-        """Return the way to ask other nodes."""
+        """Return the transport for requests to other nodes."""
         ...
 
     def serve(self, handler: Handler) -> None:
-        """Begin to answer requests."""
+        """Start handling requests."""
         ...
 
     async def stop_serving(self, grace_ms: int) -> None:
-        """Take no more requests, and answer those under way for up to `grace_ms`."""
+        """Accept no more requests, and finish those in flight for up to `grace_ms`."""
         ...
 
     def add_peer(self, node: NodeId, address: Address) -> None:
-        """Begin to send to a node, or go on at its new address."""
+        """Start sending to a node, or use its new address from now on."""
         ...
 
     def remove_peer(self, node: NodeId) -> None:
-        """Send to a node no more."""
+        """Stop sending to a node."""
         ...
 
 
 class Environment(Protocol):
-    """The world around one node; made anew for each of its lives."""
+    """The environment of one node; created for each start of the node."""
 
     clock: Clock
     rng: Rng
@@ -69,19 +69,19 @@ class Environment(Protocol):
     executor: Executor
     database: Database
     incarnation: int
-    """A number that no earlier life of the node had."""
+    """A number that differs from those of all earlier starts of the node."""
     fresh_identity: str
-    """What the node is called if its data directory is new."""
+    """The identity that the node gets if its data directory is new."""
 
     def open_network(
         self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> AbstractAsyncContextManager[NodeNetwork]:
-        """Take the node's address; nothing is accepted or dialled before it is started."""
+        """Bind the node's address; nothing is accepted or dialled before the network is started."""
         ...
 
 
 def schema_name(node: NodeId) -> str:
-    """Return what a node's schema is called in PostgreSQL."""
+    """Return the name of a node's schema in PostgreSQL."""
     return f"quiver_node_{node}"
 
 
@@ -144,7 +144,7 @@ class SystemEnvironment:
 
 
 class _SystemNetwork(PeerNetwork):
-    """TCP: Raft's messages and requests on one port."""
+    """`NodeNetwork` over TCP, with Raft's messages and requests on one port."""
 
     server: RequestServer
     transport: RequestPool

@@ -1,12 +1,12 @@
-"""One node: everything it does, put together, and nothing else. The composition root.
+"""One node, composed of its parts. The composition root.
 
-A node opens its copy of the metadata (as a voter if it is a manager, else as a learner), follows it to know its peers,
-and runs its roles on top: `Manager` decides, `Broker` holds replicas, `Gateway` speaks HTTP. Requests come in through
-`dispatch`, which passes each to its handler. What lies outside of the process is in `Environment`, so that the
-same node runs on real sockets and disks and under simulation.
+A node opens its copy of the metadata (as a voter if it is a manager, else as a learner), watches it to know its peers,
+and runs its roles: `Manager` manages the cluster, `Broker` holds replicas, `Gateway` serves HTTP. Requests arrive in
+`dispatch`, which passes each to its handler. `Environment` provides everything outside the process, so that the same
+node runs on real sockets and disks and in the simulation.
 
-Life: ``async with Node(settings, environment)``; `wait_ready`; `wait_failed` returns when it must end. Leaving the
-block hands leadership over and closes everything; a node whose disk failed is closed without that.
+Life: ``async with Node(settings, environment)``; `wait_ready`; `wait_failed` returns when the node must end. Leaving
+the block transfers leadership and closes everything; after a disk failure it only closes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from quiver.wire.tls import make_http_context
 logger = logging.getLogger(__name__)
 
 GRACE_MS = 3_000
-"""How long requests under way may take when the node stops."""
-HAND_OVER_MS = 1_000
-"""How long the metadata's next leader may take to be found when the primary stops."""
+"""Time for requests in flight to finish when the node stops."""
+TRANSFER_TIMEOUT_MS = 1_000
+"""Time for the primary to transfer its leadership of the metadata when it stops."""
 
 
 class Node:
@@ -58,7 +58,7 @@ class Node:
     def __init__(self, settings: Settings, environment: Environment) -> None:
         self.id = NodeId(settings.node.id)
         self._settings = settings
-        self._world = environment
+        self._environment = environment
         self._started_ms = environment.clock.wall_ms()
         self._managers = {NodeId(node): address for node, address in settings.node.managers.items()}
         self._stack = AsyncExitStack()
@@ -74,7 +74,7 @@ class Node:
     # -- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Open everything and begin to serve; what was begun is closed again if that fails."""
+        """Open everything and start serving; after a failure, the opened parts are closed again."""
         async with AsyncExitStack() as stack:
             await self._open(stack)
             self._stack = stack.pop_all()
@@ -83,27 +83,27 @@ class Node:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand leadership over, answer what was accepted, and close everything."""
+        """Transfer leadership, finish the requests in flight, and close everything."""
         await self._stack.__aexit__(kind, error, trace)
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        world = self._world
+        environment = self._environment
         identity = await self._claim()
         self._store = await MetadataStore.open(
-            world.database,
-            executor=world.executor,
-            clock=world.clock,
+            environment.database,
+            executor=environment.executor,
+            clock=environment.clock,
             on_failure=self._fail,
             settings=self._settings.metadata,
         )
         stack.push_async_callback(self._store.close)
-        self._dispatcher = RequestDispatcher(self._store, world.clock)
+        self._dispatcher = RequestDispatcher(self._store, environment.clock)
         self._network = await stack.enter_async_context(
-            world.open_network(identity, peers=self._other_managers(), identity_of=self._identity_of)
+            environment.open_network(identity, peers=self._other_managers(), identity_of=self._identity_of)
         )
         replicator = await stack.enter_async_context(self._make_replicator())
         self._member = await self._open_metadata(replicator, identity)
-        stack.push_async_callback(self._store.transfer_primary, timeout_ms=HAND_OVER_MS)
+        stack.push_async_callback(self._store.transfer_primary, timeout_ms=TRANSFER_TIMEOUT_MS)
         tasks = await stack.enter_async_context(TaskScope())
         tasks.start(self._follow_peers())
         tasks.start(self._watch_failure(replicator))
@@ -119,39 +119,40 @@ class Node:
         logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
 
     async def _claim(self) -> NodeIdentity:
-        data, world = self._settings.node.data, self._world
+        data, environment = self._settings.node.data, self._environment
         claim = partial(
             claim_directory,
-            world.disk,
+            environment.disk,
             data,
             node=self.id,
             cluster=self._settings.node.cluster,
-            fresh=world.fresh_identity,
+            fresh=environment.fresh_identity,
         )
-        identity = await world.executor.submit(claim)
-        if identity.is_member and not world.disk.exists(metadata_log(data)):
+        identity = await environment.executor.submit(claim)
+        if identity.is_member and not environment.disk.exists(metadata_log(data)):
+            # Without its log the node has forgotten its votes; with the same id it could vote twice in one term.
             raise StorageError(
-                f"{metadata_log(data)} is gone: what this node has promised is forgotten, so it must not come back as "
-                f"node {self.id}; start it with a new --id and an empty --data"
+                f"{metadata_log(data)} is missing, and with it the votes of this node: it must not run as node "
+                f"{self.id} again; start it with a new --id and an empty --data"
             )
         return identity
 
     def _make_replicator(self) -> Replicator:
-        world = self._world
+        environment = self._environment
         return Replicator(
             self.id,
-            incarnation=world.incarnation,
+            incarnation=environment.incarnation,
             network=self._network,
-            disk=world.disk,
-            executor=world.executor,
-            clock=world.clock,
-            rng=world.rng,
+            disk=environment.disk,
+            executor=environment.executor,
+            clock=environment.clock,
+            rng=environment.rng,
             settings=self._settings.replication,
             log_settings=self._settings.log,
         )
 
     async def _open_metadata(self, replicator: Replicator, identity: NodeIdentity) -> Member:
-        """Take part in the metadata's group: as one of its first voters, or as what the primary makes of this node."""
+        """Join the metadata's group: as one of its first voters, or in the role that the primary assigns."""
         data = self._settings.node.data
         bootstrap = None
         if self.id in self._managers and not identity.is_member:
@@ -161,28 +162,30 @@ class Node:
         )
         if not identity.is_member:
             joined = msgspec.structs.replace(identity, is_member=True)
-            await self._world.executor.submit(partial(save_identity, self._world.disk, data, joined))
+            await self._environment.executor.submit(partial(save_identity, self._environment.disk, data, joined))
         self._store.attach(member)
         return member
 
     async def _open_roles(self, stack: AsyncExitStack, replicator: Replicator, identity: NodeIdentity) -> None:
-        settings, world = self._settings, self._world
+        settings, environment = self._settings, self._environment
         roles = settings.node.role_names
         manager = None
         if "manager" in roles:
             manager = Manager(
-                self._store, clock=world.clock, settings=settings.manager, cluster_id=settings.node.cluster
+                self._store, clock=environment.clock, settings=settings.manager, cluster_id=settings.node.cluster
             )
             await stack.enter_async_context(manager)
         router = NodeRouter(
             self.id,
             self._store,
             self._network.transport,
-            clock=world.clock,
-            rng=world.rng,
+            clock=environment.clock,
+            rng=environment.rng,
             seeds=self._managers,
         )
-        admin = AdminService(self._store, router, clock=world.clock, settings=settings.manager, heartbeats=manager)
+        admin = AdminService(
+            self._store, router, clock=environment.clock, settings=settings.manager, heartbeats=manager
+        )
         registration = BrokerRegistration(
             node=self.id,
             identity=identity.identity,
@@ -191,25 +194,25 @@ class Node:
             roles=tuple(role for role in ALL_ROLES if role in roles),
             rack=settings.node.rack,
         )
-        await world.executor.submit(partial(world.disk.make_directory, replicas(settings.node.data)))
+        await environment.executor.submit(partial(environment.disk.make_directory, replicas(settings.node.data)))
         self._broker = Broker(
             registration=registration,
             store=self._store,
             replicator=replicator,
             router=router,
             settings=settings,
-            disk=world.disk,
-            executor=world.executor,
-            clock=world.clock,
-            rng=world.rng,
+            disk=environment.disk,
+            executor=environment.executor,
+            clock=environment.clock,
+            rng=environment.rng,
             directory=replicas(settings.node.data),
         )
         await stack.enter_async_context(self._broker)
         self._dispatcher.add(admin.handlers() | self._broker.handlers() | {DescribeNode: self._handle_describe})
 
     async def _open_gateway(self, stack: AsyncExitStack) -> Gateway | None:
-        """Take the HTTP address, which this node is to be known by, without serving yet."""
-        node, world = self._settings.node, self._world
+        """Bind the HTTP address, which the node registers with, without serving yet."""
+        node, environment = self._settings.node, self._environment
         if "gateway" not in node.role_names:
             return None
         services = GatewayServices(
@@ -218,14 +221,14 @@ class Node:
             handler=self._dispatcher.handle,
             transport=self._network.transport,
             view=self._store.view,
-            hear=lambda kind, id_: self._broker.hear(kind, id_),  # noqa: PLW0108 - there is none yet
+            on_client_seen=lambda kind, id_: self._broker.record_client(kind, id_),  # noqa: PLW0108 - the broker is made later
         )
         gateway = Gateway(
             services,
             listen=node.http,
             settings=self._settings.gateway,
-            clock=world.clock,
-            rng=world.rng,
+            clock=environment.clock,
+            rng=environment.rng,
             tls=make_http_context(self._settings.tls, self._settings.gateway),
         )
         return await stack.enter_async_context(gateway)
@@ -236,27 +239,27 @@ class Node:
         self._is_ready.set()
         logger.info("node ready", extra=facts(node=self.id))
 
-    # -- questions -------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------
 
     @property
     def wire_address(self) -> str:
-        """Return where nodes and the SDK reach this node."""
+        """Return the address at which nodes and the SDK reach this node."""
         return self._network.wire_address
 
     @property
     def http_address(self) -> str:
-        """Return where HTTP clients reach this node; empty if it is no gateway."""
+        """Return the address at which HTTP clients reach this node; empty if it is no gateway."""
         if self._gateway is None:
             return ""
         host, port = parse_address(self._gateway.address)
         return format_address((self._settings.node.advertise or host, port))
 
     async def wait_ready(self) -> None:
-        """Return once the primary knows this node and all its replicas are open."""
+        """Wait until the node is registered with the primary and all its replicas are open."""
         await self._is_ready.wait()
 
     async def wait_failed(self) -> StorageError:
-        """Wait until this node must end: its disk or its database can no longer be trusted."""
+        """Wait until this node must end because its disk or its database failed; return the error."""
         return await asyncio.shield(self._failure)
 
     async def _handle_describe(self, _: Caller, request: DescribeNode, __: memoryview) -> Answer:
@@ -295,7 +298,7 @@ class Node:
         return None if broker is None else broker.identity
 
     async def _follow_peers(self) -> None:
-        """Reach every node that the metadata knows, where it says that the node is."""
+        """Keep the network's peers equal to the nodes in the metadata."""
         known: set[NodeId] = set()
         async for changed in self._store.watch(Index(0)):
             if not changed.is_reset and not any(change.table is Table.BROKERS for change in changed.changes):

@@ -1,7 +1,7 @@
-"""A node's broker, composed: it follows the metadata, holds replicas, answers requests, reports, and stops in order.
+"""A node's broker, composed: it holds replicas as the metadata says, handles requests, and sends heartbeats.
 
-Use as ``async with``. Inside, replicas open and close by themselves as the metadata wants it. At the end leadership is
-handed on first, as far as there are replicas in sync, then every replica is closed. The first crash of a part ends it.
+Use as ``async with``. Inside, it opens and closes replicas to match the metadata. At the end it first transfers
+leadership to in-sync replicas where there are any, then closes every replica. If one part crashes, the broker ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that cannot be opened, and why."""
+    """A replica that cannot be opened, and the reason."""
 
     topic_id: TopicId
     partition_id: int
@@ -127,7 +127,7 @@ class Broker:
     # -- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Begin to follow the metadata and to report."""
+        """Start watching the metadata and sending heartbeats."""
         await self._tasks.__aenter__()
         for part in (
             self._space,
@@ -143,7 +143,7 @@ class Broker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand leadership on, then close every replica; after an error only the tasks are ended."""
+        """Transfer leadership, then close every replica; after an error, only cancel the tasks."""
         if kind is None:
             await self._balancer.transfer_all()
         for task in self._running:
@@ -158,11 +158,11 @@ class Broker:
         await self._tasks.__aexit__(kind, error, trace)
 
     async def _close_replicas(self) -> None:
-        """Save what each replica knows, so that the next start has nothing to replay, and close it."""
-        at_once = asyncio.Semaphore(self._closings_max)
+        """Save each replica's state, so that the next start has nothing to replay, and close it."""
+        closings = asyncio.Semaphore(self._closings_max)
 
         async def close(hosted: HostedReplica, replica: Replica) -> None:
-            async with at_once:
+            async with closings:
                 hosted.close()
                 await replica.close()
                 await self._replicator.close_member(hosted.group)
@@ -172,11 +172,11 @@ class Broker:
                 tasks.create_task(close(hosted, replica))
 
     async def wait_ready(self) -> None:
-        """Return once every replica that this node has on disk is open, or known not to be wanted or usable."""
+        """Wait until every replica on this node's disk is open, or is known to be unwanted or unusable."""
         await self._replica_manager.wait_ready()
 
     async def wait_registered(self) -> None:
-        """Return once the primary knows this node."""
+        """Wait until this node is registered with the primary."""
         await self._heartbeats.wait_registered()
 
     # -- work ------------------------------------------------------------------------------------
@@ -185,12 +185,12 @@ class Broker:
         """Return the handlers of the requests that this broker serves, for `dispatch`."""
         return self._requests.handlers()
 
-    def hear(self, kind: ClientKind, id_: int) -> None:
-        """Take note that a client lives, whose request came another way."""
+    def record_client(self, kind: ClientKind, id_: int) -> None:
+        """Record that a client is alive whose request did not pass through this broker's handlers."""
         self._heartbeats.clients.record(kind, id_)
 
     def status(self) -> BrokerStatus:
-        """Return a snapshot for people and metrics."""
+        """Return a snapshot."""
         counts = dict.fromkeys(ReplicaState, 0)
         for hosted in self._table:
             counts[hosted.state] += 1
@@ -213,7 +213,7 @@ class Broker:
         return tuple(self._table.describe(item) for item in sorted(hosted, key=lambda item: item.key))
 
     def describe_lags(self) -> tuple[LagInfo, ...]:
-        """Return which consumers lag most behind what this node leads, the greatest lag first."""
+        """Return the greatest consumer lags in the partitions that this node leads, in descending order."""
         return find_lags(self._store.view(), self._table)
 
     # -- replicas --------------------------------------------------------------------------------

@@ -115,10 +115,11 @@ class BrokerRequests:
 
     async def _read_replica(self, _: Caller, request: ReadReplica, __: memoryview) -> Answer:
         replica = self._table.find_replica(request.topic_id, request.partition_id)
-        # Before the read: what is committed meanwhile is not in it.
+        # Bounds before the read: records committed during the read are not in it.
         response = ReplicaRead(first_offset=replica.first_offset, end_offset=replica.high_watermark)
         if request.offset < response.first_offset:
-            raise TrimmedError(f"offset {request.offset} was removed; the replica begins at {response.first_offset}")
+            message = f"not done: offset {request.offset} is trimmed; the first offset is {response.first_offset}"
+            raise TrimmedError(message)
         if request.offset >= response.end_offset:
             return response, ()
         batches = await replica.read(request.offset, bytes_max=request.bytes_max)
@@ -126,7 +127,7 @@ class BrokerRequests:
 
     async def _consume(self, caller: Caller, request: Consume, _: memoryview) -> Answer:
         replica = self._table.find_leader(request.topic_id, request.partition_id)
-        registration = self._hear_consumer(self._view(), request.consumer_id, request)
+        registration = self._admit_consumer(self._view(), request.consumer_id, request)
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.consume(
                 request.consumer_id,
@@ -142,14 +143,14 @@ class BrokerRequests:
     async def _consume_many(self, _: Caller, request: ConsumeMany, __: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         ids = request.consumer_ids
-        starts = {id_: _start_of(self._hear_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
+        starts = {id_: _start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
         records = await replica.consume_many([(id_, starts[id_]) for id_ in ids])
         return ManyConsumed(), (encode_consumed(records),)
 
     async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         for consumer_id, _offset in request.cursors:
-            self._hear_consumer(view, consumer_id, request)
+            self._admit_consumer(view, consumer_id, request)
         await replica.move_cursors(request.cursors, only_new=request.only_new)
         return Done(), ()
 
@@ -165,7 +166,7 @@ class BrokerRequests:
         ]
         return CursorsFound(cursors=tuple(cursors), first_offset=found.first_offset, end_offset=found.end_offset), ()
 
-    def _hear_consumer(
+    def _admit_consumer(
         self, view: View, consumer_id: ConsumerId, request: Consume | ConsumeMany | MoveCursor
     ) -> Registration:
         registration = check_consumer(view, consumer_id, key=(request.topic_id, request.partition_id))
@@ -174,7 +175,7 @@ class BrokerRequests:
 
     @contextmanager
     def _poll(self, caller: Caller, wanted_ms: int) -> Iterator[int]:
-        """Give the time for which a request may wait for records: none, if too many wait already."""
+        """Yield how long a request may wait for records: 0 if too many requests wait already."""
         if not wanted_ms or not self._polls_left:
             yield 0
             return
@@ -187,13 +188,13 @@ class BrokerRequests:
     # -- other nodes -----------------------------------------------------------------------------
 
     async def _get_members(self, _: Caller, request: GetMembers, __: memoryview) -> Answer:
-        """Prove that this node leads the group before telling who belongs to it."""
+        """Return a group's members, after a read barrier that proves that this node leads it."""
         hosted = self._table.get_group(request.group)
         if hosted is None or hosted.replica is None:
             raise NotLeaderError(f"not done: this node has no open replica of group {request.group}")
         member = hosted.replica.member
         await member.read_barrier()
-        # Whoever is let go only by an entry that is not committed yet may still be needed.
+        # A member that only an uncommitted entry removes is still a member: its replica must not be deleted.
         known = (member.configuration, member.committed_configuration)
         voters = {node for item in known for node in (*item.voters, *item.voters_outgoing)}
         learners = {node for item in known for node in item.learners} - voters

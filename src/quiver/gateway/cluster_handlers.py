@@ -11,14 +11,13 @@ from quiver import __version__
 from quiver.clock import Clock
 from quiver.errors import QuiverError, UnavailableError
 from quiver.gateway import contract
-from quiver.gateway.fanout import try_all
 from quiver.gateway.http import HttpResponse, HttpStatus
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs, render_page
 from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
-from quiver.routing.router import Router
+from quiver.routing.router import Router, gather_outcomes
 from quiver.wire.admin_messages import ClientInfo, DescribeNode, ListClients, NodeDescribed
 from quiver.wire.messages import DrainBroker, GetMetadata, MetadataFound, NodeInfo, RemoveBroker
 
@@ -150,7 +149,9 @@ class ClusterHandlers:
         managers = [node for node in found.nodes if "manager" in node.roles]
         deadline = self._router.deadline(MANAGER_TIMEOUT_MS)
         addresses = [node.wire_address for node in managers]
-        described = await try_all(self._router.ask_at(one, DescribeNode(), deadline=deadline) for one in addresses)
+        described = await gather_outcomes(
+            self._router.ask_at(one, DescribeNode(), deadline=deadline) for one in addresses
+        )
         return contract.ManagersAnswer(
             primary=found.primary,
             replicas=[node.node for node in managers if node.node != found.primary],

@@ -22,7 +22,6 @@ from quiver.errors import NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.codec import record_fields
 from quiver.gateway.consume_coalescer import ConsumeCoalescer, PendingConsume
-from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.partition_reader import BatchCache, ConsumedRecords, PartitionReader
@@ -32,7 +31,7 @@ from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
 from quiver.record.batch import DecodedBatchCache
 from quiver.routing.retry import Deadline
-from quiver.routing.router import Router
+from quiver.routing.router import Router, gather_or_raise
 from quiver.wire.messages import (
     MoveCursor,
     RegisterConsumerRequest,
@@ -115,7 +114,7 @@ class ConsumeHandlers:
                 deadline=deadline,
             )
 
-        await ask_all(set_cursor(PartitionId(number)) for number in numbers)
+        await gather_or_raise(set_cursor(PartitionId(number)) for number in numbers)
 
     # -- consume ---------------------------------------------------------------------------------
 
@@ -227,5 +226,5 @@ class ConsumeHandlers:
         access = await self._access(given, deadline)
         reader = self._reader(access, given.consumer_id, deadline)
         self._on_client_seen("consumer", given.consumer_id)
-        sizes = await ask_all(reader.size(one) for one in access.choose(given.partition_id))
+        sizes = await gather_or_raise(reader.size(one) for one in access.choose(given.partition_id))
         return contract.SizeAnswer(size=sum(sizes))

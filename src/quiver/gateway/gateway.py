@@ -1,7 +1,7 @@
-"""A node's gateway, composed: the HTTP server, the calls behind its routes, and the SDK's core that they use.
+"""A node's gateway, composed: the HTTP server, the handlers of its routes, and the router that they use.
 
-Use as ``async with``, which takes the address; `serve` begins to accept. At the end it accepts no more, answers what it
-has accepted, and lets its own producers deliver what they hold.
+Use as ``async with``, which binds the address; `serve` starts accepting. At the end it accepts no more, answers the
+accepted requests, and delivers the records that its own producers have queued.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from quiver.wire import Handler
 
 
 class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway needs of the node that it is part of."""
+    """The services that a gateway uses of its own node."""
 
     node: NodeId
     wire_address: Callable[[], str]
-    """Where the node is asked by others, as they know it."""
+    """The node's wire address, as other nodes know it."""
     handler: Handler
-    """Answers what is asked of this node."""
+    """Handles requests to this node."""
     transport: Transport
-    """The way to other nodes."""
+    """Sends requests to other nodes."""
     view: Callable[[], View]
     """This node's copy of the metadata."""
-    hear: OnClientSeen
-    """Takes note that a client lives."""
+    on_client_seen: OnClientSeen
+    """Called with each client that sends a request, to record that it is alive."""
 
 
 class Gateway:
-    """The HTTP front door of one node."""
+    """The HTTP gateway of one node."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Gateway:
         options = RouterOptions(timeout_ms=settings.request_timeout_ms)
         cache = MetadataCache(clock, (services.wire_address(),))
         self._router = Router(transport, cache, clock=clock, rng=rng, options=options)
-        self._packers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
+        self._topic_producers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
         self.application = RoutedApplication(self._handlers(rng), browser_page=welcome_page())
         host, port = parse_address(listen)
         self._server = HttpServer(
@@ -87,36 +87,36 @@ class Gateway:
         )
 
     async def __aenter__(self) -> Self:
-        """Take the address."""
+        """Bind the address."""
         await self._server.__aenter__()
         return self
 
     async def serve(self) -> None:
-        """Begin to accept connections: the node can answer now."""
+        """Start accepting connections, once the node can handle requests."""
         await self._server.serve()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, as `close` does if it was not called; at once if an error is the reason."""
+        """Close as `close` does, unless it was called; after an error, close immediately."""
         try:
             await self._server.__aexit__(kind, error, trace)
         finally:
             await self._consumers.close()
-            await self._packers.close()
+            await self._topic_producers.close()
 
     async def close(self) -> None:
-        """Accept no more, answer what was accepted, and deliver what the gateway's producers hold; idempotent.
+        """Accept no more, answer the accepted requests, deliver the records of the gateway's producers; idempotent.
 
-        For a node that took the address early and must close the door before all else.
+        A stopping node calls it first, while its other parts still run.
         """
         await self._server.close(grace_ms=self._settings.shutdown_grace_ms)
         await self._consumers.close()
-        await self._packers.close()
+        await self._topic_producers.close()
 
     @property
     def address(self) -> str:
-        """Return where HTTP clients reach it, as host:port."""
+        """Return the address that it listens on, as host:port."""
         return format_address(self._server.address)
 
     def status(self) -> HttpStatus:
@@ -139,10 +139,10 @@ class Gateway:
         producers = ProduceHandlers(
             router,
             registrations,
-            self._packers,
+            self._topic_producers,
             self._metrics,
             clock=self._clock,
-            on_client_seen=services.hear,
+            on_client_seen=services.on_client_seen,
             timeout_ms=timeout_ms,
         )
         consumers = self._consumers = ConsumeHandlers(
@@ -151,7 +151,7 @@ class Gateway:
             self._metrics,
             clock=self._clock,
             rng=rng,
-            on_client_seen=services.hear,
+            on_client_seen=services.on_client_seen,
             settings=settings,
         )
         return {

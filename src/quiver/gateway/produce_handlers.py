@@ -19,7 +19,6 @@ from quiver.errors import FencedError, NotAllowedError, NotFoundError, RequestEr
 from quiver.gateway import contract
 from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
 from quiver.gateway.codec import decode_value, decode_values, error_response
-from quiver.gateway.fanout import ask_all
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.registrations import Registrations, TopicAccess
@@ -28,7 +27,7 @@ from quiver.metadata import TopicRow
 from quiver.model import PartitionId, ProducerId
 from quiver.record import build_batch
 from quiver.routing.retry import Deadline
-from quiver.routing.router import Router
+from quiver.routing.router import Router, gather_or_raise
 from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducerRequest, Selection, TopicInfo
 
 OnClientSeen = Callable[[Literal["producer", "consumer"], int], None]
@@ -100,7 +99,7 @@ class ProduceHandlers:
             )
             return begun.next_sequence
 
-        sequences = await ask_all(begin(partition_id) for partition_id in partitions)
+        sequences = await gather_or_raise(begin(partition_id) for partition_id in partitions)
         return {str(partition_id): next_ for partition_id, next_ in zip(partitions, sequences, strict=True)}
 
     # -- produce ---------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 from quiver.clock import Rng
 from quiver.errors import NotFoundError, QuiverError, RequestError
 from quiver.gateway import contract
-from quiver.gateway.fanout import try_all
 from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
 from quiver.routing.retry import Deadline
-from quiver.routing.router import Router
+from quiver.routing.router import Router, gather_outcomes
 from quiver.wire.admin_messages import DescribeNode, ReplicaInfo
 from quiver.wire.messages import (
     CreateTopicRequest,
@@ -95,7 +94,9 @@ class TopicHandlers:
         addresses = [node.wire_address for node in found.nodes if node.node in holders]
         request = DescribeNode(with_replicas=True, topic=info.topic)
         leads: dict[PartitionId, ReplicaInfo] = {}
-        for described in await try_all(self._router.ask_at(one, request, deadline=deadline) for one in addresses):
+        for described in await gather_outcomes(
+            self._router.ask_at(one, request, deadline=deadline) for one in addresses
+        ):
             if isinstance(described, QuiverError):
                 continue
             for replica in described.replicas:

@@ -1,4 +1,4 @@
-"""Answers requests about the cluster on every node.
+"""Handles requests about the cluster on every node.
 
 Reads are served from this node's own copy of the metadata, at most `metadata.staleness_ms_max` old; linearizable reads
 by the primary. Changes are made by the primary (`change_handler`); any other node forwards them (`node_router`). The
@@ -53,7 +53,7 @@ class AdminService:
 
     async def _get_metadata(self, caller: Caller, request: GetMetadata, payload: memoryview) -> Answer:
         if request.is_linearizable:
-            # Not before this node has caught up: the primary may be asked by a node that lags behind.
+            # Forwarded before any wait for `known_index`: only the primary's index counts, this node may lag behind.
             return await self._router.forward(
                 request, payload, deadline_ms=caller.deadline_ms, locally=partial(self._read_current, request)
             )

@@ -9,8 +9,8 @@ that this router has seen (`known_index`), so that a node that lags behind catch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ from quiver.routing.retry import Deadline, Retry, RetryBudget
 from quiver.routing.transport import Transport
 from quiver.wire.messages import GetMetadata, TopicInfo
 from quiver.wire.requests import R, Request
+
+T = TypeVar("T")
 
 LONG_POLL_SPARE_MS: Final = 1_000
 """Time that the response to a long poll may take beyond its wait."""
@@ -226,3 +228,27 @@ class Router:
         if request.known_index < self.cache.known_index:
             request = msgspec.structs.replace(request, known_index=self.cache.known_index)
         return await self._transport.call(address, request, payload, timeout_ms=timeout_ms)
+
+
+async def gather_or_raise(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run calls concurrently and return their results in order; once all have ended, raise the first error, if any."""
+    results: list[T] = []
+    for outcome in await gather_outcomes(calls):
+        if isinstance(outcome, QuiverError):
+            raise outcome
+        results.append(outcome)
+    return results
+
+
+async def gather_outcomes(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | QuiverError]:
+    """Run calls concurrently; return in order the result of each, or its error of `quiver.errors`."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_catch_error(call)) for call in calls]
+    return [task.result() for task in tasks]
+
+
+async def _catch_error(call: Coroutine[Any, Any, T]) -> T | QuiverError:
+    try:
+        return await call
+    except QuiverError as error:
+        return error

@@ -51,7 +51,7 @@ class GatewayCluster(MemoryCluster):
         """Return the metadata as this node knows it."""
         return MetadataState([*self._topic_rows(), *self._producer_rows(), *self._consumer_rows()]).view()
 
-    def hear(self, kind: str, id_: int) -> None:
+    def record_client(self, kind: str, id_: int) -> None:
         self.heard.append((kind, id_))
 
     async def handle(
@@ -163,7 +163,7 @@ class World:
                 handler=self.cluster.handle,
                 transport=self.cluster,
                 view=self.cluster.view,
-                hear=self.cluster.hear,
+                on_client_seen=self.cluster.record_client,
             )
             self.gateway = Gateway(
                 services,
