@@ -146,14 +146,18 @@ def _refer(kind: type) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
-_RULES = """\
-Any node answers any call and forwards what it cannot do itself. Parameters are sent as JSON body or as query string, on
-any method; ids as numbers or strings of digits. A parameter that is given twice is refused. Success is `{"status":
-"success", …}`, failure is `{"status": "failure", "code": …, "message": …}`; `code` is stable. With 503 and 507,
-`"outcome": "not_done"` guarantees that nothing was done; with 504, `"outcome": "unknown"` means that the call may have
-taken effect. Without a message to consume, the answer is 204 with an empty body. Messages are UTF-8 text; other bytes
-are sent as base64 in `message_b64` and `key_b64`.
-""".splitlines()
+_RULES = (
+    "Any node answers any call and forwards what it cannot do itself.",
+    "Parameters are sent as JSON body or as query string, on any method; ids as numbers or strings of digits.",
+    "A parameter that is given twice is refused.",
+    'Success is `{"status": "success", …}`.',
+    'Failure is `{"status": "failure", "code": …, "message": …}`; `code` is stable.',
+    'With 503 and 507, `"outcome": "not_done"` guarantees that nothing was done.',
+    'With 504, `"outcome": "unknown"` means that the call may have taken effect.',
+    "Without a message to consume, the answer is 204 with an empty body.",
+    "Messages are UTF-8 text; other bytes are sent as base64 in `message_b64` and `key_b64`.",
+)
+"""One item of a list each, on the page and in the reference."""
 
 _MARKDOWN_HEAD = """\
 # HTTP
