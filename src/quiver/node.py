@@ -27,7 +27,7 @@ from quiver.broker import Broker, BrokerRegistration
 from quiver.config import Settings
 from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
-from quiver.errors import StorageError
+from quiver.errors import RequestError, StorageError
 from quiver.gateway import Gateway, GatewayServices
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
@@ -309,8 +309,15 @@ class Node:
                     self._network.remove_peer(node)
             for node, broker in nodes.items():
                 if node != self.id:
-                    self._network.add_peer(node, parse_address(broker.wire_address))
+                    self._follow_peer(node, broker.wire_address)
             known = set(nodes)
+
+    def _follow_peer(self, node: NodeId, address: str) -> None:
+        """Connect to a node. A bad address in the metadata makes that node unreachable; it never ends this one."""
+        try:
+            self._network.add_peer(node, parse_address(address))
+        except RequestError as error:
+            logger.warning("peer has a bad address", extra=facts(peer=node, address=address, error=error.message))
 
     # -- ending ----------------------------------------------------------------------------------
 

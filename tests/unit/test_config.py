@@ -137,3 +137,15 @@ def test_bad_node_is_refused_and_the_key_named(toml: str, named: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_settings("[node]\n" + toml)
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["[::1]", "host:9002", "[::1]:9002", "a]b", "::1::2"])
+def test_advertised_host_that_no_node_could_dial_is_refused(host: str) -> None:
+    """It would reach every node of the cluster through the metadata."""
+    with pytest.raises(ConfigError, match=r"node\.advertise is .* without port and brackets"):
+        load_settings(f'[node]\nadvertise = "{host}"')
+
+
+@pytest.mark.parametrize("host", ["::1", "fe80::2", "broker-1", "10.0.0.7", "a.example"])
+def test_advertised_host_is_a_name_or_an_address(host: str) -> None:
+    assert load_settings(f'[node]\nadvertise = "{host}"').node.advertise == host

@@ -6,6 +6,7 @@ what the setting controls, its unit, and when to change it at what cost.
 
 from __future__ import annotations
 
+from ipaddress import AddressValueError, IPv6Address
 from typing import Annotated, Literal
 
 import msgspec
@@ -91,6 +92,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
         for key, address in (("wire", self.wire), ("http", self.http)):
             _check_address(address, key=f"node.{key}")
+        if self.advertise:
+            _check_host(self.advertise, key="node.advertise")
         managers = self.managers
         if self.id and ("manager" in self.role_names) != (self.id in managers):
             raise ConfigError(f"node.join must list node {self.id} if, and only if, node.roles includes manager")
@@ -113,6 +116,16 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 raise ConfigError(f"node.join: {item.strip()!r} must be id@host:port, with a unique id from 1")
             found[int(number)] = address
         return found
+
+
+def _check_host(host: str, *, key: str) -> None:
+    """Refuse a host that other nodes could not dial: they would all get it from the metadata."""
+    try:
+        is_valid = bool(IPv6Address(host)) if ":" in host else parse_address(f"{host}:1")[0] == host
+    except (AddressValueError, RequestError):
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f"{key} is {host!r}; it must be a host name or an IP address, without port and brackets")
 
 
 def _check_address(address: str, *, key: str) -> None:

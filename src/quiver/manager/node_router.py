@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from quiver.addresses import parse_address
 from quiver.backoff import Backoff
 from quiver.clock import Clock, Rng
 from quiver.errors import (
@@ -27,6 +28,7 @@ from quiver.errors import (
     OutcomeUnknownError,
     OverloadedError,
     QuiverError,
+    RequestError,
     UnavailableError,
 )
 from quiver.metadata import Command, MetadataStore, NotPrimaryError, PartitionRow, View
@@ -192,6 +194,10 @@ class NodeRouter:
         address = self._seeds.get(node) if broker is None else broker.wire_address
         if address is None:
             raise UnavailableError(f"not done: this node does not know the address of node {node} yet")
+        try:
+            parse_address(address)
+        except RequestError as error:  # a bad row must not look like a bad request of our caller's
+            raise UnavailableError(f"not done: node {node} cannot be reached: {error.message}") from error
         return address
 
 

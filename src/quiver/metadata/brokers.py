@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quiver.addresses import parse_address
+from quiver.errors import RequestError
 from quiver.metadata.commands import (
     ChangeBrokerState,
     ChangeRebalancing,
@@ -53,6 +55,11 @@ def register(state: MetadataState, command: RegisterBroker) -> CommandDecision |
         return refuse(
             "bad_broker", "not done: a broker needs an id above 0, an identity, a wire address and at least one role"
         )
+    for address in filter(None, (command.wire_address, command.http_address)):
+        try:
+            parse_address(address)
+        except RequestError as error:
+            return refuse("bad_broker", f"not done: node {command.broker_id} would not be reached: {error.message}")
     known: BrokerRow | None = state.tables[Table.BROKERS].get(command.broker_id)
     if known is not None:
         refusal = _check_same(known, command)

@@ -186,3 +186,14 @@ def test_rebalancing_is_wanted_until_it_is_done() -> None:
     for wanted in (True, True, False):
         do(state, ChangeRebalancing(now_ms=NOW_MS, is_rebalancing=wanted))
         assert state.view().counters.is_rebalancing is wanted
+
+
+@pytest.mark.parametrize(
+    "fields", [{"wire_address": "[[::1]]:9002"}, {"wire_address": "host4"}, {"http_address": "host4:99999"}]
+)
+def test_broker_at_an_address_that_nobody_can_dial_is_refused(fields: dict[str, str]) -> None:
+    """Every node reads the row: one that it cannot parse must never get there."""
+    state = formed_state()
+    assert refused(state, register_broker(4, **fields)) == "bad_broker"
+    assert NodeId(4) not in state.view().brokers
+    do(state, register_broker(4, http_address=""))
