@@ -1,9 +1,10 @@
-"""The SDK: what programs use to talk to a cluster.
+"""The SDK: the library that programs use to talk to a cluster.
 
-It is written against the seam in `transport`, never against sockets, so that it runs the same in a user's process,
-inside a node and under simulation. It uses `record`, `model`, `errors`, `clock` and `wire` only.
+It depends on the `Transport` protocol of `routing`, never on sockets, so it runs the same in a user's process, inside a
+node and under simulation. It imports only `record`, `model`, `errors`, `clock`, `tasks`, `wire` and `routing`.
 
-`connection` is the way in. One core serves asyncio and threads: what the client knows (`directory`), how it asks and
-tries again (`router`, `retry`), how records go out (`producer`, `accumulator`, `sender`, `parcels`) and come in
-(`consumer`, `prefetch`, `cursors`). `sync` runs that core in a thread.
+`connection` is the entry point. One core serves asyncio and threads; `sync` runs it in a `thread`. A `producer` buffers
+records in the `accumulator`, and its `sender` keeps each partition's batches `inflight` and in order. A `consumer`
+prefetches batches (`prefetch`) and stores its `cursors`. `ranges` and `holds` serve programs that store their own
+offsets; `cluster` and `overview` serve operators.
 """

@@ -1,11 +1,11 @@
-"""Where records wait to be sent: the one place of a producer that several threads touch.
+"""The buffer of records that wait to be sent: the only state of a producer that several threads share.
 
-`add` is the hot path of `send`: it appends to the open batch of a partition under a lock and wakes the sending loop at
-most once until that has looked. Records without key and partition go to one partition until its batch is taken or full,
-then to the next, so that few records still make few batches.
+`add` is the hot path of `send`. It appends to the open batch of a partition under a lock, and wakes the sending loop
+at most once until that loop has called `drain_dirty`. Records without key and partition go to one partition until its
+batch is sent or full, then to the next, so that few records make few batches.
 
 Invariants: `pending_bytes` counts every record from its acceptance until its outcome is settled, and never exceeds
-`buffer_bytes` by more than one chunk; a record's place in its partition is the order in which it was accepted.
+`buffer_bytes` by more than one chunk. Records of a partition keep the order in which they were accepted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from quiver.errors import OutOfRangeError, QuiverError
 from quiver.model import PartitionId
 
 MERGED_FACTOR: Final = 2
-"""A chunk joins an open batch if both together are no larger than so many full ones."""
+"""A chunk is merged into an open batch if the result is at most this many full batches large."""
 
 
 class Accumulator:
-    """Take records from any thread, hand them to the sending loop in batches."""
+    """Accept records from any thread and pass them to the sending loop in batches."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Accumulator:
         buffer_bytes: int,
         announce: Callable[[], object],
     ) -> None:
-        """Take the partitions that records without a key may go to; `announce` tells the loop that there is work."""
+        """Accept the partitions for records without a key; `announce` notifies the loop that there is work."""
         self.pending_bytes = 0
         self.first_error: QuiverError | None = None
-        """The first failure since somebody last looked."""
+        """The first failure since the last `ProducerCore.pop_error`."""
         self._partition_ids = tuple(partition_ids)
         self._clock = clock
         self._batch_bytes = batch_bytes
@@ -61,10 +61,10 @@ class Accumulator:
 
     @property
     def partition_count(self) -> int:
-        """How many partitions the topic is known to have."""
+        """The number of partitions that the topic is known to have."""
         return len(self._open)
 
-    # -- those who send --------------------------------------------------------------------------
+    # -- accepting records -----------------------------------------------------------------------
 
     def add(
         self,
@@ -74,7 +74,7 @@ class Accumulator:
         timestamp: int | None,
         headers: StoredHeaders | None,
     ) -> Delivery | None:
-        """Take one record; None if there is no room for it now. Raises what `refuse` was told."""
+        """Accept one record; None if the buffer has no room for it now. Raises the error given to `refuse`."""
         size_bytes = RECORD_BYTES + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         with self._lock:
             if self.pending_bytes + size_bytes > self._buffer_bytes and self.pending_bytes:
@@ -97,7 +97,7 @@ class Accumulator:
     def extend(
         self, values: Sequence[bytes | None], partition: PartitionId | None, key: bytes | None, *, size_bytes: int
     ) -> tuple[Outcome, int] | None:
-        """Take values that belong into one batch; return its outcome and where in it they begin, None without room."""
+        """Accept values into one batch; return its outcome and their first index in it, None without room."""
         with self._lock:
             if self.pending_bytes + size_bytes > self._buffer_bytes and self.pending_bytes:
                 return None
@@ -117,7 +117,7 @@ class Accumulator:
     def put(
         self, build: Callable[[PartitionId], RecordSource], partition: PartitionId | None, size_bytes: int
     ) -> Outcome | None:
-        """Take a whole batch that `build` makes for its partition; None without room."""
+        """Accept a whole batch that `build` creates for its partition; None without room."""
         with self._lock:
             if self.pending_bytes + size_bytes > self._buffer_bytes and self.pending_bytes:
                 return None
@@ -135,15 +135,18 @@ class Accumulator:
     def check_partition(self, partition: PartitionId) -> None:
         """Raise `OutOfRangeError` if the topic has no such partition."""
         if not 0 <= partition < len(self._open):
-            raise OutOfRangeError(f"partition {partition} is not one of {len(self._open)}", code="unknown_partition")
+            raise OutOfRangeError(
+                f"not sent: unknown partition {partition}; the topic has {len(self._open)}",
+                code="unknown_partition",
+            )
 
     def wait_room(self, size_bytes: int, timeout_s: float | None) -> bool:
-        """Block until there is room for so many bytes, or none ever will be; False if time ran out before."""
+        """Block until there is room for `size_bytes`, or records are refused; False after `timeout_s`."""
         with self._room:
             return self._room.wait_for(lambda: self._has_room(size_bytes), timeout_s)
 
     def on_room(self, size_bytes: int, callback: Callable[[], object]) -> bool:
-        """Tell whether there is room; if not, call back once whenever some becomes free."""
+        """Return whether there is room; if not, call back once when some becomes free."""
         with self._lock:
             if self._has_room(size_bytes):
                 return True
@@ -151,7 +154,7 @@ class Accumulator:
             return False
 
     def close_open(self) -> list[Outcome]:
-        """Let everything go that was accepted, full or not; return all that is not settled yet."""
+        """Close all open batches, full or not; return the outcomes that are not settled yet."""
         with self._lock:
             for rows in [rows for rows in self._open if rows is not None]:
                 self._close(rows)
@@ -160,7 +163,7 @@ class Accumulator:
     # -- the sending loop ------------------------------------------------------------------------
 
     def drain_dirty(self) -> set[PartitionId]:
-        """Return the partitions that got something to send since the last look; the next news is announced again."""
+        """Return the partitions with new records since the last call; later records are announced again."""
         with self._lock:
             dirty, self._dirty = self._dirty, set()
             self._is_announced = False
@@ -178,12 +181,12 @@ class Accumulator:
             return rows
 
     def opened_ms(self, partition: PartitionId) -> int | None:
-        """Return since when a partition's open batch waits; None if there is none."""
+        """Return when a partition's open batch was opened; None without one."""
         rows = self._open[partition]
         return None if rows is None else rows.opened_ms
 
     def waiting_records(self, partition: PartitionId) -> int:
-        """Return how many records of a partition wait to be taken."""
+        """Return the number of a partition's records that wait in the buffer."""
         with self._lock:
             rows = self._open[partition]
             return sum(map(len, self._closed[partition])) + (0 if rows is None else len(rows))
@@ -202,7 +205,7 @@ class Accumulator:
             callback()
 
     def grow(self, partition_count: int, *, is_for_all: bool = True) -> None:
-        """Learn that the topic has more partitions now; `is_for_all`: records without a key may go there, too."""
+        """Add partitions up to `partition_count`; with `is_for_all` records without a key may go to them."""
         with self._lock:
             for partition in range(len(self._open), partition_count):
                 self._open.append(None)
@@ -211,7 +214,7 @@ class Accumulator:
                     self._partition_ids += (PartitionId(partition),)
 
     def refuse(self, error: QuiverError) -> list[RecordSource]:
-        """Take nothing more, but raise `error`; return what was not taken yet."""
+        """Refuse all further records with `error`; return the batches that were not sent yet."""
         with self._room:
             self._refusal = self._refusal or error
             for rows in [rows for rows in self._open if rows is not None]:
@@ -225,7 +228,7 @@ class Accumulator:
             callback()
         return left
 
-    # -- under the lock --------------------------------------------------------------------------
+    # -- internals, under the lock ---------------------------------------------------------------
 
     def _has_room(self, size_bytes: int) -> bool:
         return (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quiver.record.arrow import ArrowArray
 
 RECORD_BYTES = 24
-"""What a record is counted as beside its bytes: its lengths, and its share of what a batch costs."""
+"""Overhead that a record is counted with beside its bytes: its lengths and its share of the batch header."""
 
 RecordHeaders = Mapping[str, Value] | Iterable[tuple[str, Value]]
 """Headers as users give them: a mapping, or pairs, which may repeat a name."""
@@ -33,11 +33,11 @@ TIMESTAMP_END: Final = 1 << 63
 
 
 class RecordSource(Protocol):
-    """Some records for one partition."""
+    """Records for one partition that become one batch."""
 
     outcome: Outcome
     opened_ms: int
-    """When the first of them was accepted (monotonic)."""
+    """When the first record was accepted (monotonic clock)."""
     size_bytes: int
 
     def __len__(self) -> int: ...
@@ -48,12 +48,12 @@ class RecordSource(Protocol):
 
 
 class RecordRows:
-    """Records given as Python objects; columns that nobody uses stay None."""
+    """Records given as Python objects; unused columns stay None."""
 
     __slots__ = ("headers", "keys", "opened_ms", "outcome", "size_bytes", "timestamp", "timestamps", "values")
 
     def __init__(self, partition: PartitionId, *, opened_ms: int, timestamp: int) -> None:
-        """Begin with no record; `timestamp` is that of all records without their own."""
+        """Start without records; `timestamp` applies to all records without their own."""
         self.outcome = Outcome(partition)
         self.opened_ms = opened_ms
         self.timestamp = timestamp
@@ -67,7 +67,7 @@ class RecordRows:
         return len(self.values)
 
     def add_rest(self, key: bytes | None, timestamp: int | None, headers: StoredHeaders | None) -> None:
-        """Add what the record whose value was added last has beside it; must follow for every record once used."""
+        """Add key, timestamp and headers of the last added value; once called, call it for every record."""
         before = len(self.values) - 1
         if self.keys is None:
             self.keys = [None] * before
@@ -105,7 +105,7 @@ class RecordRows:
 
 
 class RecordColumns:
-    """Records given as Arrow arrays of equal length, by the names that the format gives them."""
+    """Records given as Arrow arrays of equal length, by column name."""
 
     __slots__ = ("_columns", "opened_ms", "outcome", "size_bytes", "timestamp")
 
@@ -139,7 +139,7 @@ class RecordColumns:
 
 
 class StoredBatch:
-    """The records of a batch that was read and verified: sent on as they are, with their times and compression."""
+    """A batch that was read and verified: forwarded unchanged, with its timestamps and compression."""
 
     __slots__ = ("_batch", "opened_ms", "outcome", "size_bytes")
 
@@ -152,7 +152,7 @@ class StoredBatch:
     def __len__(self) -> int:
         return len(self._batch)
 
-    def build(self, *, compression: Compression, producer_id: ProducerId, epoch: int, sequence: int) -> bytes:  # noqa: ARG002 - it is compressed already, or is not to be
+    def build(self, *, compression: Compression, producer_id: ProducerId, epoch: int, sequence: int) -> bytes:  # noqa: ARG002 - the batch keeps its own compression
         """Return the batch."""
         return reseal_batch(self._batch.data, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
 
@@ -164,20 +164,20 @@ def _is_given(value: Any) -> bool:
 # -- Python values ----------------------------------------------------------------------------------
 
 FIRST_COUNT: Final = 1024
-"""How many values are taken before anything is known about their size."""
+"""Values in the first chunk, before their size is known."""
 COUNT_MAX: Final = 65536
-"""Most values of one chunk, however small they are."""
+"""Maximum values of one chunk, however small they are."""
 OVERSIZE_FACTOR: Final = 2
-"""A chunk is cut in half while it is more than so many batches large."""
+"""A chunk is halved while it is larger than this many batches."""
 
 
 def partition_of(key: bytes, partition_count: int) -> PartitionId:
-    """Return where records with a key go: the same everywhere, for as long as the topic has so many partitions."""
+    """Return the partition of a key: the same in every client while the number of partitions stays the same."""
     return PartitionId(crc32c(key) % partition_count)
 
 
 def to_bytes(value: Value) -> bytes | None:
-    """Return a value as it is stored, or raise for what cannot be."""
+    """Return a value as stored bytes; raise `RequestError` if it cannot be stored."""
     match value:
         case None | bytes():
             return value
@@ -185,7 +185,7 @@ def to_bytes(value: Value) -> bytes | None:
             try:
                 return value.encode()
             except UnicodeEncodeError as error:
-                raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+                raise RequestError(f"not sent: the text cannot be encoded as UTF-8: {error}") from error
         case bytearray() | memoryview():
             return bytes(value)
         case _:
@@ -194,10 +194,10 @@ def to_bytes(value: Value) -> bytes | None:
 
 
 def to_headers(headers: object) -> StoredHeaders:
-    """Return headers as they are stored, from a mapping or from pairs; refuse everything else before it is accepted.
+    """Return headers as stored, from a mapping or from pairs; refuse anything else.
 
     Raises:
-        RequestError: not sent; a string, say, would be taken for a sequence of its characters.
+        RequestError: not sent; a plain string, for example, would otherwise be read as a sequence of characters.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
@@ -216,7 +216,7 @@ def _bad_headers(why: str) -> RequestError:
 
 
 def check_timestamp(timestamp: object) -> None:
-    """Raise `RequestError` for what is not a number of milliseconds."""
+    """Raise `RequestError` if a timestamp is not a 64-bit number of milliseconds."""
     is_number = isinstance(timestamp, int) and not isinstance(timestamp, bool)
     if not is_number or not -TIMESTAMP_END <= timestamp < TIMESTAMP_END:  # type: ignore[operator] # a number by now
         message = f"not sent: a timestamp is milliseconds since 1970 as a 64-bit number, not {timestamp!r:.60}"
@@ -224,7 +224,7 @@ def check_timestamp(timestamp: object) -> None:
 
 
 def cut_values(values: Iterable[Value], batch_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:
-    """Yield lists of values as they are stored, each about one batch, with the bytes that they count as."""
+    """Yield lists of stored values of about one batch, each with its size in the buffer."""
     if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Iterable):
         message = f"not sent: send_many takes many values, not one {type(values).__name__}; use send for one"
         raise RequestError(message, code="bad_record")
@@ -245,7 +245,7 @@ def _to_bytes_each(chunk: list[Value]) -> list[bytes | None]:
         try:
             return list(map(str.encode, cast("list[str]", chunk)))
         except UnicodeEncodeError as error:
-            raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+            raise RequestError(f"not sent: the text cannot be encoded as UTF-8: {error}") from error
     return list(map(to_bytes, chunk))
 
 
@@ -268,11 +268,11 @@ def _halve(stored: list[bytes | None], size_bytes: int, batch_bytes: int) -> Ite
 # -- Arrow -------------------------------------------------------------------------------------------
 
 ArrowColumns = dict[str, "ArrowArray"]
-"""Columns of equal length by name; `value` is always there."""
+"""Columns of equal length by name; `value` is always present."""
 
 
 def is_columnar(values: object) -> bool:
-    """Return whether values come as columns: Arrow's own, a data frame, or a mapping; without importing pyarrow."""
+    """Return whether values are Arrow data, a data frame or a mapping of columns, without importing pyarrow."""
     is_arrow = type(values).__module__.split(".")[0] == "pyarrow"
     return is_arrow or isinstance(values, Mapping) or any(hasattr(values, name) for name in _COLUMNAR)
 
@@ -282,7 +282,7 @@ _COLUMNAR: Final = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
 
 
 def arrow_columns(values: Any) -> ArrowColumns:
-    """Return the columns of a table, record batch, data frame or mapping, or the one column that an array is."""
+    """Return the columns of a table, record batch, data frame or mapping; an array is the column `value`."""
     import pyarrow as pa
 
     values = _to_arrow(values)
@@ -294,12 +294,14 @@ def arrow_columns(values: Any) -> ArrowColumns:
     columns: ArrowColumns = dict(zip(values.schema.names, cast("list[ArrowArray]", values.columns), strict=True))
     given = set(columns) - {"topic", "partition", "offset"}
     if "value" not in columns or given - {"value", "key", "timestamp", "headers"}:
-        raise RequestError(f"the columns are value, and perhaps key, timestamp, headers; not {sorted(columns)}")
+        raise RequestError(
+            f"not sent: the columns must be value and optionally key, timestamp, headers; got {sorted(columns)}"
+        )
     return {name: _without_views(columns[name]) for name in given}
 
 
 def _without_views(column: Any) -> ArrowArray:
-    """Return a column of text or bytes in the usual layout: few of Arrow's functions take polars' views."""
+    """Return a text or bytes column without the view layout of polars, which few Arrow functions support."""
     import pyarrow as pa
 
     if pa.types.is_string_view(column.type):
@@ -308,7 +310,7 @@ def _without_views(column: Any) -> ArrowArray:
 
 
 def _to_arrow(values: Any) -> Any:
-    """Return a mapping of columns, a data frame or a series as Arrow's own type; Arrow's own unchanged."""
+    """Convert a mapping of columns, a data frame or a series to Arrow; return Arrow data unchanged."""
     import pyarrow as pa
 
     if type(values).__module__.split(".")[0] == "pyarrow":
@@ -326,7 +328,7 @@ def _to_arrow(values: Any) -> Any:
 
 
 def split_by_key(columns: ArrowColumns, partition_count: int) -> Iterator[tuple[PartitionId | None, ArrowColumns]]:
-    """Yield the records of each partition that their keys lead to, in order; None for those without a key."""
+    """Yield the records by the partition of their key, in order; None for records without a key."""
     keys = columns.get("key")
     if keys is None or keys.null_count == len(keys):
         yield None, columns
@@ -345,7 +347,7 @@ def split_by_key(columns: ArrowColumns, partition_count: int) -> Iterator[tuple[
 
 
 def cut_columns(columns: ArrowColumns, batch_bytes: int) -> Iterator[tuple[ArrowColumns, int]]:
-    """Yield slices of the columns, each about one batch, with the bytes that they count as."""
+    """Yield slices of the columns of about one batch, each with its size in the buffer."""
     total = len(columns["value"])
     if not total:
         return

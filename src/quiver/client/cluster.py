@@ -1,7 +1,7 @@
-"""A cluster as an asyncio program sees it: its topics, brokers and clients, and the way to producers and consumers.
+"""The asyncio interface to a cluster: administration of topics, brokers and clients; creates producers and consumers.
 
-Every call has one total deadline for all its tries (`timeout`), ends with an error of `quiver.errors` or a result, and
-says *unknown* only where that is true. Closing a cluster closes what was made from it.
+Every call has one total deadline for all its attempts (`timeout`). It returns a result or raises an error of
+`quiver.errors`, and reports an outcome as *unknown* only if it is. `close` also closes its producers and consumers.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
 
 CONNECT_MS_MAX: Final = 10_000
-"""Longest time for the first contact: whoever mistypes an address should hear of it soon."""
+"""Longest time for the first contact: a mistyped address should fail soon."""
 
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as its leader sees it; what only the leader knows is None while there is none to ask."""
+    """A partition as its leader reports it; fields that only a leader knows are None while no leader answers."""
 
     partition: PartitionId
     leader: NodeId | None
@@ -98,7 +98,7 @@ class AsyncCluster:
         owned: AbstractAsyncContextManager[object] | None = None,
         http_get: HttpGet = http_get,
     ) -> None:
-        """Take addresses of some nodes; `owned` is opened before the first request and closed after the last."""
+        """Accept addresses of some nodes; `owned` is opened before the first request and closed after the last."""
         self.options = options or ClusterOptions()
         check_options(self.options)
         self._seeds = parse_seeds(addresses)
@@ -110,7 +110,7 @@ class AsyncCluster:
         self._made = AsyncExitStack()
 
     async def open(self) -> Self:
-        """Make sure that the cluster is there and learn its nodes.
+        """Connect to the cluster and fetch its nodes.
 
         Raises:
             UnavailableError: none of the addresses answered within `timeout`, or `CONNECT_MS_MAX` if that is less.
@@ -139,7 +139,7 @@ class AsyncCluster:
         self._cache.take(found, asked="")
 
     async def close(self) -> None:
-        """Close every producer and consumer that was made here, then the connections; idempotent."""
+        """Close all producers and consumers of this cluster object, then the connections; idempotent."""
         await self._made.aclose()
 
     async def __aenter__(self) -> Self:
@@ -152,7 +152,7 @@ class AsyncCluster:
 
     @property
     def cluster_id(self) -> str:
-        """The id of the cluster, once a node has answered."""
+        """The id of the cluster, empty until a node has answered."""
         return self._cache.cluster_id
 
     # -- topics ----------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ class AsyncCluster:
         retention: RetentionInfo | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Create a topic; its partitions take records when this returns or soon after.
+        """Create a topic; its partitions accept records when this returns or soon after.
 
         Raises:
-            ConflictError: it exists (`topic_exists`), unless `exist_ok`.
+            ConflictError: the topic exists (`topic_exists`) and `exist_ok` is false.
         """
         request = CreateTopicRequest(
             topic=topic,
@@ -188,19 +188,19 @@ class AsyncCluster:
         self._cache.forget_topic(topic)
 
     async def delete_topic(self, topic: str) -> None:
-        """Take a topic out of use; `restore_topic` brings it back for a while."""
+        """Delete a topic; `restore_topic` can undo it for a while."""
         await self._change(DeleteTopicRequest(topic=topic), topic)
 
     async def restore_topic(self, topic: str) -> None:
-        """Take the newest deleted topic of a name back into use."""
+        """Restore the topic of that name that was deleted last."""
         await self._change(RestoreTopicRequest(topic=topic), topic)
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
-        """Bring a topic to so many partitions; keys are spread anew over all of them."""
+        """Raise the number of a topic's partitions to `partitions`; keys then map to different partitions."""
         await self._change(AddPartitionsRequest(topic=topic, partitions=partitions), topic)
 
     async def configure_topic(self, topic: str, *, retention: RetentionInfo) -> None:
-        """Change when records of a topic may go."""
+        """Change the retention of a topic."""
         await self._change(ConfigureTopicRequest(topic=topic, retention=retention), topic)
 
     async def list_topics(self) -> list[str]:
@@ -209,7 +209,7 @@ class AsyncCluster:
         return sorted(info.topic for info in topics)
 
     async def describe_topic(self, topic: str) -> TopicDescription:
-        """Return a topic with the state of every partition, as its leader sees it."""
+        """Return a topic with the state of every partition, as reported by its leader."""
         info = await self.router.find_topic(topic, deadline=self.router.deadline(), age_ms_max=0)
         replicas = await self._replicas_of(info)
         return TopicDescription(
@@ -236,47 +236,47 @@ class AsyncCluster:
     # -- brokers and clients ---------------------------------------------------------------------
 
     async def brokers(self) -> list[NodeInfo]:
-        """Return all nodes, by id."""
+        """Return all nodes, sorted by id."""
         await self.router.refresh_all(deadline=self.router.deadline())
         return sorted(self._cache.nodes.values(), key=lambda node: node.node)
 
     async def drain(self, broker: int, *, is_undone: bool = False) -> None:
-        """Move everything off a broker; or, undone, let it hold replicas again."""
+        """Move all replicas off a broker; with `is_undone`, let it hold replicas again."""
         self._see(await self._ask(DrainBroker(broker=NodeId(broker), is_undone=is_undone)))
 
     async def remove(self, broker: int) -> None:
-        """Forget a broker that is drained, or dead and empty."""
+        """Remove a broker from the cluster; it must be drained, or dead and without replicas."""
         self._see(await self._ask(RemoveBroker(broker=NodeId(broker))))
 
     async def rebalance(self) -> None:
-        """Move replicas until every broker has its share; `status` tells how far it is."""
+        """Move replicas until all brokers hold a similar share; `status` shows the progress."""
         self._see(await self._ask(RebalanceBrokers()))
 
     async def status(self) -> ClusterOverview:
-        """Return the whole cluster: every node as it is now, every partition as its leader sees it."""
+        """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
         return await find_overview(self.router)
 
     async def clients(
         self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None
     ) -> list[ClientInfo]:
-        """Return the registered producers and consumers, or one kind of them."""
+        """Return the registered producers and consumers, optionally of one kind or topic."""
         request = ListClients(kind=kind, topic=topic)
         return list((await self._ask(request)).clients)
 
     async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
-        """Drop a producer or consumer: its cursors no longer hold records back."""
+        """Remove a producer or consumer; its cursors no longer keep records from retention."""
         self._see(await self._ask(ForgetClientRequest(kind=kind, id=id)))
 
     async def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
-        """Return how far a consumer is in every partition that it is registered for, or in those of one topic.
+        """Return a consumer's cursor and lag in all its partitions, or in those of one topic.
 
         Raises:
-            NotFoundError: there is no such consumer, or not for that topic.
+            NotFoundError: unknown consumer, or not registered for that topic (`unknown_consumer`).
         """
         known = next((client for client in await self.clients("consumer", topic) if client.id == consumer_id), None)
         if known is None:
-            where = "" if topic is None else f" of {topic!r}"
-            raise NotFoundError(f"there is no consumer {consumer_id}{where}", code="unknown_consumer")
+            scope = "" if topic is None else f" of topic {topic!r}"
+            raise NotFoundError(f"unknown consumer {consumer_id}{scope}", code="unknown_consumer")
         return await find_lag(self.router, ConsumerId(consumer_id), known.topics if topic is None else (topic,))
 
     async def reset(
@@ -288,19 +288,19 @@ class AsyncCluster:
         timestamp: int | datetime | None = None,
         partitions: Iterable[int] = (),
     ) -> None:
-        """Set where a consumer goes on: an offset, "earliest", "latest", or the first record since a timestamp.
+        """Move a consumer's cursors to an offset, "earliest", "latest", or the first record since a timestamp.
 
-        One that runs goes on where it is, and stores its own place with its next commit: stop it first.
+        Stop the consumer first: one that runs keeps its positions and overwrites the cursors with its next commit.
 
         Raises:
-            NotFoundError: there is no such consumer, topic or partition.
-            NotAllowedError: it is not registered for a partition that was named.
-            OutOfRangeError: the offset is behind a partition's end; nothing was moved.
+            NotFoundError: unknown consumer, topic or partition.
+            NotAllowedError: the consumer is not registered for one of `partitions`; no cursor was moved.
+            OutOfRangeError: the offset is beyond a partition's end; no cursor was moved.
         """
-        where, is_timestamp = parse_seek_target(offset, timestamp)
+        target, is_timestamp = parse_seek_target(offset, timestamp)
         named = tuple(map(PartitionId, partitions))
         consumer = ConsumerId(consumer_id)
-        await reset_cursors(self.router, consumer, topic, where, is_timestamp=is_timestamp, partitions=named)
+        await reset_cursors(self.router, consumer, topic, target, is_timestamp=is_timestamp, partitions=named)
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -319,9 +319,9 @@ class AsyncCluster:
     ) -> AsyncProducer:
         """Register a producer for a topic and return it.
 
-        Under a `name` it goes on where an earlier one of that name ended, and fences that one off. `partitions` are
-        those that records without key and partition go to; none named, all meant. With `digests` it states what was
-        acknowledged, for audits.
+        With a `name` it continues the sequence of an earlier producer of that name, and fences that one. `partitions`
+        receive the records without key and partition; empty means all. With `digests` it publishes digests of
+        acknowledged records, for audits.
         """
         options = ProducerOptions(
             linger_ms=linger_ms,
@@ -363,14 +363,14 @@ class AsyncCluster:
     ) -> AsyncConsumer:
         """Return a consumer of a topic's records.
 
-        With a `name`, or the `consumer_id` of an earlier one, the cluster keeps its cursors: it begins where that one
-        last committed, a new one at `start`. Without, it leaves nothing behind and begins at `start`. With
-        `auto_commit` (seconds) it commits by itself what the application has asked to go on from. `idle_timeout`
-        (seconds) ends an iteration when nothing came for so long. With `digests` it states under its name what it was
-        given, for audits.
+        With a `name`, or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last
+        commit, a new consumer at `start`. Without a name it starts at `start` and leaves no state in the cluster.
+        `auto_commit` (seconds) is the interval of automatic commits of the records that the application has finished.
+        `idle_timeout` (seconds) ends an iteration after so long without a record. With `digests` it publishes digests
+        of received records under its name, for audits.
         """
         if digests and not name:
-            raise RequestError("digests are stated under a consumer's name; give it one", code="no_consumer_name")
+            raise RequestError("digests need a consumer with a name: pass name=...", code="no_consumer_name")
         options = ConsumerOptions(
             start=start,
             auto_commit_ms=None if auto_commit is None else to_ms(auto_commit, "auto_commit"),
@@ -398,10 +398,10 @@ class AsyncCluster:
     async def offsets(
         self, topic: str, at: OffsetSpecs = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
     ) -> TopicOffsets:
-        """Return the topic's id and, for every partition or those named, its first offset, its end, or that of a time.
+        """Return the topic's id and, by partition, its first offset, its end offset, or the offset of a timestamp.
 
         `at` is "earliest", "latest" or a timestamp (ms), for all partitions or by partition. With a `topic_id`, a topic
-        that was made anew since is refused (`topic_recreated`). Added partitions are seen within `max_age_ms`.
+        that was deleted and created again is refused (`topic_recreated`). Added partitions show within `max_age_ms`.
         """
         return await find_offsets(self.router, topic, at, topic_id=topic_id, age_ms_max=max_age_ms)
 
@@ -415,9 +415,9 @@ class AsyncCluster:
         topic_id: int | None = None,
         fetch_bytes: int = 4 << 20,
     ) -> AsyncIterator[Batch]:
-        """Yield the batches of a partition that hold a range of offsets; leaves nothing behind in the cluster.
+        """Yield the batches of a partition that hold a range of offsets; leaves no state in the cluster.
 
-        The first and last batch may reach beyond the range. Raises `TrimmedError` if retention was quicker.
+        The first and last batch may extend beyond the range. Raises `TrimmedError` if retention removed some of it.
         """
         reader = RangeReader(
             self.router,
@@ -441,10 +441,10 @@ class AsyncCluster:
         topic_id: int | None = None,
         fetch_bytes: int = 4 << 20,
     ) -> AsyncIterator[Batch]:
-        """Yield the batches that one node itself stores of a range of offsets, leader or not, as they are.
+        """Yield the batches of a range of offsets as one node stores them, whether it leads the partition or not.
 
-        For comparing replicas: unlike `read_range` it leaves a gap a gap. Raises `OutOfRangeError` (`past_end`) if the
-        replica ends before the range does and does not catch up, `NotFoundError` (`no_replica`) if there is none.
+        For comparing replicas: unlike `read_range` it does not fill gaps. Raises `OutOfRangeError` (`past_end`) if the
+        replica ends before the range and does not catch up, `NotFoundError` (`no_replica`) if the node has no replica.
         """
         reader = ReplicaReader(
             self.router,
@@ -459,7 +459,7 @@ class AsyncCluster:
         return _read(reader)
 
     async def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
-        """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
+        """Set the cursors of a named consumer, by partition, for a program that stores its own offsets."""
         await self._cursors.move(topic, name, offsets)
 
     # -- holds -----------------------------------------------------------------------------------
@@ -474,39 +474,39 @@ class AsyncCluster:
         owner: str = "",
         topic_id: int | None = None,
     ) -> None:
-        """Keep a topic's records, by partition from an offset on, whatever its retention says, for `lasting` seconds.
+        """Keep a topic's records from retention for `lasting` seconds, by partition from an offset on.
 
-        For a program that keeps its own place: hold again, from further on, well before the time is over. The hold of
-        that `name` on the topic gives way to it. `owner` tells people who it is for.
+        For a program that stores its own offsets: renew the hold, from its current offsets, well before it expires. It
+        replaces the hold of that `name` on the topic. `owner` is shown to operators.
 
         Raises:
-            ConflictError: there are too many holds (`too_many_holds`), or the topic was made anew (`topic_recreated`).
+            ConflictError: too many holds (`too_many_holds`), or the topic was created again (`topic_recreated`).
             OutOfRangeError: no partition is named, or the time is too short or too long (`bad_hold`).
         """
         lasting_ms = to_ms(lasting, "lasting")
         await place_hold(self.router, topic, name, offsets, lasting_ms=lasting_ms, owner=owner, topic_id=topic_id)
 
     async def release_hold(self, name: str, topic: str | None = None) -> None:
-        """Let a hold go, on one topic or on all that it is on; one that is gone already is no error."""
+        """Release a hold on one topic or on all its topics; a missing hold is no error."""
         await release_hold(self.router, name, topic)
 
     async def holds(self) -> list[HoldInfo]:
-        """Return who holds records, by topic and name."""
+        """Return the holds, sorted by topic and name."""
         return await find_holds(self.router)
 
-    # -- within ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     async def _make_digest_reporter(
         self, role: Literal["producer", "consumer"], name: str, topic: str
     ) -> DigestReporter:
-        """Return who takes note of what a client sends or is given, and states it."""
+        """Return a reporter that publishes digests of the records that a client sends or receives."""
         require_arrow()
         from quiver.client import digest_reporter
 
         info = await self.router.find_topic(topic, deadline=self.router.deadline(), age_ms_max=0)
         await self.create_topic(digest_reporter.TOPIC, partitions=1, retention=digest_reporter.RETENTION, exist_ok=True)
-        stating = await self.producer(digest_reporter.TOPIC)
-        return digest_reporter.DigestReporter(stating.core, role=role, name=name, topic=topic, topic_id=info.topic_id)
+        producer = await self.producer(digest_reporter.TOPIC)
+        return digest_reporter.DigestReporter(producer.core, role=role, name=name, topic=topic, topic_id=info.topic_id)
 
     async def _ask(self, request: Request[R]) -> R:
         return (await self.router.ask(request, deadline=self.router.deadline()))[0]
@@ -519,7 +519,7 @@ class AsyncCluster:
         self._cache.see(done.index)
 
     async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:
-        """Return what the leaders say of a topic's partitions; without those whose leader cannot be asked."""
+        """Return the leaders' reports of a topic's partitions, without those whose leader does not answer."""
         found: dict[PartitionId, ReplicaInfo] = {}
         nodes = {node for partition in topic.partitions for node in partition.replicas}
         request = DescribeNode(with_replicas=True, topic=topic.topic)

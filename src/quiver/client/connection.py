@@ -1,4 +1,7 @@
-"""The ways in: `connect` for threads, `connect_async` for asyncio. What is real (time, chance, sockets) enters here."""
+"""Connects to a cluster: `connect` for threads, `connect_async` for asyncio.
+
+The SDK gets its real clock, random numbers and sockets here; tests construct `AsyncCluster` with simulated ones.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,21 @@ def connect_async(
     certificate_file: str = "",
     key_file: str = "",
 ) -> AsyncCluster:
-    """Return a cluster to be used as ``async with``, or opened with `await cluster.open()`.
+    """Return a cluster for use in ``async with``, or after `await cluster.open()`.
 
     Args:
-        addresses: Some nodes of the cluster: `host:port` of the wire (default 9002) or of HTTP (default 8002),
+        addresses: Some nodes of the cluster: `host:port` of the wire protocol (default 9002) or HTTP (default 8002),
             `http://host:port`, or several of them separated by commas. One is enough; more help while nodes are down.
-        timeout: Total seconds of a call, all its tries together.
-        client_name: What nodes see this program as.
-        tls: Whether the cluster is reached with TLS; so it is if any of the files is given.
-        ca_file: PEM file of the authority that the nodes' certificates are believed by; default: the system's.
-        certificate_file: PEM file of this client's own certificate, where the cluster asks for one.
-        key_file: PEM file of that certificate's key, if it is not in the same file.
+        timeout: Total seconds of a call with all its attempts.
+        client_name: Name of this program that nodes see.
+        tls: Whether to use TLS; any of the files below turns it on.
+        ca_file: PEM file of the authority that signed the nodes' certificates; default: the system's.
+        certificate_file: PEM file of this client's certificate, if the cluster requires one.
+        key_file: PEM file of the certificate's key, if it is not in `certificate_file`.
 
     Raises:
-        RequestError: an address is none.
-        ConfigError: a file cannot be used.
+        RequestError: an address is malformed (`bad_address`).
+        ConfigError: a TLS file cannot be used.
 
     Example:
         async with quiver.connect_async("127.0.0.1:8002") as cluster:
@@ -73,15 +76,15 @@ def connect(
     certificate_file: str = "",
     key_file: str = "",
 ) -> Cluster:
-    """Connect to a cluster and return it; use it as ``with``, or `close` it.
+    """Connect to a cluster and return it; use it in ``with``, or `close` it.
 
-    Arguments as for `connect_async`. A thread of its own runs the connections; every method may be called from any
-    thread. It does not survive a fork: connect again in the child.
+    The arguments are those of `connect_async`. A background thread runs the connections; all methods may be called from
+    any thread. The connection does not survive a fork: connect again in the child.
 
     Raises:
         UnavailableError: no node answered.
-        RequestError: an address is none.
-        ConfigError: a file cannot be used.
+        RequestError: an address is malformed (`bad_address`).
+        ConfigError: a TLS file cannot be used.
 
     Example:
         with quiver.connect("127.0.0.1:8002") as cluster:

@@ -1,8 +1,8 @@
-"""The consumer: reads all records of a topic, keeps its place, and comes back to it.
+"""The consumer: reads the records of a topic's partitions, commits its positions, and resumes from them.
 
-`ConsumerCore` is what both faces share; all of it runs on the loop that it was opened on, except that records of a
-batch which was handed out may be read anywhere. Positions follow what the application was given, never what was merely
-read ahead; a commit stores positions, so that a crash repeats records and never skips one.
+`ConsumerCore` is shared by the asyncio and the blocking consumer. It runs on the event loop that opened it; the records
+of a returned batch may be read in any thread. A position advances when the application receives a record, never when a
+record is only prefetched. A commit stores positions, so after a crash records may repeat but none is skipped.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ class ConsumerCore:
         deadline: Deadline,
         digest_reporter: DigestReporter | None = None,
     ) -> ConsumerCore:
-        """Register a consumer, find its place in every partition and begin to read ahead."""
+        """Register a consumer, find its position in every partition and start prefetching."""
         cursors = ConsumerCursors(router, topic)
         if name or consumer_id is not None:
             await cursors.register(
                 name=name, consumer_id=consumer_id, partitions=partitions, start=options.start, deadline=deadline
             )
         elif options.auto_commit_ms is not None:
-            raise RequestError("auto_commit needs a consumer with a name", code="no_consumer_name")
-        # Named partitions are looked for now: one that does not exist must not be waited for.
+            raise RequestError("auto_commit needs a consumer with a name: pass name=...", code="no_consumer_name")
+        # Partitions given by the caller are checked now: waiting for one that does not exist would never end.
         info = await router.find_topic(topic, deadline=deadline, age_ms_max=0 if partitions else None)
         if unknown := set(partitions) - {partition.partition_id for partition in info.partitions}:
-            raise NotFoundError(f"{topic!r} has no partition {min(unknown)}", code="unknown_partition")
+            raise NotFoundError(f"topic {topic!r} has no partition {min(unknown)}", code="unknown_partition")
         core = cls(topic, cursors, router=router, options=options, digest_reporter=digest_reporter)
         try:
             wanted = partitions or [partition.partition_id for partition in info.partitions]
@@ -107,7 +107,7 @@ class ConsumerCore:
     # -- records ---------------------------------------------------------------------------------
 
     async def wait_batch(self, deadline: Deadline) -> tuple[PartitionReader, Batch] | None:
-        """Wait for a batch with a record that was not handed out; None if time ran out. Partitions take turns."""
+        """Wait for a batch with unread records, from the partitions in turn; None if the deadline passed."""
         while True:
             await self._commit_if_due()
             if (found := self.peek()) is not None:
@@ -117,10 +117,10 @@ class ConsumerCore:
                 return None
 
     def peek(self) -> tuple[PartitionReader, Batch] | None:
-        """Return a batch with a record that was not handed out, if one is in memory.
+        """Return a prefetched batch with unread records, if there is one.
 
         Raises:
-            QuiverError: why a partition cannot be read, or why this consumer cannot go on.
+            QuiverError: a partition cannot be read, or this consumer failed or is closed.
         """
         if self._failure is not None:
             raise self._failure
@@ -135,14 +135,14 @@ class ConsumerCore:
         return None
 
     async def consume(self, records_max: int, deadline: Deadline, *, is_to_end: bool) -> list[Slice]:
-        """Hand out records: as soon as there are any, or, `is_to_end`, all that there are at the time."""
+        """Return records and advance the positions: the first available, or with `is_to_end` all up to the end."""
         slices: list[Slice] = []
         while records_max > 0:
             try:
                 found = await self.wait_batch(deadline) if not slices else await self._wait_more(deadline, is_to_end)
             except QuiverError:
                 if slices:
-                    break  # what was handed out must not be lost; the error comes again
+                    break  # positions have advanced past these records, so return them; the error is raised again later
                 raise
             if found is None:
                 break
@@ -164,7 +164,7 @@ class ConsumerCore:
         return found
 
     async def _wait_change(self, deadline: Deadline) -> bool:
-        """Wait until something changed or a commit is due; False if time ran out."""
+        """Wait until a reader changed or a commit is due; False if the deadline passed."""
         remaining_ms = deadline.remaining_ms
         if not remaining_ms:
             return False
@@ -172,24 +172,24 @@ class ConsumerCore:
             await asyncio.wait_for(self._changed.wait(), min(remaining_ms, self._commit_due_in_ms()) / 1000)
         return True
 
-    # -- the place -------------------------------------------------------------------------------
+    # -- positions and commits -------------------------------------------------------------------
 
     def reader(self, partition: int) -> PartitionReader:
-        """Return who reads a partition; raise `NotFoundError` if nobody does."""
+        """Return the reader of a partition; raise `NotFoundError` if this consumer does not read it."""
         reader = self.readers.get(PartitionId(partition))
         if reader is None:
-            message = f"partition {partition} of {self.topic!r} is not one that this consumer reads"
+            message = f"this consumer does not read partition {partition} of topic {self.topic!r}"
             raise NotFoundError(message, code="unknown_partition")
         return reader
 
     async def commit(self, deadline: Deadline) -> None:
         """Store the position in every partition where it differs from the cursor."""
         if self.cursors.consumer_id is None:
-            message = "not done: a consumer without a name has no cursor in the cluster; give it one"
+            message = "not done: a consumer without a name has no cursor in the cluster; pass name=..."
             raise RequestError(message, code="no_consumer_name")
         self._committed_ms = self._router.clock.monotonic_ms()
         moved = [(reader, reader.position) for reader in self.readers.values() if reader.position != reader.committed]
-        await self._publish_digests()  # up to these positions, at least
+        await self._publish_digests()  # before the cursors move: an audit must not miss a committed record
         results = await asyncio.gather(
             *(self._commit_one(reader, position, deadline) for reader, position in moved), return_exceptions=True
         )
@@ -197,41 +197,45 @@ class ConsumerCore:
             if result is not None:
                 raise result
 
-    async def seek(self, partition: int, where: SeekTarget, *, is_timestamp: bool) -> None:
-        """Go on elsewhere in a partition."""
+    async def seek(self, partition: int, target: SeekTarget, *, is_timestamp: bool) -> None:
+        """Continue at another offset of a partition."""
         reader = self.reader(partition)
-        if isinstance(where, int) and not is_timestamp:
-            if where < 0:
-                raise OutOfRangeError(f"an offset is at least 0, not {where}")
-            reader.seek(Offset(where))
+        if isinstance(target, int) and not is_timestamp:
+            if target < 0:
+                raise OutOfRangeError(f"not done: offset {target} is negative")
+            reader.seek(Offset(target))
             return
-        reader.seek(await find_offset(self._router, self.topic, reader.partition_id, where))
+        reader.seek(await find_offset(self._router, self.topic, reader.partition_id, target))
 
     async def size(self, deadline: Deadline) -> int:
-        """Return how many committed records were not handed out yet, all partitions together."""
+        """Return the number of committed records not returned yet, over all partitions."""
         founds = await self._find_bounds(deadline)
         return sum(
             max(0, found.end_offset - max(reader.position, found.first_offset)) for reader, found in founds.items()
         )
 
     async def end_offsets(self, deadline: Deadline) -> dict[PartitionId, Offset]:
-        """Return the high watermark of every partition, as it is now."""
+        """Return the current high watermark of every partition."""
         founds = await self._find_bounds(deadline)
         return {reader.partition_id: found.end_offset for reader, found in founds.items()}
 
     async def close(self, *, is_committing: bool = True) -> None:
-        """Store the positions if that is this consumer's own business, and read no more; idempotent."""
+        """Commit if `auto_commit` is set and `is_committing`, then stop reading; idempotent."""
         try:
             if is_committing and self.options.auto_commit_ms is not None and self._failure is None:
                 await self.commit(self._router.deadline())
-            with nullcontext() if is_committing else suppress(QuiverError):  # whoever fails hears of that alone
+            with (
+                nullcontext() if is_committing else suppress(QuiverError)
+            ):  # the application's own error must not be replaced
                 await self._close_digest_reporter()
         finally:
-            self._failure = self._failure or RequestError("the consumer is closed", code="closed")
+            self._failure = self._failure or RequestError(
+                f"the consumer of topic {self.topic!r} is closed", code="closed"
+            )
             await self._tasks.close()
             self._changed.set()
 
-    # -- within ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     async def _add(
         self, partitions: Sequence[PartitionId], start: Literal["earliest", "latest"], *, deadline: Deadline
@@ -255,7 +259,7 @@ class ConsumerCore:
             reader.start()
 
     async def _follow_topic(self) -> None:
-        """Look for partitions that were added; they are read from their beginning, whatever `start` says."""
+        """Check periodically for added partitions; they are read from their first record, whatever `start` is."""
         while True:
             await asyncio.sleep(self.options.refresh_ms / 1000)
             try:
@@ -265,7 +269,7 @@ class ConsumerCore:
                 if known:
                     await self._add(sorted(known), "earliest", deadline=deadline)
             except (UnavailableError, OutcomeUnknownError, NotFoundError):
-                continue  # whoever reads the partitions will tell the application
+                continue  # the partition readers report errors to the application
 
     async def _find_bounds(self, deadline: Deadline) -> dict[PartitionReader, CursorsFound]:
         readers = list(self.readers.values())
@@ -273,7 +277,7 @@ class ConsumerCore:
         return dict(zip(readers, await gather_first_error(finding), strict=True))
 
     async def _publish_digests(self) -> None:
-        """Let it be known what was handed out, if that is wished; before a cursor moves past it."""
+        """Publish digests of all returned records, if requested; call before a cursor moves past them."""
         if self._digest_reporter is None or self._failure is not None:
             return
         for reader in self.readers.values():
@@ -296,7 +300,7 @@ class ConsumerCore:
             await self.commit(self._router.deadline())
         except (UnavailableError, OutcomeUnknownError) as error:
             facts = {"topic": self.topic, "error": str(error)}
-            logger.warning("positions could not be committed", extra={"facts": facts})
+            logger.warning("automatic commit failed, it is retried", extra={"facts": facts})
 
     def _commit_due_in_ms(self) -> int:
         interval_ms = self.options.auto_commit_ms
@@ -305,14 +309,16 @@ class ConsumerCore:
         return max(0, self._committed_ms + interval_ms - self._router.clock.monotonic_ms())
 
     def _crashed(self, error: BaseException) -> None:
-        failure = UnavailableError(f"the consumer failed: {error!r}", code="consumer_failed")
+        failure = UnavailableError(
+            f"the consumer of topic {self.topic!r} crashed: {error!r}; create a new one", code="consumer_failed"
+        )
         failure.__cause__ = error
         self._failure = failure
         self._changed.set()
 
 
 def iterate(reader: PartitionReader, batch: Batch) -> Iterator[Record]:
-    """Yield a batch's records from the position on, moving the position with each; stop if it is set from outside."""
+    """Yield a batch's records from the position on and advance it with each; stop after a seek."""
     generation = reader.generation
     for record in batch.records(reader.position, partition=reader.partition_id):
         reader.position = record.offset + 1  # type: ignore[assignment] # an Offset; this line runs for every record
@@ -322,7 +328,7 @@ def iterate(reader: PartitionReader, batch: Batch) -> Iterator[Record]:
 
 
 def records_of(slices: Sequence[Slice]) -> list[Record]:
-    """Return the records that were handed out."""
+    """Return the records of slices."""
     found: list[Record] = []
     for reader, batch, first, end in slices:
         found.extend(batch.records(first, end, partition=reader.partition_id))
@@ -330,7 +336,7 @@ def records_of(slices: Sequence[Slice]) -> list[Record]:
 
 
 def table_of(topic: str, slices: Sequence[Slice], *, is_with_headers: bool) -> pa.Table:
-    """Return the records that were handed out as a table; raise `RequestError` without pyarrow."""
+    """Return the records of slices as a table; raise `RequestError` without pyarrow."""
     require_arrow()
     from quiver.client.tables import build_table
 
@@ -339,7 +345,7 @@ def table_of(topic: str, slices: Sequence[Slice], *, is_with_headers: bool) -> p
 
 
 def require_arrow() -> None:
-    """Raise `RequestError` if pyarrow is not installed: before anything is handed out."""
+    """Raise `RequestError` if pyarrow is not installed; call before any position advances."""
     try:
         import quiver.client.tables  # noqa: F401 - loads the optional libraries
     except ImportError as error:
@@ -348,15 +354,15 @@ def require_arrow() -> None:
 
 
 def parse_seek_target(offset: SeekTarget | None, timestamp: int | datetime | None) -> tuple[SeekTarget, bool]:
-    """Return where a seek goes, and whether that is a timestamp in milliseconds."""
+    """Return the target of a seek, and whether it is a timestamp in milliseconds."""
     if (offset is None) == (timestamp is None):
-        raise OutOfRangeError("seek takes an offset or a timestamp, one of them")
+        raise OutOfRangeError("not done: pass either an offset or a timestamp")
     if isinstance(timestamp, datetime):
         return round(timestamp.timestamp() * 1000), True
     if timestamp is not None:
         return timestamp, True
     if isinstance(offset, str) and offset not in ("earliest", "latest"):
-        raise OutOfRangeError(f"an offset is a number, 'earliest' or 'latest', not {offset!r}")
+        raise OutOfRangeError(f"not done: an offset is a number, 'earliest' or 'latest', not {offset!r}")
     assert offset is not None
     return offset, False
 
@@ -378,17 +384,17 @@ class AsyncConsumer:
 
     @property
     def consumer_id(self) -> ConsumerId | None:
-        """The id that the cluster gave it; None for one without a name."""
+        """The id that the cluster assigned; None for a consumer without a name."""
         return self.core.cursors.consumer_id
 
     @property
     def topic(self) -> str:
-        """The topic that it reads."""
+        """The topic of this consumer."""
         return self.core.topic
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that it reads."""
+        """The partitions that this consumer reads, sorted."""
         return tuple(sorted(self.core.readers))
 
     @property
@@ -397,13 +403,13 @@ class AsyncConsumer:
         return sum(reader.skipped_count for reader in self.core.readers.values())
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Yield records as they come, for ever, or until none came for `idle_timeout`."""
+        """Yield records as they arrive, forever, or until none arrived for `idle_timeout`."""
         while (found := await self.wait_batch()) is not None:
             for record in iterate(*found):
                 yield record
 
     async def wait_batch(self) -> tuple[PartitionReader, Batch] | None:
-        """Wait for a batch to iterate over; None if none came for `idle_timeout`. For the SDK alone."""
+        """Wait for a batch to iterate over; None if none arrived for `idle_timeout`. For use inside the SDK only."""
         timeout_ms = TIME_MS_MAX if self._idle_timeout_ms is None else self._idle_timeout_ms
         while (found := await self.core.wait_batch(Deadline(self._router.clock, timeout_ms))) is None:
             if self._idle_timeout_ms is not None:
@@ -411,7 +417,7 @@ class AsyncConsumer:
         return found
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:  # noqa: ASYNC109 - of the wait for records, not of the call
-        """Return the records that are there, at most `max_records`; wait at most `timeout` seconds for the first."""
+        """Return the available records, at most `max_records`; wait at most `timeout` seconds for the first."""
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
         return records_of(await self.core.consume(max_records, deadline, is_to_end=False))
 
@@ -422,10 +428,10 @@ class AsyncConsumer:
         *,
         with_headers: bool = False,
     ) -> pa.Table:
-        """Return records as a `pyarrow.Table`: topic, partition, offset, timestamp, key, value, perhaps headers.
+        """Return records as a `pyarrow.Table`: topic, partition, offset, timestamp, key, value, optionally headers.
 
-        Returns when there are `max_records`, or all that there are at the time, or after `timeout` seconds with what
-        came until then.
+        Returns at `max_records`, at the current end of all partitions, or after `timeout` seconds with the records that
+        arrived until then.
         """
         require_arrow()
         deadline = Deadline(self._router.clock, to_ms(timeout, "timeout"))
@@ -433,30 +439,30 @@ class AsyncConsumer:
         return table_of(self.topic, slices, is_with_headers=with_headers)
 
     async def commit(self) -> None:
-        """Store how far the application has come: everything handed out until now counts as done."""
+        """Store the positions as cursors in the cluster: every record returned so far counts as processed."""
         await self.core.commit(self._router.deadline())
 
     async def seek(
         self, partition: int, offset: SeekTarget | None = None, *, timestamp: int | datetime | None = None
     ) -> None:
-        """Go on in a partition at an offset, "earliest", "latest", or the first record not older than a timestamp."""
-        where, is_timestamp = parse_seek_target(offset, timestamp)
-        await self.core.seek(partition, where, is_timestamp=is_timestamp)
+        """Continue in a partition at an offset, "earliest", "latest", or the first record since a timestamp."""
+        target, is_timestamp = parse_seek_target(offset, timestamp)
+        await self.core.seek(partition, target, is_timestamp=is_timestamp)
 
     def position(self, partition: int) -> Offset:
-        """Return the offset of the record that comes next in a partition."""
+        """Return the offset of the next record to return from a partition."""
         return self.core.reader(partition).position
 
     async def size(self) -> int:
-        """Return how many records there are that were not handed out yet, exactly."""
+        """Return the exact number of committed records that this consumer has not returned yet."""
         return await self.core.size(self._router.deadline())
 
     async def end_offsets(self) -> dict[PartitionId, Offset]:
-        """Return where each partition that it reads ends now: the offset that the next record there gets."""
+        """Return the current end offset of each partition: the offset that the next produced record gets."""
         return await self.core.end_offsets(self._router.deadline())
 
     async def close(self) -> None:
-        """Commit if `auto_commit` is on, then end; idempotent."""
+        """Commit if `auto_commit` is set, then close; idempotent."""
         await self.core.close()
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,11 @@
-"""A consumer's place as the cluster keeps it: registration, cursors, bounds.
+"""Consumer cursors stored in the cluster: registration, reading and moving them, lag.
 
-A named consumer registers with its name as the request's id, so that the same name finds the same consumer again; its
-cursors live in the partitions' logs. One without a name leaves nothing behind: it has positions, but no cursors.
+A named consumer registers with its name as the request's id, so that the same name always finds the same consumer. Its
+cursors are stored in the partitions' logs. A consumer without a name has positions but no cursors, and leaves no state
+in the cluster.
+
+`find_lag` and `reset_cursors` are for operators: they register nothing and read no records. A consumer that runs while
+its cursors are reset keeps its positions and overwrites the cursors with its next commit.
 """
 
 from __future__ import annotations
@@ -29,11 +33,11 @@ from quiver.wire.messages import (
 
 
 class ConsumerCursors:
-    """Where one consumer of one topic is, by the cluster's account."""
+    """The cursors of one consumer in one topic."""
 
     def __init__(self, router: Router, topic: str, consumer_id: ConsumerId | None = None) -> None:
         self.consumer_id = consumer_id
-        """None: a consumer that the cluster does not know."""
+        """None: a consumer without a name, which is not registered."""
         self._router = router
         self._topic = topic
 
@@ -46,7 +50,7 @@ class ConsumerCursors:
         start: Literal["earliest", "latest"],
         deadline: Deadline,
     ) -> None:
-        """Make the consumer known to the cluster, or find it."""
+        """Register the consumer, or find its earlier registration."""
         request = RegisterConsumerRequest(
             topics=(Selection(topic=self._topic, partitions=tuple(partitions)),),
             consumer_id=None if consumer_id is None else ConsumerId(consumer_id),
@@ -60,7 +64,7 @@ class ConsumerCursors:
     async def find_start(
         self, partition_id: PartitionId, start: Literal["earliest", "latest"], *, deadline: Deadline
     ) -> tuple[Offset, bool]:
-        """Return where to begin in a partition, and whether that is where the cluster has the cursor."""
+        """Return the offset to start at in a partition, and whether it is the stored cursor."""
         if self.consumer_id is not None:
             await self._move(
                 partition_id, "latest" if start == "latest" else Offset(0), only_new=True, deadline=deadline
@@ -71,7 +75,7 @@ class ConsumerCursors:
         return (found.end_offset if start == "latest" else found.first_offset), False
 
     async def find(self, partition_id: PartitionId, *, deadline: Deadline) -> CursorsFound:
-        """Return the consumer's cursor in a partition, if it has one, and the partition's bounds as they are now."""
+        """Return the consumer's cursor in a partition, if it has one, and the partition's current bounds."""
         consumer_ids = () if self.consumer_id is None else (self.consumer_id,)
 
         def build(topic: TopicInfo) -> GetCursors:
@@ -91,7 +95,7 @@ class ConsumerCursors:
         self, partition_id: PartitionId, offset: Offset | Literal["latest"], *, only_new: bool, deadline: Deadline
     ) -> None:
         if self.consumer_id is None:
-            message = "not done: a consumer without a name has no cursor in the cluster; give it one"
+            message = "not done: a consumer without a name has no cursor in the cluster; pass name=..."
             raise RequestError(message, code="no_consumer_name")
         cursor = (self.consumer_id, offset)
 
@@ -107,7 +111,7 @@ class ConsumerCursors:
 
 
 class NamedCursors:
-    """The cursors of named consumers that read elsewhere; each is registered when it is first moved."""
+    """The cursors of consumers that read by other means; each is registered when it is first moved."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -126,12 +130,12 @@ class NamedCursors:
                 *(cursors.move(PartitionId(part), Offset(at), deadline=deadline) for part, at in offsets.items())
             )
         except RequestError:
-            self._known.pop((topic, name), None)  # it may have been forgotten, or its topic made anew
+            self._known.pop((topic, name), None)  # the consumer may have been removed, or its topic created again
             raise
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a consumer is in a partition."""
+    """A consumer's cursor and lag in a partition."""
 
     consumer_id: ConsumerId
     topic: str
@@ -140,11 +144,11 @@ class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
     first_offset: Offset
     end_offset: Offset
     lag: int
-    """Records that it has not consumed yet."""
+    """Number of records that it has not consumed yet."""
 
 
 async def find_lag(router: Router, consumer_id: ConsumerId, topics: Iterable[str]) -> list[PartitionLag]:
-    """Return how far a consumer is in every partition that it is registered for, by topic and partition."""
+    """Return a consumer's lag in every partition that it is registered for, by topic and partition."""
     places = [(topic, partition) for topic in topics for partition in await _partitions_of(router, topic)]
     found = await gather_first_error(_find_one(router, consumer_id, *place) for place in places)
     return [lag for lag in found if lag is not None]
@@ -154,7 +158,7 @@ async def reset_cursors(
     router: Router,
     consumer_id: ConsumerId,
     topic: str,
-    where: int | str,
+    target: int | str,
     *,
     is_timestamp: bool,
     partitions: Sequence[PartitionId],
@@ -162,19 +166,21 @@ async def reset_cursors(
     """Set a consumer's cursors in some partitions of a topic, or in all that it is registered for.
 
     Raises:
-        NotAllowedError: it is not registered for a partition that was named.
-        OutOfRangeError: an offset is behind a partition's end; nothing was moved.
+        NotAllowedError: it is not registered for one of `partitions`; no cursor was moved.
+        OutOfRangeError: the offset is beyond a partition's end; no cursor was moved.
     """
     known = await _partitions_of(router, topic)
     if unknown := set(partitions) - set(known):
-        raise NotFoundError(f"{topic!r} has no partition {min(unknown)}", code="unknown_partition")
+        raise NotFoundError(f"not done: topic {topic!r} has no partition {min(unknown)}", code="unknown_partition")
     lags = await gather_first_error(_find_one(router, consumer_id, topic, at) for at in partitions or known)
     for partition, lag in zip(partitions or known, lags, strict=True):
         if lag is None and partitions:
-            message = f"consumer {consumer_id} is not registered for partition {partition} of {topic!r}"
+            message = f"not done: consumer {consumer_id} is not registered for partition {partition} of topic {topic!r}"
             raise NotAllowedError(message, code="not_registered")
     targets = [
-        (lag.partition, await _target(router, lag, where, is_timestamp=is_timestamp)) for lag in lags if lag is not None
+        (lag.partition, await _resolve_target(router, lag, target, is_timestamp=is_timestamp))
+        for lag in lags
+        if lag is not None
     ]
     cursors = ConsumerCursors(router, topic, consumer_id)
     await gather_first_error(cursors.move(partition, to, deadline=router.deadline()) for partition, to in targets)
@@ -188,7 +194,7 @@ async def _partitions_of(router: Router, topic: str) -> list[PartitionId]:
 async def _find_one(
     router: Router, consumer_id: ConsumerId, topic: str, partition_id: PartitionId
 ) -> PartitionLag | None:
-    """Return how far a consumer is in a partition; None if it is not registered for it."""
+    """Return a consumer's lag in a partition; None if it is not registered for it."""
     try:
         found = await ConsumerCursors(router, topic, consumer_id).find(partition_id, deadline=router.deadline())
     except NotAllowedError:
@@ -205,10 +211,11 @@ async def _find_one(
     )
 
 
-async def _target(router: Router, lag: PartitionLag, where: int | str, *, is_timestamp: bool) -> Offset:
-    if isinstance(where, str) or is_timestamp:
-        return await find_offset(router, lag.topic, lag.partition, where)
-    if not 0 <= where <= lag.end_offset:
-        message = f"not done: partition {lag.partition} of {lag.topic!r} ends at {lag.end_offset}, before {where}"
+async def _resolve_target(router: Router, lag: PartitionLag, target: int | str, *, is_timestamp: bool) -> Offset:
+    if isinstance(target, str) or is_timestamp:
+        return await find_offset(router, lag.topic, lag.partition, target)
+    if not 0 <= target <= lag.end_offset:
+        place = f"partition {lag.partition} of topic {lag.topic!r}"
+        message = f"not done: offset {target} is out of range: {place} ends at {lag.end_offset}"
         raise OutOfRangeError(message)
-    return Offset(where)
+    return Offset(target)

@@ -1,8 +1,7 @@
-"""What becomes of records that were sent: one outcome per batch, shared by the light handles of its records.
+"""Delivery results of sent records: one outcome per batch, shared by the small handles of its records.
 
-An `Outcome` is settled once, on the loop that sends, and may be waited for from anywhere: from a thread (`result`), or
-from any event loop (`await`). Callbacks run on the sending loop, in the order in which they were added; what they
-raise is logged and goes no further.
+An `Outcome` is settled once, on the sending loop. Any thread (`result`) and any event loop (`await`) may wait for it.
+Callbacks run on the sending loop, in the order in which they were added; their exceptions are logged and dropped.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
-    """Where a record is."""
+    """The partition and offset of a record."""
 
     partition: PartitionId
     offset: Offset
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """Where records are that were sent together."""
+    """The partition and offsets of records that were sent together."""
 
     partition: PartitionId
     first_offset: Offset
@@ -37,7 +36,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome:
-    """What becomes of one batch."""
+    """The result of sending one batch: its base offset or an error."""
 
     __slots__ = ("_callbacks", "_lock", "_settled", "base_offset", "error", "is_settled", "partition")
 
@@ -51,15 +50,15 @@ class Outcome:
         self._callbacks: list[Callable[[], object]] = []
 
     def succeed(self, base_offset: Offset) -> None:
-        """Settle it: the batch is committed there."""
+        """Settle it: the batch is committed at `base_offset`."""
         self._settle(base_offset, None)
 
     def fail(self, error: QuiverError) -> None:
-        """Settle it: this is why the batch is not known to be committed."""
+        """Settle it: the batch was not committed, or may be, as `error` says."""
         self._settle(Offset(-1), error)
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Call back when it is settled: at once, here, if it is."""
+        """Call back when it is settled: immediately, in this thread, if it already is."""
         with self._lock:
             if not self.is_settled:
                 self._callbacks.append(callback)
@@ -73,7 +72,10 @@ class Outcome:
                 self._settled = threading.Event()
             settled = self._settled
         if not self.is_settled and settled is not None and not settled.wait(timeout):
-            raise OutcomeUnknownError(f"not answered for within {timeout} s; it is still under way", code="timeout")
+            raise OutcomeUnknownError(
+                f"perhaps done: no answer within {timeout} s; the batch is still in flight, wait again for the result",
+                code="timeout",
+            )
         return self._result()
 
     def __await__(self) -> Generator[Any, None, Offset]:
@@ -101,9 +103,9 @@ class Outcome:
 
 
 class Delivery:
-    """A promise that a record gets its place: `.result()` from a thread, `await` from a coroutine.
+    """The pending result of one record: `.result()` in a thread, `await` in a coroutine.
 
-    Dropping it changes nothing: the record is on its way.
+    Dropping it does not cancel the send.
     """
 
     __slots__ = ("_index", "_outcome")
@@ -114,12 +116,12 @@ class Delivery:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is known what became of the record."""
+        """Whether the outcome of the record is known."""
         return self._outcome.is_settled
 
     @property
     def partition(self) -> PartitionId:
-        """The partition that the record goes to."""
+        """The partition of the record."""
         return self._outcome.partition
 
     @property
@@ -130,22 +132,22 @@ class Delivery:
 
     @property
     def error(self) -> QuiverError | None:
-        """Why it failed, if it did."""
+        """The error of a failed delivery, else None."""
         return self._outcome.error
 
     def result(self, timeout: float | None = None) -> Position:
-        """Block until the record is committed, at most `timeout` seconds; return its place.
+        """Block until the record is committed, at most `timeout` seconds; return its partition and offset.
 
         Never call this on the event loop that sends.
 
         Raises:
-            OutcomeUnknownError: time ran out here, or the cluster could not tell in `delivery_timeout`.
-            QuiverError: the record was not taken, for the reason given.
+            OutcomeUnknownError: no outcome within `timeout` here, or within `delivery_timeout` in the producer.
+            QuiverError: the record was not committed, for this reason.
         """
         return self._position(self._outcome.wait(timeout))
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback` with this delivery when it is done; on the sending loop, so it must be quick."""
+        """Call `callback` with this delivery when it is done; it runs on the sending loop and must not block."""
         self._outcome.add_callback(lambda: callback(self))
 
     def __await__(self) -> Generator[Any, None, Position]:
@@ -161,12 +163,12 @@ class Delivery:
 
 
 class Deliveries:
-    """A promise for many records that were sent together; `len()` is how many."""
+    """The pending result of many records that were sent together; `len()` is their number."""
 
     __slots__ = ("_parts", "count")
 
     def __init__(self, parts: Iterable[tuple[Outcome, int, int]]) -> None:
-        """Take, for each batch that some of the records are in, where in it they begin and how many there are."""
+        """Accept the outcome of each batch that holds some of the records, their first index in it and their count."""
         self._parts = tuple(parts)
         self.count = sum(count for _, _, count in self._parts)
 
@@ -175,16 +177,16 @@ class Deliveries:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is known what became of every record."""
+        """Whether the outcome of every record is known."""
         return all(outcome.is_settled for outcome, _, _ in self._parts)
 
     @property
     def committed_count(self) -> int:
-        """How many of the records are known to be committed."""
+        """The number of records that are known to be committed."""
         return sum(count for outcome, _, count in self._parts if outcome.is_settled and outcome.error is None)
 
     def result(self, timeout: float | None = None) -> list[Span]:
-        """Block until all records are committed, at most `timeout` seconds for each batch; return their places.
+        """Block until all records are committed, at most `timeout` seconds for each batch; return their offsets.
 
         Raises:
             QuiverError: as `Delivery.result`, for the first batch that failed; others may be committed.
@@ -204,7 +206,7 @@ def _span(outcome: Outcome, base_offset: Offset, index: int, count: int) -> Span
 
 
 def copy_error(error: QuiverError) -> QuiverError:
-    """Return the error as one that may be raised by each who waits, without sharing a traceback."""
+    """Return a copy of an error, so that several waiters can raise it without sharing a traceback."""
     copy = error.__class__.__new__(error.__class__)
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
@@ -216,7 +218,7 @@ def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
     except Exception:
-        logger.exception("a delivery callback failed")
+        logger.exception("delivery callback failed")
 
 
 def _wake(future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:

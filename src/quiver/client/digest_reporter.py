@@ -1,12 +1,12 @@
-"""What a producer has sent and a consumer was given, as digests that it states in a topic of the cluster.
+"""Publishes digests of the records that a producer sent or a consumer received to a topic of the cluster.
 
-A *run* is offsets one behind the other with the digest of the records that the client saw there; a *statement* is some
-runs of one partition. Statements are records of the topic `quiver.digests`, for `quiver pipeline audit`, which compares
-them with what the cluster holds. A consumer states what it was given before its cursor moves past it: after a crash a
-record may be stated twice, as it was given twice, and none is passed over.
+A *run* is a range of consecutive offsets with the digest of the records that the client saw there. A *statement* holds
+runs of one partition. Statements are records of the topic `quiver.digests`; `quiver pipeline audit` compares them with
+the stored records. A consumer publishes a statement before its cursor moves past the records: after a crash a record
+may be stated twice, since it was received twice, but none is missing.
 
-A run never crosses a multiple of `RUN_RECORDS`, so that a difference is told to so many offsets; few enough that
-statements are a thousandth of what they are about. Loaded when digests are asked for: it needs the extra `arrow`.
+A run never crosses a multiple of `RUN_RECORDS`, which bounds how precisely a mismatch is located and keeps statements
+at about a thousandth of the data. The module is loaded only if digests are requested: it needs the extra `arrow`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from quiver.wire.messages import RetentionInfo
 
 TOPIC: Final = "quiver.digests"
 RETENTION: Final = RetentionInfo(ms=30 * 24 * 3_600_000)
-"""How long statements are kept unless the topic is configured otherwise: longer than audits are apart."""
+"""Default retention of statements: longer than the interval between audits."""
 VERSION: Final = 1
 RUN_RECORDS: Final = 1024
-"""Most records of one run."""
+"""Maximum records of one run."""
 RUNS_MAX: Final = 256
-"""Runs that wait at which they are stated without waiting for a commit or flush."""
+"""Number of pending runs that triggers publishing before the next commit or flush."""
 
 Role = Literal["producer", "consumer"]
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Offsets from the first up to the end, and the digest of what was seen there."""
+    """A range of offsets and the digest of the records seen there."""
 
     first_offset: int
     end_offset: int
@@ -45,12 +45,12 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def digest(self) -> Digest:
-        """The digest, with its count."""
+        """The digest with its record count."""
         return Digest.from_text(self.end_offset - self.first_offset, self.text)
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says that it saw of one partition."""
+    """The runs that a client saw in one partition."""
 
     v: int = VERSION
     role: Role
@@ -62,21 +62,21 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DigestReporter:
-    """Digest what one client sees, and state it; on the client's loop."""
+    """Digest the records of one client and publish statements; runs on the client's loop."""
 
     def __init__(self, core: ProducerCore, *, role: Role, name: str, topic: str, topic_id: int) -> None:
-        """Take a producer of the topic of statements; it is closed with this."""
+        """Accept a producer of the statements' topic; `close` closes it."""
         self._core = core
         self._role: Role = role
         self._name, self._topic, self._topic_id = name, topic, topic_id
         self._waiting: dict[PartitionId, list[tuple[int, Digest]]] = {}
 
     def add_received(self, partition: PartitionId, batch: Batch, first_offset: Offset, end_offset: Offset) -> None:
-        """Take note of the records of a batch from one offset up to another."""
+        """Add received records of a batch, from `first_offset` up to `end_offset`."""
         self._add(partition, to_arrow(batch, first_offset, end_offset), first_offset, end_offset)
 
     def add_sent(self, partition: PartitionId, data: bytes, base_offset: Offset) -> None:
-        """Take note of a whole batch as it was sent, and of where it was put."""
+        """Add a whole batch that was sent and committed at `base_offset`."""
         records = to_arrow(Batch.decode(data, verify=False))
         end_offset = Offset(base_offset + len(records))
         columns = [pa.array(range(base_offset, end_offset), pa.int64()), *records.columns[1:]]
@@ -84,10 +84,10 @@ class DigestReporter:
         self._add(partition, placed, base_offset, end_offset)
 
     async def flush(self) -> None:
-        """State everything that was taken note of, durably.
+        """Publish all added digests durably.
 
         Raises:
-            QuiverError: it is not known to be stated.
+            QuiverError: a statement is not known to be committed.
         """
         self._publish()
         await self._core.drain()
@@ -95,7 +95,7 @@ class DigestReporter:
             raise error
 
     async def close(self) -> None:
-        """Flush, then end; idempotent. Raises as `flush`."""
+        """Flush, then close; idempotent. Raises as `flush`."""
         self._publish()
         await self._core.close()
         if (error := self._core.pop_error()) is not None:
@@ -112,7 +112,7 @@ class DigestReporter:
             self._publish()
 
     def _publish(self) -> None:
-        """Send what waits; without room for it, it waits on."""
+        """Send the pending runs; without room in the buffer they stay pending."""
         for partition, waiting in list(self._waiting.items()):
             runs = tuple(Run(first, first + digest.count, digest.text) for first, digest in waiting)
             statement = Statement(
@@ -129,14 +129,14 @@ class DigestReporter:
 
 
 def decode_statement(value: bytes | None) -> Statement:
-    """Read a statement; raise `DecodeError` for what is none, or of a later version."""
+    """Decode a statement; raise `DecodeError` if it is malformed or of another version."""
     try:
         statement = msgspec.json.decode(value or b"", type=Statement)
         for run in statement.runs:
             if not 0 <= run.first_offset < run.end_offset or run.digest.count < 1:
-                raise DecodeError(f"a statement has a run from {run.first_offset} to {run.end_offset}")
+                raise DecodeError(f"malformed statement: invalid run from {run.first_offset} to {run.end_offset}")
     except (msgspec.DecodeError, ValueError) as error:
-        raise DecodeError(f"not a statement of digests: {error}") from None
+        raise DecodeError(f"malformed statement: {error}") from None
     if statement.v != VERSION:
-        raise DecodeError(f"a statement of version {statement.v}, not {VERSION}")
+        raise DecodeError(f"unsupported statement version {statement.v}, expected {VERSION}")
     return statement

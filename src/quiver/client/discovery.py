@@ -1,8 +1,8 @@
-"""From what a user calls a cluster's address to wire addresses of its nodes.
+"""Discovery: resolves the addresses that a user gives to wire addresses of the cluster's nodes.
 
-Accepted are `host:port` of either kind (the wire is tried first, then HTTP), a bare `host`, `http://host:port` and
-`quiver://host:port` (the wire). Whether they are reached with TLS is one choice for all of them. A gateway tells where
-its cluster's nodes are: `GET /metadata`.
+Accepted are `host:port` of either kind (the wire protocol is tried first, then HTTP), a bare `host`, `http://host:port`
+and `quiver://host:port` (wire protocol). TLS is on or off for all of them. A gateway returns the addresses of its
+cluster's nodes: `GET /metadata`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from quiver.wire.messages import GetMetadata
 WIRE_PORT: Final = 9002
 HTTP_PORT: Final = 8002
 WIRE_MS_MAX: Final = 2_000
-"""How long an address of unknown kind is taken for the wire: a port that speaks HTTP need not refuse at once."""
+"""Timeout of the wire protocol for an address of unknown kind: an HTTP port may not refuse immediately."""
 ANSWER_BYTES_MAX: Final = 8 << 20
-"""Most that is read of a gateway's answer."""
+"""Maximum size of a gateway's answer."""
 
 HttpGet = Callable[[str, int, str], Awaitable[bytes]]
-"""Return the body of what a host, a port and a path answer; raises `UnavailableError`."""
+"""Returns the body of a GET to a host, port and path; raises `UnavailableError`."""
 
 
 class Seed(msgspec.Struct, frozen=True):
-    """One address that a user gave: hosts and ports to try, the wire first."""
+    """One address given by the user: the host and ports to try, the wire protocol first."""
 
     kind: Literal["wire", "http", "either"]
     host: str
@@ -42,11 +42,11 @@ class Seed(msgspec.Struct, frozen=True):
 
 
 def parse_seeds(addresses: Iterable[str]) -> tuple[Seed, ...]:
-    """Return what addresses mean; several may be given in one text, separated by commas."""
+    """Parse addresses; one text may hold several, separated by commas."""
     texts = [text.strip() for address in addresses for text in address.split(",")]
     seeds = tuple(_parse_seed(text) for text in texts if text)
     if not seeds:
-        raise RequestError("name at least one address of a node", code="bad_address")
+        raise RequestError("no address given: pass at least one host:port of a node", code="bad_address")
     return seeds
 
 
@@ -55,14 +55,14 @@ def _parse_seed(text: str) -> Seed:
     if not separator:
         return _parse_bare(text)
     if scheme not in ("http", "https", "quiver"):
-        raise RequestError(f"an address is host:port, http://… or quiver://…, not {text[:300]!r}", code="bad_address")
+        raise RequestError(f"bad address {text[:300]!r}: use host:port, http://… or quiver://…", code="bad_address")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise RequestError(f"not an address: {text[:300]!r}: {error}", code="bad_address") from None
+        raise RequestError(f"bad address {text[:300]!r}: {error}", code="bad_address") from None
     if not host or rest.rstrip("/") != parts.netloc:
-        raise RequestError(f"an address names a host and a port only, not {text[:300]!r}", code="bad_address")
+        raise RequestError(f"bad address {text[:300]!r}: give only a host and a port", code="bad_address")
     if scheme != "quiver":
         return Seed("http", host, http_port=port or HTTP_PORT)
     return Seed("wire", host, wire_port=port or WIRE_PORT)
@@ -76,10 +76,10 @@ def _parse_bare(text: str) -> Seed:
 
 
 async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet, *, timeout_ms: int) -> list[str]:
-    """Return wire addresses of a cluster's nodes from the first seed that answers; all are tried at once.
+    """Return wire addresses of a cluster's nodes from the first seed that answers; all are tried concurrently.
 
     Raises:
-        UnavailableError: none of them did in time.
+        UnavailableError: no seed answered within `timeout_ms`.
     """
     answers: asyncio.Queue[list[str] | QuiverError] = asyncio.Queue()
 
@@ -100,10 +100,10 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
                     return answer
                 errors.append(str(answer))
     except TimeoutError:
-        errors.append("time ran out")
+        errors.append(f"no answer within {timeout_ms} ms")
     finally:
         await tasks.close()
-    raise UnavailableError(f"no cluster was found: {'; '.join(errors)}", code="not_reached")
+    raise UnavailableError(f"not connected: no node answered: {'; '.join(errors)}", code="not_reached")
 
 
 async def _locate_one(seed: Seed, transport: Transport, http_get: HttpGet, timeout_ms: int) -> list[str]:
@@ -140,26 +140,32 @@ async def _ask_gateway(seed: Seed, http_get: HttpGet) -> list[str]:
     try:
         nodes = msgspec.json.decode(body, type=_Metadata).nodes
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UnavailableError(f"{seed.host}:{seed.http_port} is no gateway: {error}", code="not_reached") from None
+        raise UnavailableError(
+            f"{seed.host}:{seed.http_port} is not a Quiver gateway: {error}", code="not_reached"
+        ) from None
     addresses = [node.wire_address for node in nodes if node.wire_address]
     if not addresses:
-        raise UnavailableError(f"{seed.host}:{seed.http_port} knows no node yet", code="not_reached")
+        raise UnavailableError(
+            f"{seed.host}:{seed.http_port} returned no nodes; the cluster may still be starting", code="not_reached"
+        )
     return addresses
 
 
 async def http_get(host: str, port: int, path: str, *, tls: ssl.SSLContext | None = None) -> bytes:
-    """Return the body of a small answer of an HTTP server, over a connection of its own."""
+    """Return the body of a small HTTP response, over a new connection."""
     try:
         reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX, ssl=tls)
     except OSError as error:
-        raise UnavailableError(f"{host}:{port} was not reached: {error}", code="not_reached") from None
+        raise UnavailableError(f"{host}:{port} is not reachable: {error}", code="not_reached") from None
     try:
         name = format_address((host, port))
         head = f"GET {path} HTTP/1.1\r\nHost: {name}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
         writer.write(head.encode("ascii"))
         return await _read_answer(reader)
     except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
-        raise UnavailableError(f"{host}:{port} does not answer as HTTP: {error}", code="not_reached") from None
+        raise UnavailableError(
+            f"{host}:{port} did not return a valid HTTP response: {error}", code="not_reached"
+        ) from None
     finally:
         writer.close()
 
@@ -168,9 +174,9 @@ async def _read_answer(reader: asyncio.StreamReader) -> bytes:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     version, status, *_ = [*head[0].split(" "), "", ""]
     if not version.startswith("HTTP/1.") or status != "200":
-        raise ValueError(f"it says {head[0][:100]!r}")
+        raise ValueError(f"unexpected status line {head[0][:100]!r}")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     length = int(fields.get("content-length", "-1"))
     if length > ANSWER_BYTES_MAX:
-        raise ValueError(f"an answer of {length} bytes")
+        raise ValueError(f"response of {length} bytes is too large, the maximum is {ANSWER_BYTES_MAX}")
     return await (reader.readexactly(length) if length >= 0 else reader.read(ANSWER_BYTES_MAX))

@@ -1,8 +1,8 @@
-"""Holds: records that retention leaves alone for a program that keeps its own place and has yet to read them.
+"""Holds: a program that stores its own offsets keeps records from retention until it has read them.
 
-A hold lasts for a time and is renewed by being placed again, at where the program is by then. It takes effect when the
-partitions' leaders hear of it, which is at once as a rule; what was trimmed before stays gone. So whoever begins at the
-first record places the hold first and asks for the beginning then.
+A hold expires after a time; placing it again renews it at the program's current offsets. It takes effect when the
+partitions' leaders learn of it, usually immediately. It does not bring back trimmed records. To start at the first
+record, place the hold first and ask for the first offset afterwards.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ async def place_hold(
     owner: str = "",
     topic_id: int | None = None,
 ) -> None:
-    """Keep a topic's records, by partition from an offset on; replaces the hold of that name on the topic.
+    """Keep a topic's records from retention, by partition from an offset on; replaces the hold of that name.
 
     Raises:
-        NotFoundError: there is no such topic (`unknown_topic`) or partition (`unknown_partition`).
-        ConflictError: there are too many holds (`too_many_holds`), or the topic was made anew (`topic_recreated`).
+        NotFoundError: unknown topic (`unknown_topic`) or partition (`unknown_partition`).
+        ConflictError: too many holds (`too_many_holds`), or the topic was created again (`topic_recreated`).
         OutOfRangeError: no partition is named, or the time is too short or too long (`bad_hold`).
     """
     deadline = router.deadline()
@@ -39,7 +39,7 @@ async def place_hold(
     for partition, offset in offsets.items():
         check_partition(info, partition)
         if offset < 0:
-            raise OutOfRangeError(f"not done: {offset} is no offset", code="bad_hold")
+            raise OutOfRangeError(f"not done: offset {offset} of partition {partition} is negative", code="bad_hold")
     request = PlaceHoldRequest(
         topic_id=info.topic_id,
         name=name,
@@ -52,7 +52,7 @@ async def place_hold(
 
 
 async def release_hold(router: Router, name: str, topic: str | None = None) -> None:
-    """Let a hold go, on one topic or on all; one that is gone already is no error."""
+    """Release a hold on one topic or on all its topics; a missing hold is no error."""
     deadline = router.deadline()
     topic_id = None if topic is None else (await router.find_topic(topic, deadline=deadline)).topic_id
     done, _ = await router.ask(ReleaseHoldRequest(name=name, topic_id=topic_id), deadline=deadline)
@@ -60,6 +60,6 @@ async def release_hold(router: Router, name: str, topic: str | None = None) -> N
 
 
 async def find_holds(router: Router) -> list[HoldInfo]:
-    """Return the holds that there are, by topic and name."""
+    """Return the holds, sorted by topic and name."""
     request = ListHolds()
     return list((await router.ask(request, deadline=router.deadline()))[0].holds)

@@ -1,7 +1,7 @@
-"""The whole cluster at a glance: every node asked about itself, and every partition as its leader sees it.
+"""The overview of a cluster: every node's own report, and every partition as its leader reports it.
 
-Nodes are asked side by side and for a short time only: one that does not answer is shown as such, with what the
-metadata says of it. Nothing here is kept.
+All nodes are asked concurrently with a short timeout. A node that does not answer is shown as not alive, with the
+fields that the metadata has. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from quiver.wire.admin_messages import (
 from quiver.wire.messages import GetMetadata, NodeInfo, PartitionInfo, RetentionInfo
 
 ANSWER_MS_MAX = 2_000
-"""How long a node may take to tell about itself."""
+"""Timeout of one node's report."""
 
 
 class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: what the metadata says of it, and what it says itself if it answers."""
+    """A node: its metadata, and its own report if it answers."""
 
     node: NodeId
     roles: tuple[str, ...]
@@ -40,7 +40,7 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool
     last_seen_ms: int | None
     is_alive: bool
-    """Whether it has answered just now."""
+    """Whether it answered this request."""
     is_primary: bool = False
     is_ready: bool = False
     pid: int | None = None
@@ -48,11 +48,11 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int | None = None
     applied_index: Index | None = None
     stored_index: Index | None = None
-    """Up to where the metadata is in its database."""
+    """Index up to which the metadata is in its database."""
 
 
 class PartitionOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition; what only its leader knows is None while there is none to ask."""
+    """A partition; fields that only a leader knows are None while no leader answers."""
 
     partition: PartitionId
     group: int
@@ -77,7 +77,7 @@ class TopicOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at one moment."""
+    """The state of the cluster at one moment."""
 
     cluster_id: str
     primary: NodeId | None
@@ -89,10 +89,10 @@ class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_overview(router: Router) -> ClusterOverview:
-    """Ask every node.
+    """Ask every node and return the overview.
 
     Raises:
-        UnavailableError: no node answers at all.
+        UnavailableError: no node answers.
     """
     deadline = router.deadline()
     found, _ = await router.ask(GetMetadata(), deadline=deadline)
@@ -133,7 +133,7 @@ async def _describe(router: Router, node: NodeInfo) -> NodeDescribed | None:
 
 
 def _find_leaders(described: dict[NodeId, NodeDescribed]) -> dict[tuple[TopicId, PartitionId], ReplicaInfo]:
-    """Return what leaders say; of two that both believe to lead, the one of the later epoch does."""
+    """Return the leaders' reports; if two nodes claim to lead a partition, the later epoch wins."""
     leaders: dict[tuple[TopicId, PartitionId], ReplicaInfo] = {}
     for node, answer in described.items():
         for replica in answer.replicas:

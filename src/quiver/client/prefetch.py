@@ -1,10 +1,10 @@
-"""One partition read ahead: batches in memory between the leader and the application.
+"""The prefetcher of one partition: fetches batches from the leader ahead of the application.
 
-It owns the application's position in the partition and the batches behind it. Fetching goes on in a task until
-`prefetch_bytes` wait; the application takes batches without waiting.
+A `PartitionReader` owns the application's position in the partition and the batches fetched from there on. A task
+fetches until `prefetch_bytes` are buffered; the application reads the buffered batches without waiting.
 
-Invariants: `position` is the offset after the last record that was handed out; the batches in memory begin at or before
-it and have no gap, so that no record is ever skipped. A seek makes everything fetched before it void.
+Invariants: `position` is the offset after the last record that the application received. The buffered batches begin at
+or before it and have no gap, so that no record is ever skipped. A seek discards everything fetched before it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
 
 IDLE_MS_MIN: Final = 20
-"""Shortest time between two fetches that bring nothing, whatever the leader does."""
+"""Minimum interval between two fetches that return no records, even if the leader answers immediately."""
 
 
 class PartitionReader:
-    """Read one partition from a position on."""
+    """Prefetch one partition from a position on."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class PartitionReader:
         on_change: Callable[[], object],
         digest_reporter: DigestReporter | None = None,
     ) -> None:
-        """Take where to begin; `on_change` is called when there is something to take, or an error to raise."""
+        """Start at `position`; `on_change` is called when a batch was buffered or fetching failed."""
         self.topic, self.partition_id = topic, partition_id
         self.position = position
         self.committed: Offset | None = None
-        """Where the cluster has the cursor; None: not known."""
+        """The cursor stored in the cluster; None: not known."""
         self.end_offset: Offset | None = None
-        """The high watermark as last heard of; None: not since the last seek."""
+        """The high watermark of the last answer; None: no answer since the last seek."""
         self.generation = 0
-        """How often the position was set from outside."""
+        """Number of seeks so far."""
         self.skipped_count = 0
-        """Records that retention removed before they were read, and that were passed over as was wished."""
+        """Records that retention removed before they were read, and that `on_trimmed="earliest"` skipped."""
         self._router, self._options, self._tasks, self._on_news = router, options, tasks, on_change
         self._digest_reporter, self._digested_end = digest_reporter, position
-        """Who takes note of what is handed out, and the first offset of which that was not done."""
+        """The reporter of received records, and the first offset that was not reported to it."""
         self._batches: deque[Batch] = deque()
         self._buffered_bytes = 0
         self._fetch_offset = position
@@ -65,15 +65,15 @@ class PartitionReader:
         self._has_room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    # -- the application's side ------------------------------------------------------------------
+    # -- called by the consumer ------------------------------------------------------------------
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything was handed out that the leader had when it last answered."""
+        """Whether the position has reached the high watermark of the last answer."""
         return self.end_offset is not None and self.position >= self.end_offset
 
     def peek(self) -> Batch | None:
-        """Return the batch that holds the record at the position, if it is in memory."""
+        """Return the batch that holds the record at the position, if it is buffered."""
         batches = self._batches
         while batches and batches[0].header.end_offset <= self.position:
             self._add_to_digest(batches[0])
@@ -82,30 +82,30 @@ class PartitionReader:
         return batches[0] if batches else None
 
     def digest_delivered(self) -> None:
-        """Take note of everything that was handed out until now, if somebody wants that."""
+        """Report all records up to the position to the digest reporter, if there is one."""
         for batch in self._batches if self._digest_reporter is not None else ():
             if batch.header.base_offset >= self.position:
                 break
             self._add_to_digest(batch)
 
     def pop_error(self) -> QuiverError | None:
-        """Return why fetching stopped, if it did; it then goes on."""
+        """Return the error that stopped fetching, if any, and resume fetching."""
         error, self._error = self._error, None
         if error is not None:
             self._has_room.set()
         return error
 
     def start(self) -> None:
-        """Begin to read ahead."""
+        """Start prefetching."""
         self._task = self._tasks.start(self._run(self.generation), f"read-{self.partition_id}")
 
     def stop(self) -> None:
-        """Read no further ahead."""
+        """Stop prefetching."""
         if self._task is not None:
             self._task.cancel()
 
     def seek(self, offset: Offset) -> None:
-        """Go on from another offset."""
+        """Discard the buffer and continue at another offset."""
         self.stop()
         self.digest_delivered()
         self.generation += 1
@@ -115,7 +115,7 @@ class PartitionReader:
         self._buffered_bytes = 0
         self.start()
 
-    # -- the leader's side -----------------------------------------------------------------------
+    # -- fetching --------------------------------------------------------------------------------
 
     async def _run(self, generation: int) -> None:
         while generation == self.generation:
@@ -137,7 +137,7 @@ class PartitionReader:
                 await asyncio.sleep((IDLE_MS_MIN - passed_ms) / 1000)
 
     async def _fetch(self) -> bool:
-        """Fetch what comes next; tell whether anything came."""
+        """Fetch the next batches; return whether there were any."""
         offset, wait_ms = self._fetch_offset, self._options.wait_ms
 
         def build(topic: TopicInfo) -> Fetch:
@@ -160,8 +160,9 @@ class PartitionReader:
             if header.is_control or header.end_offset <= self._fetch_offset:
                 continue
             if header.base_offset > self._fetch_offset:
-                message = f"partition {self.partition_id}: offset {header.base_offset} follows {self._fetch_offset}"
-                raise DamageError(f"the leader left records out: {message}", code="gap")
+                place = f"topic {self.topic!r} partition {self.partition_id}"
+                missing = f"offsets {self._fetch_offset} to {header.base_offset - 1}"
+                raise DamageError(f"{place}: the leader's answer has a gap, {missing} are missing", code="gap")
             self._batches.append(batch)
             self._buffered_bytes += len(batch.data)
             self._fetch_offset = header.end_offset
@@ -182,7 +183,7 @@ class PartitionReader:
         self.position = self._fetch_offset = self._digested_end = max(first_offset, self.position)
 
     def _add_to_digest(self, batch: Batch) -> None:
-        """Take note of what was handed out of one batch."""
+        """Report the received records of one batch that were not reported yet."""
         if self._digest_reporter is None:
             return
         first = Offset(max(self._digested_end, batch.header.base_offset))
@@ -197,7 +198,7 @@ class PartitionReader:
 
 
 async def find_offset(router: Router, topic: str, partition_id: PartitionId, at: int | str) -> Offset:
-    """Return a partition's first offset ("earliest"), its high watermark ("latest"), or that of a timestamp (ms)."""
+    """Return a partition's first offset ("earliest"), high watermark ("latest"), or the offset of a timestamp (ms)."""
 
     def build(info: TopicInfo) -> FindOffset:
         return FindOffset(

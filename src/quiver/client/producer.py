@@ -1,8 +1,8 @@
-"""The producer: accepts records, packs them, and tells where they ended up.
+"""The producer: accepts records, packs them into batches, and reports their offsets.
 
-`ProducerCore` is everything but the waiting for room and for outcomes, which differs between the two faces: here
-`AsyncProducer`, in `sync` the one for threads. Its `send` may be called from any thread; everything else runs on the
-loop that it was opened on.
+`ProducerCore` does everything except waiting for buffer room and for outcomes, which differs between `AsyncProducer`
+and the `Producer` for threads in `sync`. Records may be added from any thread; everything else runs on the event loop
+that opened the core.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
 
 Put = Callable[[], tuple[Outcome, int] | None]
-"""Put a chunk into the accumulator: its outcome and where in its batch it begins, or None without room."""
+"""Puts a chunk into the accumulator; returns its outcome and first index in the batch, or None without room."""
 
 
 class ProducerCore:
@@ -64,7 +64,7 @@ class ProducerCore:
         self._partitions = partitions
         self.identity = identity
         self.digest_reporter: DigestReporter | None = None
-        """Who takes note of what is acknowledged, if somebody wants that; set before the first record is sent."""
+        """Publishes digests of acknowledged records, if requested; set before the first record is sent."""
         self.options = options
         self._router = router
         self._loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class ProducerCore:
         """Register a producer and return it."""
         identity = ProducerIdentity(router, topic=topic, partitions=partitions, name=name)
         await identity.register(deadline=deadline)
-        # As it is now: the name may be that of another topic than when it was last heard of.
+        # Not from the cache: the topic may have been deleted and created again since.
         info = await router.find_topic(topic, deadline=deadline, age_ms_max=0)
         core = cls(info, partitions, router=router, identity=identity, options=options)
         core._tasks.start(core._follow_topic(), "follow-topic")
@@ -115,7 +115,7 @@ class ProducerCore:
             try:
                 value = value.encode()
             except UnicodeEncodeError as error:
-                raise RequestError(f"the text cannot be stored as UTF-8: {error}") from error
+                raise RequestError(f"not sent: the text cannot be encoded as UTF-8: {error}") from error
         elif type(value) is not bytes:
             value = to_bytes(value)
         # Checked here: a batch that cannot be built would take down the records of others in it.
@@ -129,7 +129,7 @@ class ProducerCore:
         return self.accumulator.add(value, target, stored_key, timestamp, stored_headers)
 
     def choose(self, key: bytes | None, partition: int | None) -> PartitionId | None:
-        """Return the partition that a record belongs to; None if any will do."""
+        """Return the partition of a record; None if it may go to any."""
         if partition is not None:
             if type(partition) is not int:
                 message = f"not sent: a partition is a number, not {partition!r:.60}"
@@ -149,7 +149,7 @@ class ProducerCore:
         return self.accumulator.extend(values, self.choose(key, partition), key, size_bytes=size_bytes)
 
     def chunks(self, values: Any, key: Value, partition: int | None) -> Iterable[tuple[Put, int, int]]:
-        """Yield what to put into the accumulator, with its bytes and its number of records, lazily."""
+        """Yield lazily the chunks to put into the accumulator, each with its bytes and its number of records."""
         stored_key = to_bytes(key)
         target = self.choose(stored_key, partition)
         if is_columnar(values):
@@ -159,7 +159,7 @@ class ProducerCore:
             yield self._put_stored(values, stored_key, target), len(values.data), len(values)
             return
         for chunk, size_bytes in cut_values(values, self.options.batch_bytes):
-            # A chunk that finds no room is put again later; nothing else is bound to these names by then.
+            # A chunk that finds no room is put again later, so its names are bound now.
             yield (
                 lambda chunk=chunk, size_bytes=size_bytes: self.accumulator.extend(  # type: ignore[misc] # bound early
                     chunk, target, stored_key, size_bytes=size_bytes
@@ -192,8 +192,8 @@ class ProducerCore:
 
     def _put_stored(self, batch: Batch, key: bytes | None, target: PartitionId | None) -> Put:
         if key is not None or batch.header.is_control:
-            raise RequestError("a batch is sent on as it is: its records have their keys, and it must hold records")
-        batch.verify()  # it gets a checksum of its own, behind which damage would not show any more
+            raise RequestError("not sent: a stored batch is forwarded unchanged: pass no key, and no control batch")
+        batch.verify()  # resealing computes a new checksum, which would hide damage from now on
         clock = self._router.clock
         return self._put_whole(
             lambda partition_id: StoredBatch(partition_id, batch, opened_ms=clock.monotonic_ms()),
@@ -211,7 +211,7 @@ class ProducerCore:
         return put
 
     def pop_error(self) -> QuiverError | None:
-        """Return the first failure since this was last asked."""
+        """Return the first failure since the last call and clear it."""
         error, self.accumulator.first_error = self.accumulator.first_error, None
         return None if error is None else copy_error(error)
 
@@ -225,14 +225,14 @@ class ProducerCore:
         return sender.next_sequence
 
     async def drain(self) -> None:
-        """Send everything that was accepted and wait until it is settled, one way or the other."""
+        """Send all accepted records and wait until every outcome is known, success or failure."""
         for outcome in self.accumulator.close_open():
             await wait_settled(outcome)
         if self.digest_reporter is not None:
             await self.digest_reporter.flush()
 
     async def close(self, *, is_draining: bool = True) -> None:
-        """Take nothing more; send what was accepted, or give it up; idempotent."""
+        """Refuse further records; send the accepted ones, or fail them if not `is_draining`; idempotent."""
         if self._is_closed:
             return
         try:
@@ -240,7 +240,7 @@ class ProducerCore:
                 await self.drain()
         finally:
             self._is_closed = True
-            closed = UnavailableError("not sent: the producer was closed", code="closed")
+            closed = UnavailableError("not sent: the producer is closed", code="closed")
             left = self.accumulator.refuse(closed)
             await self._tasks.close()
             self._abandon(left, closed)
@@ -253,11 +253,11 @@ class ProducerCore:
             self.accumulator.grow(partition_count, is_for_all=not self._partitions)
 
     async def _follow_topic(self) -> None:
-        """Look for partitions that were added; from then on keys are spread over all of them."""
+        """Check periodically for added partitions; keys then map to all of them."""
         age_ms_max = self._router.options.metadata_age_ms_max
         while True:
             await asyncio.sleep(age_ms_max / 1000)
-            with suppress(QuiverError):  # whoever sends will tell the application
+            with suppress(QuiverError):  # the senders report errors to the application
                 deadline = self._router.deadline()
                 info = await self._router.find_topic(self.topic.topic, deadline=deadline, age_ms_max=age_ms_max)
                 if info.topic_id == self.topic.topic_id:
@@ -265,7 +265,7 @@ class ProducerCore:
                     self.grow(len(info.partitions))
 
     def _announce(self) -> None:
-        """Let the loop look into the accumulator; called by whoever sends."""
+        """Schedule `_wake_senders` on the loop; called from any thread that adds records."""
         if asyncio._get_running_loop() is self._loop:
             self._loop.call_soon(self._wake_senders)
         else:
@@ -295,14 +295,16 @@ class ProducerCore:
         return sender
 
     def _fenced(self, error: FencedError) -> None:
-        """Another producer has the name now: nothing of this one will ever be taken again."""
+        """Fail all pending records: another producer took over the name, so no partition accepts them again."""
         for source in self.accumulator.refuse(error):
             source.outcome.fail(error)
             self.accumulator.settle(source.outcome, source.size_bytes)
 
     def _crashed(self, error: BaseException) -> None:
-        """A task of ours failed in a way that nobody foresaw: everything under way may be done or not."""
-        unknown = OutcomeUnknownError(f"the producer failed: {error!r}", code="producer_failed")
+        """Fail all records as unknown after an unexpected error in a task: those in flight may be committed."""
+        unknown = OutcomeUnknownError(
+            f"the producer of topic {self.topic.topic!r} crashed: {error!r}; create a new one", code="producer_failed"
+        )
         unknown.__cause__ = error
         self._abandon(self.accumulator.refuse(unknown), unknown)
 
@@ -315,12 +317,12 @@ class ProducerCore:
 
 
 def record_bytes(value: Value, key: Value) -> int:
-    """Return what a record counts as in the buffer."""
+    """Return the bytes that a record occupies in the buffer."""
     return RECORD_BYTES + len(to_bytes(value) or b"") + len(to_bytes(key) or b"")
 
 
 async def wait_settled(outcome: Outcome) -> None:
-    """Wait until it is known what became of a batch, whatever that is."""
+    """Wait until the outcome of a batch is known, success or failure."""
     with suppress(QuiverError):
         await outcome
 
@@ -336,23 +338,23 @@ class AsyncProducer:
     """
 
     def __init__(self, core: ProducerCore, router: Router) -> None:
-        """Take an open core; it is for the SDK alone."""
+        """Accept an open core; for use inside the SDK only."""
         self.core = core
         self._router = router
 
     @property
     def producer_id(self) -> ProducerId:
-        """The id that the cluster gave it; the same again for the same name."""
+        """The id that the cluster assigned; a name always gets the same id."""
         return self.core.identity.producer_id
 
     @property
     def topic(self) -> str:
-        """The topic that it sends to."""
+        """The topic of this producer."""
         return self.core.topic.topic
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes accepted whose outcome is not known yet."""
+        """Bytes of accepted records whose outcome is not known yet."""
         return self.core.accumulator.pending_bytes
 
     def send(
@@ -363,22 +365,24 @@ class AsyncProducer:
         timestamp: int | None = None,
         headers: RecordHeaders | None = None,
     ) -> Delivery:
-        """Accept a record and return a promise; `await` it for the record's place.
+        """Accept a record and return a delivery; `await` it for the partition and offset.
 
-        The partition is the given one, or by the key's hash, or any. Never waits: see `wait_room`.
+        The partition is the given one, else the hash of the key, else any. Never waits: see `wait_room`.
 
         Raises:
-            OverloadedError: `buffer_bytes` are under way; the record was not accepted.
-            FencedError: another producer registered under the same name.
-            RequestError: the record can never be accepted as it is.
+            OverloadedError: the buffer holds `buffer_bytes`; the record was not accepted.
+            FencedError: another producer registered under the same name; this record was not accepted.
+            RequestError: the record is not valid; it was not accepted.
         """
         delivery = self.core.add(value, key, partition, timestamp, headers)
         if delivery is None:
-            raise OverloadedError("the buffer is full: await producer.wait_room()", code="buffer_full")
+            raise OverloadedError(
+                "not sent: the buffer is full; await producer.wait_room() and retry", code="buffer_full"
+            )
         return delivery
 
     async def wait_room(self, size_bytes: int = 1) -> None:
-        """Wait until so many bytes more may be under way."""
+        """Wait until the buffer has room for `size_bytes` more."""
         accumulator = self.core.accumulator
         while True:
             loop = asyncio.get_running_loop()
@@ -388,7 +392,7 @@ class AsyncProducer:
             await freed
 
     async def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
-        """Accept many records, waiting for room where there is none; return one promise for all of them.
+        """Accept many records, waiting while the buffer is full; return one delivery for all of them.
 
         `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame,
         or a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent
@@ -399,19 +403,19 @@ class AsyncProducer:
             while (placed := put()) is None:
                 await self.wait_room(size_bytes)
             parts.append((*placed, count))
-            await asyncio.sleep(0)  # a long iterable must not keep the loop from sending
+            await asyncio.sleep(0)  # a long iterable must not block the loop that sends
         return Deliveries(parts)
 
     async def next_sequence(self, partition: int) -> int:
-        """Return the sequence that the next record for a partition gets: how many this producer has sent there, ever.
+        """Return the sequence of the next record for a partition: the number of records this producer ever sent there.
 
-        Asked right after a restart under the same name it says how many records the partition has got before: what an
-        application must skip to go on exactly.
+        Right after a restart under the same name it is the number of records that the partition already has: skip so
+        many to resume exactly.
         """
         return await self.core.next_sequence(partition, deadline=self._router.deadline())
 
     async def flush(self) -> None:
-        """Send everything that was accepted before and wait until all of it is settled.
+        """Send all records accepted so far and wait until every outcome is known.
 
         Raises:
             QuiverError: the first failure of any record since the last flush.
@@ -421,13 +425,13 @@ class AsyncProducer:
             raise error
 
     async def close(self) -> None:
-        """Flush, then end; idempotent. Raises as `flush`."""
+        """Flush, then close; idempotent. Raises as `flush`."""
         await self.core.close()
         if (error := self.core.pop_error()) is not None:
             raise error
 
     async def abort(self) -> None:
-        """End without sending what still waits; its deliveries fail, truthfully."""
+        """Close without sending pending records; their deliveries fail as not done, or unknown if they were sent."""
         await self.core.close(is_draining=False)
 
     async def __aenter__(self) -> Self:

@@ -1,10 +1,11 @@
-"""Ranges of offsets for programs that keep their own place: where partitions begin and end, and what lies between.
+"""Reads ranges of offsets for programs that store their own offsets: partition bounds and the batches between them.
 
-Nothing here leaves a trace in the cluster: no consumer, no cursor. All of it holds on to one *incarnation* of a topic
-(its id): a topic that was deleted and made anew under the same name is another topic, and is refused with
-`topic_recreated` instead of being read as if it were the old one.
+Nothing here leaves state in the cluster: no consumer, no cursor. All calls pin one *incarnation* of a topic by its id:
+a topic that was deleted and created again under the same name is refused with `topic_recreated`.
 
-`RangeReader` fetches one answer ahead of its user. It never skips: what retention removed is a `TrimmedError`.
+`RangeReader` reads from the leader and prefetches one answer. It never skips a record: a range that retention has
+trimmed raises `TrimmedError`. `ReplicaReader` reads from one named node, leader or not, to compare replicas (`quiver
+pipeline audit`). It returns committed records as that node knows them, and waits a short time for a replica that lags.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ OffsetSpecs = OffsetSpec | Mapping[int, OffsetSpec]
 """One specification for all partitions, or one for each partition that is named."""
 
 FETCH_BYTES_MIN: Final = 64 * 1024
-"""Least bytes to ask for: the guess from earlier batches of what is left may be too small."""
+"""Minimum bytes of a fetch: the size of the rest, estimated from earlier batches, may be too small."""
 
 WAIT_MS: Final = 500
-"""How long a leader may hold a fetch open that it has nothing for: what is asked for is there, or soon will be."""
+"""How long a leader may hold a fetch open: the records of a range exist already or will soon."""
 
 REPLICA_POLL_S: Final = 0.1
-"""Time between two looks at a replica that has not heard yet of all that is committed."""
+"""Interval of polls of a replica that does not know yet that the records are committed."""
 REPLICA_LAG_MS_MAX: Final = 5_000
-"""How long such a replica is waited for: several times as long as it takes to hear of it."""
+"""How long to wait for such a replica: several times the usual delay of the commit index."""
 
 
 class TopicOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """One offset in each partition of a topic, no older than the question."""
+    """One offset in each partition of a topic, read after the request was made."""
 
     topic: str
     topic_id: TopicId
     created_ms: int
-    """When the topic was made: tells it from one of the same id in a cluster that was set up anew."""
+    """When the topic was created: distinguishes it from a topic of the same id in a newly created cluster."""
     offsets: dict[int, int]
 
 
@@ -57,11 +58,11 @@ async def find_offsets(
     topic_id: int | None = None,
     age_ms_max: int = 0,
 ) -> TopicOffsets:
-    """Return where `at` is in every partition, or in those that it names; metadata may be so old.
+    """Return the offset of `at` in every partition, or in those that it names; metadata may be `age_ms_max` old.
 
     Raises:
-        NotFoundError: there is no such topic (`unknown_topic`) or partition (`unknown_partition`).
-        ConflictError: the topic is not the one with `topic_id` any more (`topic_recreated`).
+        NotFoundError: unknown topic (`unknown_topic`) or partition (`unknown_partition`).
+        ConflictError: the topic no longer has `topic_id` (`topic_recreated`).
     """
     info = await router.find_topic(topic, deadline=router.deadline(), age_ms_max=age_ms_max)
     pinned = info.topic_id if topic_id is None else TopicId(topic_id)
@@ -77,14 +78,14 @@ async def find_offsets(
 
 
 def check_incarnation(info: TopicInfo, topic_id: TopicId) -> None:
-    """Raise unless a topic is the one that is meant."""
+    """Raise `ConflictError` if a topic does not have the expected id."""
     if info.topic_id != topic_id:
-        message = f"topic {info.topic!r} was deleted and made anew: it is {info.topic_id} now, and was {topic_id}"
+        message = f"topic {info.topic!r} was deleted and created again: its id is {info.topic_id}, expected {topic_id}"
         raise ConflictError(message, code="topic_recreated")
 
 
 def check_partition(info: TopicInfo, partition: int) -> None:
-    """Raise unless a topic has a partition."""
+    """Raise `NotFoundError` if a topic does not have a partition."""
     if not 0 <= partition < len(info.partitions):
         raise NotFoundError(f"topic {info.topic!r} has no partition {partition}", code="unknown_partition")
 
@@ -103,9 +104,9 @@ async def _find_offset(router: Router, topic: str, topic_id: TopicId, partition:
 
 
 class RangeReader:
-    """Read the batches of one partition that hold the offsets from one to another; use on one loop.
+    """Read the batches of one partition that hold a range of offsets; use on one event loop.
 
-    The first and the last batch may reach beyond the range: `Batch.records` and `to_arrow` take its bounds.
+    The first and the last batch may extend beyond the range: pass its bounds to `Batch.records` or `to_arrow`.
     """
 
     def __init__(
@@ -120,22 +121,22 @@ class RangeReader:
         fetch_bytes: int,
     ) -> None:
         if not 0 <= first_offset <= end_offset:
-            raise OutOfRangeError(f"offsets from {first_offset} up to {end_offset} are no range")
+            raise OutOfRangeError(f"offsets from {first_offset} up to {end_offset} are not a valid range")
         self._router, self._topic, self._partition = router, topic, PartitionId(partition)
         self._topic_id = None if topic_id is None else TopicId(topic_id)
         self._position, self._end_offset = Offset(first_offset), Offset(end_offset)
         self._fetch_bytes = fetch_bytes
         self._record_bytes: int | None = None
-        """How large records were so far."""
+        """Average size of a record in the last answer."""
         self._ahead: asyncio.Task[list[Batch]] | None = None
 
     async def read_next(self) -> list[Batch]:
-        """Return the next batches, in order and without a gap; none at the end of the range.
+        """Return the next batches, in order and without a gap; an empty list at the end of the range.
 
         Raises:
-            TrimmedError: retention has removed what comes next.
-            ConflictError: the topic was deleted and made anew (`topic_recreated`).
-            OutOfRangeError: the partition ends before the range does (`past_end`).
+            TrimmedError: retention has removed the next records.
+            ConflictError: the topic was deleted and created again (`topic_recreated`).
+            OutOfRangeError: the partition ends before the range (`past_end`).
         """
         if self._ahead is None and self._position < self._end_offset:
             self._start_fetch()
@@ -154,25 +155,28 @@ class RangeReader:
     def close(self) -> None:
         """Stop fetching; idempotent."""
         if self._ahead is not None and not self._ahead.cancel() and not self._ahead.cancelled():
-            self._ahead.exception()  # nobody will ask for it; asyncio wants it looked at
+            self._ahead.exception()  # retrieved, so that asyncio does not log it as never retrieved
         self._ahead = None
 
     def _start_fetch(self) -> None:
         self._ahead = asyncio.get_running_loop().create_task(self._fetch(), name=f"range-{self._partition}")
 
     async def _fetch(self) -> list[Batch]:
-        """Return batches of at least one record."""
+        """Return the next batches, at least one record."""
         deadline = self._router.deadline()
         while not (batches := await self._try_fetch(deadline)):
-            # A leader that was replaced and does not know it yet may have less: only a confirmed end counts.
+            # A deposed leader may still answer with an old end, so ask for a confirmed one.
             assert self._topic_id is not None
             end_offset = await _find_offset(self._router, self._topic, self._topic_id, self._partition, "latest")
-            place = f"{self._topic!r} partition {self._partition}"
+            place = f"topic {self._topic!r} partition {self._partition}"
             if end_offset <= self._position:
                 message = f"{place} ends at {end_offset}, before {self._end_offset}"
                 raise OutOfRangeError(message, code="past_end")
             if deadline.is_over:
-                raise UnavailableError(f"{place}: offset {self._position} was not served in time", code="timeout")
+                raise UnavailableError(
+                    f"not read: {place}, offset {self._position}: the leader returned no records in time; retry",
+                    code="timeout",
+                )
         return batches
 
     async def _try_fetch(self, deadline: Deadline) -> list[Batch]:
@@ -203,8 +207,9 @@ class RangeReader:
             if header.base_offset >= self._end_offset:
                 break
             if header.base_offset > self._position:
-                message = f"partition {self._partition}: offset {header.base_offset} follows {self._position}"
-                raise DamageError(f"the leader left records out: {message}", code="gap")
+                place = f"topic {self._topic!r} partition {self._partition}"
+                missing = f"offsets {self._position} to {header.base_offset - 1}"
+                raise DamageError(f"{place}: the leader's answer has a gap, {missing} are missing", code="gap")
             batches.append(batch)
             self._position = header.end_offset
         if batches:
@@ -216,7 +221,7 @@ class RangeReader:
         self._record_bytes = 1 + size_bytes // sum(len(batch) for batch in batches)
 
     def _bytes_wanted(self) -> int:
-        """Return how much to ask for: what lies behind the range would be fetched for nothing."""
+        """Return the bytes to ask for: records beyond the range would be fetched in vain."""
         if self._record_bytes is None:
             return self._fetch_bytes
         left_bytes = (self._end_offset - self._position) * self._record_bytes
@@ -224,7 +229,7 @@ class RangeReader:
 
 
 class ReplicaReader(RangeReader):
-    """Read the batches that one node stores of a range of offsets; use on one loop."""
+    """Read the batches of a range as one node stores them; use on one event loop."""
 
     def __init__(
         self,
@@ -260,9 +265,11 @@ class ReplicaReader(RangeReader):
                 continue
             if batches := self._accept(payload):
                 return batches
-            place = f"node {self._node}: {self._topic!r} partition {self._partition}"
+            place = f"node {self._node}: topic {self._topic!r} partition {self._partition}"
             if read.end_offset > self._position:
-                raise DamageError(f"{place} has nothing from {self._position} on, of {read.end_offset}", code="gap")
+                raise DamageError(
+                    f"{place} has no records from offset {self._position} on, but ends at {read.end_offset}", code="gap"
+                )
             if lag_deadline.is_over or deadline.remaining_ms <= 1000 * REPLICA_POLL_S:
                 message = f"{place} ends at {read.end_offset}, before {self._end_offset}"
                 raise OutOfRangeError(message, code="past_end")

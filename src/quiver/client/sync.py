@@ -1,8 +1,8 @@
-"""The face without asyncio: the same objects, whose methods block.
+"""The blocking interface: the same objects as in asyncio, with blocking methods.
 
-Everything runs on the core's loop in a `LoopThread`, except what must be quick: `send` appends to the accumulator from
-the caller's thread, and a consumer's records are made from their batch in the caller's thread. Calls are safe from any
-thread; one consumer's records, though, are for one thread at a time.
+All work runs on the event loop of a `LoopThread`, except two hot paths: `send` appends to the accumulator in the
+caller's thread, and a consumer decodes records in the caller's thread. All methods are safe to call from any thread,
+but only one thread at a time may consume records of one consumer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_TIMEOUT_S = 5.0
-"""How long a program that ends without closing its clients waits for what it has sent."""
+"""How long a program that exits without closing its clients waits for its pending records."""
 
 
 class Cluster:
@@ -66,11 +66,11 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """Close every producer and consumer that was made here, then the connections; idempotent."""
+        """Close all producers and consumers of this cluster object, then the connections; idempotent."""
         self._end(timeout_s=None)
 
     def _close_at_exit(self) -> None:
-        """Do what a program forgot to do, but do not keep it from ending for long."""
+        """Close a cluster that the program left open, without delaying its exit for long."""
         with suppress(TimeoutError):
             self._end(timeout_s=EXIT_TIMEOUT_S)
 
@@ -94,7 +94,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """The id of the cluster, once a node has answered."""
+        """The id of the cluster, empty until a node has answered."""
         return self._cluster.cluster_id
 
     # -- topics ----------------------------------------------------------------------------------
@@ -108,29 +108,29 @@ class Cluster:
         retention: RetentionInfo | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Create a topic; its partitions take records when this returns or soon after.
+        """Create a topic; its partitions accept records when this returns or soon after.
 
         Raises:
-            ConflictError: it exists (`topic_exists`), unless `exist_ok`.
+            ConflictError: the topic exists (`topic_exists`) and `exist_ok` is false.
         """
         self._run(
             self._cluster.create_topic(topic, partitions, replicas=replicas, retention=retention, exist_ok=exist_ok)
         )
 
     def delete_topic(self, topic: str) -> None:
-        """Take a topic out of use; `restore_topic` brings it back for a while."""
+        """Delete a topic; `restore_topic` can undo it for a while."""
         self._run(self._cluster.delete_topic(topic))
 
     def restore_topic(self, topic: str) -> None:
-        """Take the newest deleted topic of a name back into use."""
+        """Restore the topic of that name that was deleted last."""
         self._run(self._cluster.restore_topic(topic))
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Bring a topic to so many partitions; keys are spread anew over all of them."""
+        """Raise the number of a topic's partitions to `partitions`; keys then map to different partitions."""
         self._run(self._cluster.add_partitions(topic, partitions))
 
     def configure_topic(self, topic: str, *, retention: RetentionInfo) -> None:
-        """Change when records of a topic may go."""
+        """Change the retention of a topic."""
         self._run(self._cluster.configure_topic(topic, retention=retention))
 
     def list_topics(self) -> list[str]:
@@ -138,41 +138,41 @@ class Cluster:
         return self._run(self._cluster.list_topics())
 
     def describe_topic(self, topic: str) -> TopicDescription:
-        """Return a topic with the state of every partition, as its leader sees it."""
+        """Return a topic with the state of every partition, as reported by its leader."""
         return self._run(self._cluster.describe_topic(topic))
 
     # -- brokers and clients ---------------------------------------------------------------------
 
     def brokers(self) -> list[NodeInfo]:
-        """Return all nodes, by id."""
+        """Return all nodes, sorted by id."""
         return self._run(self._cluster.brokers())
 
     def drain(self, broker: int, *, is_undone: bool = False) -> None:
-        """Move everything off a broker; or, undone, let it hold replicas again."""
+        """Move all replicas off a broker; with `is_undone`, let it hold replicas again."""
         self._run(self._cluster.drain(broker, is_undone=is_undone))
 
     def remove(self, broker: int) -> None:
-        """Forget a broker that is drained, or dead and empty."""
+        """Remove a broker from the cluster; it must be drained, or dead and without replicas."""
         self._run(self._cluster.remove(broker))
 
     def rebalance(self) -> None:
-        """Move replicas until every broker has its share; `status` tells how far it is."""
+        """Move replicas until all brokers hold a similar share; `status` shows the progress."""
         self._run(self._cluster.rebalance())
 
     def status(self) -> ClusterOverview:
-        """Return the whole cluster: every node as it is now, every partition as its leader sees it."""
+        """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
         return self._run(self._cluster.status())
 
     def clients(self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None) -> list[ClientInfo]:
-        """Return the registered producers and consumers, or one kind of them."""
+        """Return the registered producers and consumers, optionally of one kind or topic."""
         return self._run(self._cluster.clients(kind, topic))
 
     def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
-        """Drop a producer or consumer: its cursors no longer hold records back."""
+        """Remove a producer or consumer; its cursors no longer keep records from retention."""
         self._run(self._cluster.forget(kind, id))
 
     def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
-        """Return how far a consumer is in every partition that it is registered for, or in those of one topic."""
+        """Return a consumer's cursor and lag in all its partitions, or in those of one topic."""
         return self._run(self._cluster.lag(consumer_id, topic))
 
     def reset(
@@ -184,9 +184,9 @@ class Cluster:
         timestamp: int | datetime | None = None,
         partitions: Iterable[int] = (),
     ) -> None:
-        """Set where a consumer goes on: an offset, "earliest", "latest", or the first record since a timestamp.
+        """Move a consumer's cursors to an offset, "earliest", "latest", or the first record since a timestamp.
 
-        One that runs goes on where it is, and stores its own place with its next commit: stop it first.
+        Stop the consumer first: one that runs keeps its positions and overwrites the cursors with its next commit.
         """
         self._run(self._cluster.reset(consumer_id, topic, offset, timestamp=timestamp, partitions=partitions))
 
@@ -207,9 +207,9 @@ class Cluster:
     ) -> Producer:
         """Register a producer for a topic and return it.
 
-        Under a `name` it goes on where an earlier one of that name ended, and fences that one off. `partitions` are
-        those that records without key and partition go to; none named, all meant. With `digests` it states what was
-        acknowledged, for audits.
+        With a `name` it continues the sequence of an earlier producer of that name, and fences that one. `partitions`
+        receive the records without key and partition; empty means all. With `digests` it publishes digests of
+        acknowledged records, for audits.
         """
         opening = self._cluster.producer(
             topic,
@@ -241,11 +241,11 @@ class Cluster:
     ) -> Consumer:
         """Return a consumer of a topic's records.
 
-        With a `name`, or the `consumer_id` of an earlier one, the cluster keeps its cursors: it begins where that one
-        last committed, a new one at `start`. Without, it leaves nothing behind and begins at `start`. With
-        `auto_commit` (seconds) it commits by itself what the application has asked to go on from. `idle_timeout`
-        (seconds) ends an iteration when nothing came for so long. With `digests` it states under its name what it was
-        given, for audits.
+        With a `name`, or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last
+        commit, a new consumer at `start`. Without a name it starts at `start` and leaves no state in the cluster.
+        `auto_commit` (seconds) is the interval of automatic commits of the records that the application has finished.
+        `idle_timeout` (seconds) ends an iteration after so long without a record. With `digests` it publishes digests
+        of received records under its name, for audits.
         """
         opening = self._cluster.consumer(
             topic,
@@ -267,10 +267,10 @@ class Cluster:
     def offsets(
         self, topic: str, at: OffsetSpecs = "latest", *, topic_id: int | None = None, max_age_ms: int = 0
     ) -> TopicOffsets:
-        """Return the topic's id and, for every partition or those named, its first offset, its end, or that of a time.
+        """Return the topic's id and, by partition, its first offset, its end offset, or the offset of a timestamp.
 
         `at` is "earliest", "latest" or a timestamp (ms), for all partitions or by partition. With a `topic_id`, a topic
-        that was made anew since is refused (`topic_recreated`). Added partitions are seen within `max_age_ms`.
+        that was deleted and created again is refused (`topic_recreated`). Added partitions show within `max_age_ms`.
         """
         return self._run(self._cluster.offsets(topic, at, topic_id=topic_id, max_age_ms=max_age_ms))
 
@@ -284,9 +284,9 @@ class Cluster:
         topic_id: int | None = None,
         fetch_bytes: int = 4 << 20,
     ) -> Generator[Batch, None, None]:
-        """Yield the batches of a partition that hold a range of offsets; leaves nothing behind in the cluster.
+        """Yield the batches of a partition that hold a range of offsets; leaves no state in the cluster.
 
-        The first and last batch may reach beyond the range. Raises `TrimmedError` if retention was quicker.
+        The first and last batch may extend beyond the range. Raises `TrimmedError` if retention removed some of it.
         """
         reader = RangeReader(
             self._cluster.router,
@@ -310,10 +310,10 @@ class Cluster:
         topic_id: int | None = None,
         fetch_bytes: int = 4 << 20,
     ) -> Generator[Batch, None, None]:
-        """Yield the batches that one node itself stores of a range of offsets, leader or not, as they are.
+        """Yield the batches of a range of offsets as one node stores them, whether it leads the partition or not.
 
-        For comparing replicas: unlike `read_range` it leaves a gap a gap. Raises `OutOfRangeError` (`past_end`) if the
-        replica ends before the range does and does not catch up, `NotFoundError` (`no_replica`) if there is none.
+        For comparing replicas: unlike `read_range` it does not fill gaps. Raises `OutOfRangeError` (`past_end`) if the
+        replica ends before the range and does not catch up, `NotFoundError` (`no_replica`) if the node has no replica.
         """
         reader = ReplicaReader(
             self._cluster.router,
@@ -338,7 +338,7 @@ class Cluster:
             self._run(close())
 
     def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
-        """Set the cursors of a named consumer, by partition, for a program that keeps its own place elsewhere."""
+        """Set the cursors of a named consumer, by partition, for a program that stores its own offsets."""
         self._run(self._cluster.move_cursors(topic, name, offsets))
 
     # -- holds -----------------------------------------------------------------------------------
@@ -353,33 +353,33 @@ class Cluster:
         owner: str = "",
         topic_id: int | None = None,
     ) -> None:
-        """Keep a topic's records, by partition from an offset on, whatever its retention says, for `lasting` seconds.
+        """Keep a topic's records from retention for `lasting` seconds, by partition from an offset on.
 
-        For a program that keeps its own place: hold again, from further on, well before the time is over. The hold of
-        that `name` on the topic gives way to it. `owner` tells people who it is for.
+        For a program that stores its own offsets: renew the hold, from its current offsets, well before it expires. It
+        replaces the hold of that `name` on the topic. `owner` is shown to operators.
         """
         self._run(self._cluster.hold(topic, name, offsets, lasting=lasting, owner=owner, topic_id=topic_id))
 
     def release_hold(self, name: str, topic: str | None = None) -> None:
-        """Let a hold go, on one topic or on all that it is on; one that is gone already is no error."""
+        """Release a hold on one topic or on all its topics; a missing hold is no error."""
         self._run(self._cluster.release_hold(name, topic))
 
     def holds(self) -> list[HoldInfo]:
-        """Return who holds records, by topic and name."""
+        """Return the holds, sorted by topic and name."""
         return self._run(self._cluster.holds())
 
-    # -- within ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._thread.run(work)
 
     async def _open(self) -> None:
-        """Open the cluster in a task that also closes it: connections belong to the task that made them."""
+        """Open the cluster in a task that also closes it: connections belong to the task that opened them."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner_task = asyncio.get_running_loop().create_task(self._own_cluster(opened), name="own-cluster")
         await asyncio.wait((opened, self._owner_task), return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            self._owner_task.result()  # it failed in a way that nobody foresaw
+            self._owner_task.result()  # raises its unexpected error
         opened.result()
 
     async def _own_cluster(self, opened: asyncio.Future[None]) -> None:
@@ -419,17 +419,17 @@ class Producer:
 
     @property
     def producer_id(self) -> ProducerId:
-        """The id that the cluster gave it; the same again for the same name."""
+        """The id that the cluster assigned; a name always gets the same id."""
         return self._producer.producer_id
 
     @property
     def topic(self) -> str:
-        """The topic that it sends to."""
+        """The topic of this producer."""
         return self._producer.topic
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes accepted whose outcome is not known yet."""
+        """Bytes of accepted records whose outcome is not known yet."""
         return self._producer.pending_bytes
 
     def send(
@@ -440,14 +440,14 @@ class Producer:
         timestamp: int | None = None,
         headers: RecordHeaders | None = None,
     ) -> Delivery:
-        """Accept a record and return a promise; `.result()` waits for the record's place.
+        """Accept a record and return a delivery; `.result()` waits for the partition and offset.
 
-        The partition is the given one, or by the key's hash, or any. Waits only while `buffer_bytes` are under way.
+        The partition is the given one, else the hash of the key, else any. Waits only while the buffer is full.
 
         Raises:
             OverloadedError: the buffer stayed full for `timeout`; the record was not accepted.
-            FencedError: another producer registered under the same name.
-            RequestError: the record can never be accepted as it is.
+            FencedError: another producer registered under the same name; this record was not accepted.
+            RequestError: the record is not valid; it was not accepted.
         """
         delivery = self._add(value, key, partition, timestamp, headers)
         while delivery is None:
@@ -456,7 +456,7 @@ class Producer:
         return delivery
 
     def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
-        """Accept many records, waiting for room where there is none; return one promise for all of them.
+        """Accept many records, waiting while the buffer is full; return one delivery for all of them.
 
         `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame,
         or a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent
@@ -470,15 +470,15 @@ class Producer:
         return Deliveries(parts)
 
     def next_sequence(self, partition: int) -> int:
-        """Return the sequence that the next record for a partition gets: how many this producer has sent there, ever.
+        """Return the sequence of the next record for a partition: the number of records this producer ever sent there.
 
-        Asked right after a restart under the same name it says how many records the partition has got before: what an
-        application must skip to go on exactly.
+        Right after a restart under the same name it is the number of records that the partition already has: skip so
+        many to resume exactly.
         """
         return self._thread.run(self._producer.next_sequence(partition))
 
     def flush(self) -> None:
-        """Send everything that was accepted before and wait until all of it is settled.
+        """Send all records accepted so far and wait until every outcome is known.
 
         Raises:
             QuiverError: the first failure of any record since the last flush.
@@ -486,11 +486,11 @@ class Producer:
         self._thread.run(self._producer.flush())
 
     def close(self) -> None:
-        """Flush, then end; idempotent. Raises as `flush`."""
+        """Flush, then close; idempotent. Raises as `flush`."""
         self._thread.run(self._producer.close())
 
     def abort(self) -> None:
-        """End without sending what still waits; its deliveries fail, truthfully."""
+        """Close without sending pending records; their deliveries fail as not done, or unknown if they were sent."""
         self._thread.run(self._producer.abort())
 
     def __enter__(self) -> Self:
@@ -503,7 +503,8 @@ class Producer:
 
     def _wait_room(self, size_bytes: int) -> None:
         if not self._producer.core.accumulator.wait_room(size_bytes, self._timeout_s):
-            raise OverloadedError(f"the buffer was full for {self._timeout_s} s", code="buffer_full")
+            message = f"not sent: the buffer was full for {self._timeout_s} s; retry, or raise buffer_bytes"
+            raise OverloadedError(message, code="buffer_full")
 
 
 class Consumer:
@@ -523,17 +524,17 @@ class Consumer:
 
     @property
     def consumer_id(self) -> ConsumerId | None:
-        """The id that the cluster gave it; None for one without a name."""
+        """The id that the cluster assigned; None for a consumer without a name."""
         return self._consumer.consumer_id
 
     @property
     def topic(self) -> str:
-        """The topic that it reads."""
+        """The topic of this consumer."""
         return self._consumer.topic
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that it reads."""
+        """The partitions that this consumer reads, sorted."""
         return self._consumer.partitions
 
     @property
@@ -542,50 +543,50 @@ class Consumer:
         return self._consumer.skipped_count
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield records as they come, for ever, or until none came for `idle_timeout`."""
+        """Yield records as they arrive, forever, or until none arrived for `idle_timeout`."""
         while (found := self._thread.run(self._consumer.wait_batch())) is not None:
             yield from iterate(*found)
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
-        """Return the records that are there, at most `max_records`; wait at most `timeout` seconds for the first."""
+        """Return the available records, at most `max_records`; wait at most `timeout` seconds for the first."""
         with self._consuming:
             return self._thread.run(self._consumer.poll(max_records, timeout))
 
     def fetch_arrow(
         self, max_records: int = 1_000_000, timeout: float = 5.0, *, with_headers: bool = False
     ) -> pa.Table:
-        """Return records as a `pyarrow.Table`: topic, partition, offset, timestamp, key, value, perhaps headers.
+        """Return records as a `pyarrow.Table`: topic, partition, offset, timestamp, key, value, optionally headers.
 
-        Returns when there are `max_records`, or all that there are at the time, or after `timeout` seconds with what
-        came until then.
+        Returns at `max_records`, at the current end of all partitions, or after `timeout` seconds with the records that
+        arrived until then.
         """
         with self._consuming:
             return self._thread.run(self._consumer.fetch_arrow(max_records, timeout, with_headers=with_headers))
 
     def commit(self) -> None:
-        """Store how far the application has come: everything handed out until now counts as done."""
+        """Store the positions as cursors in the cluster: every record returned so far counts as processed."""
         self._thread.run(self._consumer.commit())
 
     def seek(
         self, partition: int, offset: SeekTarget | None = None, *, timestamp: int | datetime | None = None
     ) -> None:
-        """Go on in a partition at an offset, "earliest", "latest", or the first record not older than a timestamp."""
+        """Continue in a partition at an offset, "earliest", "latest", or the first record since a timestamp."""
         self._thread.run(self._consumer.seek(partition, offset, timestamp=timestamp))
 
     def position(self, partition: int) -> Offset:
-        """Return the offset of the record that comes next in a partition."""
+        """Return the offset of the next record to return from a partition."""
         return self._consumer.position(partition)
 
     def size(self) -> int:
-        """Return how many records there are that were not handed out yet, exactly."""
+        """Return the exact number of committed records that this consumer has not returned yet."""
         return self._thread.run(self._consumer.size())
 
     def end_offsets(self) -> dict[PartitionId, Offset]:
-        """Return where each partition that it reads ends now: the offset that the next record there gets."""
+        """Return the current end offset of each partition: the offset that the next produced record gets."""
         return self._thread.run(self._consumer.end_offsets())
 
     def close(self) -> None:
-        """Commit if `auto_commit` is on, then end; idempotent."""
+        """Commit if `auto_commit` is set, then close; idempotent."""
         self._thread.run(self._consumer.close())
 
     def __enter__(self) -> Self:

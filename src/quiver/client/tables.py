@@ -1,6 +1,6 @@
-"""Consumed batches as one Arrow table, with no loop over records.
+"""Converts consumed batches to one Arrow table, without a loop over records.
 
-The only module of the SDK that imports pyarrow when it is loaded; it is loaded when a table is first asked for.
+It imports pyarrow, so the SDK loads it only when a table is first requested.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from quiver.record import Batch
 from quiver.record.arrow import ARROW_SCHEMA, to_arrow
 
 Slice = tuple[PartitionId, Batch, Offset, Offset]
-"""Some records of a batch: those from the first offset up to the second."""
+"""The records of a batch from the first offset up to the second."""
 
 _ORIGIN: list[pa.Field[Any]] = [
     pa.field("topic", pa.string(), nullable=False),
     pa.field("partition", pa.int32(), nullable=False),
 ]
 TABLE_SCHEMA: Final = pa.schema([*_ORIGIN, *ARROW_SCHEMA])
-"""What a consumer's tables look like: where a record is, then what it is."""
+"""The schema of a consumer's tables: the origin of a record, then its content."""
 
 
 def build_table(topic: str, slices: Sequence[Slice], *, is_with_headers: bool) -> pa.Table:
     """Return the records as a table; their bytes are not copied."""
     longest = max((end_offset - first_offset for _, _, first_offset, end_offset in slices), default=0)
-    # Made once for the largest batch; the others share the beginning of it.
+    # Built once for the largest batch; the others share its beginning.
     topics = pa.repeat(pa.scalar(topic, pa.string()), longest)
     partitions = {
         partition: pa.repeat(pa.scalar(partition, pa.int32()), longest)

@@ -1,7 +1,8 @@
-"""An event loop in a thread of its own, for programs without one.
+"""An event loop in its own thread, for programs without asyncio.
 
-It owns the loop; coroutines are handed to it and waited for. Never wait for it from itself: a delivery callback runs on
-it. It does not survive a fork, since a child has none of its parent's threads; it says so instead of waiting for ever.
+Other threads submit coroutines and wait for them. Code on the loop itself, such as a delivery callback, must not wait
+for it. The thread does not exist in a forked child: there, calls raise `RequestError` (`forked`) instead of blocking
+forever.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
-        # A daemon: a program that forgets to close its clients still ends.
+        # A daemon thread: a program that does not close its clients can still exit.
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return its result; one that is interrupted is cancelled."""
+        """Run a coroutine on the loop and return its result; cancel it if the caller is interrupted."""
         try:
             self._check_usable()
         except RequestError:
@@ -39,12 +40,12 @@ class LoopThread:
         try:
             return future.result()
         except CancelledError:
-            raise UnavailableError("the client was closed meanwhile", code="closed") from None
+            raise UnavailableError("the client was closed during the call", code="closed") from None
         finally:
             future.cancel()
 
     def close(self) -> None:
-        """End the loop and its thread; idempotent."""
+        """Stop the loop and its thread; idempotent."""
         if self._loop.is_closed() or os.getpid() != self._pid:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -54,17 +55,19 @@ class LoopThread:
 
     def _check_usable(self) -> None:
         if self._loop.is_closed():
-            raise RequestError("the client is closed", code="closed")
+            raise RequestError("not done: the client is closed; connect again", code="closed")
         if os.getpid() != self._pid:
-            raise RequestError("the client was made before a fork: connect again in this process", code="forked")
+            raise RequestError(
+                "not done: the process was forked after connect; connect again in the child", code="forked"
+            )
         if threading.get_ident() == self._thread.ident:
             raise RequestError(
-                "a delivery callback must not wait for the client that calls it", code="on_client_thread"
+                "not done: a delivery callback must not call blocking methods of its client", code="on_client_thread"
             )
 
 
 async def _cancel_all() -> None:
-    """Let what is left on the loop end."""
+    """Cancel all remaining tasks of the loop and wait for them."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

@@ -1,8 +1,8 @@
-"""What a client knows about its cluster: nodes and their addresses, topics, and who seems to lead each partition.
+"""Caches a cluster's metadata: nodes and their addresses, topics, and the presumed leader of each partition.
 
-Pure data: it asks nobody (`router` does) and never waits. Knowledge here is a hint and may be stale; what makes it
-safe is that a wrong node refuses. For each partition the nodes that have failed or refused since the last success are
-*doubted*: they are tried last, so that no answer, however wrong, is followed in a circle.
+Pure data: it sends no requests (`router` does) and never waits. An entry may be stale, which is safe because a node
+refuses requests that it must not serve. For each partition the nodes that failed or refused since the last success are
+*doubted*: they are tried last, so that wrong leader hints cannot make a client loop between the same nodes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Key = tuple[TopicId, PartitionId]
 
 @dataclass(slots=True)
 class Route:
-    """Where a partition's leader is looked for."""
+    """The presumed leader of a partition and the nodes that are doubted."""
 
     leader: NodeId | None = None
     epoch: int = -1
-    """Of the metadata's word on the leader that was last believed."""
+    """The epoch of the last leader that was adopted from metadata."""
     doubted: set[NodeId] = field(default_factory=set)
 
 
@@ -34,14 +34,14 @@ class _KnownTopic:
 
 
 class MetadataCache:
-    """Nodes, topics and leaders as they were last heard of."""
+    """The last known nodes, topics and leaders."""
 
     def __init__(self, clock: Clock, seeds: tuple[str, ...] = ()) -> None:
         self.seeds = seeds
-        """Wire addresses to begin with; they stay in use even if no node names them as its own."""
+        """Wire addresses to start with; they stay in use even if no node advertises them."""
         self.cluster_id = ""
         self.known_index = Index(0)
-        """How far in the metadata the client has seen: nodes that know less wait before they answer it."""
+        """The highest metadata index that the client has seen; a node with an older state waits before it answers."""
         self.nodes: dict[NodeId, NodeInfo] = {}
         self._clock = clock
         self._topics: dict[str, _KnownTopic] = {}
@@ -51,19 +51,19 @@ class MetadataCache:
     # -- any node --------------------------------------------------------------------------------
 
     def addresses(self) -> list[str]:
-        """Return every known address once: the one that answered last, then the nodes', then the seeds."""
+        """Return every known address once: the preferred one, live nodes, seeds, then dead nodes."""
         known = (node.wire_address for node in self.nodes.values() if node.state != "dead")
         doubtful = (node.wire_address for node in self.nodes.values() if node.state == "dead")
         return [address for address in dict.fromkeys((self._preferred, *known, *self.seeds, *doubtful)) if address]
 
     def prefer(self, address: str) -> None:
-        """Ask this address first from now on; the empty one: nobody in particular."""
+        """Ask this address first from now on; the empty string clears the preference."""
         self._preferred = address
 
     # -- topics ----------------------------------------------------------------------------------
 
     def take(self, found: MetadataFound, *, asked: str | None) -> None:
-        """Take over what a node answered; `asked` is the one topic that it was asked about, None for all."""
+        """Store a node's answer; `asked` is the one topic that was requested, None for all."""
         now_ms = self._clock.monotonic_ms()
         self.cluster_id = found.cluster_id or self.cluster_id
         self.nodes = {node.node: node for node in found.nodes} or self.nodes
@@ -78,26 +78,26 @@ class MetadataCache:
                 self._hear(info.topic_id, partition)
 
     def see(self, index: Index) -> None:
-        """Take note of an index of the metadata that the client has seen."""
+        """Record a metadata index that the client has seen."""
         self.known_index = max(self.known_index, index)
 
     def topic(self, name: str, *, age_ms_max: int) -> TopicInfo | None:
-        """Return a topic that was heard of no longer ago than so."""
+        """Return a topic that was fetched at most `age_ms_max` ago, else None."""
         known = self._topics.get(name)
         if known is None or self._clock.monotonic_ms() - known.heard_ms > age_ms_max:
             return None
         return known.info
 
     def forget_topic(self, name: str) -> None:
-        """Ask anew for a topic when it is needed next."""
+        """Drop a topic, so that it is fetched again when it is next needed."""
         self._topics.pop(name, None)
 
     # -- leaders ---------------------------------------------------------------------------------
 
     def choose(self, topic: TopicInfo, partition_id: PartitionId) -> NodeId | None:
-        """Return the node to ask as a partition's leader; None if all of them were asked in vain: time to wait.
+        """Return the node to ask as a partition's leader; None if all candidates are doubted: back off.
 
-        After a None the doubts are forgotten and the search begins anew.
+        After a None the doubts are cleared and the search starts again.
         """
         info = find_partition(topic, partition_id)
         route = self._route(topic.topic_id, partition_id)
@@ -109,19 +109,19 @@ class MetadataCache:
         return None
 
     def confirm(self, topic_id: TopicId, partition_id: PartitionId, node: NodeId) -> None:
-        """Take note that a node answered as leader."""
+        """Record that a node answered as leader."""
         route = self._route(topic_id, partition_id)
         route.leader = node
         route.doubted.clear()
 
     def doubt(self, topic_id: TopicId, partition_id: PartitionId, node: NodeId, *, hint: NodeId | None = None) -> None:
-        """Take note that a node failed or refused; `hint` is whom it named as leader."""
+        """Record that a node failed or refused; `hint` is the leader that it named."""
         route = self._route(topic_id, partition_id)
         route.doubted.add(node)
         route.leader = hint if hint is not None else (None if route.leader == node else route.leader)
 
     def _hear(self, topic_id: TopicId, partition: PartitionInfo) -> None:
-        """Believe the metadata's word on a leader unless the same word has been acted on before."""
+        """Adopt the leader that metadata names, unless that epoch was adopted before."""
         route = self._route(topic_id, partition.partition_id)
         if partition.leader is not None and partition.epoch > route.epoch:
             route.leader, route.epoch = partition.leader, partition.epoch
@@ -132,8 +132,8 @@ class MetadataCache:
 
 
 def find_partition(topic: TopicInfo, partition_id: PartitionId) -> PartitionInfo:
-    """Return one of a topic's partitions; raise `NotFoundError` if it has none of that number."""
+    """Return a partition of a topic; raise `NotFoundError` if the topic does not have it."""
     if not 0 <= partition_id < len(topic.partitions):
-        message = f"topic {topic.topic!r} has no partition {partition_id}"
+        message = f"topic {topic.topic!r} has no partition {partition_id}, it has {len(topic.partitions)}"
         raise NotFoundError(message, code="unknown_partition")
     return topic.partitions[partition_id]

@@ -120,7 +120,9 @@ def test_sdk_reports_replicas_that_are_missing_short_or_unreachable() -> None:
                 await drain(3)
             with pytest.raises(NotFoundError, match="no node 9"):
                 await drain(9)
-            with pytest.raises(OutOfRangeError, match="node 2: 'logs' partition 0 ends at 40, before 41") as caught:
+            with pytest.raises(
+                OutOfRangeError, match="node 2: topic 'logs' partition 0 ends at 40, before 41"
+            ) as caught:
                 await drain(2, 41)
             assert caught.value.code == "past_end"
             cluster.nodes[NodeId(2)].kill()

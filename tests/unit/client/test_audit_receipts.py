@@ -184,7 +184,7 @@ def test_digests_need_a_name_to_be_stated_under() -> None:
     async def scenario() -> None:
         async with world.connect() as cluster:
             await send(cluster, 1)
-            with pytest.raises(RequestError, match="under a consumer's name"):
+            with pytest.raises(RequestError, match="need a consumer with a name"):
                 await cluster.consumer("logs", digests=True)
 
     world.run(scenario())

@@ -41,7 +41,7 @@ def test_hold_is_for_one_incarnation_of_a_topic() -> None:
             with pytest.raises(NotFoundError, match="unknown topic 'logs'"):
                 await cluster.hold("logs", "q", {0: 0})
             await cluster.create_topic("logs", partitions=1)
-            with pytest.raises(ConflictError, match="made anew"):
+            with pytest.raises(ConflictError, match="created again"):
                 await cluster.hold("logs", "q", {0: 0}, topic_id=topic_id)
 
     world.run(scenario())

@@ -106,7 +106,7 @@ def test_batch_that_cannot_be_sent_on_is_refused() -> None:
             damaged = bytearray(batch.data)
             damaged[-1] ^= 1
             async with await cluster.producer("logs") as producer:
-                with pytest.raises(RequestError, match="have their keys"):
+                with pytest.raises(RequestError, match="pass no key, and no control batch"):
                     await producer.send_many(batch, key="k")
                 with pytest.raises(DecodeError):
                     await producer.send_many(Batch.decode(damaged, verify=False))
