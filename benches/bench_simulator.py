@@ -15,7 +15,7 @@ from quiver.testing.groups.model import GroupModel
 from quiver.testing.groups.swarm import GroupKnobs, Profile, draw_group_knobs
 from quiver.testing.randomness import Latency, RandomStreams
 from quiver.testing.simulator.runner import run_schedule, run_seed
-from quiver.testing.simulator.swarm import NEAR
+from quiver.testing.simulator.world import NEAR
 from table import Row, show
 
 STEADY = Profile(

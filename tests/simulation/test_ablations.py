@@ -45,7 +45,7 @@ from quiver.testing.groups.world import GroupWorld
 from quiver.testing.raft_ablations import REPLACEMENTS, Safeguard
 from quiver.testing.randomness import Latency
 from quiver.testing.simulator.runner import run_seed
-from quiver.testing.simulator.swarm import JITTERY, NEAR, QUICK_DISK
+from quiver.testing.simulator.world import JITTERY, NEAR, QUICK_DISK
 
 SEEDS_MAX = 300
 

@@ -22,7 +22,7 @@ from quiver.raft import (
 from quiver.replication.codec import GroupMessage
 from quiver.testing.checkers import CommittedLog, ConfigurationChecker, ElectionChecker, PromiseChecker
 from quiver.testing.checkers.durability import check_majority
-from quiver.testing.checkers.members import quorums_meet
+from quiver.testing.checkers.observer import quorums_meet
 from quiver.testing.simulator.report import Violation
 
 GROUP = GroupId(1)

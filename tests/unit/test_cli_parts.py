@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.cli import main, produce, quiver
-from quiver.cli.cli import render_manual
 from quiver.cli.consume import coloured_line, json_line, pretty_line, printable_line, raw_line
 from quiver.cli.options import Start, StartType
 from quiver.cli.output import format_bytes, format_count, printable
 from quiver.cli.produce import read_files, read_lines, total_bytes
+from quiver.cli.reference import render_manual
 from quiver.errors import TooLargeError
 from quiver.model import Offset, PartitionId
 from quiver.record import Record

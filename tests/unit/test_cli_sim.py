@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from quiver.cli import main
-from quiver.testing.simulator.nemesis import Nemesis
 from quiver.testing.simulator.report import violated
+from quiver.testing.simulator.runner import Nemesis
 
 Output = pytest.CaptureFixture[str]
 

@@ -1,4 +1,4 @@
-"""The command `quiver`: noun, then verb; one file per noun.
+"""The command `quiver`: noun, then verb.
 
 `main` is the entry point. It maps every outcome to an exit code and prints every error as its code, its message and
 what to do, on standard error, never as a traceback. Commands parse, call one function of a lower layer and print; they
@@ -32,7 +32,15 @@ SECTIONS = {
     "Tests": ("sim", "history"),
 }
 """All commands, in the order in which the help lists them."""
-_MODULES = {"tail": "consume"}
+_MODULES = {
+    "tail": "consume",
+    "consumer": "clients",
+    "producer": "clients",
+    "hold": "status",
+    "cli": "reference",
+    "gateway": "reference",
+    "history": "sim",
+}
 """The module of a command, if it is not named like the command."""
 
 

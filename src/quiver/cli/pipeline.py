@@ -36,43 +36,46 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @click.group(
-    short_help="Move, check and sum up records, on Spark.", epilog=examples("quiver pipeline run archive.toml")
+    short_help="Ingest, archive, analyze, replay and audit records on Spark.",
+    epilog=examples("quiver pipeline run archive.toml"),
 )
 def pipeline() -> None:
     """Run a job on Spark: locally, or on a Spark cluster.
 
     SIGTERM and Ctrl-C stop a job after its current batch; run the same command to resume.
 
-    Exit codes: 0 done, or stopped while it followed a topic; 1 something was found; 130 or 143 stopped by Ctrl-C or
-    SIGTERM before the end.
+    Exit codes: 0 complete, or a continuous job was stopped; 1 the audit found differences; 130 or 143 stopped by Ctrl-C
+    or SIGTERM before completion.
 
     Needs: pip install 'quivermq[spark]'
     """
 
 
 def topic_option(meaning: str) -> Callable[[Command], Command]:
-    """Give a command `--topic`."""
+    """Add `--topic` to a command."""
     return click.option("--topic", required=True, help=meaning)
 
 
 def job_options(command: Command) -> Command:
-    """Give a command the options that all jobs have."""
+    """Add the options that all jobs have to a command."""
     options = (
         click.option(
             "--servers",
             default="127.0.0.1:8002",
             show_default=True,
-            help="Any node of the cluster, several with commas between: HTTP or wire addresses.",
+            help="HTTP or wire addresses of one or more nodes of the cluster, separated by commas.",
         ),
-        click.option("--tls", is_flag=True, help="Reach the cluster with TLS; any of the files means so, too."),
-        click.option("--ca-file", metavar="FILE", help="Certificates that the cluster's are checked against."),
-        click.option("--certificate-file", metavar="FILE", help="Certificate to show to the cluster."),
-        click.option("--key-file", metavar="FILE", help="Key of that certificate."),
         click.option(
-            "--master", default="local[*]", show_default=True, help="Where Spark runs: local[N], or spark://HOST:PORT."
+            "--tls", is_flag=True, help="Connect to the cluster with TLS; implied by each of the three file options."
         ),
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
-        click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
+        click.option("--ca-file", metavar="FILE", help="CA certificates that verify the certificates of the cluster."),
+        click.option("--certificate-file", metavar="FILE", help="Client certificate."),
+        click.option("--key-file", metavar="FILE", help="Private key of the client certificate."),
+        click.option(
+            "--master", default="local[*]", show_default=True, help="Spark master: local[N] or spark://HOST:PORT."
+        ),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; may be repeated."),
+        click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing."),
         json_option,
     )
     for option in reversed(options):
@@ -81,65 +84,73 @@ def job_options(command: Command) -> Command:
 
 
 @pipeline.command(
-    short_help="Bring files into a topic.",
+    short_help="Ingest files into a topic.",
     epilog=examples(
         "quiver pipeline ingest /var/log/app --topic logs",
         "quiver pipeline ingest events.jsonl.gz more.parquet --topic events --key user --time at",
     ),
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@topic_option("Topic to send to; made if it is not there.")
-@click.option("--key", metavar="FIELD", help="Field of lines that are JSON objects which is their record's key.")
-@click.option("--time", metavar="FIELD", help="Field which is the timestamp: milliseconds, or ISO 8601.")
+@topic_option("Topic to send to; created if it does not exist.")
+@click.option("--key", metavar="FIELD", help="JSON field that becomes the record's key; lines are then JSON objects.")
+@click.option("--time", metavar="FIELD", help="JSON field that becomes the timestamp: milliseconds or ISO 8601.")
 @click.option(
-    "--name", default="ingest", show_default=True, help="What this ingest is called: each one ingests a file once."
+    "--name", default="ingest", show_default=True, help="Name of this ingest; another name ingests every file again."
 )
 @job_options
 @click.pass_context
 def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
-    """Send every line of files, and of all files in folders, to a topic as a record; each file's content once.
+    """Send each line of files, and of all files in directories, to a topic as a record; each file's content once.
 
-    Files are plain, .gz or .zst, one record a line, or .parquet with a column value and perhaps key, timestamp,
-    headers. Lines of one file stay in order in one partition, unless they have keys. Run it again, after a crash or
-    when there are more files, and it sends what is new: other files, and what was added to those that have grown.
+    Files are plain text, .gz or .zst with one record per line, or .parquet with the column value and optionally key,
+    timestamp and headers. Lines of one file stay in order in one partition, unless they have keys. Run the command
+    again after a crash, or when there are new files: it sends new files, and new lines of files that have grown.
     """
     run_job(context, "ingest", options, as_json=as_json)
 
 
 @pipeline.command(
-    short_help="Bring a topic into a lake.",
+    short_help="Archive a topic into a lake.",
     epilog=examples(
         "quiver pipeline archive --topic logs --to ./lake --once",
         "quiver pipeline archive --topic logs --to /srv/lake --every 10s --compact --vacuum --keep 30d",
     ),
 )
 @topic_option("Topic to archive.")
-@click.option("--to", required=True, metavar="DIR", help="Folder of the lake; made if it is not there.")
+@click.option("--to", required=True, metavar="DIR", help="Directory of the lake; created if it does not exist.")
 @click.option(
-    "--format", type=click.Choice(("delta", "parquet")), default="delta", show_default=True, help="What lake to make."
+    "--format",
+    type=click.Choice(("delta", "parquet")),
+    default="delta",
+    show_default=True,
+    help="Format of a new lake.",
 )
-@click.option("--once", is_flag=True, help="End when all that there is now is archived. [default, without --every]")
-@click.option("--every", metavar="TIME", help="Continue: archive new records at this interval (10s, 5m).")
+@click.option(
+    "--once", is_flag=True, help="Exit when all records that exist at the start are archived. [default without --every]"
+)
+@click.option("--every", metavar="TIME", help="Run continuously: archive new records at this interval (10s, 5m).")
 @click.option("--consumer", metavar="NAME", help="Store the archived offsets as cursors of this consumer.")
 @click.option(
     "--skip-lost", is_flag=True, help="Continue after records that retention removed before they were archived."
 )
-@click.option("--compact", is_flag=True, help="Merge small files at the end, or each hour.")
-@click.option("--vacuum", is_flag=True, help="Remove files that no version needs, at the end or each hour.")
-@click.option("--keep", metavar="TIME", default="7d", show_default=True, help="How old versions --vacuum spares.")
+@click.option("--compact", is_flag=True, help="Merge small files, at the end or every hour.")
+@click.option("--vacuum", is_flag=True, help="Delete files that no retained version needs, at the end or every hour.")
+@click.option(
+    "--keep", metavar="TIME", default="7d", show_default=True, help="Age up to which --vacuum retains versions."
+)
 @job_options
 @click.pass_context
 def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
-    """Bring the records of a topic into a lake, each of them once: a Delta table, or plain Parquet files.
+    """Archive the records of a topic into a lake, each record once: a Delta table, or plain Parquet files.
 
-    Files lie by topic, partition and hour of the records' timestamps. How far the topic is archived is part of the
-    lake: run it again, on any machine, and it resumes there, also after kill -9.
+    Files are grouped by topic, partition and hour of the records' timestamps. The lake also stores the archived
+    offsets: run the command again, on any machine, also after kill -9, and it resumes there.
     """
     run_job(context, "archive", options, as_json=as_json)
 
 
 @pipeline.command(
-    short_help="Count what log lines say, as they come.",
+    short_help="Count log lines by level, source and message.",
     epilog=examples(
         "quiver pipeline analyze --topic logs",
         "quiver pipeline analyze --topic logs --start earliest --once --report logs.html",
@@ -147,85 +158,95 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     ),
 )
 @topic_option("Topic whose records are log lines: text, or JSON objects.")
-@click.option("--to-topic", metavar="TOPIC", help="Write counts to this topic. [default: show them]")
-@click.option("--to-postgres", metavar="URL", help="Write counts to this database, into quiver_line_counts.")
-@click.option("--window", metavar="TIME", default="10s", show_default=True, help="How long a window of event time is.")
-@click.option("--watermark", metavar="TIME", default="1m", show_default=True, help="How late a line may come.")
+@click.option("--to-topic", metavar="TOPIC", help="Write counts to this topic. [default: print them]")
+@click.option("--to-postgres", metavar="URL", help="Write counts to the table quiver_line_counts of this database.")
+@click.option("--window", metavar="TIME", default="10s", show_default=True, help="Length of a window of event time.")
+@click.option("--watermark", metavar="TIME", default="1m", show_default=True, help="Longest accepted delay of a line.")
 @click.option(
     "--start",
     type=click.Choice(("earliest", "latest")),
     default="latest",
     show_default=True,
-    help="Where a new job begins; a job with a checkpoint resumes there.",
+    help="Start of a job without a checkpoint; one with a checkpoint resumes there.",
 )
-@click.option("--once", is_flag=True, help="End when all that there is now is counted.")
-@click.option("--every", metavar="TIME", default="2s", show_default=True, help="How often to count what came.")
+@click.option("--once", is_flag=True, help="Exit when all lines that exist at the start are counted.")
+@click.option("--every", metavar="TIME", default="2s", show_default=True, help="Interval between batches.")
 @click.option(
     "--checkpoint",
     metavar="DIR",
-    help="Directory of the query's offsets and counts; needed with --to-topic, --to-postgres.",
+    help="Directory of the query's offsets and counts; required by --to-topic and --to-postgres.",
 )
-@click.option("--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write a page with charts at the end.")
+@click.option(
+    "--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write an HTML page with charts at the end."
+)
 @job_options
 @click.pass_context
 def analyze(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     """Count the log lines of a topic in windows of event time, by level, source and message; find bursts of errors.
 
-    Shows the newest window, or writes all counts to a topic or to PostgreSQL, each batch once.
+    Prints the newest window, or writes all counts to a topic or to PostgreSQL, each batch once.
     """
     run_job(context, "analyze", options, as_json=as_json)
 
 
 @pipeline.command(
-    short_help="Bring archived records back into a topic.",
+    short_help="Replay archived records into a topic.",
     epilog=examples(
         "quiver pipeline replay --from /srv/lake --topic logs",
         "quiver pipeline replay --from /srv/lake --source logs --topic again --time 2026-11-15T10:00/2026-11-15T12:00",
     ),
 )
-@click.option("--from", "from_", required=True, metavar="DIR", help="Folder of the lake.")
-@topic_option("Topic to send to; made if it is not there.")
-@click.option("--source", metavar="TOPIC", help="Archived topic. [default: the one of that name, or the only one]")
-@click.option("--offsets", metavar="RANGE", help="Only these: FIRST:END, or by partition 0=FIRST:END,2=FIRST:END.")
+@click.option("--from", "from_", required=True, metavar="DIR", help="Directory of the lake.")
+@topic_option("Topic to send to; created if it does not exist.")
 @click.option(
-    "--time", metavar="FROM/TO", help="Only records with a timestamp between: ISO 8601, UTC unless it says else."
+    "--source", metavar="TOPIC", help="Archived topic. [default: the topic of the same name, or the only one]"
 )
+@click.option(
+    "--offsets", metavar="RANGE", help="Only these offsets: FIRST:END, or by partition 0=FIRST:END,2=FIRST:END."
+)
+@click.option("--time", metavar="FROM/TO", help="Only records with timestamps in this range: ISO 8601, UTC by default.")
 @click.option(
     "--name",
     default="replay",
     show_default=True,
     help="Name of this replay; another name replays everything again.",
 )
-@click.option("--same", is_flag=True, help="Allow the very topic that was archived: its records are then there twice.")
+@click.option(
+    "--same", is_flag=True, help="Allow replaying into the archived topic itself, which duplicates its records."
+)
 @job_options
 @click.pass_context
 def replay(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
-    """Send the records of a lake to a topic, each to the partition that it came from, in the same order, once.
+    """Send the records of a lake to a topic, each once, to the partition that it came from, in the same order.
 
-    Run it again, after a crash or when more was archived, and it adds what is missing.
+    Run the command again after a crash, or when more was archived: it sends the missing records.
     """
     run_job(context, "replay", options, as_json=as_json)
 
 
 @pipeline.command(
-    short_help="Prove that all have the same records.",
+    short_help="Check that all copies have the same records.",
     epilog=examples(
         "quiver pipeline audit --topic logs",
         "quiver pipeline audit --topic logs --archive /srv/lake --consumers report,billing --report audit.md",
     ),
 )
 @topic_option("Topic to audit.")
-@click.option("--archive", metavar="DIR", help="Compare the lake in this folder, too, as far as it goes.")
-@click.option("--source", metavar="TOPIC", help="What the topic is called in the archive that it was replayed from.")
-@click.option("--consumers", metavar="NAMES", help="Consumers that must have stated digests. [default: all that have]")
-@click.option("--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report here, as Markdown.")
+@click.option("--archive", metavar="DIR", help="Also compare the lake in this directory, up to its archived offsets.")
+@click.option("--source", metavar="TOPIC", help="Name of the topic in the archive that it was replayed from.")
+@click.option(
+    "--consumers", metavar="NAMES", help="Consumers that must have reported digests. [default: all that have]"
+)
+@click.option(
+    "--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write the report to this file, as Markdown."
+)
 @job_options
 @click.pass_context
 def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
-    """Compare what leaders serve, what every replica stores, what is archived and what clients have seen of a topic.
+    """Compare the records of a topic in all sources: leaders, replicas, the archive, and what clients have seen.
 
-    By digests, and record by record where they differ. Ends with 0 if all of them are the same; with 1 if a record is
-    lost, doubled, altered or swapped anywhere, which it names, or if a source could not be read.
+    Compares digests, and single records where digests differ. The exit code is 0 if all sources agree. It is 1 if a
+    record is lost, duplicated, changed or swapped in any source, or if a source could not be read; the output names it.
     """
     run_job(context, "audit", options, as_json=as_json)
 
@@ -234,15 +255,15 @@ def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --servers 10.0.0.7:8002")
 )
 @click.argument("file", type=click.File(encoding="utf-8"))
-@click.option("--servers", help="Another cluster than the one in FILE.")
-@click.option("--master", help="Another Spark than the one in FILE.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--servers", help="Cluster addresses; overrides FILE.")
+@click.option("--master", help="Spark master; overrides FILE.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @json_option
 @click.pass_context
 def run(
     context: click.Context, *, file: Any, servers: str | None, master: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Run the job that FILE describes: TOML, `job = "NAME"` and the job's options, called as on the command line."""
+    """Run the job in FILE: TOML with `job = "NAME"` and the job's options, named as on the command line."""
     instead = {"servers": servers, "master": master, "dry-run": dry_run or None}
     with _needing_spark():
         from quiver.spark.pipelines import job_from_file
@@ -252,7 +273,7 @@ def run(
 
 
 def run_job(context: click.Context, name: str, options: dict[str, Any], *, as_json: bool) -> None:
-    """Run a job with options by parameter name, print how it ended, and end the command with its exit code."""
+    """Run a job with options by parameter name, print its result, and exit with its exit code."""
     given = {key.removesuffix("_").replace("_", "-"): value for key, value in options.items() if value is not None}
     given["conf"] = dict(map(_setting, given["conf"]))
     with _needing_spark():
@@ -278,7 +299,7 @@ def _execute(name: str, job: Job, *, as_json: bool) -> int:
 
 @contextmanager
 def _needing_spark() -> Iterator[None]:
-    """Tell what to install when a library is missing that only the extra `spark` brings."""
+    """Report what to install if a library of the extra `spark` is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

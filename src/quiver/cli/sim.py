@@ -1,8 +1,8 @@
-"""`quiver sim`: run simulated clusters under faults, and replay a seed that broke one.
+"""`quiver sim` and `quiver history`: run simulated clusters under faults, and check recorded histories.
 
 One seed is one cluster on simulated time, disks and network: bare Raft members whose every event is checked, or, with
-`--cluster`, whole nodes and clients whose history is judged. Exit code 1 means a finding, or a campaign that injected
-too few faults to be meaningful.
+`--cluster`, whole nodes and clients whose history is checked. A history is a record of client operations, checked
+against the guarantees. Exit code 1 means a finding, or a campaign that injected too few faults to be meaningful.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quiver.cli.exits import FOUND
 from quiver.cli.options import json_option
 from quiver.cli.output import print_json, print_table
+from quiver.errors import DecodeError
 from quiver.testing.clusters.model import ClusterModel
 from quiver.testing.groups.model import GroupModel
+from quiver.testing.history import HistoryError, check_history, parse_history
 from quiver.testing.simulator.campaign import CampaignSummary, run_campaign, shrink
 from quiver.testing.simulator.report import SeedReport
 from quiver.testing.simulator.runner import Model, run_seed
@@ -165,3 +167,30 @@ def _facts(summary: CampaignSummary) -> dict[str, object]:
             {"seed": report.seed, "finding": report.finding, "replay": report.replay} for report in summary.findings
         ],
     }
+
+
+@click.group(epilog="Example: quiver history check history.jsonl")
+def history() -> None:
+    """Check recorded histories of client operations."""
+
+
+@history.command(epilog="Example: quiver history check chaos/history.jsonl")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@json_option
+@click.pass_context
+def check(context: click.Context, *, file: str, as_json: bool) -> None:
+    """Find violations of the guarantees: lost, duplicated, reordered and changed records, stale reads.
+
+    FILE holds one event per line; the module `quiver.testing.history.events` describes the format.
+    """
+    try:
+        with open(file, encoding="utf-8") as lines:
+            verdict = check_history(parse_history(lines))
+    except HistoryError as error:
+        raise DecodeError(str(error)) from error
+    if as_json:
+        print_json(verdict.to_json())
+    else:
+        click.echo(str(verdict))
+    if not verdict.is_clean:
+        context.exit(FOUND)

@@ -4,7 +4,7 @@ Pure and deterministic: the result depends only on the state and the command, ne
 order. A command is first decided, as a list of changed rows that modifies nothing. Then the whole list is applied, or
 the command is refused and nothing is. The same list is written to SQL.
 
-Each noun has its own module of decisions; `_decide` dispatches to them.
+`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients` and `topics` (with holds).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import assert_never
 
 import msgspec
 
-from quiver.metadata import brokers, clients, holds, moves, topics
+from quiver.metadata import brokers, clients, topics
 from quiver.metadata.commands import (
     AbortMove,
     AddPartitionsCommand,
@@ -99,13 +99,13 @@ def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | Comm
         case PreferLeader():
             return topics.prefer_leader(state, command)
         case BeginMove():
-            return moves.begin(state, command)
+            return brokers.begin_move(state, command)
         case PromoteMove():
-            return moves.promote(state, command)
+            return brokers.promote_move(state, command)
         case FinishMove():
-            return moves.finish(state, command)
+            return brokers.finish_move(state, command)
         case AbortMove():
-            return moves.abort(state, command)
+            return brokers.abort_move(state, command)
         case RegisterProducerCommand():
             return clients.register_producer(state, command)
         case RegisterConsumerCommand():
@@ -115,11 +115,11 @@ def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | Comm
         case RecordHeartbeats():
             return clients.record_heartbeats(state, command)
         case PlaceHoldCommand():
-            return holds.place(state, command)
+            return topics.place_hold(state, command)
         case ReleaseHoldCommand():
-            return holds.release(state, command)
+            return topics.release_hold(state, command)
         case ExpireHold():
-            return holds.expire(state, command)
+            return topics.expire_hold(state, command)
         case _:
             assert_never(command)
 

@@ -8,9 +8,9 @@ as §5.2), with Ongaro's dissertation for what it leaves out.
 
 from __future__ import annotations
 
-from quiver.raft.config import InitialState, RaftConfig
 from quiver.raft.configuration import Configuration
 from quiver.raft.core import Raft
+from quiver.raft.log import InitialState
 from quiver.raft.messages import (
     Append,
     AppendResponse,
@@ -28,7 +28,7 @@ from quiver.raft.messages import (
 )
 from quiver.raft.output import HardState, Output, ReadReady, Role, RoleChange, SendEntries, SendSnapshot
 from quiver.raft.progress import ProgressState, RaftPeerStatus
-from quiver.raft.status import RaftStatus
+from quiver.raft.state import RaftConfig, RaftStatus
 
 __all__ = [
     "Append",

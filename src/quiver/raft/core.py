@@ -24,14 +24,11 @@ from quiver.raft import (
     hibernation,
     leader,
     membership,
-    responses,
     sending,
     snapshots,
-    status,
-    transfer,
 )
-from quiver.raft.config import InitialState, RaftConfig
 from quiver.raft.configuration import Configuration
+from quiver.raft.log import InitialState
 from quiver.raft.messages import (
     Append,
     AppendResponse,
@@ -46,8 +43,7 @@ from quiver.raft.messages import (
 )
 from quiver.raft.output import Output, Role
 from quiver.raft.progress import LOST, SNAPSHOT
-from quiver.raft.state import Campaign, RaftState
-from quiver.raft.status import RaftStatus
+from quiver.raft.state import Campaign, RaftConfig, RaftState, RaftStatus, describe_member
 
 
 class Raft:
@@ -150,7 +146,7 @@ class Raft:
 
     def status(self) -> RaftStatus:
         """Return an immutable snapshot for people, metrics and tests."""
-        return status.describe(self._state)
+        return describe_member(self._state)
 
     # Time and messages
 
@@ -259,7 +255,7 @@ class Raft:
         state = self._state
         leadership = leader.require_leadership(state)
         state.begin(now_ms)
-        transfer.begin(state, leadership, to)
+        leader.begin_transfer(state, leadership, to)
         hibernation.wake(state)
         return state.finish()
 
@@ -402,12 +398,12 @@ class Raft:
                 follower.handle_append(state, from_, message)
             case AppendResponse():
                 if leadership is not None:
-                    responses.handle_append_response(state, leadership, from_, message)
+                    leader.handle_append_response(state, leadership, from_, message)
             case Heartbeat():
                 follower.handle_heartbeat(state, from_, message)
             case HeartbeatResponse():
                 if leadership is not None:
-                    responses.handle_heartbeat_response(state, leadership, from_, message)
+                    leader.handle_heartbeat_response(state, leadership, from_, message)
             case VoteRequest():
                 election.handle_vote_request(state, from_, message)
             case VoteResponse():

@@ -9,6 +9,9 @@ Invariants: base <= commit <= last; durable <= last.
 begins at the *base*: the entry just before the log's start, whose term is kept because an append may refer to it. An
 empty new log has base 0 of term 0.
 Invariants: `first_index == base_index + 1`; runs grow strictly in index and in term.
+
+`InitialState` is what the driver reads from storage. The core trusts it, except that a term older than the log's is
+raised.
 """
 
 from __future__ import annotations
@@ -16,11 +19,40 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from quiver.errors import invariant
-from quiver.model import Index, Term
-from quiver.raft.config import InitialState
-from quiver.raft.configuration import ConfigurationHistory
+from quiver.model import Index, NodeId, Term
+from quiver.raft.configuration import Configuration, ConfigurationHistory
 from quiver.raft.messages import Entry, SnapshotMetadata
+
+
+class InitialState(Struct, frozen=True, kw_only=True):
+    """The content of the disk when a member starts; all of it is durable.
+
+    A new group is bootstrapped by giving each first member the same configuration at index 0, once in
+    the member's life: a node whose disk was lost must come back under a new id (R22). A member without
+    any configuration that names it is *blank*: it accepts entries but neither votes nor campaigns.
+
+    `term` may be older than the last entry's if the crash fell between the two writes: it is then raised,
+    with no vote, which is right because a vote or answer of that term cannot have been sent (R4).
+    """
+
+    term: Term = Term(0)
+    vote: NodeId | None = None
+    first_index: Index = Index(1)
+    """Where the log starts."""
+    last_index: Index = Index(0)
+    base_term: Term = Term(0)
+    """Term of the entry before `first_index`; 0 if there never was one."""
+    terms: tuple[tuple[Index, Term], ...] = ()
+    """`(first index, term)` of each run of entries from `first_index` on."""
+    commit: Index = Index(0)
+    """A lower bound of the commit index, if known, such as the applied index."""
+    configurations: tuple[tuple[Index, Configuration], ...] = ()
+    snapshot: SnapshotMetadata | None = None
+    recover_until: Index | None = None
+    """Set when the log lost entries that this member may have acknowledged: the last such index (R18)."""
 
 
 class TermMap:

@@ -1,7 +1,8 @@
 """One member's state, and the transitions that every module needs: a new term, becoming a follower.
 
 The modules around this one are verbs on a `RaftState`; it is their only common ground. They write what they
-want done into `state.output`. Nothing here reads a clock: `now_ms` is what the last event said.
+want done into `state.output`. Nothing here reads a clock: `now_ms` is what the last event said. `RaftConfig` holds the
+settings of a member, `RaftStatus` describes one for people, metrics and tests.
 
 Invariants: `leadership` is set exactly while the role is leader, `campaign` exactly while a candidate
 of either kind; `matched` is reset whenever the term changes.
@@ -11,15 +12,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from quiver.clock import Rng
-from quiver.errors import invariant
+from quiver.errors import ConfigError, invariant
 from quiver.model import Index, NodeId, Term
-from quiver.raft.config import InitialState, RaftConfig
 from quiver.raft.configuration import Configuration
 from quiver.raft.leadership import Leadership
-from quiver.raft.log import RaftLog
+from quiver.raft.log import InitialState, RaftLog
 from quiver.raft.messages import Entry, Outgoing, RaftMessage
 from quiver.raft.output import HardState, Output, Role, RoleChange
+from quiver.raft.progress import RaftPeerStatus
+
+
+class RaftConfig(Struct, frozen=True, kw_only=True):
+    """Settings of one member of one group. Every bound is here.
+
+    Election timeouts are drawn from [election_timeout_ms, 2 × election_timeout_ms).
+    """
+
+    id: NodeId
+    election_timeout_ms: int = 500
+    heartbeat_interval_ms: int = 100
+    append_bytes_max: int = 1 << 20
+    """Most bytes of entries in one append (one entry may exceed it)."""
+    inflight_messages_max: int = 64
+    """Most unacknowledged appends per follower."""
+    inflight_bytes_max: int = 16 << 20
+    """Most unacknowledged bytes per follower."""
+    uncommitted_bytes_max: int = 64 << 20
+    """Most proposed but uncommitted bytes; beyond it proposals are refused."""
+    reads_pending_max: int = 10_000
+    """Most reads that wait for a round; beyond it reads are refused."""
+    promotion_lag_max: int = 1_000
+    """A learner may become a voter when it misses at most this many entries."""
+    hibernation: bool = False
+    idle_ticks_before_hibernation: int = 10
+    """Number of idle heartbeats before a group hibernates."""
+    trace: bool = False
+    """Fill `Output.trace` with one line per decision."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_interval_ms < self.election_timeout_ms:
+            raise ConfigError("heartbeat_interval_ms must be positive and below election_timeout_ms")
+        bounds = (self.append_bytes_max, self.inflight_messages_max, self.inflight_bytes_max)
+        if min(*bounds, self.uncommitted_bytes_max, self.reads_pending_max) <= 0:
+            raise ConfigError("every bound of a Raft group must be positive")
 
 
 class Campaign:
@@ -294,3 +332,50 @@ class RaftState:
         if log.terms.last_index > log.commit:
             self.output.proposals_lost = Index(log.commit + 1)
         self.output.reads_failed = leadership.reads.contexts()
+
+
+class RaftStatus(Struct, frozen=True, kw_only=True):
+    """A member at one moment; `peers` is empty unless it leads."""
+
+    id: NodeId
+    role: Role
+    term: Term
+    vote: NodeId | None
+    leader: NodeId | None
+    first_index: Index
+    last_index: Index
+    durable_index: Index
+    commit_index: Index
+    applied_index: Index
+    configuration: Configuration
+    peers: tuple[RaftPeerStatus, ...]
+    transfer_to: NodeId | None
+    uncommitted_bytes: int
+    reads_pending: int
+    hibernating: bool
+    recovering: bool
+
+
+def describe_member(state: RaftState) -> RaftStatus:
+    """Return a member's status."""
+    log, leadership = state.log, state.leadership
+    transfer = leadership.transfer if leadership is not None else None
+    return RaftStatus(
+        id=state.id,
+        role=state.role,
+        term=state.term,
+        vote=state.vote,
+        leader=state.leader,
+        first_index=log.terms.first_index,
+        last_index=log.terms.last_index,
+        durable_index=log.durable,
+        commit_index=log.commit,
+        applied_index=log.applied,
+        configuration=state.configuration,
+        peers=tuple(peer.status() for peer in leadership.peers) if leadership is not None else (),
+        transfer_to=transfer.to if transfer is not None else None,
+        uncommitted_bytes=leadership.uncommitted_bytes if leadership is not None else 0,
+        reads_pending=len(leadership.reads) if leadership is not None else 0,
+        hibernating=state.hibernating,
+        recovering=state.recover_until is not None,
+    )

@@ -18,8 +18,8 @@ from quiver.metadata import (
     ReleaseHoldCommand,
 )
 from quiver.metadata.decision import CommandRefusal
-from quiver.metadata.holds import HOLDS_MAX, LASTING_MS_MAX
 from quiver.metadata.state import MetadataState
+from quiver.metadata.topics import HOLDS_MAX, LASTING_MS_MAX
 from quiver.model import PartitionId, TopicId
 
 LOGS, AUDIT = TopicId(1), TopicId(2)

@@ -5,9 +5,8 @@ They draw no random numbers, schedule nothing and never change the cluster: a ru
 
 from quiver.testing.checkers.clients import check_ack, check_end_read, check_sends
 from quiver.testing.checkers.committed import CommittedLog
-from quiver.testing.checkers.members import ConfigurationChecker, ElectionChecker
-from quiver.testing.checkers.observer import Observer
-from quiver.testing.checkers.promises import PromiseChecker
+from quiver.testing.checkers.durability import PromiseChecker
+from quiver.testing.checkers.observer import ConfigurationChecker, ElectionChecker, Observer
 
 __all__ = [
     "CommittedLog",

@@ -1,21 +1,34 @@
-"""The model of clusters: its clients, its liveness checks after healing, and its final comparison."""
+"""The model of clusters: its clients, its liveness checks after healing, and its final comparison.
+
+Operators create the topics at the beginning; at the end they provide enough brokers and drain one that is not needed.
+Then moves, drains and repairs must finish, replicas must have the same bytes at the same index, and each node's
+metadata must equal its own database and the metadata of every other node. The replicas' records go into the history.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from quiver.client.cluster import AsyncCluster
 from quiver.clock import Rng
+from quiver.errors import QuiverError, TrimmedError
+from quiver.metadata import BrokerState, PartitionRow, TopicState, View
+from quiver.model import Index, NodeId
+from quiver.partition import Replica
+from quiver.record import Batch
 from quiver.testing.clusters.clients import ClientWorkload, EndOffsetWorkload, ProducerWorkload, TopicWorkload
 from quiver.testing.clusters.consumers import CommitWorkload, ConsumeWorkload, ReaderWorkload
+from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.operations import FAULTS
-from quiver.testing.clusters.settlement import compare_replicas, create_topics, require_settled, restore_capacity
-from quiver.testing.clusters.swarm import ALL_KINDS, ClusterKnobs, draw_cluster_knobs
+from quiver.testing.clusters.swarm import ALL_KINDS, ClusterKnobs, TopicPlan, draw_cluster_knobs
 from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.history import check_history, parse_history
-from quiver.testing.simulator.report import SeedReport, require
+from quiver.testing.simulator.report import SeedReport, require, violated
 from quiver.testing.simulator.runner import Model
 from quiver.testing.simulator.world import SimulationRun
 
@@ -23,6 +36,12 @@ PROGRESS_WITHIN_MS = 30_000
 """F3: how long after healing a client may take to complete a call."""
 END_WITHIN_MS = 60_000
 """F3: how long clients may take to end."""
+SETTLE_WITHIN_MS = 120_000
+"""F3: how long after healing moves, drains and repairs may take; the longest `rebuild_after_ms` is part of it."""
+FOUND_WITHIN_MS = 60_000
+"""F3: how long a cluster may take to form."""
+_STEP_S = 0.1
+_READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +133,185 @@ async def _drain(world: ClusterWorld) -> None:
     """Read every record of every topic."""
     for topic in world.knobs.topics:
         await ReaderWorkload(world, f"drain-{topic.name}", topic).drain()
+
+
+async def create_topics(world: ClusterWorld) -> None:
+    """Wait until the cluster has formed, and make the topics that clients use."""
+    deadline_ms = world.now_ms + FOUND_WITHIN_MS
+    while not all(host.node is not None and host.node._is_ready.is_set() for host in world.nodes.values()):
+        require(world.now_ms < deadline_ms, "F3", "the cluster does not form")
+        await asyncio.sleep(_STEP_S)
+    for topic in world.knobs.topics:
+
+        async def create(cluster: AsyncCluster, topic: TopicPlan = topic) -> None:
+            await cluster.create_topic(
+                topic.name, topic.partitions, replicas=topic.replicas, retention=topic.retention, exist_ok=True
+            )
+
+        await operate(world, create)
+
+
+async def restore_capacity(world: ClusterWorld) -> None:
+    """Have as many brokers as replicas, and empty one that is to spare."""
+    while len(wanted := _wanted(world)) < world.knobs.replicas_max:
+        unwanted = [host for host in world.live_nodes() if host not in wanted and _is_registered(world, host)]
+        if unwanted:
+            await operate(world, lambda cluster, node=unwanted[0].id: cluster.drain(node, is_undone=True))  # type: ignore[misc] # bound early
+        else:
+            world.add_node().start()
+        await asyncio.sleep(1)
+    if len(wanted) > world.knobs.replicas_max and world.streams.stream("end").random() < 0.5:
+        world.trace.record("last_drain", world.now_ms, wanted[-1].id)
+        await operate(world, lambda cluster: cluster.drain(wanted[-1].id))
+
+
+async def operate(world: ClusterWorld, ask: Callable[[AsyncCluster], Awaitable[None]]) -> None:
+    """Retry an operator's request until it is done."""
+    deadline_ms = world.now_ms + FOUND_WITHIN_MS
+    while True:
+        try:
+            async with world.connect("operator") as cluster:
+                return await ask(cluster)
+        except QuiverError as error:
+            if world.now_ms > deadline_ms:
+                violated("F3", f"an operator is refused: {error!r}", code=error.code)
+        await asyncio.sleep(_STEP_S)
+
+
+async def require_settled(world: ClusterWorld) -> None:
+    """F3: everything gets where it should be."""
+    deadline_ms = world.now_ms + SETTLE_WITHIN_MS
+    while unsettled := list(_unsettled(world)):
+        require(world.now_ms < deadline_ms, "F3", "the cluster does not settle", unsettled="; ".join(unsettled[:10]))
+        await asyncio.sleep(_STEP_S)
+        world.check()
+
+
+# -- within ------------------------------------------------------------------------------------------
+
+
+def _wanted(world: ClusterWorld) -> list[SimulatedHost]:
+    """Return the machines that may hold replicas."""
+    view = world.view()
+    if view is None:
+        return []
+    known = [(host, view.brokers.get(host.id)) for host in world.live_nodes()]
+    return [host for host, broker in known if broker is not None and not broker.is_unwanted]
+
+
+def _is_registered(world: ClusterWorld, host: SimulatedHost) -> bool:
+    view = world.view()
+    return view is not None and host.id in view.brokers
+
+
+def _unsettled(world: ClusterWorld) -> Iterator[str]:
+    view = world.view()
+    if view is None or not view.brokers:
+        yield "no node knows the metadata"
+        return
+    for host in world.live_nodes():
+        yield from _unsettled_host(host, view)
+    if view.moves or view.counters.is_rebalancing:
+        yield f"{len(view.moves)} moves are under way, rebalancing={view.counters.is_rebalancing}"
+    for partition in view.partitions.values():
+        if view.topics[partition.topic_id].state is TopicState.ACTIVE:
+            yield from _unsettled_partition(world, partition)
+
+
+def _unsettled_host(host: SimulatedHost, view: View) -> Iterator[str]:
+    node = host.node
+    if node is None or not node._is_ready.is_set():
+        yield f"node {host.id} is not ready"
+        return
+    known = node._store.view()
+    if known.index != view.index or node._store.stored_index != known.index:
+        yield f"node {host.id} has metadata {known.index}, stored {node._store.stored_index}, of {view.index}"
+    broker = view.brokers.get(host.id)
+    wanted = (BrokerState.ALIVE,) if broker is not None and not broker.is_draining else (BrokerState.DRAINED,)
+    if broker is None or broker.state not in wanted:
+        yield f"node {host.id} is {None if broker is None else broker.state}"
+
+
+def _unsettled_partition(world: ClusterWorld, partition: PartitionRow) -> Iterator[str]:
+    name = f"partition {partition.topic_id}/{partition.partition_id}"
+    leader = world.leader(partition.group_id)
+    if leader is None:
+        yield f"{name} has no leader"
+        return
+    raft = leader[1].member.raft
+    if set(raft.configuration.voters) != set(partition.replicas) or raft.configuration.learners:
+        yield f"{name} is on {raft.configuration}, not on {partition.replicas}"
+    for node in raft.configuration.members:
+        host = world.nodes[node]
+        replica = world.replicas(host).get(partition.group_id)
+        if host.is_retired or replica is None:
+            yield f"{name} has no replica on node {node}"
+        elif replica.member.applied_index != raft.last_index:
+            yield f"{name} on node {node} applied {replica.member.applied_index} of {raft.last_index}"
+    for host in world.live_nodes():
+        if host.id not in raft.configuration.members and partition.group_id in world.replicas(host):
+            yield f"{name} is still on node {host.id}"
+
+
+async def compare_replicas(world: ClusterWorld) -> None:
+    """F1, F2: all replicas of a partition are equal, and all copies of the metadata."""
+    view = world.view()
+    assert view is not None, "the cluster has settled"
+    for partition in view.partitions.values():
+        topic = view.topics[partition.topic_id]
+        if topic.state is TopicState.ACTIVE:
+            await _compare_partition(world, partition, f"{topic.name}-{partition.partition_id}")
+    world.compare_metadata()
+    for host in world.live_nodes():
+        _compare_database(host)
+
+
+async def _compare_partition(world: ClusterWorld, partition: PartitionRow, key: str) -> None:
+    stored: dict[Index, tuple[NodeId, bytes]] = {}
+    for node in partition.replicas:
+        replica = world.replicas(world.nodes[node])[partition.group_id]
+        for batch in await _read_all(replica):
+            index, data = batch.header.index, bytes(batch.data)
+            other, known = stored.setdefault(index, (node, data))
+            require(known == data, "F1", "two replicas differ", key=key, index=index, nodes=(other, node))
+        facts = {"key": key, "node": node, "start": replica.member.log.first_offset, "kept": replica.first_offset}
+        is_complete = replica.member.log.first_offset <= replica.first_offset
+        require(is_complete, "F1", "a replica does not have every record that is kept", **facts)
+        await _record(world, replica, node, key)
+
+
+async def _read_all(replica: Replica) -> list[Batch]:
+    """Return every entry that is applied, from the disk."""
+    log, end_index = replica.member.log, Index(replica.member.applied_index + 1)
+    found: list[Batch] = []
+    index = log.first_index
+    while index < end_index:
+        try:
+            batches = await log.read_entries(index, end_index=end_index, bytes_max=_READ_BYTES)
+        except TrimmedError:
+            found, index = [], log.first_index  # the log was shortened meanwhile
+            continue
+        require(batches, "F1", "a replica ends early", index=index, end_index=end_index)
+        found += batches
+        index = Index(batches[-1].header.index + 1)
+    return found
+
+
+async def _record(world: ClusterWorld, replica: Replica, node: NodeId, key: str) -> None:
+    """Add a replica's records to the history."""
+    offset, records = replica.first_offset, []
+    log = replica.member.log
+    while offset < replica.high_watermark:
+        for batch in await log.read_records(offset, end_offset=replica.high_watermark, bytes_max=_READ_BYTES):
+            records += [(int(record.offset), (record.value or b"").decode()) for record in batch.records(offset)]
+            offset = batch.header.end_offset
+    world.recorder.note("comparison", "replica", key, {"replica": f"node-{node}", "records": records})
+    if replica.first_offset:
+        world.recorder.note("comparison", "trim", key, int(replica.first_offset))
+
+
+def _compare_database(host: SimulatedHost) -> None:
+    assert host.node is not None, "the cluster has settled"
+    stored, known = host.database.load().view(), host.node._store.view()
+    if stored.index == known.index:
+        require(stored.digest() == known.digest(), "F2", "a database is not what its node knows", node=host.id)

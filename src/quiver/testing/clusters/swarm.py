@@ -22,7 +22,7 @@ from quiver.config import (
     ReplicationSettings,
     Settings,
 )
-from quiver.testing.simulator.swarm import (
+from quiver.testing.simulator.world import (
     FAR,
     JITTERY,
     NEAR,

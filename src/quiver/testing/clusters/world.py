@@ -20,8 +20,7 @@ from quiver.metadata import View
 from quiver.model import GroupId, NodeId
 from quiver.partition import Replica
 from quiver.testing.clock import SimulatedClock
-from quiver.testing.clusters.environment import Medium
-from quiver.testing.clusters.host import SimulatedHost
+from quiver.testing.clusters.host import Medium, SimulatedHost
 from quiver.testing.clusters.swarm import ClusterKnobs
 from quiver.testing.history import CheckResult, Recorder
 from quiver.testing.randomness import Latency

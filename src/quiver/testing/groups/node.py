@@ -18,9 +18,8 @@ from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
 from quiver.replication.codec import GroupMessage, ReceivedMessage
-from quiver.testing.checkers.durability import Copy, PlatterReader
+from quiver.testing.checkers.durability import Copy, PlatterReader, PromiseChecker
 from quiver.testing.checkers.observer import Observer
-from quiver.testing.checkers.promises import PromiseChecker
 from quiver.testing.simulator.machine import SimulatedMachine
 from quiver.testing.simulator.report import require
 

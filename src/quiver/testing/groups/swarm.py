@@ -14,7 +14,7 @@ from quiver.clock import Rng
 from quiver.config import KIB, LogSettings, PartitionSettings, ReplicationSettings
 from quiver.partition import RetentionPolicy
 from quiver.testing.randomness import Latency
-from quiver.testing.simulator.swarm import (
+from quiver.testing.simulator.world import (
     FAR,
     JITTERY,
     NEAR,

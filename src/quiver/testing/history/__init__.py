@@ -11,13 +11,11 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from quiver.testing.history.anomalies import Anomaly, CheckResult
 from quiver.testing.history.cursors import check_cursors
 from quiver.testing.history.events import HistoryError, HistoryEvent, RecordedCall, Recorder, pair_events, parse_history
-from quiver.testing.history.ledger import Ledger
+from quiver.testing.history.ledger import Anomaly, CheckResult, Ledger
 from quiver.testing.history.linearizability import check_names
-from quiver.testing.history.loss import check_loss, check_replicas
-from quiver.testing.history.order import check_order
+from quiver.testing.history.logs import check_loss, check_order, check_replicas
 
 __all__ = [
     "Anomaly",

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from quiver.testing.history.anomalies import CheckResult
 from quiver.testing.history.events import END_OF_TIME, HistoryOperation
-from quiver.testing.history.ledger import Ledger, ObservedLog
+from quiver.testing.history.ledger import CheckResult, Ledger, ObservedLog
 
 
 @dataclass(slots=True)

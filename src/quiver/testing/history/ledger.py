@@ -1,19 +1,71 @@
-"""The content of each partition's log, reconstructed from all answers that clients got.
+"""The content of each partition's log, reconstructed from all answers that clients got, and the result of a check.
 
 Acknowledged sends fix values at offsets, and so does every read. Building the ledger finds two values at one offset,
 one value at two offsets, values that no client sent or whose send certainly failed, and batches of which only a part is
 there. A send of unknown outcome counts as done once one of its values has been read.
+
+`CheckResult` holds the anomalies, by name with their evidence, and the size of the history.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from quiver.testing.history.anomalies import CheckResult
 from quiver.testing.history.events import HistoryError, HistoryOperation
 
 READS = frozenset(("poll", "consume", "replica"))
+EXAMPLES_MAX = 20
+"""Number of anomalies of each kind that are kept with their evidence; the others are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One promise broken, once."""
+
+    name: str
+    key: str | None
+    evidence: dict[str, Any]
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{fact}={value}" for fact, value in self.evidence.items())
+        return f"{self.name} key={self.key} {facts}"
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """The anomalies of a history, and its size."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often each anomaly was found, by name."""
+    anomalies: list[Anomaly] = field(default_factory=list)
+    """The first `EXAMPLES_MAX` of each."""
+    facts: Counter[str] = field(default_factory=Counter)
+    """What the history holds: a history that is clean because it is empty shows here."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Tell whether nothing was found."""
+        return not self.counts
+
+    def find(self, name: str, key: str | None, /, **evidence: Any) -> None:
+        """Add an anomaly."""
+        self.counts[name] += 1
+        if self.counts[name] <= EXAMPLES_MAX:
+            self.anomalies.append(Anomaly(name, key, evidence))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        found = [{"name": one.name, "key": one.key, **one.evidence} for one in self.anomalies]
+        return {"is_clean": self.is_clean, "counts": dict(self.counts), "facts": dict(self.facts), "anomalies": found}
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{fact}={count}" for fact, count in sorted(self.facts.items()))
+        if self.is_clean:
+            return f"nothing found in {sizes}"
+        return "\n".join((f"found {dict(self.counts)} in {sizes}", *map(str, self.anomalies)))
 
 
 @dataclass(slots=True, eq=False)

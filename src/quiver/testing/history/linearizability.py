@@ -16,9 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from quiver.testing.history.anomalies import CheckResult
 from quiver.testing.history.events import HistoryOperation
-from quiver.testing.history.ledger import Ledger
+from quiver.testing.history.ledger import CheckResult, Ledger
 
 POSSIBILITIES_MAX = 50_000
 

@@ -1,4 +1,4 @@
-"""`quiver consumer`: list registered consumers, show their lag, reset and forget them."""
+"""`quiver consumer`, `quiver producer`: list registered clients; show the lag of consumers, reset and forget them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from quiver.cli.options import (
 from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.client.cursors import PartitionLag
 from quiver.errors import NotFoundError
+from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
 
 _CONSUMER = click.argument("consumer")
 _TOPIC = click.option("--topic", help="Only this topic.")
@@ -32,7 +33,7 @@ def consumer() -> None:
 @_TOPIC
 @json_option
 @url_option
-def list_(*, topic: str | None, as_json: bool, url: str) -> None:
+def list_consumers(*, topic: str | None, as_json: bool, url: str) -> None:
     """Print the registered consumers and when each was last seen."""
     with connect(url) as cluster:
         found = cluster.clients("consumer", topic)
@@ -138,3 +139,36 @@ def _print_all(cluster: quiver.Cluster, topic: str | None, *, as_json: bool) -> 
         for client, name, lags in found
     ]
     print_table(("id", "name", "topic", "lag", "alive"), rows)
+
+
+@click.group(epilog="Example: quiver producer list --topic logs")
+def producer() -> None:
+    """Work with registered producers."""
+
+
+@producer.command("list", epilog="Example: quiver producer list --topic logs --json")
+@click.option("--topic", help="Only those of this topic.")
+@click.option("--all", "with_all", is_flag=True, help="Include the producers with which gateways send HTTP messages.")
+@json_option
+@url_option
+def list_producers(*, topic: str | None, with_all: bool, as_json: bool, url: str) -> None:
+    """Print the registered producers and when each was last seen."""
+    with connect(url) as cluster:
+        known = cluster.clients("producer", topic)
+    found = [client for client in known if with_all or not client.name.startswith(INTERNAL_PREFIX)]
+    if as_json:
+        print_json(found)
+        return
+    rows: list[tuple[Cell, ...]] = [
+        (
+            client.id,
+            client.name or None,
+            client.epoch,
+            " ".join(client.topics) or None,
+            "yes" if client.is_alive else "no",
+            None if client.last_seen_ms is None else format_time(client.last_seen_ms),
+            format_time(client.registered_ms),
+        )
+        for client in found
+    ]
+    print_table(("id", "name", "epoch", "topics", "alive", "last seen", "registered"), rows)

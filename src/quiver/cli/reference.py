@@ -1,7 +1,7 @@
-"""`quiver cli`: the command line's reference page, made from the commands' declarations, and shell completion.
+"""`quiver cli` and `quiver gateway`: the reference pages of the command line and of HTTP, and shell completion.
 
-`make docs` writes the page to `docs/operations/cli.md`; a test fails when the two differ. The flags of settings, which
-some commands have, are left to the page of settings.
+Both pages are made from declarations. `make docs` writes them to `docs/operations/cli.md` and `docs/protocol/http.md`;
+a test fails when they differ. The flags of settings, which some commands have, are left to the page of settings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from quiver.cli.config import parameter_of
+from quiver.cli.output import print_json
 from quiver.config import all_settings
+from quiver.gateway.openapi import make_document, render_markdown
 
 _PAGE_HEAD = """\
 # The command line
@@ -31,9 +33,9 @@ def cli() -> None:
     """Show the command line's reference page, and set up shell completion."""
 
 
-@cli.command(epilog="Example: quiver cli docs > docs/operations/cli.md")
+@cli.command("docs", epilog="Example: quiver cli docs > docs/operations/cli.md")
 @click.pass_context
-def docs(context: click.Context) -> None:
+def cli_docs(context: click.Context) -> None:
     """Print the reference page of all commands, as Markdown."""
     click.echo(render_manual(context.find_root().command), nl=False)
 
@@ -98,3 +100,20 @@ def _render_examples(epilog: str) -> str:
 def _prose(text: str) -> str:
     """Return a help text with each of its paragraphs on one line."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+@click.group(epilog="Example: quiver gateway openapi > openapi.json")
+def gateway() -> None:
+    """Show the HTTP interface."""
+
+
+@gateway.command("docs", epilog="Example: quiver gateway docs > docs/protocol/http.md")
+def gateway_docs() -> None:
+    """Print the reference page of the HTTP interface, as Markdown."""
+    click.echo(render_markdown(), nl=False)
+
+
+@gateway.command(epilog="Example: quiver gateway openapi > openapi.json")
+def openapi() -> None:
+    """Print the HTTP interface as an OpenAPI 3.1 document."""
+    print_json(make_document())
