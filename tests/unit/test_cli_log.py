@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,6 +182,30 @@ def test_directory_that_cannot_be_understood_ends_with_1_and_advice(
     error = capsys.readouterr().err
     assert error.startswith("error damaged: ")
     assert "what to do: restore the directory from another replica" in error
+
+
+@pytest.mark.parametrize("command", ["verify", "dump"])
+def test_directory_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.log").write_text("not a segment")
+    assert main(["log", command, str(tmp_path)]) == 2
+    assert f"error no_log: {tmp_path} holds no log" in capsys.readouterr().err
+
+
+def test_logs_below_a_node_s_directory_are_found(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = directory.parent / "node"
+    for number in (2, 3):
+        shutil.copytree(directory, node / "groups" / str(number))
+    assert main(["log", "verify", str(node)]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.endswith(":")] == [f"{node}/groups/2:", f"{node}/groups/3:"]
+    assert shown.count("whole: ") == 2
+    assert main(["log", "verify", f"{node}/", "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)) == [f"{node}/groups/2", f"{node}/groups/3"]
+    assert main(["log", "dump", str(node)]) == 2
+    assert "holds 2 logs: name one of" in capsys.readouterr().err
+    (node / "groups" / "3" / FIRST).write_bytes(b"rotten")
+    assert main(["log", "verify", str(node)]) == 1
 
 
 def test_missing_directory_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

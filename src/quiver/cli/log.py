@@ -8,6 +8,7 @@ shown in base64, and control characters never reach the terminal.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from itertools import islice
 
@@ -15,46 +16,76 @@ import click
 
 from quiver.cli.exits import FOUND
 from quiver.cli.output import Cell, Facts, describe_record, format_time, print_json, print_json_line, print_table
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, RequestError
 from quiver.model import NO_PRODUCER
 from quiver.record.batch import Batch
 from quiver.record.compression import Compression
 from quiver.record.header import BatchHeader
 from quiver.storage.dry_run import ReadOnlyDisk
+from quiver.storage.hardstate import HARD_STATE_NAME
 from quiver.storage.inspection import LogFinding, LogInspection, SegmentInspection, read_frames, verify_directory
 from quiver.storage.scan import BadRange, SegmentFrame
+from quiver.storage.segment import is_segment_name
 
 _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False))
 
 
-@click.group(epilog="Example: quiver log verify quiver-data/partition-0")
+@click.group(epilog="Example: quiver log verify quiver-data/node-1/groups/2")
 def log() -> None:
     """Inspect the log of a partition on disk."""
 
 
 @log.command(
-    short_help="Read every byte and check it.", epilog="Example: quiver log verify quiver-data/partition-0 --json"
+    short_help="Read every byte and check it.", epilog="Example: quiver log verify quiver-data/node-1/groups/2 --json"
 )
 @_DIRECTORY
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def verify(context: click.Context, directory: str, as_json: bool) -> None:
-    """Read every byte of the log in DIRECTORY and check it; exit with 1 if anything is damaged.
+    """Read and check every byte of the log in DIRECTORY, or of all logs below it; exit with 1 if anything is damaged.
 
     Changes nothing: a torn tail, which a restart would cut, is reported and left alone.
     """
-    inspection = verify_directory(ReadOnlyDisk(), directory.rstrip("/") or "/")
+    logs = find_logs(directory)
+    inspections = {path: verify_directory(ReadOnlyDisk(), path) for path in logs}
     if as_json:
-        print_json(inspection)
+        print_json(inspections[directory_name(directory)] if logs == [directory_name(directory)] else inspections)
     else:
-        _print_inspection(inspection)
-    if not inspection.is_whole:
+        for path, inspection in inspections.items():
+            if len(logs) > 1:
+                click.echo(f"{path}:")
+            _print_inspection(inspection)
+    if not all(inspection.is_whole for inspection in inspections.values()):
         context.exit(FOUND)
+
+
+def directory_name(directory: str) -> str:
+    """Return a directory's path without the slash that shells add."""
+    return directory.rstrip("/") or "/"
+
+
+def find_logs(directory: str) -> list[str]:
+    """Return the directory itself if it holds a log, else every directory below it that does, such as a node's.
+
+    Raises:
+        RequestError: there is no log, so that nothing can be said about one.
+    """
+    found = [path for path, _, names in os.walk(directory_name(directory)) if any(map(_belongs_to_log, names))]
+    if directory_name(directory) in found:
+        return [directory_name(directory)]
+    if not found:
+        message = f"{directory} holds no log, nor does any directory below it: name a node's --data directory"
+        raise RequestError(message, code="no_log")
+    return sorted(found)
+
+
+def _belongs_to_log(name: str) -> bool:
+    return name == HARD_STATE_NAME or is_segment_name(name)
 
 
 @log.command(
     short_help="Print one line for each frame.",
-    epilog="Example: quiver log dump quiver-data/partition-0 --from 1200 --limit 10 --values",
+    epilog="Example: quiver log dump quiver-data/node-1/groups/2 --from 1200 --limit 10 --values",
 )
 @_DIRECTORY
 @click.option("--from", "first_index", type=click.IntRange(min=0), default=0, help="First entry to print.")
@@ -66,7 +97,10 @@ def dump(*, directory: str, first_index: int, limit: int | None, values: bool, a
 
     The first column is the byte in the segment's file where the frame begins; ranges are half-open.
     """
-    frames = read_frames(ReadOnlyDisk(), directory.rstrip("/") or "/", first_index=first_index)
+    logs = find_logs(directory)
+    if len(logs) > 1:
+        raise RequestError(f"{directory} holds {len(logs)} logs: name one of {', '.join(logs[:10])}", code="many_logs")
+    frames = read_frames(ReadOnlyDisk(), logs[0], first_index=first_index)
     segment = ""
     for name, frame in islice(frames, limit):
         facts = describe_frame(name, frame, with_records=values)
