@@ -1,6 +1,6 @@
-"""The small HTTP-only library: `Producer` and `Consumer` as programs have used them for long, made to survive crashes.
+"""The small HTTP-only library: `Producer` and `Consumer` with their established interface, safe against crashes.
 
-It needs nothing but the standard library and imports nothing else of Quiver, so that this one file can be copied into a
+It uses only the standard library and imports nothing else of Quiver, so that this one file can be copied into a
 program. Each call goes to one of the given addresses; if that node does not answer, or answers *not done*, the call is
 repeated at the next address until `max_timeout` is over.
 
@@ -39,15 +39,15 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8002"
 CALL_TIMEOUT_S = 10.0
 """Timeout of one node's answer; after it, the call is repeated at the next address."""
 RETRY_DELAY_S = 0.1
-"""Wait after all addresses were tried in vain."""
+"""Wait after all addresses have failed."""
 PARTITIONS_AGE_S = 5.0
-"""How long a topic's partitions are taken for known while there is nothing to consume."""
+"""Age at which the list of a topic's partitions is read again."""
 CURSOR_TRIES = 50
-"""How often a cursor is looked for between two looks at the partition's end that must be the same."""
+"""Attempts to read a cursor while no record is appended; see `Consumer._find_cursor`."""
 
 FAILURE_STATUS = 400
-PASSING_STATUSES = (429, 503, 504, 507)
-"""Answers that say: not now, or not known; all others that are failures stay what they are."""
+RETRYABLE_STATUSES = (429, 503, 504, 507)
+"""Statuses of failures that may be temporary; every other failure is permanent."""
 
 Json = dict[str, Any]
 
@@ -71,21 +71,21 @@ class myConsumerError(Exception):  # noqa: N801 - the name that programs catch
 
 
 class _CallError(Exception):
-    """A call failed: whether the same may succeed later or elsewhere, and whether it was perhaps carried out."""
+    """A call failed; whether a retry may succeed, and whether it may have been done."""
 
-    def __init__(self, message: str, code: str, *, is_worth_a_try: bool, is_perhaps_done: bool) -> None:
+    def __init__(self, message: str, code: str, *, is_retryable: bool, is_outcome_unknown: bool) -> None:
         super().__init__(message)
         self.code = code
-        self.is_worth_a_try = is_worth_a_try
-        self.is_perhaps_done = is_perhaps_done
+        self.is_retryable = is_retryable
+        self.is_outcome_unknown = is_outcome_unknown
 
     @property
     def outcome(self) -> str:
-        return "unknown" if self.is_perhaps_done else "not_done"
+        return "unknown" if self.is_outcome_unknown else "not_done"
 
 
 class _Http:
-    """Calls to whichever node answers; one connection for each thread."""
+    """Calls to any node that answers; one connection per thread."""
 
     def __init__(self, addresses: str | Iterable[str], max_timeout: float) -> None:
         texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
@@ -99,46 +99,47 @@ class _Http:
         """Close all connections; also called when the object is garbage collected."""
 
     def call(self, method: str, path: str, parameters: Json) -> Json | None:
-        """Return what a node answers, None for no content; ask the next one, and again, while that may help.
+        """Return a node's answer, None for no content; after a retryable failure, repeat the call at the next address.
 
-        Everything that is asked may be asked twice: registering again is harmless, and the rest says which message it
-        means.
+        Every call is safe to repeat: a repeated registration is harmless, and the other calls name their message by
+        sequence or offset.
         """
         deadline = time.monotonic() + self._max_timeout
-        is_perhaps_done = False
+        is_outcome_unknown = False
         for number in count(1):
             try:
                 return self._try(method, path, parameters, min(CALL_TIMEOUT_S, max(0.1, deadline - time.monotonic())))
             except _CallError as error:
-                is_perhaps_done = is_perhaps_done or (error.is_perhaps_done and method != "GET")
-                error.is_perhaps_done = is_perhaps_done
+                # Once an attempt may have been done, a later failure does not make the call "not done".
+                is_outcome_unknown = is_outcome_unknown or (error.is_outcome_unknown and method != "GET")
+                error.is_outcome_unknown = is_outcome_unknown
                 delay = RETRY_DELAY_S if number % len(self._addresses) == 0 else 0.0
-                if not error.is_worth_a_try or time.monotonic() + delay >= deadline:
+                if not error.is_retryable or time.monotonic() + delay >= deadline:
                     raise
-            self.move_on()
+            self.use_next_address()
             time.sleep(delay)
-        raise AssertionError("counting never ends")
+        raise AssertionError("unreachable")
 
     def _try(self, method: str, path: str, parameters: Json, timeout: float) -> Json | None:
-        """Ask one node, once."""
+        """Make one attempt at the current address."""
         try:
-            status, answer = self._ask(method, path, parameters, timeout)
+            status, answer = self._send_request(method, path, parameters, timeout)
         except (OSError, http.client.HTTPException, ValueError) as error:
             is_sent = not isinstance(error, ConnectionRefusedError)
             raise _CallError(
-                f"no answer: {error!r}", "unavailable", is_worth_a_try=True, is_perhaps_done=is_sent
+                f"no answer: {error!r}", "unavailable", is_retryable=True, is_outcome_unknown=is_sent
             ) from error
         if status < FAILURE_STATUS:
             return answer
-        told = answer or {}
+        failure = answer or {}
         raise _CallError(
-            str(told.get("message", f"status {status}")),
-            str(told.get("code", status)),
-            is_worth_a_try=status in PASSING_STATUSES,
-            is_perhaps_done=told.get("outcome") == "unknown",
+            str(failure.get("message", f"status {status}")),
+            str(failure.get("code", status)),
+            is_retryable=status in RETRYABLE_STATUSES,
+            is_outcome_unknown=failure.get("outcome") == "unknown",
         )
 
-    def _ask(self, method: str, path: str, parameters: Json, timeout: float) -> tuple[int, Json | None]:
+    def _send_request(self, method: str, path: str, parameters: Json, timeout: float) -> tuple[int, Json | None]:
         connection = self._connection(timeout)
         if method == "GET":
             connection.request("GET", f"{path}?{urlencode(parameters)}" if parameters else path)
@@ -148,7 +149,7 @@ class _Http:
         body = response.read()
         answer = json.loads(body) if body else None
         if answer is not None and not isinstance(answer, dict):
-            raise ValueError("the answer is no JSON object")
+            raise ValueError("the answer is not a JSON object")
         return response.status, answer
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
@@ -162,8 +163,8 @@ class _Http:
             connection.sock.settimeout(timeout)
         return connection
 
-    def move_on(self) -> None:
-        """End this thread's connection; its next call goes to the next address."""
+    def use_next_address(self) -> None:
+        """Close this thread's connection; its next call uses the next address."""
         connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if connection is not None:
             connection.close()
@@ -178,7 +179,7 @@ def _close_all(connections: list[http.client.HTTPConnection]) -> None:
 
 
 class _Topic:
-    """What is known of a topic that a producer or consumer is registered for."""
+    """State of a topic that a producer or consumer is registered for."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -190,14 +191,14 @@ class _Topic:
         """By partition: the next sequence of a producer, the next offset of a consumer."""
         self.turn = 0
         self.is_in_doubt = False
-        """Whether a message was given up although it may be there: the sequences must be asked for."""
+        """Whether a call failed with an unknown outcome: the sequences must be read from the cluster again."""
 
 
 class Producer:
     """Enqueue messages. Safe to use from several threads.
 
-    `name` lets a restarted program go on as the same producer; without one it gets a name of its own. `max_timeout` is
-    how many seconds a call may take, all its tries together.
+    With the same `name`, a restarted program continues as the same producer; without one it gets a unique name.
+    `max_timeout` is the timeout of a call in seconds, all its attempts included.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class Producer:
             self._call("POST", "/topics", parameters)
         except myProducerError as error:
             if error.code == "topic_exists" and error.outcome == "unknown":
-                return 0  # by an earlier try of this very call, as far as anybody can tell
+                return 0  # an earlier attempt of this call may have created it
             raise
         return 0
 
@@ -229,17 +230,17 @@ class Producer:
         return list(self._call("GET", "/topics", {})["topics"])
 
     def RegisterProducer(self, topic: str) -> int:  # noqa: N802 - as above
-        """Register for a topic, which is created if there is none; return the producer's id in it."""
+        """Register for a topic, which is created if it does not exist; return the producer's id in it."""
         known = self._topics.setdefault(topic, _Topic())
         with known.lock:
             self._register(topic, known)
             return known.id
 
     def Enqueue(self, topic: str, message: str | bytes, partition_id: int | None = None) -> int:  # noqa: N802 - as above
-        """Enqueue a message once, however often it must be sent; return 0 when it is safe.
+        """Enqueue a message exactly once, even if it is sent several times; return 0 when it is committed.
 
-        Without a partition, partitions take turns. Raises `myProducerError`; if its outcome is `unknown`, the message
-        may have been enqueued.
+        Without a partition, partitions are used in rotation. Raises `myProducerError`; if its outcome is
+        `unknown`, the message may have been enqueued.
         """
         known = self._topics.get(topic)
         if known is None:
@@ -254,11 +255,11 @@ class Producer:
         return 0
 
     def close(self) -> None:
-        """End the connections; nothing can be asked afterwards."""
+        """Close the connections; no call is possible afterwards."""
         self._http.close()
 
     def _register(self, topic: str, known: _Topic) -> None:
-        # A name of its own in each topic: to register a name again fences off what it sends under its older epoch.
+        # One name per topic: registering a name again fences its older epoch, in all topics.
         answer = self._call("POST", "/producer/register", {"topic": topic, "prod_name": f"{self.name}/{topic}"})
         partitions = self._call("GET", "/partitions", {"topic": topic})["partitions"]
         known.id, known.epoch = int(answer["producer_id"]), int(answer["epoch"])
@@ -279,7 +280,7 @@ class Producer:
         try:
             self._call("POST", "/producer/produce", parameters)
         except myProducerError as error:
-            # Whatever is the matter, the cluster knows best how far this producer has come.
+            # This producer's next sequence is no longer certain: read it from the cluster before the next message.
             known.is_in_doubt = error.outcome == "unknown" or error.code == "out_of_sequence"
             raise
         known.next[partition_id] = sequence + 1
@@ -294,9 +295,10 @@ class Producer:
 class Consumer:
     """Dequeue messages. Safe to use from several threads.
 
-    `consumer_id` lets a restarted program go on as the same consumer. `run` polls every topic that was registered for:
-    it waits `poll_time` seconds when there was nothing, `poll_time_after_error` after an error, and ends when nothing
-    came for `timeout` seconds (None: never). `max_timeout` is how many seconds a call may take, all its tries together.
+    With its `consumer_id`, a restarted program continues as the same consumer. `run` polls every registered topic: it
+    waits `poll_time` seconds if there is no message, `poll_time_after_error` after an error, and ends if no message
+    arrives for `timeout` seconds (None: never). `max_timeout` is the timeout of a call in seconds, all its attempts
+    included.
     """
 
     def __init__(
@@ -334,21 +336,21 @@ class Consumer:
             return self.consumer_id
 
     def Dequeue(self, topic: str, partition_id: int | None = None) -> str:  # noqa: N802 - as above
-        """Return the next message that this consumer has not had; partitions take turns.
+        """Return the next message for this consumer; without a partition, partitions are used in rotation.
 
         Raises:
-            myConsumerError: there is none (`empty`), or the call failed: then the same message comes with the next one.
+            myConsumerError: there is none (`empty`), or the call failed; then the next call returns the same message.
         """
         known = self._known(topic)
         with known.lock:
-            for partition in [partition_id] if partition_id is not None else self._take_turns(topic, known):
-                message = self._take(topic, known, partition)
+            for partition in [partition_id] if partition_id is not None else self._rotate_partitions(topic, known):
+                message = self._consume(topic, known, partition)
                 if message is not None:
                     return message
-        raise myConsumerError(f"there is nothing to consume in {topic!r}", "empty")
+        raise myConsumerError(f"no message to consume in {topic!r}", "empty")
 
     def Size(self, topic: str) -> int:  # noqa: N802 - as above
-        """Return how many messages of a topic this consumer has not had."""
+        """Return how many messages of a topic this consumer has not consumed."""
         known = self._known(topic)
         return int(self._call("GET", "/size", {"topic": topic, "consumer_id": known.id})["size"])
 
@@ -360,10 +362,10 @@ class Consumer:
         poll_time: float | None = None,
         poll_time_after_error: float | None = None,
     ) -> dict[str, list[str]]:
-        """Poll all topics that were registered for, in parallel, until `stop`, or until nothing came for `timeout`.
+        """Poll all registered topics in parallel until `stop`, or until no message arrives for `timeout`.
 
-        Each message is given to `on_message(topic, message)`; without one, all messages are returned by topic. What is
-        given here replaces what the consumer was made with.
+        Each message is passed to `on_message(topic, message)`; without it, all messages are returned by topic. The
+        other arguments override those of the constructor.
         """
         self._stopping.clear()
         timeout = self._timeout if timeout is None else timeout
@@ -372,8 +374,8 @@ class Consumer:
         found: dict[str, list[str]] = {topic: [] for topic in self._topics}
 
         def poll(topic: str) -> None:
-            take = on_message or (lambda topic, message: found[topic].append(message))
-            self._poll(topic, take, timeout=timeout, poll_time=poll_time, after_error=after_error)
+            handle = on_message or (lambda topic, message: found[topic].append(message))
+            self._poll(topic, handle, timeout=timeout, poll_time=poll_time, after_error=after_error)
 
         if found:
             with ThreadPoolExecutor(len(found), "quiver-consumer") as pool:
@@ -381,24 +383,24 @@ class Consumer:
         return found
 
     def stop(self) -> None:
-        """Let `run` end after the messages at hand; callable from any thread."""
+        """Let `run` end after the current messages; callable from any thread."""
         self._stopping.set()
 
     def close(self) -> None:
-        """End the connections; nothing can be asked afterwards."""
+        """Close the connections; no call is possible afterwards."""
         self._http.close()
 
     def _poll(
         self,
         topic: str,
-        take: Callable[[str, str], object],
+        handle: Callable[[str, str], object],
         *,
         timeout: float | None,
         poll_time: float,
         after_error: float,
     ) -> None:
-        heard_at = time.monotonic()
-        while not self._stopping.is_set() and (timeout is None or time.monotonic() - heard_at < timeout):
+        received_at = time.monotonic()
+        while not self._stopping.is_set() and (timeout is None or time.monotonic() - received_at < timeout):
             try:
                 message = self.Dequeue(topic)
             except myConsumerError as error:
@@ -406,9 +408,9 @@ class Consumer:
                     logger.warning("polling %r failed: %s", topic, error)
                 self._stopping.wait(poll_time if error.code == "empty" else after_error)
                 continue
-            heard_at = time.monotonic()
-            take(topic, message)
-        self._http.move_on()
+            received_at = time.monotonic()
+            handle(topic, message)
+        self._http.use_next_address()
 
     def _known(self, topic: str) -> _Topic:
         known = self._topics.get(topic)
@@ -416,8 +418,8 @@ class Consumer:
             raise myConsumerError(f"register for topic {topic!r} first", "not_registered")
         return known
 
-    def _take_turns(self, topic: str, known: _Topic) -> list[int]:
-        """Return the partitions, the next one in turn first; look for new ones now and then."""
+    def _rotate_partitions(self, topic: str, known: _Topic) -> list[int]:
+        """Return the partitions, starting with the next in rotation; read the list again after `PARTITIONS_AGE_S`."""
         if time.monotonic() - known.partitions_known_at > PARTITIONS_AGE_S or not known.partitions:
             partitions = self._call("GET", "/partitions", {"topic": topic})["partitions"]
             known.partitions = [int(partition["partition_id"]) for partition in partitions]
@@ -425,8 +427,8 @@ class Consumer:
         known.turn = (known.turn + 1) % len(known.partitions)
         return known.partitions[known.turn :] + known.partitions[: known.turn]
 
-    def _take(self, topic: str, known: _Topic, partition_id: int) -> str | None:
-        """Return the message at the consumer's place in a partition, and go past it; None if there is none."""
+    def _consume(self, topic: str, known: _Topic, partition_id: int) -> str | None:
+        """Return the message at the consumer's cursor in a partition and advance the cursor; None if there is none."""
         if partition_id not in known.next:
             known.next[partition_id] = self._find_cursor(topic, known, partition_id)
         parameters = {
@@ -439,7 +441,7 @@ class Consumer:
             answer = self._http.call("GET", "/consumer/consume", parameters)
         except _CallError as error:
             if error.code == "trimmed":
-                del known.next[partition_id]  # retention was quicker: begin again where records begin
+                del known.next[partition_id]  # removed by retention: continue at the partition's first record
             raise myConsumerError(str(error), error.code, error.outcome) from error.__cause__
         if answer is None:
             return None
@@ -447,9 +449,9 @@ class Consumer:
         return _decode_message(answer)
 
     def _find_cursor(self, topic: str, known: _Topic, partition_id: int) -> int:
-        """Return a consumer's place: where a partition begins, or, resumed, as far before its end as the rest is long.
+        """Return a consumer's cursor: the partition's first offset; for a resumed consumer, its end minus `Size`.
 
-        The end is looked at before and after the rest is asked for: if it is the same, both belong together.
+        The end is read before and after the size: only if it has not changed, the two are consistent.
         """
         first, end = self._bounds(topic, partition_id)
         if not self._is_resumed:
@@ -460,7 +462,11 @@ class Consumer:
             before, (first, end) = end, self._bounds(topic, partition_id)
             if before == end:
                 return max(first, end - size)
-        raise myConsumerError(f"the place in {topic!r} was not found while much is produced", "busy")
+        raise myConsumerError(
+            f"not done: the cursor in partition {partition_id} of {topic!r} was not found, because records are being "
+            "appended; try again",
+            "busy",
+        )
 
     def _bounds(self, topic: str, partition_id: int) -> tuple[int, int]:
         """Return a partition's first offset and its end."""
@@ -468,7 +474,9 @@ class Consumer:
         for partition in partitions:
             if int(partition["partition_id"]) == partition_id and partition["end_offset"] is not None:
                 return int(partition["first_offset"] or 0), int(partition["end_offset"])
-        raise myConsumerError(f"partition {partition_id} of {topic!r} has no leader now", "unavailable")
+        raise myConsumerError(
+            f"not done: partition {partition_id} of {topic!r} has no leader; try again", "unavailable"
+        )
 
     def _call(self, method: str, path: str, parameters: Json) -> Json:
         try:
@@ -480,7 +488,7 @@ class Consumer:
 def _parse_address(text: str) -> tuple[str, int]:
     parts = urlsplit(text if "://" in text else f"http://{text}")
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
-        raise ValueError(f"an address is http://host:port, not {text!r}")
+        raise ValueError(f"the address {text!r} is not valid; use http://host:port")
     return parts.hostname, parts.port or 8002
 
 
@@ -491,7 +499,7 @@ def _encode_message(message: str | bytes) -> Json:
 
 
 def _decode_message(answer: Json) -> str:
-    """Return a message as text; bytes that are none are shown with escapes."""
+    """Return a message as text; bytes that are not valid UTF-8 are escaped."""
     if "message_b64" not in answer:
         return str(answer.get("message") or "")
     return base64.b64decode(answer["message_b64"]).decode("utf-8", "backslashreplace")

@@ -73,7 +73,7 @@ class InflightBatch:
             return error
         if not self.is_perhaps_done:
             return UnavailableError(f"not done: {error}", code=error.code)
-        unknown = OutcomeUnknownError(f"perhaps done: the batch may be committed; last error: {error}", code=error.code)
+        unknown = OutcomeUnknownError(f"unknown: the batch may be committed; last error: {error}", code=error.code)
         unknown.__cause__ = error
         return unknown
 

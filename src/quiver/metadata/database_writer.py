@@ -169,4 +169,4 @@ class DatabaseWriter:
 
     def _unknown(self) -> OutcomeUnknownError:
         reason = "this node is closing" if self._failure is None else self._failure.message
-        return OutcomeUnknownError(f"perhaps done: committed, but not in this node's database ({reason})")
+        return OutcomeUnknownError(f"may have been done: committed, but not in this node's database ({reason})")

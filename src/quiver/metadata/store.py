@@ -244,7 +244,7 @@ class MetadataStore:
         index = headers[0].index
         outcome = self.machine.pop_outcome(index)
         if outcome is None:
-            raise OutcomeUnknownError("perhaps done: this node stopped or lost the result of the command")
+            raise OutcomeUnknownError("may have been done: this node stopped or lost the result of the command")
         if outcome.refusal is not None:
             raise outcome.refusal.error()
         await self._writer.wait_stored(index)

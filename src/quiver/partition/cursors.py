@@ -120,7 +120,7 @@ class CursorMoves:
         self._queued.clear()
         _reject(
             in_flight,
-            OutcomeUnknownError("perhaps done: this node lost leadership before the cursor's move was committed"),
+            OutcomeUnknownError("may have been done: this node lost leadership before the cursor's move was committed"),
         )
         _reject(queued, UnavailableError("not done: an earlier cursor move of this partition failed; retry"))
 

@@ -201,7 +201,7 @@ class Replica:
             FencedError: not done; the producer has begun a later epoch.
             NotLeaderError: not done; another replica leads.
             UnavailableError: not done; this replica is overloaded or its disk is nearly full.
-            OutcomeUnknownError: perhaps done; send the identical batch again.
+            OutcomeUnknownError: it may have been done; send the identical batch again.
         """
         header = _check_batch(data, header or decode_header(data))
         await self._gate.wait_ready()
@@ -227,7 +227,7 @@ class Replica:
         Raises:
             FencedError: the producer has begun a later epoch.
             UnavailableError: not done; this replica does not lead or is overloaded.
-            OutcomeUnknownError: perhaps done; repeat the call.
+            OutcomeUnknownError: it may have been done; repeat the call.
         """
         await self._gate.wait_ready()
         self._deduplicator.check_epoch(producer_id, epoch)
@@ -355,7 +355,7 @@ class Replica:
         Raises:
             OutOfRangeError: not done; an offset is beyond the high watermark.
             UnavailableError: not done; this replica does not lead or is overloaded.
-            OutcomeUnknownError: perhaps done.
+            OutcomeUnknownError: it may have been done.
         """
         wanted = list(cursors)
         await self._gate.wait_ready()

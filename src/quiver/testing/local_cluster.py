@@ -334,7 +334,7 @@ class _CuttableTransport:
             raise UnavailableError(f"not done: {address} was not reached")
         answer = await self._transport.call(address, request, payload, timeout_ms=timeout_ms)
         if self._cuts.part(self._node, other):
-            raise OutcomeUnknownError(f"perhaps done: the answer of {address} was lost")
+            raise OutcomeUnknownError(f"may have been done: the answer of {address} was lost")
         return answer
 
 

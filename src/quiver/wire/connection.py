@@ -1,4 +1,4 @@
-"""One TCP connection, and what all connections of a node share.
+"""One TCP connection, and the context that all connections of a node share.
 
 `Connection` owns the transport, the frame reader and one deadline (first of the handshake, later of closing). Its
 subclasses give frames their meaning: `IncomingConnection` in `listener`, `OutgoingConnection` in `link`,
@@ -119,12 +119,6 @@ class Connection(asyncio.BufferedProtocol, ABC):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     @property
-    def can_write(self) -> bool:
-        """Whether the socket accepts bytes now."""
-        # A failed write closes the transport before `connection_lost` is called.
-        return not self.is_paused and self._transport is not None and not self._transport.is_closing()
-
-    @property
     def certificate(self) -> Mapping[str, Any] | None:
         """Return the other side's verified certificate; None if it presented none."""
         return self._transport.get_extra_info("peercert") or None if self._transport is not None else None
@@ -139,7 +133,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.reader.frame_bytes_max = self.settings.frame_bytes_max
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write bytes; what the socket does not accept now is buffered, and `can_write` is false until it is sent."""
+        """Write bytes; bytes that the socket does not accept now are buffered, and `is_paused` is true until they are sent."""
         if self._transport is not None:
             self._transport.write(data)
 

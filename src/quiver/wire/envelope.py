@@ -223,7 +223,7 @@ def _split(body: msgspec.Raw, body_bytes: int, payload: memoryview) -> tuple[mem
     if not body_bytes:
         return memoryview(body), payload
     if body_bytes > len(payload):
-        raise DecodeError(f"body of {body_bytes} bytes in a payload of {len(payload)}")
+        raise DecodeError(f"the body has {body_bytes} bytes, but its payload only {len(payload)}")
     return payload[:body_bytes], payload[body_bytes:]
 
 

@@ -2,10 +2,10 @@
 
 A frame is a fixed header of 12 bytes, a head (a few fields, msgpack) and a raw payload; the byte table is in
 `docs/protocol/wire.md`. The checksum covers kind to head. It covers the payload only if a flag says so:
-batches carry their own checksums, and a sender of batches need not read their bytes once more.
+batches carry their own checksums, so that a sender does not have to read their bytes again.
 
-Invariants: a frame's length is checked against the bound as soon as its first four bytes are there, before
-anything is allocated for it; a returned frame owns its memory, which is never written again; every received
+Invariants: a frame's length is checked against the limit as soon as its first four bytes are received, before
+memory is allocated for it; a returned frame owns its memory, which is never written again; every received
 byte is copied at most twice, however the stream was split. Input is untrusted: any violation is a `DecodeError`.
 """
 
@@ -26,7 +26,7 @@ HEADER = struct.Struct("<IIBBH")
 HEADER_BYTES = HEADER.size
 LENGTH_BYTES = 4
 CHECKED_FROM = 8
-"""Where the bytes under the checksum begin: at the kind."""
+"""Position of the first byte that the checksum covers: the kind."""
 HEAD_BYTES_MAX = 0xFFFF
 
 CHECKED_PAYLOAD = 0x01
@@ -34,7 +34,7 @@ CHECKED_PAYLOAD = 0x01
 KNOWN_FLAGS = CHECKED_PAYLOAD
 
 JOIN_BYTES_MAX = 32 * 1024
-"""Parts shorter than this are copied into one buffer: that costs less than a write of each."""
+"""Parts shorter than this are copied into one buffer, which costs less than one write for each."""
 BUFFER_BYTES_MIN = 4 * 1024
 BUFFER_BYTES_MAX = 256 * 1024
 """A reader's buffer starts small, since most connections are idle, and grows when a read has filled it."""
@@ -60,7 +60,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(msgspec.Struct, gc=False):
-    """One whole frame; its views may be kept, and what they show never changes."""
+    """One whole frame; its views may be kept, and their content never changes."""
 
     kind: FrameKind
     head: memoryview
@@ -122,7 +122,7 @@ class FrameReader:
         self._end = 0
         # How many bytes, counted from `_first`, the next frame is known to need.
         self._wanted_bytes = HEADER_BYTES
-        # A frame that does not fit the buffer is received straight into memory of its own.
+        # A frame larger than the buffer is received directly into memory of its own.
         self._large: memoryview | None = None
         self._large_end = 0
 
@@ -169,7 +169,7 @@ class FrameReader:
     def _make_room(self) -> None:
         """Move the beginning of an unfinished frame to the front, of a larger buffer if the last read filled it.
 
-        It is called at most once for each frame, so that a stream in tiny pieces does not move bytes over and over.
+        It is called at most once per frame, so that a stream in tiny pieces does not move the same bytes many times.
         """
         held = self._view[self._first : self._end]
         if self._end == len(self._view) < BUFFER_BYTES_MAX:
@@ -185,7 +185,7 @@ class FrameReader:
         self._large = memoryview(bytearray(frame_bytes))
         self._large[: len(held)] = held
         self._large_end = len(held)
-        # `_end` keeps saying whether the last read filled the buffer: `_make_room` grows it by that.
+        # `_end` stays, because `_make_room` grows a buffer that the last read has filled.
         self._first = self._end
 
     def _finish_large(self) -> Frame | None:
@@ -197,7 +197,7 @@ class FrameReader:
 
 
 def _decode_frame(whole: memoryview) -> Frame:
-    """Check a frame's header against its bytes and take it apart.
+    """Check a frame's header against its bytes and split the frame.
 
     Raises:
         DecodeError: the checksum or the head's length is wrong, or the kind or a flag unknown.
@@ -207,8 +207,8 @@ def _decode_frame(whole: memoryview) -> Frame:
     if head_end > len(whole):
         raise DecodeError(f"head of {head_bytes} bytes in a frame of {len(whole)}")
     if crc32c(whole[CHECKED_FROM:] if flags & CHECKED_PAYLOAD else whole[CHECKED_FROM:head_end]) != checksum:
-        raise DecodeError("frame's checksum is wrong")
+        raise DecodeError("the frame's checksum is wrong")
     kind = _KINDS.get(kind_number)
     if kind is None or flags & ~KNOWN_FLAGS:
-        raise DecodeError(f"frame of unknown kind {kind_number} or with unknown flags {flags:#04x}")
+        raise DecodeError(f"the frame has an unknown kind {kind_number} or unknown flags {flags:#04x}")
     return Frame(kind, whole[HEADER_BYTES:head_end], whole[head_end:], whole[HEADER_BYTES:])

@@ -105,7 +105,7 @@ class RequestSession:
         outbox.push(frame)
         self._count(outbox.bytes - before_bytes)
         if not self._calls or outbox.messages >= FLUSH_FRAMES:
-            self._flush()  # nothing else is under way that could share the write, or enough has gathered
+            self._flush()  # no other call could share this write, or enough frames are queued
         elif not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
