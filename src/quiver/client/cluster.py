@@ -136,7 +136,7 @@ class AsyncCluster:
                 await retry.wait_turn(error)
         self._cache.seeds = tuple(seeds)
         found, _ = await self.router.ask(GetMetadata(topics=()), deadline=deadline)
-        self._cache.take(found, asked="")
+        self._cache.update(found, topic="")
 
     async def close(self) -> None:
         """Close all producers and consumers of this cluster object, then the connections; idempotent."""
@@ -184,7 +184,7 @@ class AsyncCluster:
             if exist_ok and error.code == "topic_exists":
                 return
             raise
-        self._cache.see(created.index)
+        self._cache.record_index(created.index)
         self._cache.forget_topic(topic)
 
     async def delete_topic(self, topic: str) -> None:
@@ -516,7 +516,7 @@ class AsyncCluster:
         self._cache.forget_topic(topic)
 
     def _see(self, done: Done) -> None:
-        self._cache.see(done.index)
+        self._cache.record_index(done.index)
 
     async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:
         """Return the leaders' reports of a topic's partitions, without those whose leader does not answer."""

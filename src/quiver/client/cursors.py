@@ -58,7 +58,7 @@ class ConsumerCursors:
             request_id=name,
         )
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.cache.see(registered.index)
+        self._router.cache.record_index(registered.index)
         self.consumer_id = registered.consumer_id
 
     async def find_start(

@@ -48,7 +48,7 @@ async def place_hold(
         owner=owner,
     )
     done, _ = await router.ask(request, deadline=deadline)
-    router.cache.see(done.index)
+    router.cache.record_index(done.index)
 
 
 async def release_hold(router: Router, name: str, topic: str | None = None) -> None:
@@ -56,7 +56,7 @@ async def release_hold(router: Router, name: str, topic: str | None = None) -> N
     deadline = router.deadline()
     topic_id = None if topic is None else (await router.find_topic(topic, deadline=deadline)).topic_id
     done, _ = await router.ask(ReleaseHoldRequest(name=name, topic_id=topic_id), deadline=deadline)
-    router.cache.see(done.index)
+    router.cache.record_index(done.index)
 
 
 async def find_holds(router: Router) -> list[HoldInfo]:

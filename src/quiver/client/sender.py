@@ -327,7 +327,7 @@ class ProducerIdentity:
         known_id = self.producer_id if self.producer_id >= 0 else None
         request = RegisterProducerRequest(topics=self._topics, name=self.name, producer_id=known_id)
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.cache.see(registered.index)
+        self._router.cache.record_index(registered.index)
         self.producer_id, self.epoch = registered.producer_id, registered.epoch
 
     async def renew(self, *, after_epoch: int, deadline: Deadline) -> None:

@@ -177,7 +177,7 @@ class ClusterHandlers:
 
     async def _change(self, request: DrainBroker | RemoveBroker) -> contract.Answer:
         done, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.cache.see(done.index)
+        self._router.cache.record_index(done.index)
         return contract.Answer()
 
     async def _find(self, deadline: Deadline, *, topics: tuple[str, ...] | None = ()) -> MetadataFound:

@@ -90,7 +90,7 @@ class ConsumeHandlers:
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
         )
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.cache.see(registered.index)
+        self._router.cache.record_index(registered.index)
         if given.from_ == "latest":
             await self._set_cursors_to_end(given, registered.consumer_id, deadline)
         return contract.ConsumerRegisteredAnswer(consumer_id=registered.consumer_id)

@@ -69,7 +69,7 @@ class ProduceHandlers:
         selection = Selection(topic=given.topic, partitions=partitions)
         request = RegisterProducerRequest(topics=(selection,), name=given.prod_name or "")
         registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.cache.see(registered.index)
+        self._router.cache.record_index(registered.index)
         sequences: dict[str, int] = {}
         if registered.epoch > 0:
             sequences = await self._begin_epoch(given, registered.producer_id, registered.epoch, deadline)

@@ -49,13 +49,13 @@ class TopicHandlers:
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
         )
         created, _ = await self._router.ask(request, deadline=self._deadline())
-        self._router.cache.see(created.index)
+        self._router.cache.record_index(created.index)
         return contract.TopicCreatedAnswer(topic=name, partitions=created.partitions)
 
     async def delete_topic(self, given: contract.TopicQuery) -> contract.Answer:
         """Delete a topic."""
         done, _ = await self._router.ask(DeleteTopicRequest(topic=given.topic), deadline=self._deadline())
-        self._router.cache.see(done.index)
+        self._router.cache.record_index(done.index)
         self._router.cache.forget_topic(given.topic)
         return contract.Answer()
 

@@ -30,7 +30,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class _KnownTopic:
     info: TopicInfo
-    heard_ms: int
+    updated_ms: int
 
 
 class MetadataCache:
@@ -62,29 +62,29 @@ class MetadataCache:
 
     # -- topics ----------------------------------------------------------------------------------
 
-    def take(self, found: MetadataFound, *, asked: str | None) -> None:
-        """Store a node's answer; `asked` is the one topic that was requested, None for all."""
+    def update(self, found: MetadataFound, *, topic: str | None) -> None:
+        """Store a node's answer; `topic` is the one topic that was requested, None for all."""
         now_ms = self._clock.monotonic_ms()
         self.cluster_id = found.cluster_id or self.cluster_id
         self.nodes = {node.node: node for node in found.nodes} or self.nodes
-        self.see(found.index)
-        if asked is None:
+        self.record_index(found.index)
+        if topic is None:
             self._topics.clear()
         else:
-            self._topics.pop(asked, None)
+            self._topics.pop(topic, None)
         for info in found.topics:
             self._topics[info.topic] = _KnownTopic(info, now_ms)
             for partition in info.partitions:
-                self._hear(info.topic_id, partition)
+                self._update_leader(info.topic_id, partition)
 
-    def see(self, index: Index) -> None:
+    def record_index(self, index: Index) -> None:
         """Record a metadata index that the client has seen."""
         self.known_index = max(self.known_index, index)
 
     def topic(self, name: str, *, age_ms_max: int) -> TopicInfo | None:
         """Return a topic that was fetched at most `age_ms_max` ago, else None."""
         known = self._topics.get(name)
-        if known is None or self._clock.monotonic_ms() - known.heard_ms > age_ms_max:
+        if known is None or self._clock.monotonic_ms() - known.updated_ms > age_ms_max:
             return None
         return known.info
 
@@ -120,7 +120,7 @@ class MetadataCache:
         route.doubted.add(node)
         route.leader = hint if hint is not None else (None if route.leader == node else route.leader)
 
-    def _hear(self, topic_id: TopicId, partition: PartitionInfo) -> None:
+    def _update_leader(self, topic_id: TopicId, partition: PartitionInfo) -> None:
         """Adopt the leader that metadata names, unless that epoch was adopted before."""
         route = self._route(topic_id, partition.partition_id)
         if partition.leader is not None and partition.epoch > route.epoch:

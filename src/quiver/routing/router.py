@@ -137,12 +137,12 @@ class Router:
     async def refresh_all(self, *, deadline: Deadline) -> tuple[TopicInfo, ...]:
         """Refresh all cached metadata; return all topics."""
         found, _ = await self.ask(GetMetadata(), deadline=deadline)
-        self.cache.take(found, asked=None)
+        self.cache.update(found, topic=None)
         return found.topics
 
     async def _refresh(self, name: str, *, deadline: Deadline, is_linearizable: bool) -> None:
         found, _ = await self.ask(GetMetadata(topics=(name,), is_linearizable=is_linearizable), deadline=deadline)
-        self.cache.take(found, asked=name)
+        self.cache.update(found, topic=name)
 
     # -- leaders ---------------------------------------------------------------------------------
 

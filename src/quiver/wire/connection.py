@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.reader.frame_bytes_max = self.settings.frame_bytes_max
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write bytes; bytes that the socket does not accept now are buffered, and `is_paused` is true until they are sent."""
+        """Write bytes; `is_paused` is true until the socket has accepted all of them; the rest is buffered."""
         if self._transport is not None:
             self._transport.write(data)
 

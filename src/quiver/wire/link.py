@@ -1,4 +1,4 @@
-"""The outgoing side to one peer: dials, says hello, sends, and dials again when the connection breaks.
+"""The outgoing side to one peer: dials, sends a hello and messages, and dials again when the connection breaks.
 
 It owns the one outgoing connection to its peer and its send queue. It never blocks a sender: a message that does not
 fit is dropped and counted, because Raft repeats what matters and a late message is worth less than a new one.

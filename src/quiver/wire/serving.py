@@ -94,11 +94,13 @@ and when the server stops; it shields work that must not be interrupted.
 class ServerCall:
     """One request in flight on the server."""
 
-    __slots__ = ("asked", "caller", "end_code", "is_begun", "request", "session", "size_bytes", "task")
+    __slots__ = ("caller", "end_code", "incoming", "is_begun", "request", "session", "size_bytes", "task")
 
-    def __init__(self, session: RequestSession, asked: IncomingRequest, request: AnyRequest, size_bytes: int) -> None:
+    def __init__(
+        self, session: RequestSession, incoming: IncomingRequest, request: AnyRequest, size_bytes: int
+    ) -> None:
         self.session = session
-        self.asked = asked
+        self.incoming = incoming
         self.request = request
         self.size_bytes = size_bytes
         self.is_begun = False
@@ -241,18 +243,18 @@ class RequestServer:
 
     # Requests.
 
-    def handle_request(self, session: RequestSession, asked: IncomingRequest, size_bytes: int) -> None:
+    def handle_request(self, session: RequestSession, incoming: IncomingRequest, size_bytes: int) -> None:
         """Start the handler of a request, or refuse the request."""
-        request = self._check(session, asked)
+        request = self._check(session, incoming)
         if isinstance(request, QuiverError):
             self._refused += 1
-            session.answer(encode_failure(asked.correlation_id, describe_error(request)))
+            session.answer(encode_failure(incoming.correlation_id, describe_error(request)))
             return
-        call = ServerCall(session, asked, request, size_bytes)
+        call = ServerCall(session, incoming, request, size_bytes)
         call.caller = Caller(
             name=session.caller_name,
             address=session.address,
-            deadline_ms=self._clock.monotonic_ms() + asked.timeout_ms,
+            deadline_ms=self._clock.monotonic_ms() + incoming.timeout_ms,
             node=session.node,
         )
         self._begun += 1
@@ -266,15 +268,15 @@ class RequestServer:
         # A bare task: `_run` reports its own crash, and a group's callback for each request has a measurable cost.
         call.task = self._loop.create_task(self._run(call))
 
-    def _check(self, session: RequestSession, asked: IncomingRequest) -> AnyRequest | QuiverError:
-        request = asked.request
+    def _check(self, session: RequestSession, incoming: IncomingRequest) -> AnyRequest | QuiverError:
+        request = incoming.request
         if isinstance(request, QuiverError):
             return request
         if request.is_for_nodes and session.node is None:
             return NotAllowedError(f"{request_name(request)} is for nodes only")
         if self._is_closed:
             return UnavailableError("not done: the node is stopping", code="stopping")
-        if asked.timeout_ms == 0:
+        if incoming.timeout_ms == 0:
             return UnavailableError("not done: the request arrived after its deadline", code="timed_out")
         return request if session.node is not None else self._refuse_overload() or request
 
@@ -295,8 +297,8 @@ class RequestServer:
                     raise call.end_error()
                 call.is_begun = True
                 assert self._handler is not None
-                response, parts = await self._handler(call.caller, call.request, call.asked.payload)
-                answer = encode_response(call.asked.correlation_id, call.request, response, parts)
+                response, parts = await self._handler(call.caller, call.request, call.incoming.payload)
+                answer = encode_response(call.incoming.correlation_id, call.request, response, parts)
                 if sum(map(len, answer)) > self.settings.frame_bytes_max:
                     raise ValueError("the response is larger than a frame may be")
             except BaseException as error:  # noqa: BLE001 - `_encode_failure` raises it again if it is no answer
@@ -325,7 +327,7 @@ class RequestServer:
 
     def _encode_failure(self, call: ServerCall, error: BaseException) -> list[Buffer]:
         """Return the answer to a request whose handler raised `error`; raise it again if this server is cancelled."""
-        correlation_id = call.asked.correlation_id
+        correlation_id = call.incoming.correlation_id
         if isinstance(error, QuiverError):
             return encode_failure(correlation_id, describe_error(error))
         if isinstance(error, asyncio.CancelledError):

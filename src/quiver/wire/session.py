@@ -62,11 +62,11 @@ class RequestSession:
             self._connection.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
 
     def _receive_request(self, frame: Frame) -> None:
-        asked = decode_request(frame)
-        if asked.correlation_id in self._calls:
-            raise DecodeError(f"correlation id {asked.correlation_id} is already in flight")
+        incoming = decode_request(frame)
+        if incoming.correlation_id in self._calls:
+            raise DecodeError(f"correlation id {incoming.correlation_id} is already in flight")
         size_bytes = HEADER_BYTES + len(frame.head) + len(frame.payload)
-        self._server.handle_request(self, asked, size_bytes)
+        self._server.handle_request(self, incoming, size_bytes)
         self._hold_or_resume()
 
     def handle_writable(self) -> None:
@@ -86,13 +86,13 @@ class RequestSession:
 
     def begin(self, call: ServerCall) -> None:
         """Track a call that started."""
-        self._calls[call.asked.correlation_id] = call
+        self._calls[call.incoming.correlation_id] = call
         self._calls_bytes += call.size_bytes
         self._count(call.size_bytes)
 
     def finish(self, call: ServerCall) -> None:
         """Stop tracking a call that ended."""
-        del self._calls[call.asked.correlation_id]
+        del self._calls[call.incoming.correlation_id]
         self._calls_bytes -= call.size_bytes
         self._count(-call.size_bytes)
 

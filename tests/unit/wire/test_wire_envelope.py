@@ -1,4 +1,4 @@
-"""Heads of requests and responses: what is asked arrives as it was asked, and what cannot be read is answered."""
+"""Requests, responses and errors on the wire: all arrive unchanged; an unreadable request is answered."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.errors import DecodeError, QuiverError, RequestError
+from quiver.errors import (
+    DecodeError,
+    LogFailedError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    OverloadedError,
+    QuiverError,
+    RequestError,
+    UnavailableError,
+)
 from quiver.model import Buffer, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.wire.envelope import (
+    MESSAGE_LENGTH_MAX,
     TIMEOUT_MS_MAX,
+    ErrorInfo,
     IncomingRequest,
     decode_body,
     decode_cancel,
@@ -24,6 +35,7 @@ from quiver.wire.envelope import (
     encode_failure,
     encode_request,
     encode_response,
+    restore_error,
 )
 from quiver.wire.frames import Frame, FrameKind, FrameReader, encode_frame
 from quiver.wire.messages import (
@@ -252,3 +264,74 @@ def test_arbitrary_heads_are_read_or_refused_and_nothing_else(data: bytes, paylo
         decode_body(decode_response(frame).body, Produced)
     with suppress(DecodeError):
         decode_cancel(frame)
+
+
+# -- errors: the same class, code and outcome on the other side, whatever its version --
+
+
+def all_classes() -> list[type[QuiverError]]:
+    found: list[type[QuiverError]] = [QuiverError]
+    for kind in found:
+        found.extend(each for each in kind.__subclasses__() if each.__module__ == "quiver.errors")
+    return found
+
+
+def travel(error: QuiverError) -> QuiverError:
+    return restore_error(msgspec.msgpack.decode(msgspec.msgpack.encode(describe_error(error)), type=ErrorInfo))
+
+
+@pytest.mark.parametrize("kind", all_classes(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("code", [None, "more_precise"])
+def test_error_arrives_as_what_it_was(kind: type[QuiverError], code: str | None) -> None:
+    error = travel(kind("a sentence", code=code))
+    assert type(error) is kind
+    assert (error.code, error.message, error.outcome) == (code or kind.code, "a sentence", kind.outcome)
+
+
+def test_there_are_classes_to_test() -> None:
+    assert len(all_classes()) >= 20
+
+
+@pytest.mark.parametrize("leader", [None, NodeId(0), NodeId(3)])
+def test_leader_and_wait_arrive(leader: NodeId | None) -> None:
+    error = travel(NotLeaderError("node 3 leads", leader=leader, retry_after_ms=40))
+    assert isinstance(error, NotLeaderError)
+    assert (error.leader, error.retry_after_ms) == (leader, 40)
+
+
+@pytest.mark.parametrize("kind", [UnavailableError, OverloadedError])
+def test_wait_arrives_with_every_error_that_can_name_one(kind: type[UnavailableError]) -> None:
+    error = travel(kind(retry_after_ms=0))
+    assert isinstance(error, kind)
+    assert error.retry_after_ms == 0
+
+
+def test_class_of_another_module_travels_as_the_nearest_known() -> None:
+    class LocalError(UnavailableError):
+        code = "local"
+
+    error = travel(LocalError("here"))
+    assert (type(error), error.code) == (UnavailableError, "local")
+
+
+@pytest.mark.parametrize(("outcome", "kind"), [("not_done", QuiverError), ("unknown", OutcomeUnknownError)])
+def test_kind_of_a_newer_program_keeps_its_outcome(outcome: str, kind: type[QuiverError]) -> None:
+    failure = msgspec.convert({"kind": "novel", "code": "novel_thing", "outcome": outcome}, ErrorInfo)
+    error = restore_error(failure)
+    assert (type(error), error.code, error.outcome) == (kind, "novel_thing", outcome)
+
+
+def test_outcome_counts_more_than_the_kind() -> None:
+    error = restore_error(describe_error(UnavailableError("who knows", code="odd"), outcome="unknown"))
+    assert (type(error), error.code) == (OutcomeUnknownError, "odd")
+    # The reverse would be a promise that the kind does not give.
+    assert restore_error(describe_error(LogFailedError("lost"), outcome="not_done")).outcome == "unknown"
+
+
+def test_fields_of_a_newer_program_are_ignored() -> None:
+    encoded = msgspec.msgpack.encode({"kind": "not_found", "code": "unknown_topic", "novel": [1]})
+    assert restore_error(msgspec.msgpack.decode(encoded, type=ErrorInfo)).code == "unknown_topic"
+
+
+def test_long_sentence_is_cut() -> None:
+    assert travel(QuiverError("ü" * 5000)).message == "ü" * MESSAGE_LENGTH_MAX
