@@ -10,8 +10,7 @@ from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
 from quiver.partition import ConsumeResult
 from quiver.partition.entries import StateSnapshot, StateSnapshotEntry, TrimEntry, build_entry
 from quiver.record import Batch, build_batch, stamp
-from quiver.testing.checkers.clients import check_consumed, check_nothing_skipped
-from quiver.testing.checkers.committed import CommittedLog
+from quiver.testing.checkers.committed import CommittedLog, check_consumed, check_nothing_skipped
 from quiver.testing.simulator.report import Violation
 
 GROUP, N1 = GroupId(1), NodeId(1)

@@ -16,7 +16,7 @@ import pytest
 from quiver import __version__, errors
 from quiver.cli import main, quiver
 from quiver.cli.config import show_value
-from quiver.cli.exits import report
+from quiver.cli.output import report_error
 from quiver.clock import SystemClock
 from quiver.config import LogSettings, all_settings
 from quiver.errors import InvariantBroken, QuiverError
@@ -375,14 +375,14 @@ EXITS = {
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.code)
 def test_error_is_told_by_its_code_and_what_to_do(kind: type[QuiverError], capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(kind("so it went")) == EXITS[kind.code]
+    assert report_error(kind("so it went")) == EXITS[kind.code]
     error, advice = capsys.readouterr().err.splitlines()
     assert error == f"error {kind.code}: so it went"
     assert advice.startswith("  what to do: ")
 
 
 def test_system_error_without_a_path_is_told() -> None:
-    assert report(OSError(28, "No space left on device")) == 4
+    assert report_error(OSError(28, "No space left on device")) == 4
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from quiver import __version__
-from quiver.cli.exits import INTERRUPTED, PIPE_CLOSED, report
 from quiver.cli.options import examples
+from quiver.cli.output import INTERRUPTED, PIPE_CLOSED, report_error
 from quiver.errors import InvariantBroken
 
 __all__ = ["main"]
@@ -36,7 +36,10 @@ _MODULES = {
     "tail": "consume",
     "consumer": "clients",
     "producer": "clients",
-    "hold": "status",
+    "status": "cluster",
+    "topic": "cluster",
+    "hold": "cluster",
+    "broker": "cluster",
     "cli": "reference",
     "gateway": "reference",
     "history": "sim",
@@ -104,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return PIPE_CLOSED
     except (Exception, InvariantBroken) as error:  # noqa: BLE001 - the edge: users never see a traceback
-        return report(error)
+        return report_error(error)
     return code if isinstance(code, int) else 0
 
 

@@ -14,8 +14,7 @@ from itertools import islice
 
 import click
 
-from quiver.cli.exits import FOUND
-from quiver.cli.output import Cell, Facts, describe_record, format_time, print_json, print_json_line, print_table
+from quiver.cli.output import FOUND, Cell, Facts, describe_record, format_time, print_json, print_json_line, print_table
 from quiver.errors import DecodeError, RequestError
 from quiver.model import NO_PRODUCER
 from quiver.record.batch import Batch

@@ -12,9 +12,8 @@ from contextlib import closing
 
 import click
 
-from quiver.cli.exits import FOUND
 from quiver.cli.options import json_lines_option, json_option
-from quiver.cli.output import format_time, print_json, print_json_line, print_table
+from quiver.cli.output import FOUND, format_time, print_json, print_json_line, print_table
 from quiver.environment import schema_name
 from quiver.errors import ConfigError
 from quiver.metadata import Database, JournalRow, compare, open_database, read_journal, sqlite_url

@@ -1,14 +1,20 @@
-"""What commands print: a table for people at a terminal, plain columns for pipes, JSON on request.
+"""What commands print, and the codes with which they exit.
 
-Results go to standard output, through click; everything else goes to standard error. Plain output has no colour, no
-borders and one line per row, so that `grep`, `cut` and `awk` work on it. Bytes that are not text are shown in base64 in
-JSON. Control characters reach a terminal only as escapes: a record must not be able to move its cursor, or worse.
+Results go to standard output, through click, everything else to standard error: a table for people at a terminal, plain
+columns for pipes, JSON on request. Plain output has no colour, no borders and one line per row, so that `grep`, `cut`
+and `awk` work on it. Bytes that are not text are shown in base64 in JSON. Control characters reach a terminal only as
+escapes: a record must not be able to move its cursor, or worse.
+
+Each class of error has an exit code and advice, printed with the error. The codes are part of the interface
+(`docs/operations/install.md` lists them); scripts depend on them. The table is searched from the most specific class
+up, so that every error of `quiver.errors` has an entry.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+import traceback
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,8 +23,41 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from quiver.errors import (
+    ConfigError,
+    DamageError,
+    InvariantBroken,
+    OutcomeUnknownError,
+    QuiverError,
+    RequestError,
+    StorageError,
+    UnavailableError,
+)
+
 if TYPE_CHECKING:
     from quiver.record.batch import Record
+
+
+DONE = 0
+FOUND = 1
+USAGE = 2
+UNAVAILABLE = 3
+STORAGE = 4
+UNKNOWN = 5
+DEFECT = 70
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+_EXITS: dict[type[BaseException], tuple[int, str]] = {
+    DamageError: (FOUND, "restore the directory from another replica; do not start a node on the damaged one"),
+    RequestError: (USAGE, "correct the request and run the command again"),
+    ConfigError: (USAGE, "correct the setting; `quiver config docs` lists all settings"),
+    UnavailableError: (UNAVAILABLE, "nothing was done; run the command again later"),
+    StorageError: (STORAGE, "check the disk, its free space and its permissions"),
+    OutcomeUnknownError: (UNKNOWN, "the request may have been done: check before you run the command again"),
+    OSError: (STORAGE, "check the path, its permissions and the disk"),
+}
+_DEFECT = (DEFECT, "this is a defect of Quiver: report it, with the command that led to it")
 
 Cell = str | int | None
 Facts = dict[str, Any]
@@ -139,3 +178,26 @@ def printable(value: bytes | None) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def report_error(error: BaseException) -> int:
+    """Print the error and what to do about it on standard error; return the exit code."""
+    code, advice = next((_EXITS[kind] for kind in type(error).__mro__ if kind in _EXITS), _DEFECT)
+    click.echo(f"error {_error_name(error)}: {_error_sentence(error)}", err=True)
+    click.echo(f"  what to do: {advice}", err=True)
+    return code
+
+
+def _error_name(error: BaseException) -> str:
+    if isinstance(error, QuiverError):
+        return error.code
+    return "system_error" if isinstance(error, OSError) else "defect"
+
+
+def _error_sentence(error: BaseException) -> str:
+    if isinstance(error, QuiverError | InvariantBroken):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"

@@ -18,9 +18,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from quiver.cli.exits import DONE, FOUND
 from quiver.cli.options import examples, json_option
-from quiver.cli.output import format_count, print_json
+from quiver.cli.output import DONE, FOUND, format_count, print_json
 from quiver.errors import ConfigError
 
 if TYPE_CHECKING:

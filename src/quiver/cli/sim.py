@@ -15,9 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quiver.cli.exits import FOUND
 from quiver.cli.options import json_option
-from quiver.cli.output import print_json, print_table
+from quiver.cli.output import FOUND, print_json, print_table
 from quiver.errors import DecodeError
 from quiver.testing.clusters.model import ClusterModel
 from quiver.testing.groups.model import GroupModel

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from quiver.cli.exits import UNAVAILABLE
-from quiver.cli.output import print_table
+from quiver.cli.output import UNAVAILABLE, print_table
 from quiver.errors import UnavailableError
 
 READY_TIMEOUT_S = 60

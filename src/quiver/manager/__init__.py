@@ -1,8 +1,8 @@
 """The managers' work: place replicas, track liveness, and reconcile the cluster with its desired state.
 
-`AdminService` answers, on every node, what is asked about the cluster, and hands on to the primary what only that one
-does. `Manager` runs on managers, and works on the primary: `liveness` hears heartbeats, `reconciler` does what
-`repairs` finds. `placement` and `repairs` only compute.
+`AdminService` runs on every node: it answers questions about the cluster and forwards changes to the primary. `Manager`
+runs on managers and works on the primary: `Liveness` handles heartbeats, `Reconciler` submits the commands that
+`repairs` plans. `placement` and `repairs` only compute.
 """
 
 from quiver.manager.admin_service import AdminService

@@ -3,8 +3,7 @@
 They draw no random numbers, schedule nothing and never change the cluster: a run with checkers is the run without.
 """
 
-from quiver.testing.checkers.clients import check_ack, check_end_read, check_sends
-from quiver.testing.checkers.committed import CommittedLog
+from quiver.testing.checkers.committed import CommittedLog, check_ack, check_end_read, check_sends
 from quiver.testing.checkers.durability import PromiseChecker
 from quiver.testing.checkers.observer import ConfigurationChecker, ElectionChecker, Observer
 

@@ -18,7 +18,7 @@ from quiver.model import GroupId, NodeId, Offset
 from quiver.partition import ConsumeResult, CursorsResult, Replica
 from quiver.record import Record
 from quiver.tasks import timeout
-from quiver.testing.checkers.clients import check_consumed, check_nothing_skipped, check_taken
+from quiver.testing.checkers.committed import check_consumed, check_nothing_skipped, check_taken
 from quiver.testing.groups.node import SimulatedNode
 from quiver.testing.groups.producers import GroupClient
 from quiver.testing.simulator.report import require

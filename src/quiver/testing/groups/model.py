@@ -22,7 +22,7 @@ from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset
 from quiver.partition import AppendResult
 from quiver.record import build_batch
 from quiver.replication import Member
-from quiver.testing.checkers.clients import check_sends
+from quiver.testing.checkers.committed import check_sends
 from quiver.testing.groups import operations
 from quiver.testing.groups.consumers import CursorConsumer
 from quiver.testing.groups.history import SentBatch, check_client_history
@@ -256,7 +256,7 @@ async def _hand_over_under_load(world: GroupWorld, group: GroupId, rng: Rng) -> 
         if not member.is_leader:
             break
     pouring.cancel()
-    require(not member.is_leader, "F5", "leadership was not handed over", group=group, node=leader.id, to=target)
+    require(not member.is_leader, "F5", "leadership was not transferred", group=group, node=leader.id, to=target)
     await asyncio.sleep(_timeouts(world, 6))
 
 

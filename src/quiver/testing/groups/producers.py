@@ -17,7 +17,7 @@ from quiver.model import GroupId, NodeId, Offset, ProducerId
 from quiver.partition import AppendResult
 from quiver.record import Batch, build_batch
 from quiver.tasks import timeout
-from quiver.testing.checkers.clients import check_ack, check_end_read
+from quiver.testing.checkers.committed import check_ack, check_end_read
 from quiver.testing.groups.history import EndRead, SentBatch
 from quiver.testing.groups.node import SimulatedNode
 from quiver.testing.simulator.report import require

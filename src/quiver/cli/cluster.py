@@ -1,0 +1,296 @@
+"""`quiver status`, `topic`, `hold` and `broker`: print the state of the cluster, and administer its parts."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from quiver.cli.options import connect, json_option, topic_argument, url_option
+from quiver.cli.output import Cell, format_count, format_time, print_json, print_table
+from quiver.client.overview import ClusterOverview, NodeOverview
+from quiver.wire.admin_messages import HoldInfo
+from quiver.wire.messages import RetentionInfo
+
+_BROKER = click.argument("broker", type=click.IntRange(min=1))
+HOLD_COLUMNS = ("hold", "topic", "from", "until", "owner")
+
+
+@click.command(
+    short_help="Print the state of the cluster.", epilog="Example: quiver status --json --url http://127.0.0.1:8002"
+)
+@json_option
+@url_option
+def status(*, as_json: bool, url: str) -> None:
+    """Print nodes, managers, topics with their partitions, replica moves in progress, and holds."""
+    with connect(url) as cluster:
+        overview = cluster.status()
+    if as_json:
+        print_json(overview)
+        return
+    _print_nodes(overview)
+    _print_partitions(overview)
+    _print_moves(overview)
+    if overview.holds:
+        print_table(HOLD_COLUMNS, [hold_cells(one) for one in overview.holds])
+
+
+def _print_nodes(overview: ClusterOverview) -> None:
+    click.echo(f"cluster {overview.cluster_id}, metadata at {overview.index}")
+    columns = ("node", "pid", "roles", "state", "manager", "applied", "http", "wire")
+    print_table(columns, [_node_cells(node) for node in overview.nodes])
+
+
+def _node_cells(node: NodeOverview) -> tuple[Cell, ...]:
+    manager = None
+    if "manager" in node.roles:
+        manager = "primary" if node.is_primary else "replica"
+    return (
+        node.node,
+        node.pid,
+        ",".join(node.roles),
+        node.state if node.is_alive or node.state != "alive" else "no answer",
+        manager,
+        node.applied_index,
+        node.http_address or None,
+        node.wire_address,
+    )
+
+
+def _print_partitions(overview: ClusterOverview) -> None:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            topic.topic,
+            item.partition,
+            item.leader,
+            item.epoch,
+            " ".join(map(str, item.replicas)),
+            " ".join(map(str, item.in_sync)) or None,
+            item.first_offset,
+            item.end_offset,
+            item.bytes,
+        )
+        for topic in overview.topics
+        for item in topic.partitions
+    ]
+    if not rows:
+        click.echo("no topics")
+        return
+    columns = ("topic", "partition", "leader", "epoch", "replicas", "in sync", "first offset", "end offset", "bytes")
+    print_table(columns, rows)
+
+
+def _print_moves(overview: ClusterOverview) -> None:
+    if overview.moves:
+        rows: list[tuple[Cell, ...]] = [
+            (move.move_id, move.topic, move.partition_id, move.source, move.target, move.state)
+            for move in overview.moves
+        ]
+        print_table(("move", "topic", "partition", "from", "to", "state"), rows)
+
+
+@click.group(epilog="Example: quiver hold list")
+def hold() -> None:
+    """Work with holds, which keep records that a reader still needs from being removed by retention."""
+
+
+@hold.command("list", epilog="Example: quiver hold list --json")
+@json_option
+@url_option
+def list_holds(*, as_json: bool, url: str) -> None:
+    """Print all holds: their owner, first held offsets, and when they expire unless renewed."""
+    with connect(url) as cluster:
+        found = cluster.holds()
+    if as_json:
+        print_json(found)
+        return
+    print_table(HOLD_COLUMNS, [hold_cells(one) for one in found])
+
+
+@hold.command("release", epilog="Example: quiver hold release report-5f0c9a1e")
+@click.argument("name")
+@click.option("--topic", help="Only on this topic.")
+@url_option
+def release_hold(*, name: str, topic: str | None, url: str) -> None:
+    """Release the hold NAME; an owner that is still running places it again."""
+    with connect(url) as cluster:
+        cluster.release_hold(name, topic)
+    click.echo(f"hold {name} is released")
+
+
+def hold_cells(one: HoldInfo) -> tuple[Cell, ...]:
+    """Return a hold as a row of a table."""
+    places = " ".join(f"{partition}:{offset}" for partition, offset in one.offsets)
+    return (one.name, one.topic, places, format_time(one.expires_ms), one.owner or None)
+
+
+@click.group(epilog="Example: quiver topic create logs --partitions 3")
+def topic() -> None:
+    """Work with topics."""
+
+
+@topic.command("create", epilog="Example: quiver topic create logs --partitions 6 --retention-ms 604800000")
+@topic_argument
+@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Number of partitions.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    help="Replicas of each partition.  [default: 3, or one per broker if fewer]",
+)
+@click.option("--retention-ms", type=click.IntRange(min=1), help="Age at which records may be removed.")
+@click.option(
+    "--retention-bytes",
+    type=click.IntRange(min=1),
+    help="Size above which a partition's oldest records may be removed.",
+)
+@click.option(
+    "--until-consumed", is_flag=True, help="Records may be removed once every registered consumer has consumed them."
+)
+@url_option
+def create_topic(
+    *,
+    topic: str,
+    partitions: int,
+    replicas: int | None,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    until_consumed: bool,
+    url: str,
+) -> None:
+    """Create TOPIC."""
+    retention = RetentionInfo(ms=retention_ms, bytes=retention_bytes, until_consumed=until_consumed)
+    with connect(url) as cluster:
+        cluster.create_topic(topic, partitions=partitions, replicas=replicas, retention=retention)
+    click.echo(f"created {topic} with {format_count(partitions, 'partition')}")
+
+
+@topic.command("list", epilog="Example: quiver topic list --json")
+@json_option
+@url_option
+def list_topics(*, as_json: bool, url: str) -> None:
+    """Print the names of all topics."""
+    with connect(url) as cluster:
+        topics = cluster.list_topics()
+    if as_json:
+        print_json(topics)
+        return
+    for name in topics:
+        click.echo(name)
+
+
+@topic.command("describe", epilog="Example: quiver topic describe logs")
+@topic_argument
+@json_option
+@url_option
+def describe_topic(*, topic: str, as_json: bool, url: str) -> None:
+    """Print TOPIC's partitions: leader, replicas, those in sync, offsets and bytes."""
+    with connect(url) as cluster:
+        found = cluster.describe_topic(topic)
+    if as_json:
+        print_json(found)
+        return
+    kept = {key: value for key, value in msgspec.to_builtins(found.retention).items() if value}
+    click.echo(f"{found.topic}: {found.replicas} replica{'s' * (found.replicas != 1)}, retention {kept or 'unlimited'}")
+    rows = [
+        (
+            item.partition,
+            item.leader,
+            " ".join(map(str, item.replicas)),
+            " ".join(map(str, item.in_sync)) or None,
+            item.first_offset,
+            item.end_offset,
+            item.bytes,
+        )
+        for item in found.partitions
+    ]
+    print_table(("partition", "leader", "replicas", "in sync", "first offset", "end offset", "bytes"), rows)
+
+
+@topic.command(epilog="Example: quiver topic add-partitions logs 12")
+@topic_argument
+@click.argument("partitions", type=click.IntRange(min=1))
+@url_option
+def add_partitions(*, topic: str, partitions: int, url: str) -> None:
+    """Raise the number of partitions of TOPIC to PARTITIONS; keys may map to other partitions from then on."""
+    with connect(url) as cluster:
+        cluster.add_partitions(topic, partitions)
+    click.echo(f"{topic} has {partitions} partitions")
+
+
+@topic.command("delete", epilog="Example: quiver topic delete logs")
+@topic_argument
+@url_option
+def delete_topic(*, topic: str, url: str) -> None:
+    """Delete TOPIC; it can be restored for a day (setting manager.purge_delay_ms)."""
+    with connect(url) as cluster:
+        cluster.delete_topic(topic)
+    click.echo(f"deleted {topic}; quiver topic restore {topic} undoes it")
+
+
+@topic.command("restore", epilog="Example: quiver topic restore logs")
+@topic_argument
+@url_option
+def restore_topic(*, topic: str, url: str) -> None:
+    """Restore a deleted TOPIC with all its records."""
+    with connect(url) as cluster:
+        cluster.restore_topic(topic)
+    click.echo(f"restored {topic}")
+
+
+@click.group(epilog="Example: quiver broker drain 3")
+def broker() -> None:
+    """Work with brokers."""
+
+
+@broker.command("list", epilog="Example: quiver broker list --json")
+@json_option
+@url_option
+def list_brokers(*, as_json: bool, url: str) -> None:
+    """Print all nodes with their state and when each was last seen."""
+    with connect(url) as cluster:
+        nodes = cluster.brokers()
+    if as_json:
+        print_json(nodes)
+        return
+    rows = [
+        (
+            node.node,
+            node.state + (", draining" if node.is_draining and node.state != "draining" else ""),
+            ",".join(node.roles),
+            node.wire_address,
+            node.http_address or None,
+            node.rack or None,
+            None if node.last_seen_ms is None else format_time(node.last_seen_ms),
+        )
+        for node in nodes
+    ]
+    print_table(("node", "state", "roles", "wire", "http", "rack", "last seen"), rows)
+
+
+@broker.command("drain", epilog="Example: quiver broker drain 3")
+@_BROKER
+@click.option("--undo", is_flag=True, help="Allow replicas on it again.")
+@url_option
+def drain_broker(*, broker: int, undo: bool, url: str) -> None:
+    """Move all replicas off BROKER while it keeps serving; `quiver status` shows the progress."""
+    with connect(url) as cluster:
+        cluster.drain(broker, is_undone=undo)
+    click.echo(f"broker {broker} may hold replicas again" if undo else f"broker {broker} is draining")
+
+
+@broker.command("remove", epilog="Example: quiver broker remove 3")
+@_BROKER
+@url_option
+def remove_broker(*, broker: int, url: str) -> None:
+    """Remove BROKER, which must be drained, or dead and empty; its id is never reused."""
+    with connect(url) as cluster:
+        cluster.remove(broker)
+    click.echo(f"broker {broker} is removed")
+
+
+@broker.command(epilog="Example: quiver broker rebalance")
+@url_option
+def rebalance(*, url: str) -> None:
+    """Move replicas until every broker has its share; `quiver status` shows the progress."""
+    with connect(url) as cluster:
+        cluster.rebalance()
+    click.echo("rebalancing replicas")
