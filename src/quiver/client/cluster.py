@@ -242,15 +242,15 @@ class AsyncCluster:
 
     async def drain(self, broker: int, *, is_undone: bool = False) -> None:
         """Move all replicas off a broker; with `is_undone`, let it hold replicas again."""
-        self._see(await self._ask(DrainBroker(broker=NodeId(broker), is_undone=is_undone)))
+        self._record_index(await self._ask(DrainBroker(broker=NodeId(broker), is_undone=is_undone)))
 
     async def remove(self, broker: int) -> None:
         """Remove a broker from the cluster; it must be drained, or dead and without replicas."""
-        self._see(await self._ask(RemoveBroker(broker=NodeId(broker))))
+        self._record_index(await self._ask(RemoveBroker(broker=NodeId(broker))))
 
     async def rebalance(self) -> None:
         """Move replicas until all brokers hold a similar share; `status` shows the progress."""
-        self._see(await self._ask(RebalanceBrokers()))
+        self._record_index(await self._ask(RebalanceBrokers()))
 
     async def status(self) -> ClusterOverview:
         """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
@@ -265,7 +265,7 @@ class AsyncCluster:
 
     async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
         """Remove a producer or consumer; its cursors no longer keep records from retention."""
-        self._see(await self._ask(ForgetClientRequest(kind=kind, id=id)))
+        self._record_index(await self._ask(ForgetClientRequest(kind=kind, id=id)))
 
     async def lag(self, consumer_id: int, topic: str | None = None) -> list[PartitionLag]:
         """Return a consumer's cursor and lag in all its partitions, or in those of one topic.
@@ -512,10 +512,10 @@ class AsyncCluster:
         return (await self.router.ask(request, deadline=self.router.deadline()))[0]
 
     async def _change(self, request: Request[Done], topic: str) -> None:
-        self._see(await self._ask(request))
+        self._record_index(await self._ask(request))
         self._cache.forget_topic(topic)
 
-    def _see(self, done: Done) -> None:
+    def _record_index(self, done: Done) -> None:
         self._cache.record_index(done.index)
 
     async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:

@@ -1,4 +1,4 @@
-"""A simulated loop with a cluster in memory and SDK clients on it: what the client's tests share."""
+"""Shared by the client's tests: a simulated loop with an in-memory cluster and SDK clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster object promises: administration that tells the truth, and a directory that finds its way."""
+"""Cluster objects: administration with true outcomes, and a metadata cache that recovers from stale entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_topics_are_created_changed_listed_deleted_and_restored() -> None:
     world.run(scenario())
 
 
-def test_description_is_what_the_leaders_say() -> None:
+def test_description_shows_what_leaders_report() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -58,7 +58,7 @@ def test_description_is_what_the_leaders_say() -> None:
     world.run(scenario())
 
 
-def test_brokers_and_clients_are_told() -> None:
+def test_brokers_and_clients_are_listed() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -85,7 +85,7 @@ def test_brokers_and_clients_are_told() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_topic_is_created_once_although_answers_get_lost(seed: int) -> None:
+def test_topic_is_created_once_despite_lost_answers(seed: int) -> None:
     world = World(seed)
 
     async def scenario() -> None:
@@ -113,7 +113,7 @@ def test_deletion_is_not_repeated_after_an_unknown_outcome() -> None:
     assert [name for _, name in world.cluster.calls].count("delete_topic") == 1
 
 
-def test_call_ends_at_its_deadline_and_says_that_nothing_was_done() -> None:
+def test_call_ends_at_its_deadline_and_reports_not_done() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -128,7 +128,7 @@ def test_call_ends_at_its_deadline_and_says_that_nothing_was_done() -> None:
     world.run(scenario())
 
 
-def test_silent_node_is_given_up_for_another() -> None:
+def test_request_moves_from_a_silent_node_to_another() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -144,7 +144,7 @@ def test_silent_node_is_given_up_for_another() -> None:
     world.run(scenario())
 
 
-def test_connect_asks_the_next_address_if_one_is_silent() -> None:
+def test_connect_tries_the_next_address_if_one_is_silent() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -154,7 +154,7 @@ def test_connect_asks_the_next_address_if_one_is_silent() -> None:
     world.run(scenario())
 
 
-def test_stale_metadata_is_corrected_by_the_refusal() -> None:
+def test_refusal_refreshes_stale_metadata() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -170,7 +170,7 @@ def test_stale_metadata_is_corrected_by_the_refusal() -> None:
     world.run(scenario())
 
 
-def test_many_who_look_for_a_topic_ask_once() -> None:
+def test_concurrent_lookups_of_a_topic_share_one_request() -> None:
     world = World(latency=Latency(minimum_ms=10))
 
     async def scenario() -> None:
@@ -204,7 +204,7 @@ def test_options_out_of_bounds_are_refused() -> None:
         World().connect(timeout_ms=0)
 
 
-def test_closing_a_cluster_closes_what_was_made_from_it() -> None:
+def test_closing_a_cluster_closes_its_producers_and_consumers() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -222,7 +222,7 @@ def test_closing_a_cluster_closes_what_was_made_from_it() -> None:
     world.run(scenario())
 
 
-def test_lag_and_reset_of_a_consumer_from_outside() -> None:
+def test_operator_reads_lag_and_resets_a_consumer() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -255,7 +255,7 @@ def test_lag_and_reset_of_a_consumer_from_outside() -> None:
     world.run(scenario())
 
 
-def test_consumer_of_a_partition_that_does_not_exist_is_refused_at_once() -> None:
+def test_consumer_of_an_unknown_partition_is_refused_immediately() -> None:
     world = World()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What a consumer promises: every record, in order per partition, and a place that it comes back to."""
+"""Consumers: they return every record in order per partition, and resume at their last commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbers(records: list[Record]) -> list[int]:
     return [int(record.text or "") for record in records]
 
 
-async def read_for_ever(consumer: AsyncConsumer, records: list[Record]) -> None:
+async def read_forever(consumer: AsyncConsumer, records: list[Record]) -> None:
     while True:
         records += await consumer.poll(timeout=10)
 
@@ -54,7 +54,7 @@ def test_iteration_yields_every_record_of_every_partition_in_order() -> None:
         assert [record.offset for record in own] == list(range(33))
 
 
-def test_iteration_waits_for_what_is_sent_later() -> None:
+def test_iteration_waits_for_later_records() -> None:
     world = World()
 
     async def scenario() -> list[str | None]:
@@ -75,7 +75,7 @@ def test_iteration_waits_for_what_is_sent_later() -> None:
     assert world.run(scenario()) == ["late 0", "late 1", "late 2"]
 
 
-def test_poll_returns_what_is_there_and_waits_no_longer_than_it_must() -> None:
+def test_poll_returns_available_records_and_waits_only_for_the_first() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -96,7 +96,7 @@ def test_poll_returns_what_is_there_and_waits_no_longer_than_it_must() -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_nothing_is_skipped_or_doubled_whatever_gets_lost(seed: int) -> None:
+def test_no_record_is_skipped_or_duplicated_despite_lost_messages(seed: int) -> None:
     world = World(seed)
 
     async def scenario() -> list[Record]:
@@ -119,7 +119,7 @@ def test_nothing_is_skipped_or_doubled_whatever_gets_lost(seed: int) -> None:
         assert numbers(own) == list(range(partition, 120, 2))
 
 
-def test_named_consumer_comes_back_to_what_it_committed() -> None:
+def test_named_consumer_resumes_at_its_last_commit() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -139,7 +139,7 @@ def test_named_consumer_comes_back_to_what_it_committed() -> None:
     assert [name for name, _ in world.cluster.consumers.values()] == ["report", "other"]
 
 
-def test_consumer_can_come_back_by_its_id() -> None:
+def test_consumer_resumes_by_its_id() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -157,7 +157,7 @@ def test_consumer_can_come_back_by_its_id() -> None:
     world.run(scenario())
 
 
-def test_commit_inside_an_iteration_covers_the_record_at_hand_and_no_more() -> None:
+def test_commit_inside_an_iteration_covers_only_yielded_records() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -169,7 +169,7 @@ def test_commit_inside_an_iteration_covers_the_record_at_hand_and_no_more() -> N
                     await consumer.commit()
                     break
             assert consumer.position(0) == 5
-            # What was not yielded is still there for whoever asks next, in whatever way.
+            # Records that were not yielded are returned by the next call of any kind.
             assert numbers(await consumer.poll(2, timeout=5)) == [5, 6]
             async for record in consumer:
                 assert record.offset == 7
@@ -179,7 +179,7 @@ def test_commit_inside_an_iteration_covers_the_record_at_hand_and_no_more() -> N
     assert list(world.cluster.partition("logs", 0).cursors.values()) == [5]
 
 
-def test_auto_commit_stores_what_the_application_has_gone_past() -> None:
+def test_auto_commit_stores_positions_that_the_application_has_passed() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -222,7 +222,7 @@ def test_auto_commit_on_close_but_not_after_an_error_of_the_application() -> Non
     world.run(scenario())
 
 
-def test_consumer_without_a_name_leaves_nothing_behind() -> None:
+def test_consumer_without_a_name_leaves_no_state() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -243,7 +243,7 @@ def test_consumer_without_a_name_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "report"])
-def test_latest_begins_behind_what_is_there(name: str | None) -> None:
+def test_latest_starts_after_existing_records(name: str | None) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -260,7 +260,7 @@ def test_latest_begins_behind_what_is_there(name: str | None) -> None:
     world.run(scenario())
 
 
-def test_seek_goes_to_offsets_words_and_timestamps() -> None:
+def test_seek_accepts_offsets_names_and_timestamps() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -304,7 +304,7 @@ def test_seek_inside_an_iteration_takes_effect_with_the_next_record() -> None:
     assert world.run(scenario()) == [0, 1, 2, *range(1, 10)]
 
 
-def test_trimmed_records_are_an_error_unless_the_gap_is_wished_to_be_passed() -> None:
+def test_trimmed_records_are_an_error_unless_on_trimmed_skips_them() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -328,7 +328,7 @@ def test_trimmed_records_are_an_error_unless_the_gap_is_wished_to_be_passed() ->
     world.run(scenario())
 
 
-def test_unreachable_cluster_is_reported_and_reading_goes_on_afterwards() -> None:
+def test_unreachable_cluster_is_reported_and_reading_resumes() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -340,7 +340,7 @@ def test_unreachable_cluster_is_reported_and_reading_goes_on_afterwards() -> Non
                 world.cluster.stop(node)
             records: list[Record] = []
             with pytest.raises(UnavailableError):
-                await read_for_ever(consumer, records)
+                await read_forever(consumer, records)
             for node in (1, 2, 3):
                 world.cluster.start(node)
             while len(records) < 3:
@@ -350,7 +350,7 @@ def test_unreachable_cluster_is_reported_and_reading_goes_on_afterwards() -> Non
     world.run(scenario())
 
 
-def test_added_partitions_are_read_from_their_beginning() -> None:
+def test_added_partitions_are_read_from_their_first_record() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -394,7 +394,7 @@ def test_prefetch_stays_within_its_bound() -> None:
     world.run(scenario())
 
 
-def test_fetch_arrow_returns_everything_that_is_there() -> None:
+def test_fetch_arrow_returns_all_available_records() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -413,7 +413,7 @@ def test_fetch_arrow_returns_everything_that_is_there() -> None:
     world.run(scenario())
 
 
-def test_fetch_arrow_takes_no_more_than_it_is_told_and_may_have_headers() -> None:
+def test_fetch_arrow_respects_max_records_and_returns_headers() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -431,7 +431,7 @@ def test_fetch_arrow_takes_no_more_than_it_is_told_and_may_have_headers() -> Non
     world.run(scenario())
 
 
-def test_closed_consumer_says_so() -> None:
+def test_closed_consumer_raises_closed() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -447,7 +447,7 @@ def test_closed_consumer_says_so() -> None:
     world.run(scenario())
 
 
-def test_leader_that_leaves_records_out_is_caught() -> None:
+def test_gap_in_a_leaders_answer_is_detected() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -457,13 +457,13 @@ def test_leader_that_leaves_records_out_is_caught() -> None:
             consumer = await cluster.consumer("logs")
             records: list[Record] = []
             with pytest.raises(DamageError):
-                await read_for_ever(consumer, records)
+                await read_forever(consumer, records)
             assert numbers(records) == [0, 1, 2]
 
     world.run(scenario())
 
 
-def test_failed_auto_commit_is_tried_again_and_keeps_nobody_from_reading() -> None:
+def test_failed_auto_commit_is_retried_without_blocking_reads() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -482,7 +482,7 @@ def test_failed_auto_commit_is_tried_again_and_keeps_nobody_from_reading() -> No
     world.run(scenario())
 
 
-def test_consumer_that_cannot_be_opened_leaves_no_task_behind() -> None:
+def test_failed_open_of_a_consumer_leaves_no_task() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -496,7 +496,7 @@ def test_consumer_that_cannot_be_opened_leaves_no_task_behind() -> None:
     world.run(scenario())
 
 
-def test_defect_in_a_reading_task_is_raised_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_a_reading_task_is_raised_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""From what users call an address to nodes of a cluster."""
+"""Discovery: user addresses are parsed and resolved to nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from quiver.errors import RequestError, UnavailableError
         (" a:1 ,, b:2", [Seed("either", "a", 1, 1), Seed("either", "b", 2, 2)]),
     ],
 )
-def test_address_is_read_as_what_it_says(text: str, seeds: list[Seed]) -> None:
+def test_address_is_parsed(text: str, seeds: list[Seed]) -> None:
     assert list(parse_seeds([text])) == seeds
 
 
 @pytest.mark.parametrize(
     "text", ["", ",", "host:port", "ftp://host", "http://", "http://host/path", "http://host:99999", "quiver://a b:x"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         parse_seeds([text])
     assert refused.value.code == "bad_address"
 
 
 @pytest.mark.parametrize("address", ["http://gateway", "gateway:8002", "gateway", "nowhere:1,gateway:8002", "node-2"])
-def test_cluster_is_found_by_wire_and_by_gateway(address: str) -> None:
+def test_cluster_is_discovered_by_wire_and_by_gateway(address: str) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -49,7 +49,7 @@ def test_cluster_is_found_by_wire_and_by_gateway(address: str) -> None:
     world.run(scenario())
 
 
-def test_cluster_that_is_not_there_is_reported_with_every_reason() -> None:
+def test_unreachable_cluster_is_reported_with_every_reason() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -61,7 +61,7 @@ def test_cluster_that_is_not_there_is_reported_with_every_reason() -> None:
     world.run(scenario())
 
 
-def test_cluster_that_comes_up_late_is_waited_for() -> None:
+def test_connect_waits_for_a_cluster_that_starts_late() -> None:
     world = World()
     for node in (1, 2, 3):
         world.cluster.stop(node)

@@ -97,7 +97,7 @@ def test_every_exception_is_still_one() -> None:
 
 
 class Door:
-    """A blocking class that differs from its counterpart in every way that there is."""
+    """A blocking class that differs from its counterpart in every possible way."""
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""What holds promise to programs: placed where they say, renewed under their name, gone when released."""
+"""Holds: placed at the given offsets, renewed under their name, removed by a release."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_hold_is_for_one_incarnation_of_a_topic() -> None:
     ("offsets", "lasting", "error"),
     [({1: 0}, 60, NotFoundError), ({0: -1}, 60, OutOfRangeError), ({0: 0}, -1, OutOfRangeError)],
 )
-def test_what_cannot_be_held_is_refused(offsets: dict[int, int], lasting: float, error: type[Exception]) -> None:
+def test_invalid_hold_is_refused(offsets: dict[int, int], lasting: float, error: type[Exception]) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_held_is_refused(offsets: dict[int, int], lasting: float,
     world.run(scenario())
 
 
-def test_hold_is_placed_through_faults() -> None:
+def test_hold_is_placed_despite_faults() -> None:
     world = World(seed=5)
     world.cluster.faults = CallFaults(lost_request=0.3, lost_answer=0.3)
 

@@ -1,4 +1,4 @@
-"""What a producer promises: once, in order, and the truth about every record."""
+"""Producers: records are stored once and in order, and every outcome is reported truthfully."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quiver.testing import Latency
 from quiver.testing.memory_cluster import CallFaults
 
 
-def test_awaited_send_returns_where_the_record_is() -> None:
+def test_awaited_send_returns_partition_and_offset() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -94,7 +94,7 @@ def test_records_without_key_spread_over_all_partitions() -> None:
     assert min(counts) > 0
 
 
-def test_what_is_sent_while_a_batch_is_under_way_makes_one_batch() -> None:
+def test_records_sent_while_a_batch_is_in_flight_form_one_batch() -> None:
     world = World(latency=Latency(minimum_ms=5))
 
     async def scenario() -> None:
@@ -129,7 +129,7 @@ def test_linger_collects_before_the_first_batch() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_records_land_once_and_in_order_whatever_gets_lost(seed: int) -> None:
+def test_records_are_stored_once_and_in_order_despite_lost_messages(seed: int) -> None:
     world = World(seed)
 
     async def scenario() -> list[Delivery]:
@@ -156,7 +156,7 @@ def test_records_land_once_and_in_order_whatever_gets_lost(seed: int) -> None:
         assert world.values("logs", number % 2)[delivery.offset or 0] == f"{number}".encode()
 
 
-def test_failover_is_invisible_but_for_the_wait() -> None:
+def test_failover_only_delays_deliveries() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -175,7 +175,7 @@ def test_failover_is_invisible_but_for_the_wait() -> None:
         assert world.values("logs", partition) == [f"{number}".encode() for number in range(partition, 90, 3)]
 
 
-def test_restarted_producer_of_the_same_name_goes_on_exactly() -> None:
+def test_restarted_producer_of_the_same_name_resumes_exactly() -> None:
     world = World()
     lines = [f"line {number}" for number in range(20)]
 
@@ -197,7 +197,7 @@ def test_restarted_producer_of_the_same_name_goes_on_exactly() -> None:
     assert world.values("logs") == [line.encode() for line in lines]
 
 
-def test_next_sequence_counts_what_was_accepted() -> None:
+def test_next_sequence_counts_accepted_records() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -236,7 +236,7 @@ def test_second_producer_of_a_name_fences_the_first() -> None:
     assert world.values("logs") == [b"old", b"new", b"newer"]
 
 
-def test_refused_batch_fails_alone_and_the_next_ones_close_up() -> None:
+def test_refused_batch_fails_alone_and_later_ones_are_renumbered() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -256,7 +256,7 @@ def test_refused_batch_fails_alone_and_the_next_ones_close_up() -> None:
     assert world.values("logs") == [f"{number}".encode() for number in range(1, 10)]
 
 
-def test_delivery_that_was_never_sent_says_not_done() -> None:
+def test_delivery_that_was_never_sent_fails_as_not_done() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -276,7 +276,7 @@ def test_delivery_that_was_never_sent_says_not_done() -> None:
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_unknown_outcome_is_reported_and_its_sequence_is_put_right(is_done: bool) -> None:
+def test_unknown_outcome_is_reported_and_its_sequence_is_repaired(is_done: bool) -> None:
     world = World()
     lost = CallFaults(lost_answer=1.0) if is_done else CallFaults(dropped_request=1.0)
 
@@ -298,7 +298,7 @@ def test_unknown_outcome_is_reported_and_its_sequence_is_put_right(is_done: bool
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_record_is_doubled_although_deliveries_expire(seed: int) -> None:
+def test_no_record_is_duplicated_although_deliveries_expire(seed: int) -> None:
     world = World(seed)
 
     async def scenario() -> list[Delivery]:
@@ -337,7 +337,7 @@ async def _settle(deliveries: list[Delivery]) -> None:
             continue
 
 
-def test_partition_that_forgot_the_producer_goes_on_from_the_start() -> None:
+def test_partition_that_expired_the_producer_restarts_its_sequence() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -352,7 +352,7 @@ def test_partition_that_forgot_the_producer_goes_on_from_the_start() -> None:
     assert world.values("logs") == [b"before", b"after"]
 
 
-def test_full_buffer_refuses_at_once_and_room_can_be_waited_for() -> None:
+def test_full_buffer_refuses_immediately_and_wait_room_waits() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -373,7 +373,7 @@ def test_full_buffer_refuses_at_once_and_room_can_be_waited_for() -> None:
     assert len(world.values("logs")) == 9
 
 
-def test_send_many_waits_for_room_and_tells_every_place() -> None:
+def test_send_many_waits_for_room_and_returns_every_offset() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -389,7 +389,7 @@ def test_send_many_waits_for_room_and_tells_every_place() -> None:
     assert world.values("logs") == [f"{number}".encode() for number in range(5000)]
 
 
-def test_send_many_takes_arrow_arrays_and_tables() -> None:
+def test_send_many_accepts_arrow_arrays_and_tables() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -416,7 +416,7 @@ def test_send_many_takes_arrow_arrays_and_tables() -> None:
 
 
 @pytest.mark.parametrize("values", ["text", b"bytes", 7, [1]])
-def test_send_many_refuses_what_is_no_iterable_of_values(values: object) -> None:
+def test_send_many_refuses_a_single_value(values: object) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -443,7 +443,7 @@ def test_table_with_unknown_columns_is_refused() -> None:
     world.run(scenario())
 
 
-def test_unknown_partition_and_unstorable_values_are_refused_at_once() -> None:
+def test_unknown_partition_and_unstorable_values_are_refused_immediately() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -522,7 +522,7 @@ COLUMNS = {"key": [b"k", None], "value": ["a", "b"]}
     [COLUMNS, pa.table(COLUMNS), pandas.DataFrame(COLUMNS), polars.DataFrame(COLUMNS)],
     ids=["mapping", "arrow", "pandas", "polars"],
 )
-def test_send_many_takes_columns_of_any_make(values: Any) -> None:
+def test_send_many_accepts_columns_of_any_library(values: Any) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -538,7 +538,7 @@ def test_send_many_takes_columns_of_any_make(values: Any) -> None:
 
 
 @pytest.mark.parametrize("values", [{"text": ["a"]}, {"value": ["a"], "key": ["k", "l"]}, {"value": 7}])
-def test_columns_that_mean_nothing_are_refused(values: Any) -> None:
+def test_invalid_columns_are_refused(values: Any) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -551,7 +551,7 @@ def test_columns_that_mean_nothing_are_refused(values: Any) -> None:
     world.run(scenario())
 
 
-def test_unknown_topic_is_an_error_of_the_call() -> None:
+def test_unknown_topic_is_raised_by_the_call() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -578,7 +578,7 @@ def test_topic_deleted_under_a_producer_fails_its_records() -> None:
     world.run(scenario())
 
 
-def test_closed_producer_takes_nothing_more() -> None:
+def test_closed_producer_refuses_records() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -594,7 +594,7 @@ def test_closed_producer_takes_nothing_more() -> None:
     world.run(scenario())
 
 
-def test_aborted_producer_tells_sent_from_unsent() -> None:
+def test_aborted_producer_distinguishes_sent_from_unsent() -> None:
     world = World(latency=Latency(minimum_ms=100))
 
     async def scenario() -> None:
@@ -611,7 +611,7 @@ def test_aborted_producer_tells_sent_from_unsent() -> None:
     world.run(scenario())
 
 
-def test_cancelled_wait_for_a_delivery_leaves_the_record_on_its_way() -> None:
+def test_cancelled_wait_for_a_delivery_does_not_cancel_the_send() -> None:
     world = World(latency=Latency(minimum_ms=100))
 
     async def scenario() -> None:
@@ -647,7 +647,7 @@ def test_callbacks_run_when_the_outcome_is_known_and_may_fail() -> None:
 
 
 @pytest.mark.parametrize("partitions", [(), (0,)])
-def test_added_partitions_are_used_after_a_while(partitions: tuple[int, ...]) -> None:
+def test_added_partitions_are_used_after_a_refresh(partitions: tuple[int, ...]) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -666,7 +666,7 @@ def test_added_partitions_are_used_after_a_while(partitions: tuple[int, ...]) ->
     assert counts == ([3, 3, 4] if not partitions else [9, 0, 1])
 
 
-def test_epoch_that_one_partition_begins_is_begun_by_the_others_too() -> None:
+def test_new_epoch_of_one_partition_is_begun_in_the_others() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -689,7 +689,7 @@ def test_epoch_that_one_partition_begins_is_begun_by_the_others_too() -> None:
     assert sorted(world.values("logs", 1), key=str) == [b"after 0", b"after 1", b"after 2", b"before"]
 
 
-def test_large_and_null_values_are_cut_into_batches_of_their_own() -> None:
+def test_large_and_null_values_get_their_own_batches() -> None:
     world = World()
     values = [b"x" * 9000, None, "text", bytearray(b"array"), *[b"y" * 3000] * 20, memoryview(b"view")]
 
@@ -726,7 +726,7 @@ def test_values_that_arrow_cannot_store_fail_alone() -> None:
     world.run(scenario())
 
 
-def test_defect_in_the_sending_task_fails_what_is_under_way_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_the_sending_task_fails_batches_in_flight_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -743,7 +743,7 @@ def test_defect_in_the_sending_task_fails_what_is_under_way_instead_of_hanging(m
     world.run(scenario())
 
 
-def test_producer_of_a_topic_that_was_made_anew_sends_to_the_new_one() -> None:
+def test_producer_of_a_recreated_topic_sends_to_the_new_one() -> None:
     world = World()
 
     async def scenario() -> list[bytes | None]:

@@ -1,4 +1,4 @@
-"""What ranges of offsets promise: exactly what lies between two offsets of one incarnation of a topic."""
+"""Ranges: exactly the records between two offsets of one incarnation of a topic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def read(cluster: AsyncCluster, first: int, end: int, *, topic_id: int | N
     return found
 
 
-def test_offsets_are_told_for_all_partitions_or_for_those_named() -> None:
+def test_offsets_are_returned_for_all_or_the_named_partitions() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -52,7 +52,7 @@ def test_offsets_are_told_for_all_partitions_or_for_those_named() -> None:
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 10), (3, 7), (4, 5), (0, 0), (10, 10)])
-def test_range_yields_exactly_what_lies_in_it(first: int, end: int) -> None:
+def test_range_yields_exactly_its_records(first: int, end: int) -> None:
     world = World()
 
     async def scenario() -> list[int]:
@@ -63,7 +63,7 @@ def test_range_yields_exactly_what_lies_in_it(first: int, end: int) -> None:
     assert world.run(scenario()) == list(range(first, end))
 
 
-def test_range_is_read_through_faults() -> None:
+def test_range_is_read_despite_faults() -> None:
     world = World(seed=7)
     world.cluster.faults = CallFaults(lost_request=0.2, lost_answer=0.2)
 
@@ -76,7 +76,7 @@ def test_range_is_read_through_faults() -> None:
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.2])
-def test_batches_that_were_read_are_sent_on_as_they_are(lost: float) -> None:
+def test_consumed_batches_are_forwarded_unchanged(lost: float) -> None:
     world = World(seed=3)
 
     async def scenario() -> None:
@@ -96,7 +96,7 @@ def test_batches_that_were_read_are_sent_on_as_they_are(lost: float) -> None:
     world.run(scenario())
 
 
-def test_batch_that_cannot_be_sent_on_is_refused() -> None:
+def test_batch_that_cannot_be_forwarded_is_refused() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -119,7 +119,7 @@ def test_batch_that_cannot_be_sent_on_is_refused() -> None:
     ("first", "end", "kind", "code"),
     [(2, 9, TrimmedError, "trimmed"), (5, 11, OutOfRangeError, "past_end"), (7, 6, OutOfRangeError, "out_of_range")],
 )
-def test_what_is_not_there_is_an_error(first: int, end: int, kind: type[QuiverError], code: str) -> None:
+def test_missing_offsets_are_an_error(first: int, end: int, kind: type[QuiverError], code: str) -> None:
     world = World()
 
     async def scenario() -> None:
@@ -133,7 +133,7 @@ def test_what_is_not_there_is_an_error(first: int, end: int, kind: type[QuiverEr
     world.run(scenario())
 
 
-def test_topic_that_was_made_anew_is_not_taken_for_the_old_one() -> None:
+def test_recreated_topic_is_refused() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -151,7 +151,7 @@ def test_topic_that_was_made_anew_is_not_taken_for_the_old_one() -> None:
     world.run(scenario())
 
 
-def test_cursors_of_a_name_are_moved_without_reading() -> None:
+def test_cursors_of_a_named_consumer_are_moved_without_reading() -> None:
     world = World()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The face for threads: the same promises, kept across threads."""
+"""The blocking interface: the same guarantees for calls from several threads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_administration_has_the_same_surface(cluster: Cluster) -> None:
     cluster.restore_topic("logs")
 
 
-def test_methods_of_both_faces_are_the_same() -> None:
+def test_both_faces_have_the_same_methods() -> None:
     for one, other in (
         (quiver.Cluster, quiver.AsyncCluster),
         (quiver.Producer, quiver.AsyncProducer),
@@ -139,9 +139,7 @@ def test_buffer_that_stays_full_is_an_error_and_nothing_is_accepted(memory: Memo
     assert memory.partition("logs", 0).values() == [b"x" * 900]
 
 
-def test_result_that_takes_too_long_says_unknown_and_may_be_asked_again(
-    cluster: Cluster, memory: MemoryCluster
-) -> None:
+def test_result_timeout_is_unknown_and_can_be_repeated(cluster: Cluster, memory: MemoryCluster) -> None:
     cluster.create_topic("logs", partitions=1)
     producer = cluster.producer("logs")
     memory.faults = CallFaults(lost_request=1.0)
@@ -164,7 +162,7 @@ def test_delivery_can_be_awaited_on_another_loop(cluster: Cluster) -> None:
     assert asyncio.run(send()) == 0
 
 
-def test_callback_may_send_but_must_not_wait(cluster: Cluster) -> None:
+def test_callback_may_send_but_not_block(cluster: Cluster) -> None:
     cluster.create_topic("logs", partitions=1)
     producer = cluster.producer("logs")
     caught: list[str] = []
@@ -194,7 +192,7 @@ def test_fenced_producer_raises_in_the_caller(cluster: Cluster) -> None:
     old.abort()
 
 
-def test_consumer_keeps_its_place_between_ways_of_reading(cluster: Cluster) -> None:
+def test_consumer_keeps_its_position_across_ways_of_reading(cluster: Cluster) -> None:
     cluster.create_topic("logs", partitions=1)
     with cluster.producer("logs") as producer:
         producer.send_many(f"{number}" for number in range(10))
@@ -210,7 +208,7 @@ def test_consumer_keeps_its_place_between_ways_of_reading(cluster: Cluster) -> N
         assert (again.topic, again.partitions, again.skipped_count) == ("logs", (0,), 0)
 
 
-def test_closed_cluster_says_so_and_closes_twice(memory: MemoryCluster) -> None:
+def test_closed_cluster_raises_closed_and_closes_twice(memory: MemoryCluster) -> None:
     cluster = connect(memory)
     cluster.create_topic("logs", partitions=1)
     producer = cluster.producer("logs", linger_ms=10_000)
@@ -225,7 +223,7 @@ def test_closed_cluster_says_so_and_closes_twice(memory: MemoryCluster) -> None:
         producer.send("late")
 
 
-def test_failed_connection_leaves_no_thread_behind() -> None:
+def test_failed_connection_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(UnavailableError):
         quiver.connect("127.0.0.1:1", timeout=0.2)
@@ -248,7 +246,7 @@ def test_client_from_before_a_fork_is_refused_in_the_child(cluster: Cluster) -> 
     assert cluster.list_topics() == []
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_the_package_loads_no_optional_library() -> None:
     program = (
         "import sys, quiver; before = set(sys.modules); "
         "assert not [name for name in before if name.split('.')[0] in ('msgspec', 'asyncio', 'pyarrow', 'numpy')]; "
@@ -258,13 +256,13 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_exported() -> None:
     assert [name for name in quiver.__all__ if not hasattr(quiver, name)] == []
     with pytest.raises(AttributeError):
         quiver.nothing_of_the_kind  # noqa: B018 - the point
 
 
-def test_program_that_forgets_to_close_still_gets_its_records_out() -> None:
+def test_program_that_does_not_close_still_sends_its_records() -> None:
     program = """
 import random
 import test_client_sync as tests

@@ -1,4 +1,4 @@
-"""What clients state of what they have sent and were given: all of it, once, at the offsets where it is."""
+"""Digests of sent and received records: complete, once, at the right offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs(world: World, role: str = "consumer", partition: int = 0) -> list[Run]:
 
 
 def stored(world: World, first: int, end: int, partition: int = 0) -> Digest:
-    """The digest of what the cluster holds."""
+    """Return the digest of the stored records."""
     total = Digest()
     for batch in world.cluster.partition("logs", partition).batches:
         total += digest_ranges(to_arrow(Batch.decode(batch.data)), [first, end]).get(first, Digest())
@@ -51,7 +51,7 @@ async def send(cluster: AsyncCluster, count: int, **options: Any) -> None:
             producer.send(f"{number}", key=f"k{number % 7}", headers=[("h", None)] if number % 3 else None)
 
 
-def test_producer_states_what_was_acknowledged() -> None:
+def test_producer_publishes_digests_of_acknowledged_records() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -65,7 +65,7 @@ def test_producer_states_what_was_acknowledged() -> None:
     assert {(one.name, one.topic, one.topic_id) for one in statements(world)} == {("web-1", "logs", 1)}
 
 
-def test_producer_states_records_at_the_offsets_that_they_got_also_after_lost_answers() -> None:
+def test_producer_digests_have_the_committed_offsets_despite_lost_answers() -> None:
     world = World(seed=3)
 
     async def scenario() -> None:
@@ -82,7 +82,7 @@ def test_producer_states_records_at_the_offsets_that_they_got_also_after_lost_an
     check(world, found)
 
 
-def test_consumer_states_what_it_was_given_however_it_reads() -> None:
+def test_consumer_publishes_digests_for_every_way_of_reading() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -102,7 +102,7 @@ def test_consumer_states_what_it_was_given_however_it_reads() -> None:
     check(world, found)
 
 
-def test_nothing_is_stated_that_was_merely_read_ahead() -> None:
+def test_prefetched_records_are_not_in_the_digests() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -116,8 +116,8 @@ def test_nothing_is_stated_that_was_merely_read_ahead() -> None:
     assert places(runs(world)) == [(0, 300)]
 
 
-def test_what_is_committed_was_stated_before() -> None:
-    """A consumer that dies after a commit, without closing, has stated everything up to its cursor."""
+def test_digests_are_published_before_a_commit() -> None:
+    """A consumer that crashes after a commit has published digests up to its cursor."""
     world = World()
 
     async def scenario() -> None:
@@ -139,7 +139,7 @@ def test_what_is_committed_was_stated_before() -> None:
     check(world, runs(world))
 
 
-def test_records_that_are_given_again_are_stated_again() -> None:
+def test_redelivered_records_are_digested_again() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -158,7 +158,7 @@ def test_records_that_are_given_again_are_stated_again() -> None:
     check(world, runs(world))
 
 
-def test_much_is_stated_without_waiting_for_a_commit() -> None:
+def test_many_runs_are_published_before_a_commit() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_much_is_stated_without_waiting_for_a_commit() -> None:
     assert [first for first, _ in places(runs(world)) if not first % RUN_RECORDS] == list(range(0, 307_200, 1024))
 
 
-def test_digests_need_a_name_to_be_stated_under() -> None:
+def test_digests_need_a_consumer_name() -> None:
     world = World()
 
     async def scenario() -> None:
@@ -201,6 +201,6 @@ def test_digests_need_a_name_to_be_stated_under() -> None:
         b'{"role":"consumer","name":"a","topic":"t","topic_id":1,"partition":0,"runs":[[5,6,"%s"]]}' % (b"x" * 32),
     ],
 )
-def test_what_is_no_statement_is_refused(value: bytes | None) -> None:
+def test_malformed_statement_is_refused(value: bytes | None) -> None:
     with pytest.raises(DecodeError):
         decode_statement(value)
