@@ -263,7 +263,7 @@ class AsyncCluster:
         request = ListClients(kind=kind, topic=topic)
         return list((await self._ask(request)).clients)
 
-    async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
+    async def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - the public name of the argument
         """Remove a producer or consumer; its cursors no longer keep records from retention."""
         self._record_index(await self._ask(ForgetClientRequest(kind=kind, id=id)))
 

@@ -221,7 +221,7 @@ class RangeReader:
         self._record_bytes = 1 + size_bytes // sum(len(batch) for batch in batches)
 
     def _bytes_wanted(self) -> int:
-        """Return the bytes to ask for: records beyond the range would be fetched in vain."""
+        """Return the bytes to ask for: records beyond the range are not needed."""
         if self._record_bytes is None:
             return self._fetch_bytes
         left_bytes = (self._end_offset - self._position) * self._record_bytes

@@ -190,7 +190,7 @@ class PartitionSender:
             if batch.outcome.is_settled:
                 return
             self._retry = None
-            if self._digest_reporter is not None:
+            if self._digest_reporter is not None:  # before `acknowledge`, which releases the bytes
                 self._digest_reporter.add_sent(self._partition_id, batch.data, produced.base_offset)
             self._window.acknowledge(batch)
             batch.outcome.succeed(produced.base_offset)
@@ -275,10 +275,11 @@ class PartitionSender:
     def _drop(self, batch: InflightBatch, error: QuiverError) -> None:
         """Fail a batch and repair the sequence after it."""
         self._retry = None
-        may_turn_up = self._window.is_any_perhaps_done
+        may_arrive = self._window.is_any_perhaps_done
         self._window.drop(batch)
         if batch.is_sealed:
-            if may_turn_up:
+            if may_arrive:
+                # A batch that still arrives would take this sequence: only a new epoch fences it.
                 self._needs_new_epoch = True
             else:
                 self._window.close_gap(batch)

@@ -167,7 +167,7 @@ class Cluster:
         """Return the registered producers and consumers, optionally of one kind or topic."""
         return self._run(self._cluster.clients(kind, topic))
 
-    def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - what it is
+    def forget(self, kind: Literal["producer", "consumer"], id: int) -> None:  # noqa: A002 - the public name of the argument
         """Remove a producer or consumer; its cursors no longer keep records from retention."""
         self._run(self._cluster.forget(kind, id))
 
