@@ -45,6 +45,7 @@ class Request(
     carries_batches: ClassVar[bool] = False
     """Whether the payload of the request or of its response is batches, which have checksums of their own."""
 
+    # On the wire it keeps the name that nodes of earlier versions know: they refuse unknown fields.
     is_forwarded: bool = msgspec.field(default=False, name="is_handed_on")
     """Whether a node forwarded it to the primary that it knows; the receiver must not forward it again."""
     known_index: Index = Index(0)

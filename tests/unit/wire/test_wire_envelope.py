@@ -266,6 +266,11 @@ def test_arbitrary_heads_are_read_or_refused_and_nothing_else(data: bytes, paylo
         decode_cancel(frame)
 
 
+def test_forwarded_request_keeps_its_field_name_on_the_wire() -> None:
+    body = msgspec.msgpack.decode(msgspec.msgpack.encode(GetMetadata(is_forwarded=True)))
+    assert body == {"type": "get_metadata", "is_handed_on": True}
+
+
 # -- errors: the same class, code and outcome on the other side, whatever its version --
 
 
