@@ -215,11 +215,11 @@ class IncomingConnection(Connection):
 class PeerSession:
     """Receive, count and deliver a node's Raft messages."""
 
-    def __init__(self, listener: Listener, connection: IncomingConnection, peer: NodeId, heard: PeerTraffic) -> None:
+    def __init__(self, listener: Listener, connection: IncomingConnection, peer: NodeId, traffic: PeerTraffic) -> None:
         self._listener = listener
         self._connection = connection
         self._peer = peer
-        self._heard = heard
+        self._traffic = traffic
         self._on_message = listener.context.on_message
 
     @property
@@ -230,8 +230,8 @@ class PeerSession:
     def handle_frame(self, frame: Frame) -> None:
         """Deliver a message."""
         if frame.kind is FrameKind.MESSAGE:
-            self._heard.messages_in += 1
-            self._heard.bytes_in += HEADER_BYTES + len(frame.body)
+            self._traffic.messages_in += 1
+            self._traffic.bytes_in += HEADER_BYTES + len(frame.body)
             self._on_message(self._peer, frame.body)
         else:
             name = frame.kind.name.lower()

@@ -42,10 +42,10 @@ class GatewayCluster(MemoryCluster):
         self.hidden: set[tuple[str, int]] = set()
         """Clients that this node has not heard of yet."""
         self.linearizable_reads = 0
-        self.taken_max = 1_000
-        """How many takers are served in one answer."""
+        self.consumers_max = 1_000
+        """Consumers served in one answer to `ConsumeMany`."""
         self.unwelcome: set[ConsumerId] = set()
-        """Consumers that leaders do not know, whatever this node thinks."""
+        """Consumers that leaders do not know, although this node does."""
 
     def view(self) -> View:
         """Return the metadata as this node knows it."""
@@ -80,7 +80,7 @@ class GatewayCluster(MemoryCluster):
     def _consume_many(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
         for consumer_id in self.unwelcome.intersection(request.consumer_ids):
             raise NotAllowedError(f"consumer {consumer_id} is not registered", code="not_registered")
-        served = request.consumer_ids[: self.taken_max]
+        served = request.consumer_ids[: self.consumers_max]
         return super()._consume_many(partition, msgspec.structs.replace(request, consumer_ids=served))
 
     def _make_missing(self, selections: Sequence[wire.Selection]) -> None:

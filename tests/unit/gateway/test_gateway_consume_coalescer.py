@@ -75,7 +75,7 @@ def test_partitions_take_turns() -> None:
 def test_more_than_fits_into_an_answer_is_asked_for_again() -> None:
     async def scenario(world: World) -> None:
         await fill(world, 10, partition_id=0)
-        world.cluster.taken_max = 3
+        world.cluster.consumers_max = 3
         consumer_id = await world.register_consumer()
         answers = await asyncio.gather(*(take(world, consumer_id, partition_id=0) for _ in range(10)))
         assert messages(answers) == sorted(f"m{number}" for number in range(10))
