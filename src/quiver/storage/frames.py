@@ -1,11 +1,11 @@
-"""What a segment file holds beside batches: its header, flush marks, and the footer of a sealed one.
+"""Encode the frames of a segment file other than batches: its header, flush marks, and the footer of a sealed one.
 
     segment = header · (mark | batch)* · footer?
 
-A **mark** says that every byte of this file before `durable_end` was on disk when the mark was
-written. It is what tells a torn tail from damage after a crash: sectors of an unsynced write may
-reach the disk in any order, so valid bytes *after* a hole prove nothing, but a mark that vouches for
-the hole does. The **footer** lets a restart know a sealed segment without reading its batches.
+A **mark** states that every byte of this file before `durable_end` was on disk when the mark was written. It
+distinguishes damage from a torn tail after a crash: sectors of an unsynced write may reach the disk in any order, so
+valid bytes *after* a hole prove nothing, but a later mark that covers the hole proves that it was once on disk. The
+**footer** lets a restart load a sealed segment without reading its batches.
 
 Pure functions over bytes, little-endian; every frame carries a CRC-32C of all its other bytes.
 `docs/protocol/log.md` has the tables.
@@ -26,7 +26,7 @@ FORMAT_VERSION = 1
 SEGMENT_MAGIC = b"SEGQ"
 MARK_MAGIC = b"MRKQ"
 FOOTER_MAGIC = b"FTRQ"
-"""The magics differ from each other and from a batch's in several bytes: one flipped byte never makes one another."""
+"""The magics differ from each other and from a batch's in several bytes: one flipped byte is never another magic."""
 
 _HEADER = struct.Struct("<4sIB3xQQqQq12x")
 _MARK = struct.Struct("<4sIQ")
@@ -34,7 +34,7 @@ _FOOTER = struct.Struct("<4sQQqqqII")
 _TRAILER = struct.Struct("<II4s")
 _TERM = struct.Struct("<QQ")
 _CHECKED = slice(8, None)
-"""Header and mark: the checksum covers everything behind it."""
+"""Header and mark: the checksum covers everything after it."""
 
 SEGMENT_HEADER_BYTES = _HEADER.size
 MARK_BYTES = _MARK.size
@@ -43,14 +43,14 @@ INDEX_ENTRY_BYTES = 4 * 8
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
-    """Where a segment begins: written once, before its first batch."""
+    """The start of a segment file: written once, before its first batch."""
 
     generation: int
-    """Grows when the log is reset; segments of an older generation are leftovers."""
+    """Increases when the log is reset; segments of an older generation are leftovers."""
     first_index: Index
     first_offset: Offset
     previous_term: Term
-    """Term of the entry before `first_index`, which may be gone."""
+    """Term of the entry before `first_index`; that entry may be removed already."""
     created_ms: int
 
     def encode(self) -> bytes:
@@ -80,12 +80,12 @@ def decode_segment_header(data: Buffer) -> SegmentHeader:
     if magic != SEGMENT_MAGIC or crc32c(memoryview(data)[:SEGMENT_HEADER_BYTES][_CHECKED]) != checksum:
         raise DecodeError("segment header: wrong magic or checksum")
     if version != FORMAT_VERSION:
-        raise DecodeError(f"segment header: version {version}; this program knows version {FORMAT_VERSION}")
+        raise DecodeError(f"segment header: version {version} is unsupported, expected version {FORMAT_VERSION}")
     return SegmentHeader(*fields)
 
 
 def encode_mark(durable_end: int) -> bytes:
-    """Return a mark that vouches for the bytes before position `durable_end`."""
+    """Return a mark that covers the bytes before position `durable_end`."""
     return _with_checksum(_MARK.pack(MARK_MAGIC, 0, durable_end))
 
 
@@ -93,7 +93,7 @@ def decode_mark(data: Buffer, position: int) -> int:
     """Return the `durable_end` of the mark at `position`.
 
     Raises:
-        DecodeError: there is no whole and intact mark.
+        DecodeError: the mark is incomplete or not intact.
     """
     if position + MARK_BYTES > len(data):
         raise DecodeError("mark: crosses the end of the file")
@@ -105,10 +105,10 @@ def decode_mark(data: Buffer, position: int) -> int:
 
 
 class SparseIndex:
-    """Where in a segment an index, an offset or a timestamp is found, to within `index_interval_bytes`.
+    """Map an index, an offset or a timestamp to a position in a segment, to within `index_interval_bytes`.
 
-    Four parallel columns. `timestamps[i]` is the largest timestamp of all batches *before* entry i, so
-    that it never falls and can be searched although record timestamps may go back.
+    Four parallel columns. `timestamps[i]` is the largest timestamp of all batches *before* entry i. It
+    never decreases, so bisection works although record timestamps may decrease.
     """
 
     __slots__ = ("indexes", "offsets", "positions", "timestamps")
@@ -139,12 +139,12 @@ class SparseIndex:
         return copy
 
     def encode(self) -> bytes:
-        """Return the four columns, one behind the other."""
+        """Return the four columns, one after the other."""
         return b"".join(column.tobytes() for column in (self.positions, self.indexes, self.offsets, self.timestamps))
 
     @classmethod
     def decode(cls, data: memoryview, count: int) -> SparseIndex:
-        """Read back what `encode` wrote; the caller has checked the checksum and the length."""
+        """Decode what `encode` returned; the caller has checked the checksum and the length."""
         index = cls()
         columns = (index.positions, index.indexes, index.offsets, index.timestamps)
         for number, column in enumerate(columns):
@@ -153,22 +153,22 @@ class SparseIndex:
 
 
 class Footer(msgspec.Struct, frozen=True):
-    """What a restart needs to know of a sealed segment, and its sparse index."""
+    """The bookkeeping of a sealed segment that a restart needs, with its sparse index."""
 
     header: SegmentHeader
-    """A copy of the file's first bytes, in case those are damaged."""
+    """A copy of the segment header, in case the one at the start of the file is damaged."""
     data_end: int
-    """Position behind the last batch or mark; the footer starts here."""
+    """Position after the last batch or mark; the footer starts here."""
     end_index: Index
     end_offset: Offset
     max_timestamp: int
     last_append_ms: int
     terms: tuple[tuple[Index, Term], ...]
-    """For each term in the segment its first index here."""
+    """For each term in the segment, its first index in this segment."""
     index: SparseIndex
 
     def encode(self) -> bytes:
-        """Return the footer's bytes: magic first, and a trailer last that tells its length from the file's end."""
+        """Return the footer's bytes: magic first, trailer last, so that its length can be read from the file's end."""
         body = b"".join(
             (
                 _FOOTER.pack(
@@ -193,7 +193,7 @@ def footer_bytes(trailer: Buffer) -> int:
     """Return the length of the footer (with its trailer) that ends with these `TRAILER_BYTES` bytes.
 
     Raises:
-        DecodeError: these bytes are no trailer.
+        DecodeError: these bytes are not a trailer.
     """
     if len(trailer) != TRAILER_BYTES:
         raise DecodeError("footer: the file is shorter than a trailer")
@@ -204,13 +204,13 @@ def footer_bytes(trailer: Buffer) -> int:
 
 
 def decode_footer(data: Buffer) -> Footer:
-    """Return the footer that these bytes, with their trailer, are.
+    """Decode a footer with its trailer.
 
     Raises:
         DecodeError: wrong length, magic or checksum.
     """
     if len(data) < TRAILER_BYTES:
-        raise DecodeError(f"footer: {len(data)} bytes are too few")
+        raise DecodeError(f"footer: {len(data)} bytes are too few for a trailer")
     view = memoryview(data)
     body = view[:-TRAILER_BYTES]
     body_bytes, checksum, last_magic = _TRAILER.unpack(view[-TRAILER_BYTES:])
@@ -225,7 +225,7 @@ def decode_footer(data: Buffer) -> Footer:
     terms_start = _FOOTER.size + SEGMENT_HEADER_BYTES
     index_start = terms_start + terms * _TERM.size
     if magic != FOOTER_MAGIC or len(body) != index_start + entries * INDEX_ENTRY_BYTES:
-        raise DecodeError("footer: its parts do not add up")
+        raise DecodeError("footer: its length does not match its counts of terms and index entries")
     return Footer(
         header=decode_segment_header(body[_FOOTER.size : terms_start]),
         data_end=data_end,

@@ -1,14 +1,14 @@
-"""Open a log directory after a stop, a crash or a power loss, and say what was found.
+"""Open a log directory after a stop, a crash or a power loss, and report what was found.
 
-Sealed segments are believed by their footer; only the last one is read. The rule for its end:
-- a hole that a later mark vouches for, or a whole frame that fails its checksum although no sector of it
-  was lost, is **damage**: it was on disk once. It is reported with its range, nothing behind it is served,
-  and nothing is cut until the owner asks for that (`move_damage_aside`);
-- anything else that is not a whole frame is a **torn tail**: it was never acknowledged. It is cut.
-Segments of an older generation, temporary files and segments torn at birth are leftovers and removed.
+Recovery trusts the footers of sealed segments and reads only the last segment. The rule for the end of that segment:
+- a hole that a later mark covers, or a whole frame that fails its checksum although no sector of it was lost, is
+  **damage**: it was once on disk. Recovery reports its range, the log serves nothing after it, and nothing is
+  truncated until the owner requests it (`move_damage_aside`);
+- anything else that is not a whole frame is a **torn tail**: it was never acknowledged. Recovery truncates it.
+Segments of an older generation, temporary files and segments torn at birth are leftovers; recovery removes them.
 
-Blocking; runs in an executor. It writes nothing but those cuts and removals, each made durable before
-the log is used again: a second crash in the middle of recovery finds the same log.
+Blocking; runs in an executor. These truncations and removals are the only writes. Each is durable before the log is
+used again, so a second crash during recovery finds the same log.
 """
 
 from __future__ import annotations
@@ -49,35 +49,35 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A place in a file that fails its checksum although it once was on disk; all behind it is in doubt."""
+    """A byte range that was once on disk and now fails its checksum; everything after it is uncertain."""
 
     name: str
     first_position: int
     end_position: int
     first_index: Index
     end_index_max: Index
-    """No entry at or behind this index was ever in the log: until it is there again the replica is not whole."""
+    """No entry at or after this index was ever in the log; the replica is incomplete until its log reaches it again."""
     reason: str
 
     def __str__(self) -> str:
         return (
             f"{self.name}: bytes {self.first_position}..{self.end_position} are damaged "
-            f"(entries from {self.first_index}, at most to {self.end_index_max}): {self.reason}"
+            f"(entries from {self.first_index} to before {self.end_index_max} at most): {self.reason}"
         )
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What opening a directory found and did."""
+    """The result of opening a log directory."""
 
     segments: list[Segment]
     damage: tuple[Damage, ...]
-    """Damage that hides entries. The log serves and takes nothing from the first of them on."""
+    """Damage that hides entries. From the first of them on, the log serves nothing and accepts nothing."""
     warnings: tuple[str, ...]
-    """Damage that hides no entry, and what was cut or removed."""
+    """Damage that hides no entry, and the truncations and removals that were made."""
 
 
 class _Findings:
-    """What a recovery gathers on its way."""
+    """The findings that one recovery collects."""
 
     def __init__(self, disk: Disk, directory: str, index_interval_bytes: int, *, trust_footers: bool) -> None:
         self.disk = disk
@@ -86,7 +86,7 @@ class _Findings:
         self.trust_footers = trust_footers
         self.damage: list[Damage] = []
         self.rebuilt: set[str] = set()
-        """Segments whose header was made up: of which generation they are is not known."""
+        """Segments whose header was rebuilt: their generation is unknown."""
         self.warnings: list[str] = []
 
     def path(self, name: str) -> str:
@@ -99,12 +99,12 @@ class _Findings:
 
 
 def recover(disk: Disk, directory: str, *, index_interval_bytes: int, trust_footers: bool = True) -> Recovery:
-    """Read a log directory, which must exist, and mend what a crash may have left.
+    """Read a log directory, which must exist, and repair what a crash may have left.
 
     Without `trust_footers` every byte of every segment is read and checked.
 
     Raises:
-        DamageError: the directory cannot be understood at all; nothing was changed.
+        DamageError: the start of the log cannot be determined; nothing was changed.
         OSError: as the disk raises it.
     """
     findings = _Findings(disk, directory, index_interval_bytes, trust_footers=trust_footers)
@@ -122,7 +122,7 @@ def recover(disk: Disk, directory: str, *, index_interval_bytes: int, trust_foot
             segments.append(segment)
     segments = _drop_old_generations(findings, segments)
     _check_continuity(findings, segments)
-    damage = tuple(_with_all_behind(damage, segments[-1]) for damage in findings.damage)
+    damage = tuple(_with_all_after(damage, segments[-1]) for damage in findings.damage)
     return Recovery(segments, damage, tuple(findings.warnings))
 
 
@@ -130,7 +130,7 @@ def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None
     file = findings.disk.open(findings.path(name))
     try:
         header = _read_header(file)
-        # Only a successor, begun when the seal was on disk, proves that all the footer tells of is there.
+        # A next segment is created only after the seal is synced: it proves that all that the footer lists is on disk.
         footer = None if is_last or not findings.trust_footers else read_footer(file)
         if footer is not None:
             if header is None:
@@ -142,7 +142,7 @@ def _recover_segment(findings: _Findings, name: str, *, previous: Segment | None
             return _scan_segment(findings, file, Segment(header, name), is_last=is_last)
     finally:
         file.close()
-    findings.remove(name, "it was torn at birth and holds nothing")
+    findings.remove(name, "it was torn at birth and holds no entry")
     return None
 
 
@@ -154,7 +154,7 @@ def _read_header(file: File) -> SegmentHeader | None:
 
 
 def read_footer(file: File) -> Footer | None:
-    """Return the footer at the end of a segment file; None if there is none or it is not intact."""
+    """Return the footer at the end of a segment file; None if it is missing or not intact."""
     size = file.size()
     try:
         length = footer_bytes(file.read(TRAILER_BYTES, max(size - TRAILER_BYTES, 0)))
@@ -166,17 +166,19 @@ def read_footer(file: File) -> Footer | None:
 def _rebuild_header(
     findings: _Findings, file: File, name: str, *, previous: Segment | None, is_last: bool
 ) -> SegmentHeader | None:
-    """Make up for a damaged segment header; None if the segment was torn at birth."""
+    """Rebuild a damaged segment header; return None if the segment was torn at birth."""
     first_index, size = Index(int(name[:20])), file.size()
     first = next(scan(file, SEGMENT_HEADER_BYTES, size), None)
     batch = first.header if isinstance(first, SegmentFrame) else None
     if previous is None and (batch is None or first_index > 1):
-        # Nothing else tells the term of the entry before, which Raft compares with other replicas.
-        raise DamageError(f"{name}: the header of the log's first segment is damaged: where the log starts is unknown")
+        # Raft compares the term of the entry before this segment with other replicas, and only this header holds it.
+        raise DamageError(f"{name}: the header of the log's first segment is damaged; where the log starts is unknown")
     if batch is None and is_last and is_torn_at_birth(file, size):
         return None
     findings.rebuilt.add(name)
-    findings.warnings.append(f"{name}: the segment header is damaged; it was rebuilt from what stands next to it")
+    findings.warnings.append(
+        f"{name}: the segment header is damaged; it was rebuilt from the neighbouring segment and batch"
+    )
     return SegmentHeader(
         generation=previous.header.generation if previous else 0,
         first_index=first_index,
@@ -191,20 +193,22 @@ def _end_offset_of(segment: Segment | None) -> Offset:
 
 
 def _scan_segment(findings: _Findings, file: File, segment: Segment, *, is_last: bool) -> Segment:
-    """Read a segment that has no usable footer; cut its torn tail if it is the log's last."""
+    """Read a segment that has no usable footer; truncate its torn tail if it is the last segment."""
     size = file.size()
     bad = _scan_frames(findings, file, segment, SEGMENT_HEADER_BYTES, size)
     while bad is not None:
         if is_footer(file, bad.position, size):
             if is_last:
-                _cut(findings, file, segment, size, "an unfinished seal")
+                _truncate_torn_tail(findings, file, segment, size, "an unfinished seal")
                 return segment
             segment.is_sealed = read_footer(file) is not None
             if not segment.is_sealed:
-                findings.warnings.append(f"{segment.name}: the footer is damaged; the segment was read instead")
+                findings.warnings.append(
+                    f"{segment.name}: the footer is damaged; every batch of the segment was read instead"
+                )
             return segment
         if is_last and not is_damage(file, bad, size):
-            _cut(findings, file, segment, size, bad.reason)
+            _truncate_torn_tail(findings, file, segment, size, bad.reason)
             return segment
         if not is_damaged_mark(file, bad.position, size, next_index=segment.end_index):
             _report_damage(findings, file, segment, bad, size)
@@ -223,7 +227,7 @@ def _scan_frames(findings: _Findings, file: File, segment: Segment, position: in
             segment.marked_bytes = found.durable_end
             continue
         if found.header.index != segment.end_index or found.header.base_offset != segment.end_offset:
-            return BadFrame(found.position, f"entry {found.header.index} stands where {segment.end_index} should be")
+            return BadFrame(found.position, f"found entry {found.header.index}, expected entry {segment.end_index}")
         segment.add(
             found.header,
             position=found.position,
@@ -233,10 +237,10 @@ def _scan_frames(findings: _Findings, file: File, segment: Segment, position: in
     return None
 
 
-def _cut(findings: _Findings, file: File, segment: Segment, size: int, reason: str) -> None:
+def _truncate_torn_tail(findings: _Findings, file: File, segment: Segment, size: int, reason: str) -> None:
     file.truncate(segment.size_bytes)
-    file.sync()  # the file ends behind its last whole frame: the next append starts there
-    findings.warnings.append(f"{segment.name}: cut {size - segment.size_bytes} bytes of a torn tail: {reason}")
+    file.sync()  # on disk now: the file ends after its last whole frame, where the next append starts
+    findings.warnings.append(f"{segment.name}: truncated {size - segment.size_bytes} bytes of a torn tail: {reason}")
 
 
 def _report_damage(findings: _Findings, file: File, segment: Segment, bad: BadFrame, size: int) -> None:
@@ -253,9 +257,9 @@ def _report_damage(findings: _Findings, file: File, segment: Segment, bad: BadFr
 
 
 def _end_index_max(file: File, segment: Segment, bad: BadFrame, size: int) -> Index:
-    """Return the index behind the last entry that can have been in the file, as near as its bytes tell.
+    """Return the lowest index that, judging by the file's bytes, is after every entry the file can have held.
 
-    A replica waits with its vote until it has so much again, so that a loose bound would keep it waiting for long.
+    A replica does not vote until its log reaches this index again, so a loose bound would delay its vote.
     """
     end_index, position = segment.end_index, bad.position
     if bad.header is not None:
@@ -264,7 +268,7 @@ def _end_index_max(file: File, segment: Segment, bad: BadFrame, size: int) -> In
         if isinstance(found, SegmentFrame):
             position = found.end
             end_index = max(end_index, Index(found.header.index + 1)) if found.header else end_index
-    return Index(end_index + (size - position) // HEADER_BYTES)  # no entry takes less than a header
+    return Index(end_index + (size - position) // HEADER_BYTES)  # no entry is smaller than a header
 
 
 def _drop_old_generations(findings: _Findings, segments: list[Segment]) -> list[Segment]:
@@ -283,7 +287,7 @@ def _drop_old_generations(findings: _Findings, segments: list[Segment]) -> list[
 
 
 def _check_continuity(findings: _Findings, segments: list[Segment]) -> None:
-    """Report a segment that does not go on where the one before it ends: a file is missing or short."""
+    """Report a segment that does not start where the previous one ends: a file is missing or short."""
     damaged = {damage.name for damage in findings.damage}
     for before, after in pairwise(segments):
         if before.end_index != after.first_index and before.name not in damaged:
@@ -294,21 +298,21 @@ def _check_continuity(findings: _Findings, segments: list[Segment]) -> None:
                     end_position=before.size_bytes,
                     first_index=before.end_index,
                     end_index_max=after.first_index,
-                    reason=f"the next segment begins with entry {after.first_index}: entries between are missing",
+                    reason=f"the next segment begins with entry {after.first_index}; entries in between are missing",
                 )
             )
 
 
-def _with_all_behind(damage: Damage, last: Segment) -> Damage:
-    """Extend damage to the log's end: whoever cuts it off gives up all that lies behind it, too."""
+def _with_all_after(damage: Damage, last: Segment) -> Damage:
+    """Extend damage to the end of the log: truncating the damage also removes every entry after it."""
     return msgspec.structs.replace(damage, end_index_max=max(damage.end_index_max, last.end_index))
 
 
 def move_damage_aside(disk: Disk, directory: str, recovery: Recovery) -> Recovery:
-    """Give up everything from the first damage on, so that the entries can be had again from other replicas.
+    """Truncate the log at the first damage, so that the leader can replicate the entries again.
 
-    The bytes given up are kept in `<segment>.damaged` beside the log. The caller must not vote or
-    acknowledge as if it were whole until it holds `end_index_max` of every damage again.
+    The removed bytes are kept in `<segment>.damaged` beside the log. Until the log reaches the `end_index_max` of
+    every damage again, the replica is incomplete: the caller must not vote or acknowledge as a complete replica does.
     """
     first = min(recovery.damage, key=lambda damage: damage.first_index)
     kept = [segment for segment in recovery.segments if segment.first_index <= first.first_index]
@@ -317,7 +321,7 @@ def move_damage_aside(disk: Disk, directory: str, recovery: Recovery) -> Recover
         disk.sync_directory(directory)
     _keep_damaged_tail(disk, directory, kept[-1])
     kept[-1].is_sealed = False
-    return Recovery(kept, (), (*recovery.warnings, *(f"cut: {damage}" for damage in recovery.damage)))
+    return Recovery(kept, (), (*recovery.warnings, *(f"truncated: {damage}" for damage in recovery.damage)))
 
 
 def _keep_damaged_tail(disk: Disk, directory: str, segment: Segment) -> None:
@@ -333,7 +337,7 @@ def _keep_damaged_tail(disk: Disk, directory: str, segment: Segment) -> None:
 
 def _copy_tail(disk: Disk, file: File, position: int, copy_path: str) -> None:
     if disk.exists(copy_path):
-        disk.remove(copy_path)  # of an earlier attempt that a crash interrupted
+        disk.remove(copy_path)  # left by an attempt that a crash interrupted
     copy = disk.open(copy_path, create=True)
     try:
         copied_bytes = 0

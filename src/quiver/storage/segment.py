@@ -1,8 +1,7 @@
-"""One segment: a file of batches, and what memory knows of it.
+"""The in-memory bookkeeping of one segment file.
 
-A `Segment` is bookkeeping only: the ranges of indexes, offsets and bytes that the file holds, its
-terms and its sparse index. It does no input or output. Ranges are half-open and segments of a log
-follow one another without a gap in index or offset.
+A `Segment` holds the ranges of indexes, offsets and bytes of its file, its terms and its sparse index. It does no
+I/O. Ranges are half-open, and consecutive segments of a log have no gap in index or offset.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from quiver.model import Index, Offset, Term
 from quiver.storage.frames import SEGMENT_HEADER_BYTES, Footer, SegmentHeader, SparseIndex
 
 NO_TIMESTAMP = -(1 << 63)
-"""Smaller than every record's timestamp: the largest timestamp of nothing."""
+"""The largest timestamp of a segment without records; smaller than every record's timestamp."""
 
 
 class StampedHeader(Protocol):
-    """What a segment needs to know of a batch: fields of `record.BatchHeader`."""
+    """The fields of `record.BatchHeader` that a segment reads."""
 
     @property
     def term(self) -> int: ...  # noqa: D102 - fields of the header, named there
@@ -69,26 +68,26 @@ class Segment:
 
     @property
     def first_index(self) -> Index:
-        """Return the index of the first entry that is or will be here."""
+        """Return the index of the segment's first entry, present or future."""
         return self.header.first_index
 
     @property
     def first_offset(self) -> Offset:
-        """Return the offset of the first record that is or will be here."""
+        """Return the offset of the segment's first record, present or future."""
         return self.header.first_offset
 
     @property
     def last_term(self) -> Term:
-        """Return the term of the last entry up to the end of this segment."""
+        """Return the term of the last entry, or of the entry before the segment if it is empty."""
         return self.terms[-1][1] if self.terms else self.header.previous_term
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether the segment holds no batch."""
+        """Return whether the segment holds no batch."""
         return self.end_index == self.header.first_index
 
     def add(self, batch: StampedHeader, *, position: int, size_bytes: int, index_interval_bytes: int) -> None:
-        """Note a batch of `size_bytes` that stands, or is about to stand, at `position`."""
+        """Add a batch of `size_bytes` that is, or is about to be, written at `position`."""
         index, term, record_count = batch.index, batch.term, batch.record_count
         if position >= self.next_indexed_position:
             self.index.add(
@@ -108,7 +107,7 @@ class Segment:
         self.size_bytes = position + size_bytes
 
     def seal(self) -> Footer:
-        """Close the segment to appends and return its footer, which goes to `size_bytes`."""
+        """Close the segment to appends and return its footer, to be written at `size_bytes`."""
         self.is_sealed = True
         return Footer(
             header=self.header,
@@ -136,7 +135,7 @@ class Segment:
         return segment
 
     def rewound(self, index: int) -> Segment:
-        """Return a copy as it was when it had grown to an indexed position at or before the entry `index`."""
+        """Return a copy that ends at an indexed position at or before the entry `index`."""
         copy = Segment(self.header, self.name)
         entry = bisect_right(self.index.indexes, index) - 1
         if entry < 0:
@@ -150,7 +149,7 @@ class Segment:
         return copy
 
     def term_at(self, index: int) -> Term:
-        """Return the term of an entry of this segment, or of the one just before it."""
+        """Return the term of an entry of this segment, or of the entry just before it."""
         at = bisect_right(self.terms, index, key=_first_index_of)
         return self.terms[at - 1][1] if at else self.header.previous_term
 
@@ -172,12 +171,12 @@ class Segment:
 
 
 def segment_name(first_index: int) -> str:
-    """Return the file name of the segment that begins with this index."""
+    """Return the file name of the segment whose first entry has this index."""
     return f"{first_index:020d}.log"
 
 
 def is_segment_name(name: str) -> bool:
-    """Tell whether a file name is a segment's."""
+    """Return whether a file name is that of a segment."""
     return len(name) == 24 and name.endswith(".log") and name[:20].isdigit()
 
 

@@ -1,15 +1,15 @@
-"""The newest batches of a log, kept in memory.
+"""Cache the newest batches of a log in memory.
 
-Followers that keep up and consumers that tail the log read from here and never touch the disk. It
-also holds every batch that is not on disk yet, whatever the bound: those have no other home.
+Followers that keep up and consumers that tail the log read from this cache and never touch the disk. It also holds
+every batch that is not on disk yet, whatever the byte limit, because there is no other copy of it.
 
-What a batch costs beside its bytes counts, too: otherwise a bound of 16 MiB would hold 60 of small batches.
-Small batches come and go by the thousand, so that a run of them is added, taken and dropped at once: lengths
-are kept as running sums, and where a run ends is found by bisection.
+The size of a batch includes the memory of its Python objects. Without it, a limit of 16 MiB would allow 60 MiB of
+small batches. Small batches are added, read and dropped in runs of thousands: their lengths are running sums, and
+bisection finds the end of a run.
 
-A node has many logs, and their tails share what it can spare: the one that was written longest ago is dropped first.
+The tails of all logs of a node share one `TailBudget`; it evicts the tail with the oldest write first.
 
-Invariant: the batches are consecutive by index; `first_index` is that of the oldest one kept.
+Invariant: the batches have consecutive indexes; `first_index` is the index of the oldest cached batch.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from quiver.model import Index, Term
 from quiver.record.batch import Batch
 
 BATCH_OVERHEAD_BYTES = 590
-"""What CPython keeps for a batch beside its bytes: the objects of the batch, its header and the numbers in it."""
+"""Memory that CPython uses for a batch in addition to its bytes: the batch, its header and the header's numbers."""
 _COMPACT_AT = 1024
-"""Evicted slots to let pile up at the list's front before it is rebuilt."""
+"""Number of evicted slots at the front of the list that triggers its compaction."""
 
 
 class TailBudget:
-    """What the tails of several logs may hold together, beside what is not on disk yet. For one event loop."""
+    """Limit the total size of the tails of several logs; batches not on disk yet are exempt. For one event loop."""
 
     def __init__(self, bytes_max: int) -> None:
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._sizes: dict[TailCache, int] = {}
-        """The one that was written last comes last."""
+        """Ordered by last write, the newest last."""
 
-    def note(self, tail: TailCache, size_bytes: int) -> None:
-        """Take note of how large a tail is that was written just now, and make room for it."""
+    def update(self, tail: TailCache, size_bytes: int) -> None:
+        """Set the size of a tail that was just written, and evict other tails until the total is within the limit."""
         self.drop(tail)
         self._sizes[tail] = size_bytes
         self.size_bytes += size_bytes
         while self.size_bytes > self._bytes_max and (oldest := next(iter(self._sizes))) is not tail:
             self.drop(oldest)
-            oldest.give_up()
+            oldest.drop_durable()
 
     def drop(self, tail: TailCache) -> None:
-        """Count a tail no more."""
+        """Remove a tail from the budget."""
         self.size_bytes -= self._sizes.pop(tail, 0)
 
 
@@ -56,29 +56,29 @@ class TailCache:
         self._batches: list[Batch | None] = []
         self._end_offsets: list[int] = []
         self._end_bytes: list[int] = []
-        """How many bytes were added, with each batch, since the window was empty."""
+        """For each batch, the total bytes added since the window was empty, up to and including it."""
         self._evicted = 0
         self._evicted_bytes = 0
-        """As `_end_bytes`, of the last batch that was dropped."""
+        """The `_end_bytes` of the last dropped batch."""
         self._base_index = int(end_index)
         self._bytes_max = bytes_max
         self._budget = budget
         self._durable_end_index = int(end_index)
-        """As of the last eviction, or of a cut before it: what comes behind a cut is not on disk yet."""
+        """As of the last eviction, lowered by truncations: batches appended after a truncation are not on disk yet."""
 
     @property
     def first_index(self) -> Index:
-        """Return the index of the oldest batch kept, or the end index when there is none."""
+        """Return the index of the oldest cached batch, or the end index if there is none."""
         return Index(self._base_index + self._evicted)
 
     @property
     def end_index(self) -> Index:
-        """Return the index behind the newest batch."""
+        """Return the index after the newest batch."""
         return Index(self._base_index + len(self._batches))
 
     @property
     def size_bytes(self) -> int:
-        """Return what the batches kept cost in memory."""
+        """Return the memory that the cached batches use."""
         return self._cost_from(self._evicted)
 
     def extend(self, batches: Sequence[Batch]) -> None:
@@ -92,13 +92,13 @@ class TailCache:
         self._batches.extend(batches)
 
     def get(self, index: int) -> Batch:
-        """Return the batch of an index in the window."""
+        """Return the batch at an index in the window."""
         batch = self._batches[index - self._base_index]
-        assert batch is not None, "an evicted batch lies before first_index"
+        assert batch is not None, "evicted batches are before first_index"
         return batch
 
     def take(self, first_index: int, *, end_index: int, bytes_max: int) -> list[Batch]:
-        """Return batches of the window from `first_index` on: at most `bytes_max` bytes, but at least one."""
+        """Return batches of the window from `first_index` on: at most `bytes_max` bytes, but at least one batch."""
         first, end = first_index - self._base_index, end_index - self._base_index
         if first >= end:
             return []
@@ -108,7 +108,7 @@ class TailCache:
         return self._batches[first:end]  # type: ignore[return-value]  # none of them is evicted
 
     def term_at(self, index: int) -> Term:
-        """Return the term of an index in the window."""
+        """Return the term at an index in the window."""
         return Term(self.get(index).header.term)
 
     def index_of_offset(self, offset: int) -> Index | None:
@@ -121,22 +121,22 @@ class TailCache:
         return Index(self._base_index + at)
 
     def evict(self, durable_end_index: Index) -> None:
-        """Drop the oldest batches over the byte bound, but none at or behind `durable_end_index`."""
+        """Drop the oldest batches beyond the byte limit, but none at or after `durable_end_index`."""
         self._durable_end_index = durable_end_index
         if self.size_bytes > self._bytes_max:
             droppable = range(self._evicted, min(durable_end_index, self.end_index) - self._base_index)
-            # Costs fall from old to new, and bisection wants them to rise.
+            # Costs fall from old to new; bisection needs ascending keys.
             dropped = bisect_right(droppable, -self._bytes_max - 1, key=lambda at: -self._cost_from(at))
             self._drop_until(self._evicted + dropped)
         if self._budget is not None:
-            self._budget.note(self, self.size_bytes)
+            self._budget.update(self, self.size_bytes)
 
-    def give_up(self) -> None:
+    def drop_durable(self) -> None:
         """Drop every batch that is on disk."""
         self._drop_until(min(self._durable_end_index, self.end_index) - self._base_index)
 
     def close(self) -> None:
-        """Count no more among those that share a budget."""
+        """Remove this tail from its budget; idempotent."""
         if self._budget is not None:
             self._budget.drop(self)
 
@@ -145,14 +145,14 @@ class TailCache:
         self._drop_until(min(first_index, self.end_index) - self._base_index)
 
     def _cost_from(self, first: int) -> int:
-        """Return what the batches from position `first` on cost in memory."""
+        """Return the memory that the batches from position `first` on use."""
         if not self._end_bytes:
             return 0
         bytes_before = self._end_bytes[first - 1] if first > self._evicted else self._evicted_bytes
         return self._end_bytes[-1] - bytes_before + BATCH_OVERHEAD_BYTES * (len(self._batches) - first)
 
     def _drop_until(self, first: int) -> None:
-        """Let the window begin at position `first`, if that is later than now."""
+        """Move the start of the window to position `first`; do nothing if it starts there or later already."""
         if first <= self._evicted:
             return
         self._batches[self._evicted : first] = [None] * (first - self._evicted)
@@ -165,7 +165,7 @@ class TailCache:
             self._evicted = 0
 
     def truncate(self, end_index: int) -> None:
-        """Drop the batches at or behind `end_index`; the window then ends there."""
+        """Drop the batches at or after `end_index`; the window then ends there."""
         self._durable_end_index = min(self._durable_end_index, end_index)
         keep = max(end_index - self._base_index, 0)
         if keep <= self._evicted:

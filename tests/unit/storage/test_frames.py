@@ -164,7 +164,7 @@ def test_a_segment_header_of_another_version_is_refused_by_its_number() -> None:
         decode_segment_header(data)
 
 
-def test_a_footer_whose_parts_do_not_add_up_is_refused() -> None:
+def test_footer_whose_length_does_not_match_its_counts_is_rejected() -> None:
     footer = Footer(
         header=SegmentHeader(
             generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=0
@@ -180,7 +180,7 @@ def test_a_footer_whose_parts_do_not_add_up_is_refused() -> None:
     body = bytearray(footer[:-TRAILER_BYTES])
     body[44:48] = (5).to_bytes(4, "little")
     trailer = len(body).to_bytes(4, "little") + crc32c(bytes(body)).to_bytes(4, "little") + b"FTRQ"
-    with pytest.raises(DecodeError, match="add up"):
+    with pytest.raises(DecodeError, match="length does not match its counts"):
         decode_footer(bytes(body) + trailer)
 
 
