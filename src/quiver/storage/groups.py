@@ -1,12 +1,12 @@
-"""The folders of a node's replicas: where each group's files are, which groups this node has joined, and the trash.
+"""The folders of a node's replicas: the files of each group, the groups that this node has joined, and the trash.
 
     <directory>/groups/<group>/    the files of one member
-    <directory>/joined/<group>     an empty file: this node has, or had, a vote or a promise in the group
-    <directory>/trash/<group>/     what is about to be removed for good
+    <directory>/joined/<group>     an empty marker file: this node may have voted or acknowledged in the group
+    <directory>/trash/<group>/     files that are about to be removed permanently
 
-A group is *joined* before its member can say a word, and no longer when the group has let it go. So a member whose
-files are gone although it is joined is known to have lost what it promised: it must not begin anew under its old
-id (R22). All methods block; each says what is on disk when it returns.
+The marker exists from before the member sends its first message until the group has removed the member. A marker
+without files therefore means that the member has lost its vote and its acknowledged entries: it must not restart from
+scratch under its old id (R22). All methods block; each states what is on disk when it returns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GroupFolders:
         )
 
     def prepare(self) -> None:
-        """Make what is missing, and finish what a crash left in the trash. On disk after this returns: the folders."""
+        """Create missing folders and empty the trash. On disk after this returns: the folders."""
         for path in (self._groups, self._joined, self._trash):
             self._disk.make_directory(path)
         parent = self._directory.rpartition("/")[0] or ("/" if self._directory.startswith("/") else ".")
@@ -41,11 +41,11 @@ class GroupFolders:
             self._remove_tree(f"{self._trash}/{name}")
 
     def path(self, group: GroupId) -> str:
-        """Return where a group's files are."""
+        """Return the folder of a group's files."""
         return f"{self._groups}/{group}"
 
     def present(self) -> frozenset[GroupId]:
-        """Return the groups whose members' files are here: those with a hard state, which is made first of all."""
+        """Return the groups whose files exist on this node: those with a hard state, which is created first."""
         found = _numbers(self._disk.names(self._groups))
         return frozenset(group for group in found if self._disk.exists(f"{self.path(group)}/{HARD_STATE_NAME}"))
 
@@ -54,36 +54,36 @@ class GroupFolders:
         return frozenset(_numbers(self._disk.names(self._joined)))
 
     def join(self, group: GroupId) -> None:
-        """Take note that this node belongs to a group. On disk after this returns: the note."""
+        """Record that this node belongs to a group. On disk after this returns: the marker."""
         path = f"{self._joined}/{group}"
         if not self._disk.exists(path):
             self._disk.open(path, create=True).close()
         self._disk.sync_directory(self._joined)
 
     def leave(self, group: GroupId) -> None:
-        """Forget that this node belonged to a group, and remove its files, which must be closed.
+        """Remove the marker and the files of a group; the files must be closed.
 
-        On disk after this returns: neither. A crash on the way leaves files without the note, or some of them
-        in the trash, and never the note without files.
+        On disk after this returns: neither. A crash in between leaves files without the marker, or some of them in
+        the trash, but never the marker without files.
         """
-        note = f"{self._joined}/{group}"
-        if self._disk.exists(note):
-            self._disk.remove(note)
-            self._disk.sync_directory(self._joined)
+        marker = f"{self._joined}/{group}"
+        if self._disk.exists(marker):
+            self._disk.remove(marker)
+            self._disk.sync_directory(self._joined)  # on disk now: no marker, so the files may go
         if not self._disk.exists(self.path(group)):
             return
-        rubbish = f"{self._trash}/{group}"
-        self._remove_tree(rubbish)
-        self._disk.rename(self.path(group), rubbish)
+        discarded = f"{self._trash}/{group}"
+        self._remove_tree(discarded)
+        self._disk.rename(self.path(group), discarded)
         self._disk.sync_directory(self._groups)
-        self._disk.sync_directory(self._trash)  # on disk now: the member is gone as a whole
-        self._remove_tree(rubbish)
+        self._disk.sync_directory(self._trash)  # on disk now: all files of the member are in the trash
+        self._remove_tree(discarded)
 
     def _remove_tree(self, path: str) -> None:
         if not self._disk.exists(path):
             return
         for name in self._disk.names(path):
-            self._disk.remove(f"{path}/{name}")  # a member's folder holds files alone
+            self._disk.remove(f"{path}/{name}")  # a member's folder holds only files
         self._disk.remove_directory(path)
         self._disk.sync_directory(self._trash)
 

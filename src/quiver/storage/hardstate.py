@@ -1,9 +1,9 @@
 """Raft's hard state on disk: term, vote, a commit hint and the membership.
 
-One file with two slots, each a whole checksummed copy. A save writes and syncs the first slot, then the
-second, and only then is it durable. So at rest both slots hold the same state, and whatever one crash,
-torn sector or flipped byte does to one of them, the other holds a state that is either the last
-acknowledged one or a newer one that nobody was told of. Both bad is damage: such a replica must not vote.
+One file has two slots, each a complete checksummed copy. A save writes and syncs the first slot, then the second, and
+is acknowledged only then. Between saves both slots hold the same state. If a crash, a torn sector or a flipped byte
+destroys one slot, the other holds the last acknowledged state or a newer one that was never acknowledged. If both are
+bad, the file is damaged and the replica must not vote.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CHECKSUM_END = 8
 
 
 class StoredHardState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member must remember before it speaks."""
+    """The state that a member must make durable before it sends a message that depends on it."""
 
     term: Term = Term(0)
     vote: NodeId | None = None
     commit_index: Index = Index(0)
-    """A hint: the commit index was at least this."""
+    """A lower bound of the commit index."""
     membership: bytes = b""
     """The newest configurations, as the replication layer encodes them."""
 
@@ -63,18 +63,20 @@ class HardStateFile:
             return None
         self._sequence, state = max(slots, key=_sequence_of)
         if len(slots) < 2 or slots[0] != slots[1]:
-            self.save(state)  # what the caller acts on from now on must be there twice, too
+            self.save(state)  # both slots must hold the state that the caller acts on
         return state
 
     def save(self, state: StoredHardState) -> None:
         """Replace the state. On disk after this returns: `state`, twice.
 
         Raises:
-            RequestError: the membership is larger than a slot; nothing was done.
-            OSError: as the disk raises it; the old or the new state is there, and the file must not be used again.
+            RequestError: the membership does not fit into a slot; nothing was done.
+            OSError: as the disk raises it; the old or the new state is on disk, and the file must not be used again.
         """
         if len(state.membership) > MEMBERSHIP_BYTES_MAX:
-            raise RequestError(f"a membership of {len(state.membership)} bytes exceeds {MEMBERSHIP_BYTES_MAX}")
+            raise RequestError(
+                f"a membership of {len(state.membership)} bytes exceeds the maximum of {MEMBERSHIP_BYTES_MAX}"
+            )
         is_new = self._open_for_save()
         self._sequence += 1
         slot = _encode_slot(self._sequence, state)
@@ -101,7 +103,7 @@ class HardStateFile:
 
 
 def read_slots(file: File) -> list[tuple[int, StoredHardState]]:
-    """Return the sequence number and state of each intact slot; empty if nothing was ever saved whole.
+    """Return the sequence number and state of each intact slot; empty if no save was ever completed.
 
     Raises:
         DamageError: both slots were written and neither is intact.
@@ -109,8 +111,10 @@ def read_slots(file: File) -> list[tuple[int, StoredHardState]]:
     data = file.read(2 * SLOT_BYTES, 0)
     slots = [slot for position in (0, SLOT_BYTES) if (slot := _decode_slot(data[position : position + SLOT_BYTES]))]
     if not slots and any(data[SLOT_BYTES:]):
-        # The second slot is written only when the first is safe, so a save was acknowledged or nearly so.
-        raise DamageError(f"{HARD_STATE_NAME}: both copies are damaged: this replica does not know its vote")
+        # The second slot is written only after the first is synced, so a save may have been acknowledged.
+        raise DamageError(
+            f"{HARD_STATE_NAME}: both copies are damaged; this replica does not know its vote and must not vote"
+        )
     return slots
 
 

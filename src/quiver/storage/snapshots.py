@@ -1,11 +1,11 @@
-"""Snapshots of small state (dedup, cursors, membership) beside the log, each tied to an index.
+"""Store snapshots of small state (deduplication, cursors, membership) beside the log, each at an index.
 
-A snapshot is one file, written under a temporary name, synced, then renamed: it is there whole or not at
-all. The newest two are kept, so that damage to one costs a longer replay and not the state, provided the
-log still reaches back to the older one.
+A snapshot is one file, written under a temporary name, synced, then renamed: it exists completely or not at all. The
+newest two are kept. If one is damaged, a restart replays more entries from the older one, provided that the log still
+contains them.
 
-A checkpoint is a snapshot under a name of its own. It stands for nothing: the log need not reach back to it
-nor begin behind it, and whoever finds it missing, damaged or at odds with the log goes without. All methods block.
+A checkpoint is a snapshot under its own file name that only makes a restart faster. The log does not depend on it, and
+a restart ignores a checkpoint that is missing, damaged or inconsistent with the log. All methods block.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CHECKSUM_END = 8
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that applying every entry up to and including `last_index` leads to."""
+    """The state after every entry up to and including `last_index` is applied."""
 
     last_index: Index
     last_term: Term
     end_offset: Offset
-    """The offset of the first record behind `last_index`."""
+    """The offset of the first record after `last_index`."""
     state: bytes
 
     def encode(self) -> bytes:
@@ -48,18 +48,18 @@ class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_snapshot(data: Buffer) -> StoredSnapshot:
-    """Return the snapshot that these bytes are.
+    """Decode the bytes of a snapshot file.
 
     Raises:
         DecodeError: wrong length, magic, version or checksum.
     """
     if len(data) < _HEADER.size:
-        raise DecodeError(f"snapshot: {len(data)} bytes are too few")
+        raise DecodeError(f"snapshot: {len(data)} bytes are too few for its header")
     magic, checksum, version, last_index, last_term, end_offset, length = _HEADER.unpack_from(data)
     if magic != _MAGIC or crc32c(data[_CHECKSUM_END:]) != checksum:
         raise DecodeError("snapshot: wrong magic or checksum")
     if version != _VERSION or length != len(data) - _HEADER.size:
-        raise DecodeError(f"snapshot: version {version} with {length} bytes of state is not known here")
+        raise DecodeError(f"snapshot: unsupported version {version}, or wrong length {length} of its state")
     state = bytes(data[_HEADER.size :])
     return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
 
@@ -72,26 +72,26 @@ class SnapshotStore:
         self._directory = directory
 
     def save(self, snapshot: StoredSnapshot) -> None:
-        """Add a snapshot and forget all but the newest `SNAPSHOTS_KEPT`. On disk after this returns: `snapshot`."""
+        """Add a snapshot and remove all but the newest `SNAPSHOTS_KEPT`. On disk after this returns: `snapshot`."""
         self._write(snapshot, snapshot_name(snapshot.last_index))
         for name in self.names()[:-SNAPSHOTS_KEPT]:
             remove_durably(self._disk, self._directory, name)
 
     def save_checkpoint(self, checkpoint: StoredSnapshot) -> None:
-        """Replace the checkpoint. On disk after this returns: `checkpoint`; after a crash before that: one of both."""
+        """Replace the checkpoint. On disk after this returns: `checkpoint`; after a crash: it or the old one."""
         self._write(checkpoint, CHECKPOINT_NAME)
 
     def load_checkpoint(self) -> tuple[StoredSnapshot | None, tuple[str, ...]]:
-        """Return the checkpoint if there is an intact one, else perhaps a sentence about what is wrong with it."""
+        """Return the checkpoint, or None and, if it exists but is damaged, a warning."""
         if not self._disk.exists(f"{self._directory}/{CHECKPOINT_NAME}"):
             return None, ()
         try:
             return self._load(CHECKPOINT_NAME), ()
         except DecodeError as error:
-            return None, (f"{CHECKPOINT_NAME}: {error}; it is not used",)
+            return None, (f"{CHECKPOINT_NAME}: {error}; it is ignored",)
 
     def load_newest(self) -> tuple[StoredSnapshot | None, tuple[str, ...]]:
-        """Return the newest intact snapshot, if any, and a sentence for each newer one that is damaged.
+        """Return the newest intact snapshot, if any, and a warning for each newer one that is damaged.
 
         Raises:
             DamageError: there are snapshots and none is intact.
@@ -107,24 +107,24 @@ class SnapshotStore:
         return None, ()
 
     def load_from(self, index: Index) -> StoredSnapshot | None:
-        """Return the oldest intact snapshot that reaches `index`; None if there is none."""
+        """Return the oldest intact snapshot whose `last_index` is at least `index`; None if there is none."""
         for name in self.names():
             if name >= snapshot_name(index):
                 try:
                     return self._load(name)
                 except DecodeError:
-                    continue  # the next one will do
+                    continue  # a newer one may be intact
         return None
 
     def names(self) -> list[str]:
-        """Return the files of the snapshots here, oldest first."""
+        """Return the file names of the snapshots, oldest first."""
         return [name for name in self._disk.names(self._directory) if is_snapshot_name(name)]
 
     def _write(self, snapshot: StoredSnapshot, name: str) -> None:
         path = f"{self._directory}/{name}"
         temporary = path + TEMPORARY_SUFFIX
         if self._disk.exists(temporary):
-            self._disk.remove(temporary)  # of a save that a failure interrupted
+            self._disk.remove(temporary)  # left by a save that failed
         file = self._disk.open(temporary, create=True)
         try:
             write_all(file, [snapshot.encode()], 0)
@@ -132,7 +132,7 @@ class SnapshotStore:
         finally:
             file.close()
         self._disk.rename(temporary, path)
-        self._disk.sync_directory(self._directory)
+        self._disk.sync_directory(self._directory)  # on disk now: the snapshot, under its name
 
     def _load(self, name: str) -> StoredSnapshot:
         file = self._disk.open(f"{self._directory}/{name}")
@@ -148,6 +148,6 @@ def snapshot_name(last_index: int) -> str:
 
 
 def is_snapshot_name(name: str) -> bool:
-    """Tell whether a file name is a snapshot's."""
+    """Return whether a file name is that of a snapshot."""
     digits = name.removeprefix(_PREFIX)
     return name.startswith(_PREFIX) and len(digits) == 20 and digits.isdigit()
