@@ -76,7 +76,7 @@ class SimulatedDisk:
         return SimulatedFile(self, path, content)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Return whether a file or folder is there."""
         self._require_power()
         return self._find(path) is not None
 
@@ -189,7 +189,7 @@ class SimulatedDisk:
 
     @property
     def has_power(self) -> bool:
-        """Tell whether operations are possible: false from a planned power loss until `crash` or `restart`."""
+        """Return whether operations are possible: false from a planned power loss until `crash` or `restart`."""
         return self._has_power
 
     # Faults.

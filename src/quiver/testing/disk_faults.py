@@ -113,7 +113,7 @@ class DiskFaultPlan:
         return landing
 
     def is_lying(self, path: str) -> bool:
-        """Tell whether this sync reports success without making anything durable."""
+        """Return whether this sync reports success without making anything durable."""
         if self._take("sync", path, "lying_sync") is None and not self._draw(self.faults.p_lying_sync):
             return False
         self.counts["lying_sync"] += 1

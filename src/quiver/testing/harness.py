@@ -47,13 +47,13 @@ class HarnessNode(ABC):
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether there is a process."""
+        """Return whether there is a process."""
         return self._harness.loop.is_alive(self.id)
 
     @property
     @abstractmethod
     def is_up(self) -> bool:
-        """Tell whether there is a process that has started what the tests ask for."""
+        """Return whether there is a process that has started what the tests ask for."""
 
     def start(self, *, bootstrap: Configuration | None = None) -> None:
         """Start a process; `bootstrap` makes it a first member of its group."""

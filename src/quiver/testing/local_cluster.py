@@ -109,7 +109,7 @@ class LocalCluster:
         return quiver.connect(*self.addresses, **options)
 
     def is_running(self, node: int) -> bool:
-        """Tell whether a node was started and not stopped or killed since."""
+        """Return whether a node was started and not stopped or killed since."""
         return node in self._threads
 
     # -- nodes -----------------------------------------------------------------------------------

@@ -151,11 +151,11 @@ class SimulatedLoop(HostlessLoop):
         self._is_stopping = True
 
     def is_running(self) -> bool:
-        """Tell whether a run is under way."""
+        """Return whether a run is under way."""
         return self._thread is not None
 
     def is_closed(self) -> bool:
-        """Tell whether the loop was closed."""
+        """Return whether the loop was closed."""
         return self._is_closed
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class SimulatedLoop(HostlessLoop):
             scope.held.clear()
 
     def is_alive(self, node: Hashable) -> bool:
-        """Tell whether a node lives, running or paused."""
+        """Return whether a node lives, running or paused."""
         return node in self._scopes
 
     # Errors.

@@ -141,7 +141,7 @@ class SimulatedNetwork:
         self._release(self._links.values())
 
     def is_connected(self, source: NodeId, target: NodeId) -> bool:
-        """Tell whether nothing is cut from one node to another; a node always reaches itself."""
+        """Return whether nothing is cut from one node to another; a node always reaches itself."""
         return source == target or not self._is_cut(self._link(source, target))
 
     def backlog_bytes(self, source: NodeId, target: NodeId) -> int:

@@ -54,7 +54,7 @@ class ScheduledCallback(asyncio.TimerHandle):
         self.arguments = ()
 
     def cancelled(self) -> bool:
-        """Tell whether it was cancelled."""
+        """Return whether it was cancelled."""
         return self.callback is None
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ CURRENT_SCOPE: ContextVar[NodeScope | None] = ContextVar("quiver_simulated_scope
 
 
 def is_failure_unseen(task: asyncio.Task[Any]) -> bool:
-    """Tell whether a finished task holds an error that was not retrieved."""
+    """Return whether a finished task holds an error that was not retrieved."""
     return bool(task._log_traceback)
 
 

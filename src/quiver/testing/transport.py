@@ -187,7 +187,7 @@ class SimulatedTransport:
             self._later(exchange.end, answer)
 
     def _reaches(self, source: NodeId | None, target: NodeId | None) -> bool:
-        """Tell whether nothing is cut between two nodes; clients are outside and reach every node."""
+        """Return whether nothing is cut between two nodes; clients are outside and reach every node."""
         return source is None or target is None or self.network.is_connected(source, target)
 
     def _draw(self, kind: str, probability: float) -> bool:

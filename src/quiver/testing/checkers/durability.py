@@ -33,11 +33,11 @@ class Copy(Protocol):
     """One member's copy of a group's log, alive or not."""
 
     def holds(self, index: Index, term: Term) -> bool:
-        """Tell whether an entry is durable there, by the member's own word."""
+        """Return whether an entry is durable there, by the member's own word."""
         ...
 
     def holds_on_platter(self, index: Index, term: Term) -> bool:
-        """Tell whether a restart after a power loss would find the entry there."""
+        """Return whether a restart after a power loss would find the entry there."""
         ...
 
 
@@ -82,7 +82,7 @@ class PlatterReader:
         self._position = 0
 
     def holds(self, index: Index, term: Term) -> bool:
-        """Tell whether an entry is on the platter, whole, in a file whose name is there, too."""
+        """Return whether an entry is on the platter, whole, in a file whose name is there, too."""
         if index < self._log.first_index:
             return True  # the log starts after it: a snapshot covers it
         segments = self._log._segments

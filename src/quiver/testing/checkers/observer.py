@@ -94,7 +94,7 @@ class ConfigurationChecker:
 
 
 def quorums_meet(first: Configuration, second: Configuration) -> bool:
-    """Tell whether every set of nodes that can decide for one shares a node with every one of the other."""
+    """Return whether every set of nodes that can decide for one shares a node with every one of the other."""
     return all(one & other for one in _quorums(first) for other in _quorums(second))
 
 

@@ -220,7 +220,7 @@ class SimulatedHost(SimulatedMachine):
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the node's code runs and serves requests."""
+        """Return whether the node's code runs and serves requests."""
         return super().is_running and self.node is not None
 
     def stop(self) -> None:

@@ -73,7 +73,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
 
     @property
     def has_room(self) -> bool:
-        """Tell whether one more machine may be added."""
+        """Return whether one more machine may be added."""
         return len(self.nodes) < _HOSTS_MAX
 
     def settings_of(self, host: SimulatedHost) -> Settings:
@@ -142,7 +142,7 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
     # -- the fault budget ------------------------------------------------------------------------
 
     def can_damage(self, node: SimulatedMachine) -> bool:
-        """Tell whether a disk may be lost: a majority of managers and of each partition's voters stays undamaged."""
+        """Return whether a disk may be lost: a majority of managers and of each partition's voters stays undamaged."""
         view = self.view()
         gone = {other.id for other in self.nodes.values() if other.is_retired or other.is_damaged} | {node.id}
         managers = {other.id for other in self.nodes.values() if other.is_manager}

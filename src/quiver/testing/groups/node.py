@@ -97,7 +97,7 @@ class MemberCopy:
         self._platter = PlatterReader(node.disk, member.log)
 
     def holds(self, index: Index, term: Term) -> bool:
-        """Tell whether an entry is durable, by the log's own word."""
+        """Return whether an entry is durable, by the log's own word."""
         log = self._member.log
         if self._node.is_damaged:
             return True  # what it has lost since, it had when it said so; other checks are for that
@@ -106,7 +106,7 @@ class MemberCopy:
         return index < log.first_index - 1 or log.term_at(index) == term
 
     def holds_on_platter(self, index: Index, term: Term) -> bool:
-        """Tell whether the entry is on the platter; a damaged disk is taken at its word."""
+        """Return whether the entry is on the platter; a damaged disk is taken at its word."""
         if self._node.is_damaged:
             return self.holds(index, term)
         return self._platter.holds(index, term)

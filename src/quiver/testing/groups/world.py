@@ -206,7 +206,7 @@ class GroupWorld(SimulatedWorld[GroupKnobs, SimulatedNode]):
         return nodes[rng.randrange(len(nodes))] if nodes else None
 
     def is_impatient(self) -> bool:
-        """Tell whether an operator proposes again although a change is under way."""
+        """Return whether an operator proposes again although a change is under way."""
         return self._rng.random() < 0.3
 
     # -- the network -----------------------------------------------------------------------------
@@ -228,12 +228,12 @@ class GroupWorld(SimulatedWorld[GroupKnobs, SimulatedNode]):
     # -- the fault budget ------------------------------------------------------------------------
 
     def has_damaged_nodes(self) -> bool:
-        """Tell whether acknowledged bytes of some node may be damaged or gone."""
+        """Return whether acknowledged bytes of some node may be damaged or gone."""
         self._refresh_damage()
         return bool(self.repairing) or any(node.is_damaged for node in self.live_nodes())
 
     def can_damage(self, node: SimulatedMachine) -> bool:
-        """Tell whether a node's disk may be damaged: a majority of every electorate keeps undamaged disks."""
+        """Return whether a node's disk may be damaged: a majority of every electorate keeps undamaged disks."""
         if self.operating:
             return False
         self._refresh_damage()

@@ -47,7 +47,7 @@ class CheckResult:
 
     @property
     def is_clean(self) -> bool:
-        """Tell whether nothing was found."""
+        """Return whether nothing was found."""
         return not self.counts
 
     def find(self, name: str, key: str | None, /, **evidence: Any) -> None:
@@ -79,7 +79,7 @@ class TrackedSend:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether it was acknowledged or has been seen."""
+        """Return whether it was acknowledged or has been seen."""
         return self.base is not None
 
 

@@ -45,7 +45,7 @@ class FaultInjection(Generic[W]):
         return node
 
     def chance(self, probability: float) -> bool:
-        """Tell whether something of this probability happens."""
+        """Return whether something of this probability happens."""
         return self.rng.random() < probability
 
 

@@ -48,7 +48,7 @@ class SimulatedMachine(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the node's code runs."""
+        """Return whether the node's code runs."""
         return self.is_up and not self.is_paused
 
     # -- processes -------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class SimulatedMachine(ABC):
             self._executor.latency = latency
 
     def can_be_damaged(self) -> bool:
-        """Tell whether a majority of every electorate keeps its data if this disk is lost."""
+        """Return whether a majority of every electorate keeps its data if this disk is lost."""
         return self._world.can_damage(self)
 
     def wipe(self) -> None:

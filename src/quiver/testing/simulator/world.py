@@ -152,7 +152,7 @@ class SimulatedWorld(ABC, Generic[K, M]):
 
     @abstractmethod
     def can_damage(self, node: SimulatedMachine) -> bool:
-        """Tell whether the fault budget allows it: a majority of every electorate keeps undamaged disks."""
+        """Return whether the fault budget allows it: a majority of every electorate keeps undamaged disks."""
 
     # -- the supervisor and the operator ---------------------------------------------------------
 
