@@ -3,7 +3,7 @@
 - `scan` yields intact batches and marks and stops at the first bad frame, for code that serves or appends;
 - `scan_entries` does the same, but skips damaged marks, which hold no entry;
 - `walk` continues after bad ranges, for inspection;
-- `is_damage` and its siblings tell damage from a torn tail.
+- `is_damage` and its siblings distinguish damage from a torn tail.
 
 All of them read in chunks, so that a segment of any size needs little memory, and each batch is a view of a chunk:
 one copy from the page cache.
