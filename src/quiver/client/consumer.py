@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from quiver.client.cursors import ConsumerCursors
 from quiver.client.options import TIME_MS_MAX, ConsumerOptions, to_ms
-from quiver.client.prefetch import PartitionReader, find_offset
+from quiver.client.prefetch import PartitionPrefetcher, find_offset
 from quiver.errors import (
     NotFoundError,
     OutcomeUnknownError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SeekTarget = int | Literal["earliest", "latest"]
-Slice = tuple[PartitionReader, Batch, Offset, Offset]
+Slice = tuple[PartitionPrefetcher, Batch, Offset, Offset]
 
 
 class ConsumerCore:
@@ -59,7 +59,7 @@ class ConsumerCore:
         self.topic = topic
         self.cursors = cursors
         self.options = options
-        self.readers: dict[PartitionId, PartitionReader] = {}
+        self.readers: dict[PartitionId, PartitionPrefetcher] = {}
         self._router = router
         self._digest_reporter = digest_reporter
         self._tasks = TaskSet(self._crashed)
@@ -106,7 +106,7 @@ class ConsumerCore:
 
     # -- records ---------------------------------------------------------------------------------
 
-    async def wait_batch(self, deadline: Deadline) -> tuple[PartitionReader, Batch] | None:
+    async def wait_batch(self, deadline: Deadline) -> tuple[PartitionPrefetcher, Batch] | None:
         """Wait for a batch with unread records, from the partitions in turn; None if the deadline passed."""
         while True:
             await self._commit_if_due()
@@ -116,7 +116,7 @@ class ConsumerCore:
             if self.peek() is None and not await self._wait_change(deadline):
                 return None
 
-    def peek(self) -> tuple[PartitionReader, Batch] | None:
+    def peek(self) -> tuple[PartitionPrefetcher, Batch] | None:
         """Return a prefetched batch with unread records, if there is one.
 
         Raises:
@@ -154,7 +154,7 @@ class ConsumerCore:
             slices.append((reader, batch, first, end))
         return slices
 
-    async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionReader, Batch] | None:  # noqa: FBT001 - private
+    async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionPrefetcher, Batch] | None:  # noqa: FBT001 - private
         while (found := self.peek()) is None:
             if not is_to_end or all(reader.is_caught_up for reader in self.readers.values()):
                 return None
@@ -174,7 +174,7 @@ class ConsumerCore:
 
     # -- positions and commits -------------------------------------------------------------------
 
-    def reader(self, partition: int) -> PartitionReader:
+    def reader(self, partition: int) -> PartitionPrefetcher:
         """Return the reader of a partition; raise `NotFoundError` if this consumer does not read it."""
         reader = self.readers.get(PartitionId(partition))
         if reader is None:
@@ -244,7 +244,7 @@ class ConsumerCore:
             self.cursors.find_start(partition, start, deadline=deadline) for partition in partitions
         )
         for partition, (position, is_cursor) in zip(partitions, starts, strict=True):
-            reader = PartitionReader(
+            reader = PartitionPrefetcher(
                 self.topic,
                 partition,
                 position,
@@ -271,7 +271,7 @@ class ConsumerCore:
             except (UnavailableError, OutcomeUnknownError, NotFoundError):
                 continue  # the partition readers report errors to the application
 
-    async def _find_bounds(self, deadline: Deadline) -> dict[PartitionReader, CursorsFound]:
+    async def _find_bounds(self, deadline: Deadline) -> dict[PartitionPrefetcher, CursorsFound]:
         readers = list(self.readers.values())
         finding = (self.cursors.find(reader.partition_id, deadline=deadline) for reader in readers)
         return dict(zip(readers, await gather_first_error(finding), strict=True))
@@ -289,7 +289,7 @@ class ConsumerCore:
         if self._digest_reporter is not None:
             await self._digest_reporter.close()
 
-    async def _commit_one(self, reader: PartitionReader, position: Offset, deadline: Deadline) -> None:
+    async def _commit_one(self, reader: PartitionPrefetcher, position: Offset, deadline: Deadline) -> None:
         await self.cursors.move(reader.partition_id, position, deadline=deadline)
         reader.committed = position
 
@@ -317,7 +317,7 @@ class ConsumerCore:
         self._changed.set()
 
 
-def iterate(reader: PartitionReader, batch: Batch) -> Iterator[Record]:
+def iterate(reader: PartitionPrefetcher, batch: Batch) -> Iterator[Record]:
     """Yield a batch's records from the position on and advance it with each; stop after a seek."""
     generation = reader.generation
     for record in batch.records(reader.position, partition=reader.partition_id):
@@ -408,7 +408,7 @@ class AsyncConsumer:
             for record in iterate(*found):
                 yield record
 
-    async def wait_batch(self) -> tuple[PartitionReader, Batch] | None:
+    async def wait_batch(self) -> tuple[PartitionPrefetcher, Batch] | None:
         """Wait for a batch to iterate over; None if none arrived for `idle_timeout`. For use inside the SDK only."""
         timeout_ms = TIME_MS_MAX if self._idle_timeout_ms is None else self._idle_timeout_ms
         while (found := await self.core.wait_batch(Deadline(self._router.clock, timeout_ms))) is None:

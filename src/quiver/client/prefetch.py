@@ -1,6 +1,6 @@
 """The prefetcher of one partition: fetches batches from the leader ahead of the application.
 
-A `PartitionReader` owns the application's position in the partition and the batches fetched from there on. A task
+A `PartitionPrefetcher` owns the application's position in the partition and the batches fetched from there on. A task
 fetches until `prefetch_bytes` are buffered; the application reads the buffered batches without waiting.
 
 Invariants: `position` is the offset after the last record that the application received. The buffered batches begin at
@@ -29,7 +29,7 @@ IDLE_MS_MIN: Final = 20
 """Minimum interval between two fetches that return no records, even if the leader answers immediately."""
 
 
-class PartitionReader:
+class PartitionPrefetcher:
     """Prefetch one partition from a position on."""
 
     def __init__(

@@ -150,11 +150,11 @@ class AsyncDoor:
 
     async def knock(self, times: float) -> Awaitable[bytes]:
         """Knock."""
-        raise NotImplementedError(times)
+        raise AssertionError(times)
 
     async def ring(self, loudly: bool) -> str:
         """Ring the gong."""
-        raise NotImplementedError(loudly)
+        raise AssertionError(loudly)
 
     async def unlock(self) -> None:
         """Unlock it."""

@@ -10,7 +10,7 @@ from quiver.model import GroupId, Index, NodeId, Offset, ProducerId, Term
 from quiver.partition.entries import FenceEntry, build_entry
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.testing.checkers import CommittedLog, check_ack, check_end_read, check_sends
-from quiver.testing.groups.history import ClientHistory, EndRead, Outcome, SentBatch
+from quiver.testing.groups.history import ClientHistory, EndRead, Outcome, RecordedBatch
 from quiver.testing.simulator.report import Violation
 
 GROUP = GroupId(1)
@@ -47,9 +47,9 @@ def committed(*batches: Batch) -> CommittedLog:
 
 def send(
     *values: bytes, outcome: Outcome = "ok", offset: int | None = 0, sequence: int = 0, epoch: int = 0
-) -> SentBatch:
+) -> RecordedBatch:
     base_offset = None if offset is None else Offset(offset)
-    return SentBatch(
+    return RecordedBatch(
         GROUP, ProducerId(5), epoch, sequence, values, 0, Offset(0), outcome=outcome, base_offset=base_offset
     )
 
@@ -178,7 +178,7 @@ def test_sound_history_passes() -> None:
     ],
     ids=["lost", "moved", "not_done_but_there", "torn", "never_sent", "unresolved"],
 )
-def test_broken_history_is_found(invariant: str, sends: list[SentBatch]) -> None:
+def test_broken_history_is_found(invariant: str, sends: list[RecordedBatch]) -> None:
     finds(invariant, lambda: check_sends(sends, committed(*SOUND)))
 
 

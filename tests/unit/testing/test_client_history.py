@@ -6,12 +6,12 @@ import pytest
 
 from quiver.model import GroupId, Index, Offset, ProducerId, Term
 from quiver.record import Batch, build_batch, stamp
-from quiver.testing.groups.history import Outcome, SentBatch, check_client_history
+from quiver.testing.groups.history import Outcome, RecordedBatch, check_client_history
 from quiver.testing.simulator.report import Violation
 
 
-def _send(*values: bytes, at: int | None, began: int, ended: int = 0, outcome: Outcome = "ok") -> SentBatch:
-    return SentBatch(
+def _send(*values: bytes, at: int | None, began: int, ended: int = 0, outcome: Outcome = "ok") -> RecordedBatch:
+    return RecordedBatch(
         group=GroupId(7),
         producer_id=ProducerId(1),
         epoch=0,
@@ -65,7 +65,7 @@ def test_send_that_begins_as_another_ends_overlaps_it() -> None:
         ("real-time-violation", [_send(b"b", at=1, began=0, ended=1), _send(b"a", at=0, began=2, ended=3)]),
     ],
 )
-def test_anomaly_ends_the_run(anomaly: str, sends: list[SentBatch]) -> None:
+def test_anomaly_ends_the_run(anomaly: str, sends: list[RecordedBatch]) -> None:
     with pytest.raises(Violation, match=anomaly) as caught:
         check_client_history(sends, _log((b"a",)))
     assert caught.value.invariant == "J"

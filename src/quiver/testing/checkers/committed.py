@@ -16,7 +16,7 @@ from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, ProducerId
 from quiver.partition import ConsumeResult
 from quiver.partition.entries import FenceEntry, StateSnapshotEntry, TrimEntry, decode_entry
 from quiver.record import Batch, BatchHeader, Record
-from quiver.testing.groups.history import EndRead, SentBatch
+from quiver.testing.groups.history import EndRead, RecordedBatch
 from quiver.testing.simulator.report import require, violated
 
 
@@ -163,7 +163,7 @@ def check_trim(trim: TrimEntry, batches: Sequence[Batch], *, index: Index) -> No
     require(summary.header.base_offset == trim.offset, "I18", "a trim ends at another offset than its summary", **facts)
 
 
-def check_ack(send: SentBatch, base_offset: Offset, committed: CommittedLog) -> None:
+def check_ack(send: RecordedBatch, base_offset: Offset, committed: CommittedLog) -> None:
     """Check an acknowledgement: the batch is committed at that offset, after all that was acknowledged before."""
     facts = {"group": send.group, "producer": send.producer_id, "sequence": send.base_sequence, "offset": base_offset}
     batch = committed.at_offset(base_offset)
@@ -193,7 +193,7 @@ def check_end_read(read: EndRead, end_offset: Offset, committed: CommittedLog, *
     require(end_offset <= committed.end_offset, "I7", "a read shows what is not committed", **facts)
 
 
-def check_sends(sends: Iterable[SentBatch], committed: CommittedLog) -> None:
+def check_sends(sends: Iterable[RecordedBatch], committed: CommittedLog) -> None:
     """Check a group's whole history against its committed log."""
     places = _find_values(committed.data_batches())
     known: set[bytes] = set()

@@ -21,7 +21,7 @@ Outcome = Literal["pending", "ok", "fail", "info"]
 
 
 @dataclass(slots=True)
-class SentBatch:
+class RecordedBatch:
     """One batch that a producer wants in the log, over all its attempts."""
 
     group: GroupId
@@ -58,7 +58,7 @@ class EndRead:
 class ClientHistory:
     """Everything that the clients of one run did."""
 
-    sends: list[SentBatch] = field(default_factory=list)
+    sends: list[RecordedBatch] = field(default_factory=list)
     acked_ends: dict[GroupId, Offset] = field(default_factory=dict)
     """For each group the highest end offset that a client was answered."""
     reads_done: int = 0
@@ -79,13 +79,13 @@ _INVOKE, _COMPLETE = 0, 1
 """Beginnings first: then what ends in the same instant did not end before."""
 
 
-def check_client_history(sends: Iterable[SentBatch], batches: Iterable[Batch]) -> None:
+def check_client_history(sends: Iterable[RecordedBatch], batches: Iterable[Batch]) -> None:
     """Require that the history checker finds nothing in the sends of one group and its committed log."""
     verdict = check_history(_events(sends, batches))
     require(verdict.is_clean, "J", str(verdict))
 
 
-def _events(sends: Iterable[SentBatch], batches: Iterable[Batch]) -> Iterator[HistoryEvent]:
+def _events(sends: Iterable[RecordedBatch], batches: Iterable[Batch]) -> Iterator[HistoryEvent]:
     moments = sorted(_moments(sends), key=lambda moment: moment[:2])
     end_ns = moments[-1][0] if moments else 0
     last = 0
@@ -105,7 +105,7 @@ def _events(sends: Iterable[SentBatch], batches: Iterable[Batch]) -> Iterator[Hi
         yield HistoryEvent(i, end_ns, "drain", kind, f, "log", value)
 
 
-def _moments(sends: Iterable[SentBatch]) -> Iterator[tuple[int, int, str, str, Any]]:
+def _moments(sends: Iterable[RecordedBatch]) -> Iterator[tuple[int, int, str, str, Any]]:
     """Yield when, what first, who, what kind and which value; each send is a process, since several overlap."""
     for number, send in enumerate(sends):
         proc = f"send {number}"

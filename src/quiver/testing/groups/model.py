@@ -25,7 +25,7 @@ from quiver.replication import Member
 from quiver.testing.checkers.committed import check_sends
 from quiver.testing.groups import operations
 from quiver.testing.groups.consumers import CursorConsumer
-from quiver.testing.groups.history import SentBatch, check_client_history
+from quiver.testing.groups.history import RecordedBatch, check_client_history
 from quiver.testing.groups.node import SimulatedNode
 from quiver.testing.groups.operations import find_leader
 from quiver.testing.groups.swarm import FAULT_KINDS, MIXED, GroupKnobs, Profile, draw_group_knobs
@@ -266,7 +266,7 @@ async def _pour(world: GroupWorld, group: GroupId, leader: SimulatedNode, member
     while member.is_leader:
         number += 1
         value = b"poured/%d/%d" % (member.term, number)
-        send = SentBatch(group, NO_PRODUCER, 0, number, (value,), world.loop.now_ns, Offset(0), outcome="info")
+        send = RecordedBatch(group, NO_PRODUCER, 0, number, (value,), world.loop.now_ns, Offset(0), outcome="info")
         world.history.sends.append(send)
         append = leader.serve(group).append(bytearray(build_batch([value], timestamp=1)))
         with world.loop.node_scope(leader.id):

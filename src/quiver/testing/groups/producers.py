@@ -18,7 +18,7 @@ from quiver.partition import AppendResult
 from quiver.record import Batch, build_batch
 from quiver.tasks import timeout
 from quiver.testing.checkers.committed import check_ack, check_end_read
-from quiver.testing.groups.history import EndRead, SentBatch
+from quiver.testing.groups.history import EndRead, RecordedBatch
 from quiver.testing.groups.node import SimulatedNode
 from quiver.testing.simulator.report import require
 
@@ -64,7 +64,7 @@ class GroupProducer(GroupClient):
         self.burst = 0
         """How many batches to send next without a pause."""
         self._sequence = 0
-        self._unanswered: list[SentBatch] = []
+        self._unanswered: list[RecordedBatch] = []
         self._has_timed_out = False
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class GroupProducer(GroupClient):
                 await self.pause(world.knobs.send_gap_ms)
             await self._send_some()
 
-    async def send_one(self) -> SentBatch:
+    async def send_one(self) -> RecordedBatch:
         """Send one batch and wait for its outcome."""
         send = self._next_send()
         await self._send_until_answered(send)
@@ -93,12 +93,12 @@ class GroupProducer(GroupClient):
             for send in sends:
                 tasks.create_task(self._send_until_answered(send))
 
-    def _next_send(self) -> SentBatch:
+    def _next_send(self) -> RecordedBatch:
         count = 1 + self.rng.randrange(self.world.knobs.batch_records_max)
         first = self._sequence
         self._sequence += count
         history = self.world.history
-        send = SentBatch(
+        send = RecordedBatch(
             group=self.group,
             producer_id=self.producer_id,
             epoch=self.epoch,
@@ -111,7 +111,7 @@ class GroupProducer(GroupClient):
         self._unanswered.append(send)
         return send
 
-    async def _send_until_answered(self, send: SentBatch) -> None:
+    async def _send_until_answered(self, send: RecordedBatch) -> None:
         data = build_batch(
             send.values,
             timestamp=1,
@@ -127,7 +127,7 @@ class GroupProducer(GroupClient):
                 return
             await self.pause(20)
 
-    async def _attempt(self, send: SentBatch, data: bytes) -> bool:
+    async def _attempt(self, send: RecordedBatch, data: bytes) -> bool:
         """Send once; tell whether there is a final answer."""
         asked = self.target()
         in_order = self._unanswered[0] is send
@@ -147,7 +147,7 @@ class GroupProducer(GroupClient):
             return True
         return False
 
-    def _take_error(self, send: SentBatch, asked: NodeId, error: Exception) -> None:
+    def _take_error(self, send: RecordedBatch, asked: NodeId, error: Exception) -> None:
         if isinstance(error, UnavailableError):
             self.learn(asked)
             return
@@ -160,7 +160,7 @@ class GroupProducer(GroupClient):
         )
         send.may_be_done = True
 
-    def _take_answer(self, send: SentBatch, appended: AppendResult) -> None:
+    def _take_answer(self, send: RecordedBatch, appended: AppendResult) -> None:
         check_ack(send, appended.base_offset, self.world.observer.committed[self.group])
         send.outcome = "ok"
         send.base_offset = appended.base_offset
