@@ -128,7 +128,7 @@ def main() -> int:
         for what, request, python_max in (
             ("SDK send", lambda: producer.send(VALUE).result(), 405),
             ("HTTP produce", lambda: post("/producer/produce", body), 522),
-            ("HTTP consume", lambda: post(f"/consumer/consume?topic={TOPIC}&consumer_id={reader}", None, "GET"), None),
+            ("HTTP consume", lambda: post(f"/consumer/consume?topic={TOPIC}&consumer_id={reader}", None, "GET"), 528),
         ):
             python, builtin, spent_us = measure(calls, request, arguments.requests)
             rows.append(Row(f"{what}: calls of Python functions", python, "calls", target=python_max))

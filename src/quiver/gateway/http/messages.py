@@ -186,7 +186,9 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header; trailers are counted and ignored."""
         self._header_count += 1
-        self._count_head(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._head_bytes_max:
+            self._count_head(0)
         if self._header_count > HEADERS_MAX:
             raise _Refused(431, "too_many_headers", f"more than {HEADERS_MAX} headers")
         name = name.lower()
