@@ -253,7 +253,8 @@ def _strike(cluster: Cluster, share_sent: Callable[[], float], *, rounds: int) -
         kills += len(victims)
         if len(victims) == 1:  # the others must go on without it
             before = share_sent()
-            wait_for("progress without it", lambda before=before: share_sent() > before, PATIENCE_S)
+            # Clients that have sent everything by now, while the primary was looked for, cannot send more.
+            wait_for("progress without it", lambda before=before: share_sent() > before or before == 1, PATIENCE_S)
         cluster.start()
     return kills
 
