@@ -45,7 +45,7 @@ def strict_timeout(delay: float | None) -> AbstractAsyncContextManager[asyncio.T
     return strict_timeout_at(None if delay is None else asyncio.get_running_loop().time() + delay)
 
 
-# gh-102780, fixed in 3.11.3. The standard one is kept where it is right: it costs a third of ours.
+# gh-102780, fixed in 3.11.3. The standard one is kept where it is right.
 _IS_FIXED: Final = sys.version_info >= (3, 11, 3)
 timeout: MakeTimeout = asyncio.timeout if _IS_FIXED else strict_timeout
 timeout_at: MakeTimeout = asyncio.timeout_at if _IS_FIXED else strict_timeout_at

@@ -193,7 +193,7 @@ class ConsumeHandler:
 
     def _find_batch(self, offset: Offset, held: dict[Offset, Batch]) -> Batch | None:
         for base_offset, cached in self._batches.items():
-            # Written out: this loop passes up to sixteen batches for each consumer.
+            # Written out: a property here would be called for every cached batch and consumer.
             if base_offset <= offset < base_offset + cached.header.record_count:
                 return self._batches.get(base_offset)
         batch = self._member.log.peek_record(offset)
