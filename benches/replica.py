@@ -123,7 +123,7 @@ async def serve(node: NodeId, groups: int, directory: str, ports: list[int]) -> 
         clock=clock,
         rng=rng,
     )
-    executor = ThreadExecutor(4)
+    executor = ThreadExecutor()
     settings = ReplicationSettings()
     async with network:
         replicator = Replicator(

@@ -26,9 +26,6 @@ from quiver.storage.data_directory import metadata_database
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.handshake import IdentityOf
 
-THREADS = 4
-"""Number of file operations that run concurrently."""
-
 
 class NodeNetwork(Network, Protocol):
     """A node's network, for Raft's messages and for requests."""
@@ -93,7 +90,7 @@ class SystemEnvironment:
         self.clock: Clock = SystemClock()
         self.rng: Rng = random.Random()  # noqa: S311 - jitter, not secrets
         self.disk: Disk = SystemDisk()
-        self._threads = ThreadExecutor(THREADS)
+        self._threads = ThreadExecutor(settings.executor)
         self.executor: Executor = self._threads
         url = node.metadata_db or sqlite_url(metadata_database(node.data))
         self.database = open_database(url, schema=schema_name(NodeId(node.id)))

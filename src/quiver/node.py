@@ -36,7 +36,7 @@ from quiver.metadata.rows import ALL_ROLES
 from quiver.model import Index, NodeId
 from quiver.raft import Configuration
 from quiver.replication import Member, Replicator
-from quiver.storage import NodeIdentity, claim_directory, save_identity
+from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
 from quiver.storage.data_directory import metadata_log, replicas
 from quiver.tasks import TaskScope
 from quiver.wire import Caller
@@ -128,7 +128,7 @@ class Node:
             cluster=self._settings.node.cluster,
             fresh=environment.fresh_identity,
         )
-        identity = await environment.executor.submit(claim)
+        identity = await environment.executor.submit(claim, Lane.RECOVERY)
         if identity.is_member and not environment.disk.exists(metadata_log(data)):
             # Without its log the node has forgotten its votes; with the same id it could vote twice in one term.
             raise StorageError(

@@ -43,7 +43,7 @@ class Manager:
 @asynccontextmanager
 async def running_manager(directory: Path, url: str, *, schema: str | None = None) -> AsyncIterator[Manager]:
     """Run the only manager of a cluster, and wait until it is primary."""
-    executor, clock = ThreadExecutor(4), SystemClock()
+    executor, clock = ThreadExecutor(), SystemClock()
     database = open_database(url, schema=schema)
     replicator = Replicator(
         NODE,

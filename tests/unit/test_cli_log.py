@@ -53,7 +53,7 @@ def batches() -> Iterator[bytes]:
 
 
 async def write_log(directory: Path) -> None:
-    executor = ThreadExecutor(1)
+    executor = ThreadExecutor()
     settings = LogSettings(segment_bytes_max=1024)
     log = Log.open(str(directory), disk=SystemDisk(), executor=executor, clock=SystemClock(), settings=settings)
     for unstamped in (*batches(), *batches(), *batches()):
@@ -151,7 +151,7 @@ def test_verify_finds_damage_in_files_without_entries(directory: Path, capsys: p
 
 def test_verify_says_when_damage_hides_no_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def write() -> None:
-        executor, flushed = ThreadExecutor(1), asyncio.Event()
+        executor, flushed = ThreadExecutor(), asyncio.Event()
         log = Log.open(str(tmp_path), disk=SystemDisk(), executor=executor, clock=SystemClock(), settings=LogSettings())
         log.on_durable = lambda _: flushed.set()
         for _ in range(2):
@@ -277,7 +277,7 @@ async def write_undecodable(directory: Path) -> None:
     """Store a batch whose checksums hold and whose columns do not add up."""
     payload = b"\xff" * 12
     header = BatchHeader(record_count=1, payload_bytes=12, raw_bytes=12, first_timestamp=1 << 60, max_timestamp=1 << 60)
-    executor = ThreadExecutor(1)
+    executor = ThreadExecutor()
     log = Log.open(str(directory), disk=SystemDisk(), executor=executor, clock=SystemClock(), settings=LogSettings())
     built = encode_header(header, payload) + payload
     log.append(

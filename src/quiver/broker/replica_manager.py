@@ -43,7 +43,7 @@ from quiver.model import GroupId, Index, NodeId
 from quiver.partition import PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.replication import Replicator
-from quiver.storage import DiskSpace, Executor, GroupFolders
+from quiver.storage import DiskSpace, Executor, GroupFolders, Lane
 from quiver.wire.messages import GetMetadata
 
 logger = logging.getLogger(__name__)
@@ -108,9 +108,9 @@ class ReplicaManager:
             StorageError: the data directory is unusable.
         """
         try:
-            await self._executor.submit(self._folders.prepare)
-            self._present = set(await self._executor.submit(self._folders.present))
-            self._joined = set(await self._executor.submit(self._folders.joined))
+            await self._executor.submit(self._folders.prepare, Lane.RECOVERY)
+            self._present = set(await self._executor.submit(self._folders.present, Lane.RECOVERY))
+            self._joined = set(await self._executor.submit(self._folders.joined, Lane.RECOVERY))
         except OSError as error:
             raise StorageError(f"the data directory of the replicas is unusable: {error}") from error
         if not self._present and not self._joined:
@@ -226,6 +226,7 @@ class ReplicaManager:
             await self._close(hosted)  # files stay: the topic can be restored
         elif hosted is None or (hosted.state is ReplicaState.UNUSABLE and hosted.is_retried):
             self._check_identity(view)
+            self._executor.check_room(Lane.RECOVERY)
             await self._open(row, hosted, await self._find_first_members(row))
 
     # -- opening ---------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ class ReplicaManager:
 
     async def _run(self, work: Callable[[], None]) -> None:
         try:
-            await self._executor.submit(work)
+            await self._executor.submit(work, Lane.RECOVERY)
         except OSError as error:
             failure = StorageError(f"the data directory of the replicas is unusable: {error}")
             self._replicator.fail(failure)

@@ -221,6 +221,65 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = 2_000
 
 
+class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Threads and queues for blocking work: log writes and votes, cold reads, recovery."""
+
+    write_threads: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Threads that write logs and votes; raise it on disks that sync many files concurrently.",
+        ),
+    ] = 4
+    write_queue_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Writes that may wait for a thread; beyond it, records of clients are rejected as overloaded "
+            "and retried by clients, while replication and votes continue. Keep it above the number of replicas that "
+            "are written at the same time.",
+        ),
+    ] = 4_096
+    read_threads: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Threads that read records from disk for clients that lag; raise it on fast disks for more "
+            "throughput of cold reads, at the cost of the latency of everything else.",
+        ),
+    ] = 2
+    read_queue_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Reads that may wait for a thread; further ones are rejected as overloaded and retried by "
+            "clients.",
+        ),
+    ] = 1_024
+    recovery_threads: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Threads that open replicas, save snapshots and read for replicas that lag; raise it for "
+            "faster starts on fast disks.",
+        ),
+    ] = 4
+    recovery_queue_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Recovery tasks that may wait for a thread; beyond it, no further replica is opened until "
+            "there is room.",
+        ),
+    ] = 1_024
+
+
 class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Checkpoints, summaries and retention of partition replicas."""
 
@@ -518,6 +577,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     node: NodeSettings = NodeSettings()
     log: LogSettings = LogSettings()
+    executor: ExecutorSettings = ExecutorSettings()
     partition: PartitionSettings = PartitionSettings()
     replication: ReplicationSettings = ReplicationSettings()
     wire: WireSettings = WireSettings()

@@ -23,7 +23,7 @@ from quiver.metadata.database import DatabaseLostError, Transaction
 from quiver.metadata.rows import AnyRow
 from quiver.metadata.state import Change, Counters, LogPosition, View
 from quiver.model import Index
-from quiver.storage import Executor
+from quiver.storage import Executor, Lane
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class DatabaseWriter:
 
     def _begin(self, transaction: Transaction) -> None:
         work = partial(self._database.write, transaction)
-        self._executor.submit(work).add_done_callback(partial(self._handle_written, transaction))
+        self._executor.submit(work, Lane.SQL).add_done_callback(partial(self._handle_written, transaction))
 
     def _handle_written(self, transaction: Transaction, written: asyncio.Future[None]) -> None:
         error = written.exception()

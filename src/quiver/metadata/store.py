@@ -38,7 +38,7 @@ from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Role
 from quiver.record import Batch
 from quiver.replication import Member
-from quiver.storage import Executor
+from quiver.storage import Executor, Lane
 from quiver.tasks import timeout
 
 R = TypeVar("R")
@@ -112,8 +112,8 @@ class MetadataStore:
         Raises:
             StorageError: the database cannot be used, or a newer program wrote it.
         """
-        await executor.submit(database.prepare)
-        state = await executor.submit(database.load)
+        await executor.submit(database.prepare, Lane.SQL)
+        state = await executor.submit(database.load, Lane.SQL)
         machine = MetadataStateMachine(state, on_failure=on_failure)
         writer = DatabaseWriter(database, executor, stored=state.position, on_failure=on_failure)
         change_log = ChangeLog(machine)
@@ -153,7 +153,7 @@ class MetadataStore:
         """End all watches, write applied changes to the database, and close it; idempotent. Close the member first."""
         self._change_log.close()
         await self._writer.close()
-        await self._executor.submit(self._database.close)
+        await self._executor.submit(self._database.close, Lane.SQL)
 
     # -- status -------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from quiver.replication.pending import OutputQueue, PendingOutput, PendingPropos
 from quiver.replication.persistence import Persistence, as_storage_error
 from quiver.replication.sender import MemberSender
 from quiver.replication.status import MemberStatus
-from quiver.storage import Executor, Log, StoredSnapshot
+from quiver.storage import Executor, Lane, Log, StoredSnapshot
 from quiver.tasks import SharedOutcome
 
 NOTHING_WRITTEN = (Index(0), Term(0))
@@ -559,8 +559,9 @@ class Member:
     # -- helpers ---------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], Any]) -> Any:
+        """Save or load a snapshot: large, and nothing urgent waits for it."""
         try:
-            return await self._executor.submit(work)
+            return await self._executor.submit(work, Lane.RECOVERY)
         except OSError as error:
             failure = as_storage_error(error)
             self._fail(failure)

@@ -13,8 +13,11 @@ They are written in an order that makes every crash recoverable here:
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -28,12 +31,15 @@ from quiver.storage import (
     Disk,
     Executor,
     HardStateFile,
+    Lane,
     Log,
     SnapshotStore,
     StoredHardState,
     StoredSnapshot,
     TailBudget,
 )
+
+T = TypeVar("T")
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -75,6 +81,10 @@ class MemberStorage(msgspec.Struct, frozen=True):
     settings: LogSettings
     tails: TailBudget
 
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run the blocking work of opening a member; it must not delay the writes of open members."""
+        return self.executor.submit(work, Lane.RECOVERY)
+
     def open_log(self, directory: str, *, verify: bool, discard_damage: bool = False) -> Log:
         """Open a log; blocks."""
         return Log.open(
@@ -113,7 +123,7 @@ async def _open_files(storage: MemberStorage, directory: str, bootstrap: Configu
 async def _read_files(
     storage: MemberStorage, directory: str, file: HardStateFile, bootstrap: Configuration | None, opened: AsyncExitStack
 ) -> MemberFiles:
-    submit = storage.executor.submit
+    submit = storage.submit
     saved = await submit(file.load)
     is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
     log = await submit(partial(storage.open_log, directory, verify=is_suspect))
@@ -203,10 +213,10 @@ async def _cut_damage(
         membership, recover_until=Index(max(lost_until, membership.recover_until or 0))
     )
     hard_state = _with_membership(hard_state, membership)
-    await storage.executor.submit(partial(file.save, hard_state))
+    await storage.submit(partial(file.save, hard_state))
     await log.close()
     open_log = partial(storage.open_log, log.directory, verify=membership.is_suspect, discard_damage=True)
-    return hard_state, await storage.executor.submit(open_log)
+    return hard_state, await storage.submit(open_log)
 
 
 def _with_membership(hard_state: StoredHardState, membership: Membership) -> StoredHardState:
@@ -222,7 +232,7 @@ class _Base(msgspec.Struct, frozen=True):
 
 
 async def _find_base(storage: MemberStorage, log: Log, snapshots: SnapshotStore) -> _Base:
-    submit = storage.executor.submit
+    submit = storage.submit
     checkpoint, findings = await submit(snapshots.load_checkpoint)
     try:
         snapshot, warnings = await submit(snapshots.load_newest)

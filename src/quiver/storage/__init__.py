@@ -7,7 +7,7 @@ on real disks and under simulation.
 
 from quiver.storage.data_directory import DirectoryLock, NodeIdentity, claim_directory, save_identity
 from quiver.storage.disk import Disk, DiskSpace, File, SystemDisk
-from quiver.storage.executor import Executor, ThreadExecutor
+from quiver.storage.executor import Executor, Lane, LaneStatus, ThreadExecutor
 from quiver.storage.groups import GroupFolders
 from quiver.storage.hardstate import HardStateFile, StoredHardState
 from quiver.storage.log import Log, LogStatus
@@ -24,6 +24,8 @@ __all__ = [
     "File",
     "GroupFolders",
     "HardStateFile",
+    "Lane",
+    "LaneStatus",
     "Log",
     "LogStatus",
     "NodeIdentity",

@@ -26,7 +26,7 @@ from quiver.errors import DamageError, OverloadedError, RequestError, StorageErr
 from quiver.model import Index, Offset, Term
 from quiver.record.batch import Batch
 from quiver.storage.disk import Disk
-from quiver.storage.executor import Executor
+from quiver.storage.executor import Executor, Lane
 from quiver.storage.frames import SegmentHeader
 from quiver.storage.reader import ReadFilter, SegmentRange, filter_batches, read_batches
 from quiver.storage.recovery import Damage, Recovery, move_damage_aside, recover
@@ -253,11 +253,13 @@ class Log:
         self._writer.enqueue(batches, sum([len(batch.data) for batch in batches]))
 
     def check_room(self, size_bytes: int) -> None:
-        """Reject work of this size while too many bytes wait for the disk.
+        """Reject work of this size while too many bytes, or too many logs, wait for the disk.
 
         Raises:
-            OverloadedError: `pending_bytes_max` would be exceeded; nothing was done.
+            OverloadedError: `pending_bytes_max` would be exceeded, or the executor's queue of writes is full; nothing
+                was done.
         """
+        self._executor.check_room(Lane.WRITES)
         waiting_bytes = self._writer.pending_bytes
         if waiting_bytes and waiting_bytes + size_bytes > self._settings.pending_bytes_max:
             raise OverloadedError(
@@ -420,7 +422,7 @@ class Log:
             position = self._segments[at].position_before_index(first_index)
             end = min(end_index, self._end_index, self._tail.first_index)
             read_filter = ReadFilter(first_index=first_index, end_index=end, bytes_max=bytes_max)
-            found = await self._read_disk(at, position, read_filter)
+            found = await self._read_disk(at, position, read_filter, Lane.RECOVERY)
             if found is None:
                 found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
         return found
@@ -433,6 +435,7 @@ class Log:
         Raises:
             TrimmedError: `first_offset` is below the log's start.
             RequestError: `first_offset` is beyond the log's end.
+            OverloadedError: not done; too many reads wait for the disk.
             DamageError: the next batch fails its checksum.
         """
         while True:
@@ -455,7 +458,7 @@ class Log:
             at = bisect_right(self._segments, first_offset, key=_first_offset_of) - 1
             position = self._segments[at].position_before_offset(first_offset)
             read_filter = msgspec.structs.replace(read_filter, end_index=self._tail.first_index)
-            found = await self._read_disk(at, position, read_filter)
+            found = await self._read_for_client(at, position, read_filter)
             if found is not None:
                 return found
 
@@ -472,6 +475,7 @@ class Log:
         Both ends of the range must be batch boundaries.
 
         Raises:
+            OverloadedError: not done; too many reads wait for the disk.
             DamageError: a batch that the search reads fails its checksum.
         """
         read_filter = ReadFilter(
@@ -498,7 +502,8 @@ class Log:
             segment = self._segments[at]
             # The sparse index may point to bytes that are being written: start no later than the last entry on disk.
             position = min(segment.position_before_timestamp(timestamp), segment.position_before_index(tail_index - 1))
-            found = await self._read_disk(at, position, msgspec.structs.replace(read_filter, end_index=tail_index))
+            read_filter_on_disk = msgspec.structs.replace(read_filter, end_index=tail_index)
+            found = await self._read_for_client(at, position, read_filter_on_disk)
             if found is None or found:
                 return found
         if self._tail.first_index > tail_index:
@@ -508,12 +513,18 @@ class Log:
     def _read_tail(self, first_index: Index, read_filter: ReadFilter) -> list[Batch]:
         return filter_batches(map(self._tail.get, range(first_index, self._end_index)), read_filter)
 
-    async def _read_disk(self, at: int, first_position: int, read_filter: ReadFilter) -> list[Batch] | None:
+    async def _read_for_client(self, at: int, first_position: int, read_filter: ReadFilter) -> list[Batch] | None:
+        """Read from disk as `_read_disk` does, unless too many clients wait for the disk already."""
+        self._executor.check_room(Lane.READS)
+        return await self._read_disk(at, first_position, read_filter, Lane.READS)
+
+    async def _read_disk(self, at: int, first_position: int, read_filter: ReadFilter, lane: Lane) -> list[Batch] | None:
         """Read from segment number `at` on; None if the log was truncated meanwhile and the caller must retry."""
         truncations, segments = self._truncations, self._segments[at:]
         part = SegmentRange(segments, first_position, segments[-1].size_bytes)
         try:
-            found = await self._executor.submit(partial(read_batches, self._disk, self.directory, part, read_filter))
+            work = partial(read_batches, self._disk, self.directory, part, read_filter)
+            found = await self._executor.submit(work, lane)
         except (DamageError, FileNotFoundError) as error:
             if truncations != self._truncations or segments[0] not in self._segments:
                 return None

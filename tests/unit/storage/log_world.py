@@ -10,7 +10,8 @@ from quiver.config import LogSettings
 from quiver.errors import StorageError
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch, build_batch, build_control_batch, stamp
-from quiver.storage import Log, TailBudget
+from quiver.storage import Lane, Log, TailBudget
+from quiver.storage.executor import overloaded
 from quiver.testing import PowerLoss, SimulatedDisk
 
 T = TypeVar("T")
@@ -37,8 +38,16 @@ class InlineExecutor:
 
     def __init__(self) -> None:
         self.power_lost = asyncio.Event()
+        self.full_lanes: set[Lane] = set()
+        self.lanes: list[Lane] = []
+        """The lane of each piece of work, in order."""
 
-    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def check_room(self, lane: Lane) -> None:
+        if lane in self.full_lanes:
+            raise overloaded(lane, 1)
+
+    def submit(self, work: Callable[[], T], lane: Lane = Lane.WRITES) -> asyncio.Future[T]:
+        self.lanes.append(lane)
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             done.set_result(work())
@@ -55,7 +64,10 @@ class SteppingExecutor:
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
 
-    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def check_room(self, lane: Lane) -> None:
+        pass
+
+    def submit(self, work: Callable[[], T], lane: Lane = Lane.WRITES) -> asyncio.Future[T]:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def perform() -> None:

@@ -25,7 +25,7 @@ from test_log import VALUES, runs
 from quiver.config import LogSettings
 from quiver.errors import DamageError, LogClosedError, LogFailedError, TrimmedError
 from quiver.model import Index, Offset, Term
-from quiver.storage import Log
+from quiver.storage import Lane, Log
 from quiver.storage.segment import segment_name
 from quiver.testing import SimulatedDisk
 
@@ -350,9 +350,9 @@ class _FaultyExecutor(InlineExecutor):
 
     error: Exception | None = None
 
-    def submit(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    def submit(self, work: Callable[[], Any], lane: Lane = Lane.WRITES) -> asyncio.Future[Any]:
         if self.error is None:
-            return super().submit(work)
+            return super().submit(work, lane)
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         done.set_exception(self.error)
         return done

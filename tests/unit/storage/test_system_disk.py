@@ -106,7 +106,7 @@ def test_short_writes_go_on_where_they_stopped(tmp_path: Path) -> None:
 
 @runs
 async def test_work_runs_in_threads_and_its_outcome_in_the_loop() -> None:
-    executor = ThreadExecutor(2)
+    executor = ThreadExecutor()
     assert await executor.submit(threading.get_ident) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
         await executor.submit(lambda: 1 // 0)
@@ -119,7 +119,7 @@ async def test_work_runs_in_threads_and_its_outcome_in_the_loop() -> None:
 
 
 def test_work_that_outlives_its_loop_ends_quietly() -> None:
-    executor, may_end = ThreadExecutor(1), threading.Event()
+    executor, may_end = ThreadExecutor(), threading.Event()
 
     async def leave_work_behind() -> None:
         executor.submit(may_end.wait)

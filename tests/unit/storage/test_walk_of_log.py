@@ -19,6 +19,7 @@ from test_crash import MOMENTS, Ledger, run_until_power_loss
 from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch
+from quiver.storage import Lane
 from quiver.testing import SimulatedDisk
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class DelayingExecutor(InlineExecutor):
         self.is_killed = False
         self._rng = rng
 
-    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[], T], lane: Lane = Lane.WRITES) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -45,7 +46,7 @@ class DelayingExecutor(InlineExecutor):
             if turns:
                 loop.call_soon(perform, turns - 1)
                 return
-            finished = super(DelayingExecutor, self).submit(work)
+            finished = super(DelayingExecutor, self).submit(work, lane)
             if finished.done():
                 _copy_outcome(finished, done)
 

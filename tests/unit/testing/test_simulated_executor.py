@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from quiver.errors import OverloadedError
 from quiver.model import NodeId
-from quiver.storage.executor import Executor
+from quiver.storage.executor import Executor, Lane
 from quiver.testing import Latency, PowerLoss, SimulatedDisk, SimulatedExecutor, SimulatedLoop
 
 TEN_MS = Latency(minimum_ms=10)
@@ -30,6 +31,23 @@ def test_executor_implements_the_seam_and_takes_virtual_time(loop: SimulatedLoop
 
     assert loop.run_until_complete(main()) == 42
     assert loop.time() == 0.01
+
+
+def test_lanes_have_their_own_workers_and_bounds(loop: SimulatedLoop) -> None:
+    executor = SimulatedExecutor(loop, random.Random(1), TEN_MS, queue_max=1)
+    order: list[str] = []
+
+    async def main() -> None:
+        reads = [executor.submit(lambda: order.append("read"), Lane.READS) for _ in range(2)]
+        with pytest.raises(OverloadedError, match=r"executor\.read_queue_max"):
+            executor.check_room(Lane.READS)
+        executor.check_room(Lane.WRITES)
+        await executor.submit(lambda: order.append("written"), Lane.WRITES)
+        await asyncio.gather(*reads)
+
+    loop.run_until_complete(main())
+    assert sorted(order[:2]) == ["read", "written"]
+    assert executor.refused == 1
 
 
 def test_errors_of_the_work_reach_the_caller(loop: SimulatedLoop) -> None:

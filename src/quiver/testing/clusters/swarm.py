@@ -171,6 +171,7 @@ def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
         gap_ms=between(rng, (200, 1_200)),
         weights=_draw_weights(rng, is_calm=is_calm),
         drifts_ppm=tuple(pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
+        disk_queue_max=pick(rng, (None, None, 1, 4)),
     )
 
 

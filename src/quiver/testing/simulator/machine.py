@@ -140,7 +140,11 @@ class SimulatedMachine(ABC):
     def _make_executor(self) -> SimulatedExecutor:
         """Return the disk's executor for a new process."""
         self._executor = SimulatedExecutor(
-            self._world.loop, self._executor_rng, self._disk_latency, workers=self._world.knobs.disk_workers
+            self._world.loop,
+            self._executor_rng,
+            self._disk_latency,
+            workers=self._world.knobs.disk_workers,
+            queue_max=self._world.knobs.disk_queue_max,
         )
         return self._executor
 

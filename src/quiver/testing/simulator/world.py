@@ -57,6 +57,8 @@ class SimulationKnobs:
     weights: Mapping[str, int] = field(default_factory=dict)
     """The fault kinds that are on, with how often each is drawn."""
     drifts_ppm: tuple[int, ...] = ()
+    disk_queue_max: int | None = None
+    """Bound of each lane of the executor."""
 
     def drift_ppm(self, node: NodeId) -> int:
         """Return a node's initial clock drift."""
