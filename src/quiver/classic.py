@@ -1,8 +1,9 @@
 """The small HTTP-only library: `Producer` and `Consumer` with their established interface, safe against crashes.
 
-It uses only the standard library and imports nothing else of Quiver, so that this one file can be copied into a
-program. Each call goes to one of the given addresses; if that node does not answer, or answers *not done*, the call is
-repeated at the next address until `max_timeout` is over.
+It uses only the standard library, so that this one file can be copied into a program; where Quiver is installed,
+`quiver.contexts` finds the cluster if no address is given, as for every other client. Each call goes to one of the
+addresses; if that node does not answer, or answers *not done*, the call is repeated at the next address until
+`max_timeout` is over.
 
 An interrupted call is safe to repeat, and is repeated: messages carry a sequence number, by which a partition
 deduplicates them, and are consumed by partition and offset, which name one message. So no message is lost or duplicated
@@ -23,6 +24,7 @@ import base64
 import http.client
 import json
 import logging
+import ssl
 import threading
 import time
 import uuid
@@ -87,11 +89,9 @@ class _CallError(Exception):
 class _Http:
     """Calls to any node that answers; one connection per thread."""
 
-    def __init__(self, addresses: str | Iterable[str], max_timeout: float) -> None:
-        texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-        self._addresses = [_parse_address(text.strip()) for text in texts if text.strip()]
-        if not self._addresses:
-            raise ValueError("give at least one address, such as http://127.0.0.1:8002")
+    def __init__(self, addresses: str | Iterable[str] | None, max_timeout: float, ca_file: str) -> None:
+        texts, self._tls = _find_cluster(addresses, ca_file)
+        self._addresses = [_parse_address(text) for text in texts]
         self._max_timeout = max_timeout
         self._own = threading.local()
         self._connections: list[http.client.HTTPConnection] = []
@@ -156,7 +156,11 @@ class _Http:
         connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if connection is None:
             host, port = self._addresses[getattr(self._own, "turn", 0) % len(self._addresses)]
-            connection = self._own.connection = http.client.HTTPConnection(host, port)
+            connection = self._own.connection = (
+                http.client.HTTPConnection(host, port)
+                if self._tls is None
+                else http.client.HTTPSConnection(host, port, context=self._tls)
+            )
             self._connections.append(connection)
         connection.timeout = timeout
         if connection.sock is not None:
@@ -198,18 +202,20 @@ class Producer:
     """Enqueue messages. Safe to use from several threads.
 
     With the same `name`, a restarted program continues as the same producer; without one it gets a unique name.
-    `max_timeout` is the timeout of a call in seconds, all its attempts included.
+    `max_timeout` is the timeout of a call in seconds, all its attempts included. `ca_file` verifies the certificates of
+    `https://` addresses.
     """
 
     def __init__(
         self,
-        addresses: str | Iterable[str] = DEFAULT_ADDRESS,
+        addresses: str | Iterable[str] | None = None,
         *,
         name: str | None = None,
         max_timeout: float = 60.0,
+        ca_file: str = "",
     ) -> None:
         self.name = name or f"classic-{uuid.uuid4().hex}"
-        self._http = _Http(addresses, max_timeout)
+        self._http = _Http(addresses, max_timeout, ca_file)
         self._topics: dict[str, _Topic] = {}
 
     def CreateTopic(self, topic: str, partitions: int | None = None) -> int:  # noqa: N802 - the name that programs call
@@ -298,23 +304,24 @@ class Consumer:
     With its `consumer_id`, a restarted program continues as the same consumer. `run` polls every registered topic: it
     waits `poll_time` seconds if there is no message, `poll_time_after_error` after an error, and ends if no message
     arrives for `timeout` seconds (None: never). `max_timeout` is the timeout of a call in seconds, all its attempts
-    included.
+    included. `ca_file` verifies the certificates of `https://` addresses.
     """
 
     def __init__(
         self,
-        addresses: str | Iterable[str] = DEFAULT_ADDRESS,
+        addresses: str | Iterable[str] | None = None,
         *,
         consumer_id: int | None = None,
         timeout: float | None = None,
         poll_time: float = 0.1,
         poll_time_after_error: float = 1.0,
         max_timeout: float = 60.0,
+        ca_file: str = "",
     ) -> None:
         self.consumer_id = consumer_id
         self._is_resumed = consumer_id is not None
         self._timeout, self._poll_time, self._poll_time_after_error = timeout, poll_time, poll_time_after_error
-        self._http = _Http(addresses, max_timeout)
+        self._http = _Http(addresses, max_timeout, ca_file)
         self._topics: dict[str, _Topic] = {}
         self._registering = threading.Lock()
         self._stopping = threading.Event()
@@ -485,10 +492,34 @@ class Consumer:
             raise myConsumerError(str(error), error.code, error.outcome) from error.__cause__
 
 
+def _find_cluster(addresses: str | Iterable[str] | None, ca_file: str) -> tuple[list[str], ssl.SSLContext | None]:
+    """Return addresses, and the TLS context of their connections; `https://` is never plain text."""
+    given = addresses.split(",") if isinstance(addresses, str) else addresses
+    texts = None if given is None else [text.strip() for text in given if text.strip()]
+    if texts == []:
+        raise ValueError("give at least one address, such as http://127.0.0.1:8002")
+    certificate_file = key_file = ""
+    try:
+        from quiver.contexts import resolve
+    except ImportError:  # this file was copied into a program: neither environment nor contexts are known
+        texts = texts or [DEFAULT_ADDRESS]
+        is_tls = bool(ca_file) or any(text.startswith("https://") for text in texts)
+    else:
+        target = resolve(texts, ca_file=ca_file)
+        texts, is_tls, ca_file = list(target.addresses), target.is_tls, target.ca_file
+        certificate_file, key_file = target.certificate_file, target.key_file
+    if not is_tls:
+        return texts, None
+    context = ssl.create_default_context(cafile=ca_file or None)
+    if certificate_file:
+        context.load_cert_chain(certificate_file, key_file or None)
+    return texts, context
+
+
 def _parse_address(text: str) -> tuple[str, int]:
     parts = urlsplit(text if "://" in text else f"http://{text}")
-    if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
-        raise ValueError(f"the address {text!r} is not valid; use http://host:port")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise ValueError(f"the address {text!r} is not valid; use http://host:port or https://host:port")
     return parts.hostname, parts.port or 8002
 
 

@@ -178,7 +178,12 @@ def test_completion_is_printed_for_shells(shell: str, expected: str, capsys: Out
 
 def test_commands_and_options_are_completed() -> None:
     completion = ShellComplete(quiver, {}, "quiver", "_QUIVER_COMPLETE")
-    assert [item.value for item in completion.get_completions([], "con")] == ["consume", "consumer", "config"]
+    assert [item.value for item in completion.get_completions([], "con")] == [
+        "consume",
+        "context",
+        "consumer",
+        "config",
+    ]
     assert [item.value for item in completion.get_completions(["consume", "logs"], "--fo")] == ["--follow", "--format"]
 
 

@@ -20,6 +20,7 @@ LAYERS = (
     ("backoff",),
     ("errors",),
     ("addresses",),
+    ("contexts",),
     ("config",),
     ("logs",),
     ("record",),
@@ -45,8 +46,8 @@ LAYERS = (
 )
 """Lowest first. A module imports only from lines above its own, and from its own package."""
 
-CLIENT = ("errors", "model", "clock", "tasks", "backoff", "addresses", "record", "wire", "routing")
-ONLY_FROM = {"routing": CLIENT, "client": CLIENT, "classic": (), "spark": (*CLIENT, "client", "logs")}
+CLIENT = ("errors", "model", "clock", "tasks", "backoff", "addresses", "contexts", "record", "wire", "routing")
+ONLY_FROM = {"routing": CLIENT, "client": CLIENT, "classic": ("contexts",), "spark": (*CLIENT, "client", "logs")}
 """Packages that may use less than all that lies above them: the SDK is to be installed without the server."""
 
 FROM_THE_ROOT = ("errors", "record", "wire", "routing", "client")
@@ -77,7 +78,15 @@ IMPURE_MODULES = frozenset(
 )
 IMPURE_LAYERS = frozenset(("logs",))
 
-MAY_OPEN_FILES = ("storage/", "cli/", "testing/", "spark/session.py", "spark/shipping.py", "spark/pipelines/")
+MAY_OPEN_FILES = (
+    "contexts.py",
+    "storage/",
+    "cli/",
+    "testing/",
+    "spark/session.py",
+    "spark/shipping.py",
+    "spark/pipelines/",
+)
 FILE_CALLS = frozenset(
     ("open", "io.open", "os.open", "os.fdopen", "os.remove", "os.unlink", "os.rename", "os.replace", "os.truncate")
 )

@@ -1,4 +1,4 @@
-"""Options, arguments and examples that commands share, and the connection that `--url` names.
+"""Options, arguments and examples that commands share, and the connection to the cluster that they name.
 
 `StartType` parses a start position as users write it: `earliest`, `latest`, an offset, a time, or an age.
 """
@@ -15,16 +15,23 @@ import click
 import msgspec
 
 import quiver
+from quiver.contexts import DEFAULT_URL
 from quiver.errors import QuiverError
 
 if TYPE_CHECKING:
     from quiver.client.consumer import SeekTarget
 
-DEFAULT_URL = "http://127.0.0.1:8002"
 COMPLETION_TIMEOUT_S = 2.0
 """How long the completion of a topic's name may keep a shell waiting for the cluster."""
 START_HELP = "earliest, latest, an offset, a time (2026-01-31T12:00; UTC unless it has a zone), or an age (15m)"
 
+URL_HELP = (
+    "Any node of the cluster, or several separated by commas: HTTP or wire addresses.  "
+    f"[default: $QUIVER_URL, else the context in use, else {DEFAULT_URL}]"
+)
+
+_META = "quiver.cluster"
+"""Key of the options that name a cluster, in the running command's context."""
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -40,13 +47,35 @@ def examples(*commands: str) -> str:
 
 
 def url_option(command: Command) -> Command:
-    """Add `--url` to a command."""
-    return click.option(
-        "--url",
-        default=DEFAULT_URL,
-        show_default=True,
-        help="Any node of the cluster, or several separated by commas: HTTP or wire addresses.",
-    )(command)
+    """Add to a command what names its cluster: `--url` or `--context`, the TLS files, and `--timeout`."""
+    options = (
+        click.option("--url", default="", help=URL_HELP),
+        _cluster_option("--context", metavar="NAME", help="Cluster that `quiver context add` stored."),
+        _cluster_option("--tls", is_flag=True, help="Use TLS; implied by https:// and by each of the three files."),
+        _cluster_option("--ca-file", metavar="FILE", help="CA certificates that verify the cluster's certificates."),
+        _cluster_option("--certificate-file", metavar="FILE", help="Client certificate."),
+        _cluster_option("--key-file", metavar="FILE", help="Private key of the client certificate."),
+        _cluster_option(
+            "--timeout",
+            type=click.FloatRange(min=0.001, max=86_400.0),
+            metavar="SECONDS",
+            help="Longest time of a request to the cluster, all its attempts included.  [default: 30]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _cluster_option(flag: str, **attributes: Any) -> Callable[[Command], Command]:
+    """Return an option whose value `connect` reads from the running command, which need not pass it on."""
+    return click.option(flag, expose_value=False, callback=_remember, **attributes)
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value:
+        context.meta.setdefault(_META, {})[parameter.name] = value
+    return value
 
 
 def json_option(command: Command) -> Command:
@@ -77,13 +106,15 @@ def topic_argument(command: Command) -> Command:
 
 
 def connect(url: str, **options: Any) -> quiver.Cluster:
-    """Return a connection to the cluster; use as ``with``."""
-    return quiver.connect(*(part.strip() for part in url.split(",") if part.strip()), **options)
+    """Return a connection to the cluster that the running command's options name; use as ``with``."""
+    running = click.get_current_context(silent=True)
+    named = {} if running is None else running.meta.get(_META, {})
+    return quiver.connect(*((url,) if url else ()), **{"client_name": "quiver-cli", **named, **options})
 
 
 def _complete_topic(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    url = context.params.get("url") or DEFAULT_URL
-    with suppress(QuiverError), connect(url, timeout=COMPLETION_TIMEOUT_S) as cluster:
+    url = context.params.get("url") or ""
+    with suppress(QuiverError), context, connect(url, timeout=COMPLETION_TIMEOUT_S) as cluster:
         return [topic for topic in cluster.list_topics() if topic.startswith(incomplete)]
     return []
 

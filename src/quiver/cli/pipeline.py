@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from quiver.cli.options import examples, json_option
+from quiver.cli.options import URL_HELP, examples, json_option
 from quiver.cli.output import DONE, FOUND, format_count, print_json
 from quiver.errors import ConfigError
 
@@ -58,12 +58,8 @@ def topic_option(meaning: str) -> Callable[[Command], Command]:
 def job_options(command: Command) -> Command:
     """Add the options that all jobs have to a command."""
     options = (
-        click.option(
-            "--servers",
-            default="127.0.0.1:8002",
-            show_default=True,
-            help="HTTP or wire addresses of one or more nodes of the cluster, separated by commas.",
-        ),
+        click.option("--url", "--servers", "servers", default="", help=URL_HELP),
+        click.option("--context", metavar="NAME", help="Cluster that `quiver context add` stored."),
         click.option(
             "--tls", is_flag=True, help="Connect to the cluster with TLS; implied by each of the three file options."
         ),
@@ -254,7 +250,7 @@ def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --servers 10.0.0.7:8002")
 )
 @click.argument("file", type=click.File(encoding="utf-8"))
-@click.option("--servers", help="Cluster addresses; overrides FILE.")
+@click.option("--url", "--servers", "servers", help="Cluster addresses; overrides FILE.")
 @click.option("--master", help="Spark master; overrides FILE.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @json_option

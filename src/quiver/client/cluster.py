@@ -16,7 +16,8 @@ import msgspec
 
 from quiver.client.consumer import AsyncConsumer, ConsumerCore, SeekTarget, parse_seek_target, require_arrow
 from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
-from quiver.client.discovery import HttpGet, http_get, locate, parse_seeds
+from quiver.client.diagnosis import Diagnose
+from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds
 from quiver.client.holds import find_holds, place_hold, release_hold
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
@@ -51,8 +52,10 @@ from quiver.wire.requests import Done, R, Request
 if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
 
+REACH_MS_MAX: Final = 1_300
+"""Time after which addresses that do not answer are diagnosed: with it, a wrong address is reported in two seconds."""
 CONNECT_MS_MAX: Final = 10_000
-"""Longest time for the first contact: a mistyped address should fail soon."""
+"""Longest time for the first contact with nodes that are there and slow."""
 
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,12 +100,13 @@ class AsyncCluster:
         options: ClusterOptions | None = None,
         owned: AbstractAsyncContextManager[object] | None = None,
         http_get: HttpGet = http_get,
+        diagnose: Diagnose | None = None,
     ) -> None:
         """Accept addresses of some nodes; `owned` is opened before the first request and closed after the last."""
         self.options = options or ClusterOptions()
         check_options(self.options)
         self._seeds = parse_seeds(addresses)
-        self._transport, self._owned, self._http_get = transport, owned, http_get
+        self._transport, self._owned, self._http_get, self._diagnose = transport, owned, http_get, diagnose
         self._rng = rng
         self._cache = MetadataCache(clock)
         self.router = Router(transport, self._cache, clock=clock, rng=rng, options=self.options)
@@ -113,7 +117,8 @@ class AsyncCluster:
         """Connect to the cluster and fetch its nodes.
 
         Raises:
-            UnavailableError: none of the addresses answered within `timeout`, or `CONNECT_MS_MAX` if that is less.
+            UnavailableError: none of the addresses answered within `timeout`, or `CONNECT_MS_MAX` if that is less; in
+                two seconds if no address can be one of a cluster (`not_reached`).
         """
         try:
             if self._owned is not None:
@@ -126,17 +131,30 @@ class AsyncCluster:
         return self
 
     async def _find_nodes(self, deadline: Deadline) -> None:
-        retry = self.router.retry(deadline, is_read=True)
-        while True:
-            try:
-                timeout_ms = max(1, min(deadline.remaining_ms, self.options.attempt_timeout_ms))
-                seeds = await locate(self._seeds, self._transport, self._http_get, timeout_ms=timeout_ms)
-                break
-            except UnavailableError as error:
-                await retry.wait_turn(error)
+        seeds = await self._locate(deadline)
         self._cache.seeds = tuple(seeds)
         found, _ = await self.router.ask(GetMetadata(topics=()), deadline=deadline)
         self._cache.update(found, topic="")
+
+    async def _locate(self, deadline: Deadline) -> list[str]:
+        """Return wire addresses of nodes; diagnose addresses that do not answer, and wait only for nodes."""
+        reach_deadline = self.router.deadline(min(deadline.remaining_ms, REACH_MS_MAX))
+        limit = reach_deadline
+        while True:
+            retry = self.router.retry(limit, is_read=True)
+            try:
+                while True:
+                    timeout_ms = max(1, min(limit.remaining_ms, self.options.attempt_timeout_ms))
+                    try:
+                        return await locate(self._seeds, self._transport, self._http_get, timeout_ms=timeout_ms)
+                    except UnavailableError as error:
+                        await retry.wait_turn(error)
+            except UnavailableError as error:
+                if self._diagnose is not None:
+                    await explain_failure(self._seeds, self._diagnose, error, is_final=limit is deadline)
+                if limit is deadline:
+                    raise
+                limit = deadline
 
     async def close(self) -> None:
         """Close all producers and consumers of this cluster object, then the connections; idempotent."""

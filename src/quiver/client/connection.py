@@ -6,19 +6,23 @@ The SDK gets its real clock, random numbers and sockets here; tests construct `A
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from functools import partial
 
 from quiver.client.cluster import AsyncCluster
+from quiver.client.diagnosis import diagnose
 from quiver.client.discovery import http_get
 from quiver.client.options import ClusterOptions, to_ms
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
+from quiver.contexts import resolve
 from quiver.wire import RequestPool, TlsSettings
 from quiver.wire.tls import make_client_context
 
 
 def connect_async(
-    *addresses: str,
+    *addresses: str | Iterable[str],
+    context: str = "",
     timeout: float = 30.0,
     client_name: str = "quiver-python",
     tls: bool = False,
@@ -29,18 +33,21 @@ def connect_async(
     """Return a cluster for use in ``async with``, or after `await cluster.open()`.
 
     Args:
-        addresses: Some nodes of the cluster: `host:port` of the wire protocol (default 9002) or HTTP (default 8002),
-            `http://host:port`, or several of them separated by commas. One is enough; more help while nodes are down.
+        addresses: Some nodes of the cluster, one by one, in a list, or separated by commas: `host:port` of the wire
+            protocol (default 9002) or HTTP (default 8002), `http://host:port`, `https://host:port`. One is enough; more
+            help while nodes are down. Default: `QUIVER_URL`, else the context in use, else this machine.
+        context: Name of a cluster that `quiver context add` stored; default: `QUIVER_CONTEXT`, else the one in use.
         timeout: Total seconds of a call with all its attempts.
         client_name: Name of this program that nodes see.
-        tls: Whether to use TLS; any of the files below turns it on.
+        tls: Whether to use TLS; `https://` and any of the files below turn it on. It is never turned off silently.
         ca_file: PEM file of the authority that signed the nodes' certificates; default: the system's.
         certificate_file: PEM file of this client's certificate, if the cluster requires one.
         key_file: PEM file of the certificate's key, if it is not in `certificate_file`.
 
     Raises:
-        RequestError: an address is malformed (`bad_address`).
-        ConfigError: a TLS file cannot be used.
+        RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
+        NotFoundError: there is no context of that name (`unknown_context`).
+        ConfigError: a TLS file or the file of contexts cannot be used.
 
     Example:
         async with quiver.connect_async("127.0.0.1:8002") as cluster:
@@ -49,26 +56,38 @@ def connect_async(
             print(await producer.send("hello"))
     """
     options = ClusterOptions(timeout_ms=to_ms(timeout, "timeout"), client_name=client_name)
-    encryption = TlsSettings(
-        is_enabled=tls or bool(ca_file or certificate_file or key_file),
+    given = [part for one in addresses for part in ((one,) if isinstance(one, str) else one)]
+    target = resolve(
+        given if addresses else None,
+        context=context,
+        tls=tls,
         ca_file=ca_file,
         certificate_file=certificate_file,
         key_file=key_file,
     )
+    encryption = TlsSettings(
+        is_enabled=target.is_tls,
+        ca_file=target.ca_file,
+        certificate_file=target.certificate_file,
+        key_file=target.key_file,
+    )
+    tls_context = make_client_context(encryption)
     pool = RequestPool(name=client_name, tls=encryption)
     return AsyncCluster(
-        addresses,
+        target.addresses,
         transport=pool,
         owned=pool,
         clock=SystemClock(),
         rng=random.Random(),  # noqa: S311 - spreads retries, guards no secret
         options=options,
-        http_get=partial(http_get, tls=make_client_context(encryption)),
+        http_get=partial(http_get, tls=tls_context),
+        diagnose=partial(diagnose, tls=tls_context),
     )
 
 
 def connect(
-    *addresses: str,
+    *addresses: str | Iterable[str],
+    context: str = "",
     timeout: float = 30.0,
     client_name: str = "quiver-python",
     tls: bool = False,
@@ -82,9 +101,10 @@ def connect(
     any thread. The connection does not survive a fork: connect again in the child.
 
     Raises:
-        UnavailableError: no node answered.
-        RequestError: an address is malformed (`bad_address`).
-        ConfigError: a TLS file cannot be used.
+        UnavailableError: no node answered; the message says what is wrong with each address (`not_reached`).
+        RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
+        NotFoundError: there is no context of that name (`unknown_context`).
+        ConfigError: a TLS file or the file of contexts cannot be used.
 
     Example:
         with quiver.connect("127.0.0.1:8002") as cluster:
@@ -95,6 +115,7 @@ def connect(
     return Cluster(
         connect_async(
             *addresses,
+            context=context,
             timeout=timeout,
             client_name=client_name,
             tls=tls,

@@ -1,8 +1,8 @@
 """Discovery: resolves the addresses that a user gives to wire addresses of the cluster's nodes.
 
 Accepted are `host:port` of either kind (the wire protocol is tried first, then HTTP), a bare `host`, `http://host:port`
-and `quiver://host:port` (wire protocol). TLS is on or off for all of them. A gateway returns the addresses of its
-cluster's nodes: `GET /metadata`.
+or `https://host:port`, and `quiver://host:port` (wire protocol). TLS is on or off for all of them, as `quiver.contexts`
+decides. A gateway returns the addresses of its cluster's nodes: `GET /metadata`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quiver.addresses import format_address, parse_address
+from quiver.client.diagnosis import Diagnose
+from quiver.contexts import split_addresses
 from quiver.errors import QuiverError, RequestError, UnavailableError
 from quiver.routing.transport import Transport
 from quiver.tasks import TaskSet, timeout
@@ -43,8 +45,7 @@ class Seed(msgspec.Struct, frozen=True):
 
 def parse_seeds(addresses: Iterable[str]) -> tuple[Seed, ...]:
     """Parse addresses; one text may hold several, separated by commas."""
-    texts = [text.strip() for address in addresses for text in address.split(",")]
-    seeds = tuple(_parse_seed(text) for text in texts if text)
+    seeds = tuple(map(_parse_seed, split_addresses(addresses)))
     if not seeds:
         raise RequestError("no address given: pass at least one host:port of a node", code="bad_address")
     return seeds
@@ -54,8 +55,10 @@ def _parse_seed(text: str) -> Seed:
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _parse_bare(text)
+    scheme = scheme.lower()
     if scheme not in ("http", "https", "quiver"):
-        raise RequestError(f"bad address {text[:300]!r}: use host:port, http://… or quiver://…", code="bad_address")
+        advice = "use host:port, http://…, https://… or quiver://…"
+        raise RequestError(f"bad address {text[:300]!r}: {advice}", code="bad_address")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
@@ -104,6 +107,19 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
     finally:
         await tasks.close()
     raise UnavailableError(f"not connected: no node answered: {'; '.join(errors)}", code="not_reached")
+
+
+async def explain_failure(
+    seeds: Iterable[Seed], diagnose: Diagnose, error: UnavailableError, *, is_final: bool
+) -> None:
+    """Raise an error that says what is wrong with each address; if one may still answer, only if `is_final`."""
+    asking = [
+        diagnose(seed.host, seed.http_port if seed.kind == "http" else seed.wire_port, seed.kind) for seed in seeds
+    ]
+    findings = await asyncio.gather(*asking)
+    if is_final or all(finding.is_certain for finding in findings):
+        sentences = "; ".join(dict.fromkeys(finding.sentence for finding in findings))
+        raise UnavailableError(f"not connected: {sentences}", code="not_reached") from error
 
 
 async def _locate_one(seed: Seed, transport: Transport, http_get: HttpGet, timeout_ms: int) -> list[str]:

@@ -1,7 +1,8 @@
 """Find the value of every setting: default, then TOML file, then environment variable, then flag; later wins.
 
 The environment variable of `log.segment_bytes_max` is `QUIVER_LOG__SEGMENT_BYTES_MAX`, its flag
-`--log-segment-bytes-max`. An unknown key is an error: a misspelt setting must never be silently ignored.
+`--log-segment-bytes-max`. An unknown key is an error: a misspelt setting must never be silently ignored. Variables of
+clients, such as `QUIVER_URL`, are no settings of a node.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.config.settings import Settings
+from quiver.contexts import VARIABLES
 from quiver.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "QUIVER_"
@@ -78,7 +80,7 @@ def load_settings(
     tree = _parse_toml(toml)
     known = {setting.key: setting for setting in all_settings()}
     for variable, value in sorted((environment or {}).items()):
-        if variable.startswith(ENVIRONMENT_PREFIX):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in VARIABLES:
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".", 1)
             _assign(tree, key, value, known, where=f"environment variable {variable}")
     for key, value in (flags or {}).items():

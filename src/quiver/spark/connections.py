@@ -13,6 +13,7 @@ import msgspec
 
 import quiver
 from quiver.client.sync import Cluster
+from quiver.contexts import resolve
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +25,35 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
+
+
+def find_servers(
+    servers: str,
+    *,
+    context: str = "",
+    tls: bool = False,
+    ca_file: str = "",
+    certificate_file: str = "",
+    key_file: str = "",
+    timeout_s: float = 60.0,
+) -> Servers:
+    """Return the cluster that options, the driver's environment or its contexts name; see `quiver.contexts`."""
+    target = resolve(
+        servers or None,
+        context=context,
+        tls=tls,
+        ca_file=ca_file,
+        certificate_file=certificate_file,
+        key_file=key_file,
+    )
+    return Servers(
+        addresses=tuple(dict.fromkeys(target.addresses)),
+        timeout_s=timeout_s,
+        is_tls=target.is_tls,
+        ca_file=target.ca_file,
+        certificate_file=target.certificate_file,
+        key_file=target.key_file,
+    )
 
 
 def connection(servers: Servers) -> Cluster:

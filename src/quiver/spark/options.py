@@ -1,4 +1,4 @@
-"""Parse and check the options of `format("quiver")` into frozen values. Pure.
+"""Parse and check the options of `format("quiver")` into frozen values.
 
 Names follow Spark's Kafka source where the meaning is the same. Spark passes option names case-insensitively. Options
 that are unknown, conflict, or are not valid here (a limit per trigger in a batch read) raise an error that names the
@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from quiver.errors import RequestError
-from quiver.spark.connections import Servers
+from quiver.spark.connections import Servers, find_servers
 
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 """All columns, in schema order."""
@@ -86,7 +86,7 @@ _WRITE: Final = frozenset((SourceMode.BATCH_WRITE, SourceMode.STREAM_WRITE))
 _BATCH: Final = frozenset({SourceMode.BATCH_READ})
 _STREAM: Final = frozenset({SourceMode.STREAM_READ})
 _NAMES: Final[dict[str, frozenset[SourceMode]]] = {
-    **dict.fromkeys(("servers", "timeout", "tls", "caFile", "certificateFile", "keyFile"), _READ | _WRITE),
+    **dict.fromkeys(("servers", "context", "timeout", "tls", "caFile", "certificateFile", "keyFile"), _READ | _WRITE),
     **dict.fromkeys(("subscribe", "subscribePattern", "assign", "columns", "includeHeaders"), _READ),
     **dict.fromkeys(("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"), _READ),
     **dict.fromkeys(("failOnDataLoss", "minPartitions", "batchRecords"), _READ),
@@ -247,17 +247,18 @@ def _columns(options: _OptionReader) -> tuple[str, ...]:
 
 
 def _servers(options: _OptionReader) -> Servers:
-    addresses = _split(options.text("servers"))
-    if not addresses:
-        raise _bad('option servers is missing: set the addresses of cluster nodes, such as "127.0.0.1:8002"')
-    return Servers(
-        addresses=addresses,
-        timeout_s=options.duration("timeout", default=60.0),
-        is_tls=options.flag("tls", default=False),
-        ca_file=options.text("caFile"),
-        certificate_file=options.text("certificateFile"),
-        key_file=options.text("keyFile"),
-    )
+    try:
+        return find_servers(
+            options.text("servers"),
+            context=options.text("context"),
+            timeout_s=options.duration("timeout", default=60.0),
+            tls=options.flag("tls", default=False),
+            ca_file=options.text("caFile"),
+            certificate_file=options.text("certificateFile"),
+            key_file=options.text("keyFile"),
+        )
+    except RequestError as error:
+        raise _bad(f"options servers, context, tls, caFile: {error}") from error
 
 
 def _hold_s(options: _OptionReader) -> float:

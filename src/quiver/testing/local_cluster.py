@@ -97,7 +97,10 @@ class LocalCluster:
     @property
     def urls(self) -> list[str]:
         """Return where each node speaks HTTP."""
-        return [f"http://{settings.node.http}" for settings in self._settings.values()]
+        return [
+            f"{'https' if settings.tls.is_enabled else 'http'}://{settings.node.http}"
+            for settings in self._settings.values()
+        ]
 
     @property
     def addresses(self) -> list[str]:

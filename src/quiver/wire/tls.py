@@ -5,7 +5,8 @@ then, never an unencrypted connection later. An unverified certificate admits no
 the alternative name `node-<id>`; peers check that name instead of the host name, in both directions. A certificate for
 one node, or for a client, therefore does not work for another node.
 
-HTTP clients are browsers and scripts: they present no certificate, and TLS 1.2 is accepted beside 1.3.
+HTTP clients are browsers and scripts: TLS 1.2 is accepted beside 1.3, and they present a certificate only where
+`client_certificates` is `all`, which covers every connection to a node.
 """
 
 from __future__ import annotations
@@ -65,16 +66,18 @@ def make_http_context(tls: TlsSettings, gateway: GatewaySettings) -> ssl.SSLCont
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(tls.certificate_file, tls.key_file or None, password=_refuse_password)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tls: {error}; the files are {tls.certificate_file}, {tls.key_file}") from None
-    return context
+    if tls.client_certificates == "all":
+        context.verify_mode = ssl.CERT_REQUIRED
+    return _load_files(context, tls)
 
 
 def _load(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
     # Both ends are this program or its SDK, so no older version is needed.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return _load_files(context, settings)
+
+
+def _load_files(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
     try:
         if settings.certificate_file:
             context.load_cert_chain(settings.certificate_file, settings.key_file or None, password=_refuse_password)

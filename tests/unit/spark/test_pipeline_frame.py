@@ -83,7 +83,7 @@ def test_job_file_says_the_same_as_flags() -> None:
         ('job = "count"', "job count needs the options to"),
         ('job = "count"\nto = "far"', "invalid option of job count: Expected `int`, got `str`"),
         ('job = "count"\nto = -1', "nothing lies between 0 and -1"),
-        ('job = "count"\nto = 1\nservers = " ,"', "servers is empty"),
+        ('job = "count"\nto = 1\nservers = " ,"', "no address given"),
     ],
 )
 def test_job_file_that_cannot_be_is_refused_with_a_sentence(text: str, sentence: str) -> None:
@@ -274,7 +274,7 @@ def test_defect_of_a_job_is_not_told_as_one_of_spark(job_file: Path, monkeypatch
 
 def test_cluster_is_reached_as_options_say() -> None:
     job = Count(to=1, servers="a:1, b:2", ca_file="ca.pem", key_file="key.pem")
-    assert job.cluster_servers() == Servers(addresses=("a:1", "b:2"), ca_file="ca.pem", key_file="key.pem")
+    assert job.cluster_servers() == Servers(addresses=("a:1", "b:2"), is_tls=True, ca_file="ca.pem", key_file="key.pem")
     assert (
         read_options({**job.source_options(), "subscribe": "t"}, SourceMode.BATCH_READ).servers == job.cluster_servers()
     )

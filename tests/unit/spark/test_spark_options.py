@@ -52,7 +52,8 @@ def test_columns_are_chosen_and_keep_their_order(given: dict[str, str], columns:
 @pytest.mark.parametrize(
     ("given", "use", "sentence"),
     [
-        ({"subscribe": "logs"}, SourceMode.BATCH_READ, "option servers is missing"),
+        ({"servers": ",", "subscribe": "logs"}, SourceMode.BATCH_READ, "no address given"),
+        ({"servers": "http://a", "tls": "true", "subscribe": "logs"}, SourceMode.BATCH_READ, "plain text, but TLS"),
         (SERVERS, SourceMode.BATCH_READ, "exactly one of subscribe"),
         ({**SERVERS, "subscribe": "a", "assign": '{"a": [0]}'}, SourceMode.BATCH_READ, "exactly one of subscribe"),
         ({**SERVERS, "subscribePattern": "("}, SourceMode.BATCH_READ, "not a valid regular expression"),

@@ -37,7 +37,7 @@ from pyspark.errors import PySparkException
 
 from quiver import errors
 from quiver.errors import QuiverError, RequestError, UnavailableError
-from quiver.spark.connections import Servers
+from quiver.spark.connections import Servers, find_servers
 from quiver.spark.session import session
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     starts_fast: ClassVar[bool] = True
     """Whether Spark should start fast rather than compute fast."""
 
-    servers: str = "127.0.0.1:8002"
+    servers: str = ""
+    context: str = ""
     is_tls: bool = False
     ca_file: str = ""
     certificate_file: str = ""
@@ -155,14 +156,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def cluster_servers(self) -> Servers:
         """Return the addresses and TLS files of the cluster."""
-        addresses = tuple(part.strip() for part in self.servers.split(",") if part.strip())
-        if not addresses:
-            raise RequestError(
-                "servers is empty: set it to host:port, or several separated by commas", code="bad_option"
-            )
-        return Servers(
-            addresses=addresses,
-            is_tls=self.is_tls,
+        return find_servers(
+            self.servers,
+            context=self.context,
+            tls=self.is_tls,
             ca_file=self.ca_file,
             certificate_file=self.certificate_file,
             key_file=self.key_file,
@@ -170,9 +167,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def source_options(self) -> dict[str, str]:
         """Return the addresses and TLS files of the cluster as options of `format("quiver")`."""
-        files = {"caFile": self.ca_file, "certificateFile": self.certificate_file, "keyFile": self.key_file}
+        found = self.cluster_servers()
+        files = {"caFile": found.ca_file, "certificateFile": found.certificate_file, "keyFile": found.key_file}
         given = {name: path for name, path in files.items() if path}
-        return {"servers": self.servers, "tls": str(self.is_tls).lower(), **given}
+        return {"servers": ",".join(found.addresses), "tls": str(found.is_tls).lower(), **given}
 
 
 JOBS: Final = {

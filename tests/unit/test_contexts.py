@@ -1,0 +1,157 @@
+"""How a cluster is named: the order of arguments, environment and contexts, and what decides about TLS."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.cli import main
+from quiver.config import load_settings
+from quiver.contexts import (
+    DEFAULT_URL,
+    Context,
+    ContextFile,
+    add_context,
+    contexts_path,
+    load_contexts,
+    remove_context,
+    resolve,
+    use_context,
+)
+from quiver.errors import ConfigError, NotFoundError, RequestError
+
+PROD = Context(addresses=("https://prod-1:8002", "https://prod-2:8002"), ca_file="/etc/prod.pem")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE"):
+        monkeypatch.delenv(f"QUIVER_{variable}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "addresses", "source"),
+    [
+        ({}, {}, (DEFAULT_URL,), "default"),
+        ({}, {"QUIVER_URL": "a:1, b:2"}, ("a:1", "b:2"), "environment"),
+        ({"addresses": ["c:3", "d:4,e:5"]}, {"QUIVER_URL": "a:1"}, ("c:3", "d:4", "e:5"), "argument"),
+        ({"context": "prod"}, {"QUIVER_URL": "a:1"}, PROD.addresses, "context 'prod'"),
+        ({"context": "prod", "addresses": "https://x"}, {}, ("https://x",), "argument"),
+        ({}, {"QUIVER_CONTEXT": "prod"}, PROD.addresses, "context 'prod' of QUIVER_CONTEXT"),
+        ({}, {"QUIVER_CONTEXT": "prod", "QUIVER_URL": "https://a:1"}, ("https://a:1",), "environment"),
+    ],
+)
+def test_first_source_that_names_the_cluster_wins(
+    home: Path, arguments: dict[str, Any], variables: dict[str, str], addresses: tuple[str, ...], source: str
+) -> None:
+    add_context("prod", PROD, is_used=False)
+    use_context("")
+    found = resolve(**arguments, environment={"XDG_CONFIG_HOME": str(home), **variables})
+    assert (found.addresses, found.source) == (addresses, source)
+    assert found.is_tls == any(address.startswith("https") for address in addresses)
+
+
+def test_context_in_use_names_the_cluster_until_something_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_context("prod", PROD, is_used=False)  # the first one is used
+    assert (resolve().addresses, resolve().ca_file, resolve().is_tls) == (PROD.addresses, "/etc/prod.pem", True)
+    assert resolve("127.0.0.1:9002") == resolve("127.0.0.1:9002", environment={"XDG_CONFIG_HOME": "/nowhere"})
+    monkeypatch.setenv("QUIVER_URL", "http://a:1")
+    assert (resolve().addresses, resolve().is_tls, resolve().ca_file) == (("http://a:1",), False, "")
+
+
+@pytest.mark.parametrize("url", ["http://a", "https://a,http://b"])
+def test_url_and_tls_that_contradict_each_other_are_refused(url: str) -> None:
+    with pytest.raises(RequestError, match="https://") as refused:
+        resolve(url, ca_file="ca.pem")
+    assert refused.value.code == "bad_address"
+    with pytest.raises(RequestError):
+        add_context("odd", Context(addresses=tuple(url.split(",")), tls=True), is_used=False)
+    assert load_contexts() == ContextFile()
+
+
+def test_https_is_tls_and_http_is_not_whatever_comes_later(home: Path) -> None:
+    environment = {"QUIVER_CA_FILE": "ca.pem", "QUIVER_CERT_FILE": "c.pem", "QUIVER_KEY_FILE": "k.pem"}
+    plain = resolve("http://a", environment=environment)
+    assert (plain.is_tls, plain.ca_file) == (False, "")
+    for address in ("https://a", "HTTPS://a", "a:1", "quiver://a"):
+        found = resolve(address, environment=environment)
+        assert (found.is_tls, found.ca_file, found.certificate_file, found.key_file) == (
+            True,
+            "ca.pem",
+            "c.pem",
+            "k.pem",
+        )
+    assert resolve("https://a", environment={}).is_tls
+    assert not resolve("a:1", environment={}).is_tls
+
+
+@pytest.mark.parametrize("addresses", ["", " , ", []])
+def test_address_that_is_given_and_empty_is_refused(addresses: Any) -> None:
+    with pytest.raises(RequestError, match="no address given"):
+        resolve(addresses)
+
+
+def test_file_is_private_and_holds_absolute_paths(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    add_context("prod", Context(addresses=("a:1",), ca_file="ca.pem"), is_used=True)
+    path = Path(contexts_path())
+    assert path == home / "quiver" / "contexts.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert load_contexts().contexts["prod"].ca_file == str(home / "ca.pem")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_context_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(NotFoundError, match="unknown context 'x'; known are: none"):
+        resolve(context="x")
+    add_context("prod", PROD, is_used=False)
+    for act in (lambda: use_context("x"), lambda: remove_context("x"), lambda: resolve(context="x")):
+        with pytest.raises(NotFoundError, match="known are: prod"):
+            act()
+    with pytest.raises(RequestError, match="bad name"):
+        add_context("../x", PROD, is_used=False)
+
+
+@pytest.mark.parametrize("text", ["{", '{"contexts": 3}', '{"version": 2}'])
+def test_file_that_cannot_be_read_is_an_error_with_its_path(text: str) -> None:
+    add_context("prod", PROD, is_used=False)
+    Path(contexts_path()).write_text(text)
+    with pytest.raises(ConfigError, match=r"contexts\.json"):
+        resolve()
+    assert resolve("a:1").addresses == ("a:1",)  # not needed, not read
+
+
+def test_variables_of_clients_are_no_settings_of_a_node() -> None:
+    environment = {"QUIVER_URL": "a:1", "QUIVER_CONTEXT": "x", "QUIVER_CA_FILE": "x", "QUIVER_CERT_FILE": "x"}
+    assert load_settings(environment={**environment, "QUIVER_KEY_FILE": "x"}) == load_settings()
+    with pytest.raises(ConfigError, match="QUIVER_URI"):
+        load_settings(environment={"QUIVER_URI": "a:1"})
+
+
+def test_commands_keep_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(["context", *arguments]) == code
+        return capsys.readouterr().out
+
+    assert run("list").startswith("no contexts in ")
+    assert run("add", "prod", "https://a:1", "https://b:2", "--ca-file", "/ca.pem") == "added prod, in use now\n"
+    assert run("add", "local", "http://127.0.0.1:8002") == "added local; in use is prod\n"
+    assert [line.split() for line in run("list").splitlines()[1:]] == [
+        ["-", "local", "http://127.0.0.1:8002", "-"],
+        ["*", "prod", "https://a:1,https://b:2", "/ca.pem"],
+    ]
+    assert json.loads(run("show", "--json"))["addresses"] == ["https://a:1", "https://b:2"]
+    assert "source: context 'prod'" in run("show")
+    assert run("use", "local") == "in use: local\n"
+    assert json.loads(run("list", "--json"))["current"] == "local"
+    assert run("remove", "local") == "removed local\n"
+    assert "source: default" in run("show")
+    assert run("use", "local", code=2) == ""
