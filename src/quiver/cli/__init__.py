@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 SECTIONS = {
     "Records": ("produce", "consume", "tail"),
-    "Cluster": ("up", "node", "context", "status", "topic", "consumer", "producer", "hold", "broker"),
+    "Cluster": ("up", "node", "context", "status", "topic", "consumer", "producer", "hold", "broker", "manager"),
     "Spark": ("pipeline",),
     "Files": ("log", "metadata"),
     "Reference": ("config", "gateway", "cli"),

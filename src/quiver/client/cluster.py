@@ -31,7 +31,17 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
-from quiver.wire.admin_messages import ClientInfo, DescribeNode, HoldInfo, ListClients, ReplicaInfo
+from quiver.wire.admin_messages import (
+    AddManager,
+    ClientInfo,
+    DescribeNode,
+    HoldInfo,
+    ListClients,
+    ListManagers,
+    ManagersFound,
+    RemoveManager,
+    ReplicaInfo,
+)
 from quiver.wire.messages import (
     AddPartitionsRequest,
     ConfigureTopicRequest,
@@ -269,6 +279,18 @@ class AsyncCluster:
     async def rebalance(self) -> None:
         """Move replicas until all brokers hold a similar share; `status` shows the progress."""
         self._record_index(await self._ask(RebalanceBrokers()))
+
+    async def managers(self) -> ManagersFound:
+        """Return the managers, which vote on the metadata, and the standbys, which have the role only."""
+        return await self._ask(ListManagers())
+
+    async def add_manager(self, node: int) -> None:
+        """Make a node that has the role manager a manager; returns when the change is committed."""
+        self._record_index(await self._ask(AddManager(node=NodeId(node))))
+
+    async def remove_manager(self, node: int) -> None:
+        """Remove a node from the managers; it keeps its other roles. Returns when the change is committed."""
+        self._record_index(await self._ask(RemoveManager(node=NodeId(node))))
 
     async def status(self) -> ClusterOverview:
         """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""

@@ -21,16 +21,16 @@ from quiver.client.cluster import AsyncCluster, TopicDescription
 from quiver.client.consumer import AsyncConsumer, SeekTarget, iterate
 from quiver.client.cursors import PartitionLag
 from quiver.client.delivery import Deliveries, Delivery, Outcome
-from quiver.client.overview import ClusterOverview
 from quiver.client.producer import AsyncProducer, record_bytes
 from quiver.client.ranges import OffsetSpecs, RangeReader, ReplicaReader, TopicOffsets
+from quiver.client.sync_administration import ClusterAdministration
 from quiver.client.thread import LoopThread
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
 from quiver.record import Batch, Record, Value
 from quiver.tasks import timeout
 from quiver.wire.admin_messages import ClientInfo, HoldInfo
-from quiver.wire.messages import NodeInfo, RetentionInfo
+from quiver.wire.messages import RetentionInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ EXIT_TIMEOUT_S = 5.0
 """How long a program that exits without closing its clients waits for its pending records."""
 
 
-class Cluster:
+class Cluster(ClusterAdministration):
     """Use a cluster from threads; made by `quiver.connect`.
 
     Example:
@@ -141,27 +141,7 @@ class Cluster:
         """Return a topic with the state of every partition, as reported by its leader."""
         return self._run(self._cluster.describe_topic(topic))
 
-    # -- brokers and clients ---------------------------------------------------------------------
-
-    def brokers(self) -> list[NodeInfo]:
-        """Return all nodes, sorted by id."""
-        return self._run(self._cluster.brokers())
-
-    def drain(self, broker: int, *, is_undone: bool = False) -> None:
-        """Move all replicas off a broker; with `is_undone`, let it hold replicas again."""
-        self._run(self._cluster.drain(broker, is_undone=is_undone))
-
-    def remove(self, broker: int) -> None:
-        """Remove a broker from the cluster; it must be drained, or dead and without replicas."""
-        self._run(self._cluster.remove(broker))
-
-    def rebalance(self) -> None:
-        """Move replicas until all brokers hold a similar share; `status` shows the progress."""
-        self._run(self._cluster.rebalance())
-
-    def status(self) -> ClusterOverview:
-        """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
-        return self._run(self._cluster.status())
+    # -- clients ---------------------------------------------------------------------------------
 
     def clients(self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None) -> list[ClientInfo]:
         """Return the registered producers and consumers, optionally of one kind or topic."""

@@ -66,8 +66,9 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     join: Annotated[
         str,
         Meta(
-            description="Managers of the cluster, as comma-separated id@host:port, the same on every node; empty for "
-            "a cluster whose only manager is this node."
+            description="Managers that form the cluster, as comma-separated id@host:port; empty for a cluster whose "
+            "only manager is this node. A node that is not in the list finds the cluster by it; one of them must be "
+            "reachable when it first starts. Later starts find the managers from the metadata."
         ),
     ] = ""
     rack: Annotated[
@@ -95,8 +96,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.advertise:
             _check_host(self.advertise, key="node.advertise")
         managers = self.managers
-        if self.id and ("manager" in self.role_names) != (self.id in managers):
-            raise ConfigError(f"node.join must list node {self.id} if, and only if, node.roles includes manager")
+        if self.id and self.id in managers and "manager" not in self.role_names:
+            raise ConfigError(f"node.join lists node {self.id} as a manager, but node.roles does not include manager")
 
     @property
     def role_names(self) -> frozenset[str]:

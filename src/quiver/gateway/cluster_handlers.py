@@ -18,7 +18,16 @@ from quiver.gateway.routes import HTML, PROMETHEUS
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_outcomes
-from quiver.wire.admin_messages import ClientInfo, DescribeNode, ListClients, NodeDescribed
+from quiver.wire.admin_messages import (
+    AddManager,
+    ClientInfo,
+    DescribeNode,
+    ListClients,
+    ListManagers,
+    NodeDescribed,
+    RemoveManager,
+    manager_role,
+)
 from quiver.wire.messages import DrainBroker, GetMetadata, MetadataFound, NodeInfo, RemoveBroker
 
 INTERNAL_PREFIX = "_gateway/"
@@ -145,26 +154,32 @@ class ClusterHandlers:
 
     async def list_managers(self, _: contract.Parameters) -> contract.ManagersAnswer:
         """Describe the metadata group; the applied index of an unreachable manager is null."""
-        found = await self._find(self._deadline())
-        managers = [node for node in found.nodes if "manager" in node.roles]
+        found = (await self._router.ask(ListManagers(), deadline=self._deadline()))[0]
         deadline = self._router.deadline(MANAGER_TIMEOUT_MS)
-        addresses = [node.wire_address for node in managers]
         described = await gather_outcomes(
-            self._router.ask_at(one, DescribeNode(), deadline=deadline) for one in addresses
+            self._router.ask_at(one.wire_address, DescribeNode(), deadline=deadline) for one in found.managers
         )
         return contract.ManagersAnswer(
             primary=found.primary,
-            replicas=[node.node for node in managers if node.node != found.primary],
+            replicas=[one.node for one in found.managers if one.is_voter and one.node != found.primary],
             managers=[
                 contract.ManagerItem(
-                    node=node.node,
-                    http_address=node.http_address,
-                    role="primary" if node.node == found.primary else "replica",
+                    node=one.node,
+                    http_address=one.http_address,
+                    role=manager_role(one, found.primary),
                     applied_index=None if isinstance(state, QuiverError) else state.applied_index,
                 )
-                for node, state in zip(managers, described, strict=True)
+                for one, state in zip(found.managers, described, strict=True)
             ],
         )
+
+    async def add_manager(self, given: contract.ManagerQuery) -> contract.Answer:
+        """Make a node a manager."""
+        return await self._change(AddManager(node=NodeId(given.id)))
+
+    async def remove_manager(self, given: contract.ManagerQuery) -> contract.Answer:
+        """Remove a node from the managers."""
+        return await self._change(RemoveManager(node=NodeId(given.id)))
 
     async def get_metadata(self, _: contract.Parameters) -> contract.MetadataAnswer:
         """List all nodes."""
@@ -175,7 +190,7 @@ class ClusterHandlers:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _change(self, request: DrainBroker | RemoveBroker) -> contract.Answer:
+    async def _change(self, request: DrainBroker | RemoveBroker | AddManager | RemoveManager) -> contract.Answer:
         done, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.cache.record_index(done.index)
         return contract.Answer()

@@ -382,8 +382,16 @@ class ManagerItem(msgspec.Struct, frozen=True, kw_only=True):
 
     node: int
     http_address: str
-    role: Literal["primary", "replica"]
+    role: Annotated[
+        Literal["primary", "replica", "standby"], Meta(description="A standby has the role manager and does not vote.")
+    ]
     applied_index: int | None
+
+
+class ManagerQuery(Parameters, frozen=True):
+    """A node, in the path."""
+
+    id: Id
 
 
 class ManagersAnswer(Answer, frozen=True):

@@ -17,7 +17,7 @@ from quiver.manager import describe
 from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
-from quiver.wire.admin_messages import ListClients, ListHolds, ListMoves
+from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
 from quiver.wire.messages import GetMetadata
 from quiver.wire.requests import Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
@@ -47,6 +47,7 @@ class AdminService:
             GetMetadata: self._get_metadata,
             ListClients: self._list_clients,
             ListMoves: self._list_moves,
+            ListManagers: self._list_managers,
             ListHolds: self._list_holds,
         }
         return reads | dict.fromkeys(get_args(ChangeRequest), self._change)
@@ -69,6 +70,12 @@ class AdminService:
 
     async def _list_moves(self, _: Caller, __: ListMoves, ___: memoryview) -> Answer:
         return describe.describe_moves(await self._store.read()), ()
+
+    async def _list_managers(self, _: Caller, __: ListManagers, ___: memoryview) -> Answer:
+        store = self._store  # readable without a primary: operators need it most then
+        is_changing = store.members != store.committed_members or store.members.is_joint
+        voters = store.members.voters
+        return describe.describe_managers(store.view(), voters, primary=store.primary, is_changing=is_changing), ()
 
     async def _list_holds(self, _: Caller, __: ListHolds, ___: memoryview) -> Answer:
         return describe.describe_holds(await self._store.read()), ()

@@ -20,6 +20,7 @@ from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, UnavailableError
 from quiver.manager.describe import read_retention
+from quiver.manager.manager_changes import add_manager, remove_manager
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
 from quiver.metadata import (
     AddPartitionsCommand,
@@ -47,7 +48,7 @@ from quiver.metadata import (
 )
 from quiver.metadata.commands import decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
-from quiver.model import Index
+from quiver.model import Index, NodeId
 from quiver.wire import admin_messages, messages
 from quiver.wire.requests import Done
 from quiver.wire.serving import Answer
@@ -70,6 +71,8 @@ ChangeRequest = (
     | messages.AddPartitionsRequest
     | messages.RegisterProducerRequest
     | messages.RegisterConsumerRequest
+    | admin_messages.AddManager
+    | admin_messages.RemoveManager
     | messages.SubmitCommand
     | messages.BrokerHeartbeatRequest
 )
@@ -124,11 +127,34 @@ class ChangeHandler:
                 return await self._register_producer(request), ()
             case messages.RegisterConsumerRequest():
                 return await self._register_consumer(request), ()
-            case _:
-                single = self._command(request)
-                if single is not None:
-                    await self._store.submit(single)
+            case messages.RemoveBroker():
+                await self._remove_vote(request.broker)
+                return await self._submit_single(request)
+            case admin_messages.AddManager():
+                await add_manager(self._store, request.node)
                 return Done(index=self._index), ()
+            case admin_messages.RemoveManager():
+                await remove_manager(self._store, request.node)
+                return Done(index=self._index), ()
+            case _:
+                return await self._submit_single(request)
+
+    async def _submit_single(self, request: SingleRequest) -> Answer:
+        command = self._command(request)
+        if command is not None:
+            await self._store.submit(command)
+        return Done(index=self._index), ()
+
+    async def _remove_vote(self, node: NodeId) -> None:
+        """Remove a node that is about to leave the cluster from the managers first.
+
+        Its operator turns it off next; as a voter it would still count for majorities.
+        """
+        view = self._store.view()
+        broker = view.brokers.get(node)
+        is_leaving = broker is not None and broker.state in (BrokerState.DRAINED, BrokerState.DEAD)
+        if is_leaving and node in self._store.members.voters and not view.partitions_on(node):
+            await remove_manager(self._store, node)
 
     def _command(self, request: SingleRequest) -> Command[Any] | None:
         """Return the command of a request; None if there is nothing to change."""

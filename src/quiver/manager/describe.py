@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from quiver.metadata import (
     BrokerRow,
@@ -17,7 +17,17 @@ from quiver.metadata import (
 )
 from quiver.metadata.rows import FIRST_PARTITION_GROUP
 from quiver.model import GroupId, NodeId, Offset
-from quiver.wire.admin_messages import ClientInfo, ClientsFound, HoldInfo, HoldsFound, ListClients, MoveInfo, MovesFound
+from quiver.wire.admin_messages import (
+    ClientInfo,
+    ClientsFound,
+    HoldInfo,
+    HoldsFound,
+    ListClients,
+    ManagerInfo,
+    ManagersFound,
+    MoveInfo,
+    MovesFound,
+)
 from quiver.wire.messages import GetMetadata, MetadataFound, NodeInfo, PartitionInfo, RetentionInfo, TopicInfo
 
 
@@ -76,6 +86,33 @@ def describe_moves(view: View) -> MovesFound:
             )
             for _, move in sorted(view.moves.items())
         )
+    )
+
+
+def describe_managers(
+    view: View, voters: Collection[NodeId], *, primary: NodeId | None, is_changing: bool
+) -> ManagersFound:
+    """Return the managers, which vote, and the standbys, which have the role only, by id."""
+    brokers = {id_: one for id_, one in view.brokers.items() if one.state is not BrokerState.REMOVED}
+    standbys = {id_ for id_, one in brokers.items() if "manager" in one.roles}
+    return ManagersFound(
+        primary=primary,
+        is_changing=is_changing,
+        managers=tuple(
+            _manager(node, brokers.get(node), is_voter=node in voters) for node in sorted({*voters, *standbys})
+        ),
+    )
+
+
+def _manager(node: NodeId, broker: BrokerRow | None, *, is_voter: bool) -> ManagerInfo:
+    if broker is None:
+        return ManagerInfo(node=node, is_voter=is_voter)
+    return ManagerInfo(
+        node=node,
+        is_voter=is_voter,
+        state=broker.state.value,
+        wire_address=broker.wire_address,
+        http_address=broker.http_address,
     )
 
 

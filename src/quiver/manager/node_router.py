@@ -85,14 +85,18 @@ class NodeRouter:
         return response
 
     async def ask_primary(self, request: Request[R], payload: Sequence[Buffer] = ()) -> R:
-        """Ask the primary, or a seed, which forwards, while this node does not know the primary; raises as `ask`."""
+        """Ask the primary or, while this node does not know it, a manager, which forwards; raises as `ask`."""
         primary = self._store.primary
-        if primary is None and self._seeds:
-            seeds = list(self._seeds)
-            primary = seeds[next(self._turns) % len(seeds)]
+        if primary is None and (known := self._known_managers()):
+            primary = known[next(self._turns) % len(known)]
         if primary is None:
             raise UnavailableError("not done: this node does not know the primary yet")
         return await self.ask(primary, request, payload)
+
+    def _known_managers(self) -> list[NodeId]:
+        """Return the managers of the last configuration in this node's log, and the seeds: any of them may be gone."""
+        voters = self._store.members.voters if self._store.is_attached else ()
+        return sorted({*voters, *self._seeds} - {self._node}) or sorted(self._seeds)
 
     async def submit(self, command: Command[Any]) -> None:
         """Submit a command to the metadata; raises as `MetadataStore.submit` and `ask` do."""

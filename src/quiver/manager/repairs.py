@@ -56,8 +56,9 @@ def plan_repairs(view: View, *, now_ms: int, settings: ManagerSettings) -> list[
 def plan_members(view: View, members: Configuration) -> Configuration | None:
     """Return the next configuration of the metadata group; None if it needs no change.
 
-    All nodes are members, managers as voters and others as learners. Voters that have never registered stay: they
-    belong to a cluster that is being formed. One voter is added or removed at a time.
+    All registered nodes are learners, except the managers, which vote. Only operators add managers
+    (`manager_changes`). A voter that was removed from the cluster, or has given up the role, loses its vote, one at a
+    time. Voters that have never registered stay: they belong to a cluster that is being formed.
     """
     if members.is_joint:
         return None
@@ -71,9 +72,6 @@ def plan_members(view: View, members: Configuration) -> Configuration | None:
         if is_unwanted and len(voters) > 1:
             stays = {node} & known.keys()
             return Configuration(voters=tuple(sorted(voters - {node})), learners=tuple(sorted(learners | stays)))
-    for node in sorted(learners):
-        if known[node].state is BrokerState.ALIVE and "manager" in known[node].roles:
-            return Configuration(voters=tuple(sorted(voters | {node})), learners=tuple(sorted(learners - {node})))
     return None
 
 

@@ -183,9 +183,37 @@ class MetadataStore:
         return self._change_log.is_closed
 
     @property
+    def is_attached(self) -> bool:
+        """Return whether the member is attached."""
+        return self._member is not None
+
+    @property
     def members(self) -> Configuration:
         """Return the members of the metadata group, as far as this node knows."""
         return self._require_member().configuration
+
+    @property
+    def committed_members(self) -> Configuration:
+        """Return the latest members of the metadata group that this node knows to be committed."""
+        return self._require_member().committed_configuration
+
+    def silence_ms(self, node: NodeId) -> int:
+        """Return how long ago the primary, which this node is, last heard from a member."""
+        return self._require_member().silence_ms(node)
+
+    async def wait_voter(self, node: NodeId, *, is_voter: bool) -> None:
+        """Return once a node is a voter in a committed configuration that is final, or is not.
+
+        Raises:
+            OutcomeUnknownError: this node stopped to be the primary first; the change may be made.
+        """
+        while True:
+            members = self.committed_members
+            if not members.is_joint and (node in members.voters) is is_voter:
+                return
+            if not self.is_primary or self.is_closed:
+                raise OutcomeUnknownError("may have been done: this node stopped to be the primary; list the managers")
+            await self._change_log.wait_next()
 
     async def wait_primary(self, *, is_primary: bool) -> None:
         """Return once this node is the primary, or no longer with `is_primary=False`; or the store closes."""

@@ -180,6 +180,12 @@ class Member:
         """Return how long ago this member last knew that there is a leader."""
         return self._raft.leader_silence_ms(self._now_ms())
 
+    def silence_ms(self, node: NodeId) -> int:
+        """Return how long ago this leader last heard from a member; 0 for itself, else since its start if never."""
+        now_ms = self._now_ms()
+        heard = [peer.heard_ms for peer in self._raft.status().peers if peer.node == node]
+        return now_ms - max(heard, default=0) if node != self._host.id else 0
+
     # -- calls -----------------------------------------------------------------------------------
 
     async def propose(self, batches: Sequence[Buffer]) -> list[BatchHeader]:

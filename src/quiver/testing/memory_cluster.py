@@ -302,6 +302,8 @@ class MemoryCluster:
                 if request.broker not in self.nodes:
                     raise NotFoundError(f"there is no broker {request.broker}", code="unknown_broker")
                 return self._done()
+            case admin_messages.ListManagers():
+                return self._list_managers()
             case PlaceHoldRequest():
                 return self._place_hold(request)
             case ReleaseHoldRequest():
@@ -316,6 +318,13 @@ class MemoryCluster:
                 return self._done()
             case _:
                 return self._change_topic(request)
+
+    def _list_managers(self) -> admin_messages.ManagersFound:
+        found = (
+            admin_messages.ManagerInfo(node=node, is_voter=True, state="alive", wire_address=address)
+            for node, address in self.nodes.items()
+        )
+        return admin_messages.ManagersFound(managers=tuple(found))
 
     def _place_hold(self, request: PlaceHoldRequest) -> requests.Done:
         topic = next(topic for topic in self.topics.values() if topic.topic_id == request.topic_id)

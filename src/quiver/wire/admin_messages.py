@@ -132,6 +132,59 @@ class ListMoves(Request[MovesFound], frozen=True, tag="list_moves"):
     is_read = True
 
 
+class ManagerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node that is a manager, or a standby: it has the role and does not vote."""
+
+    node: NodeId
+    is_voter: bool
+    state: str = ""
+    """As in the metadata; empty if the node has never registered."""
+    wire_address: str = ""
+    http_address: str = ""
+
+
+class ManagersFound(Response, frozen=True):
+    """The managers and standbys, by id, as the node that answers knows them."""
+
+    primary: NodeId | None = None
+    managers: tuple[ManagerInfo, ...] = ()
+    is_changing: bool = False
+    """Whether a change of the managers is not committed yet."""
+
+
+def manager_role(manager: ManagerInfo, primary: NodeId | None) -> Literal["primary", "replica", "standby"]:
+    """Return what a manager does in the metadata group."""
+    if not manager.is_voter:
+        return "standby"
+    return "primary" if manager.node == primary else "replica"
+
+
+class ListManagers(Request[ManagersFound], frozen=True, tag="list_managers"):
+    """List the managers."""
+
+    response = ManagersFound
+    waits_for_index = True
+    is_read = True
+
+
+class AddManager(Request[Done], frozen=True, tag="add_manager"):
+    """Make a node, which must have the role, a voter of the metadata group; done when the change is committed."""
+
+    response = Done
+    _idempotent = True
+
+    node: NodeId
+
+
+class RemoveManager(Request[Done], frozen=True, tag="remove_manager"):
+    """Take a node's vote in the metadata group; done when the change is committed."""
+
+    response = Done
+    _repeatable = False
+
+    node: NodeId
+
+
 HeldOffsets = Annotated[tuple[tuple[PartitionId, Offset], ...], Meta(max_length=RESULTS_MAX)]
 """By partition, the first offset that is held."""
 

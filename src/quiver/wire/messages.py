@@ -20,12 +20,15 @@ from quiver.errors import DecodeError
 from quiver.model import Buffer, ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Record
 from quiver.wire.admin_messages import (
+    AddManager,
     DescribeNode,
     ListClients,
     ListHolds,
+    ListManagers,
     ListMoves,
     PlaceHoldRequest,
     ReleaseHoldRequest,
+    RemoveManager,
 )
 from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
 
@@ -559,6 +562,9 @@ AnyRequest = (
     | DrainBroker
     | RemoveBroker
     | RebalanceBrokers
+    | AddManager
+    | RemoveManager
+    | ListManagers
     | RegisterProducerRequest
     | RegisterConsumerRequest
     | ForgetClientRequest

@@ -15,6 +15,7 @@ from manager_world import QUICK, WorkingWorld, run
 from quiver.errors import OutcomeUnknownError, QuiverError
 from quiver.metadata import BrokerState
 from quiver.model import NodeId
+from quiver.wire.admin_messages import AddManager
 from quiver.wire.messages import (
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -199,13 +200,15 @@ def test_deleted_topic_is_purged_after_its_time_unless_it_was_restored() -> None
     work(test)
 
 
-def test_nodes_that_join_follow_the_metadata_and_managers_come_to_vote() -> None:
+def test_nodes_that_join_follow_the_metadata_and_vote_once_they_are_added() -> None:
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)
         joining = world.add_node()
         joining.start()
         await world.join(joining.id)
-        await world.wait(lambda: (world._find_primary() or joining).store.members.voters == (1, 2, 3, 4))
+        await world.wait(lambda: joining.id in (world._find_primary() or joining).store.members.learners)
+        await world.ask(AddManager(node=joining.id))
+        assert (await world.primary()).store.members.voters == (1, 2, 3, 4)
         await world.wait(lambda: joining.store.view().cluster_id)
         world.living.discard(joining.id)
         joining.kill()

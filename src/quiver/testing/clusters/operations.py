@@ -19,6 +19,8 @@ from quiver.testing.simulator.faults import SHARED_FAULTS, FaultInjection
 
 Ask = Callable[[AsyncCluster], Awaitable[None]]
 
+_LOOK_S = 1.5
+"""How long an operator watches the managers before it changes them: longer than a primary trusts a silent one."""
 _REMOVE_PATIENCE_S = 6.0
 """How long an operator waits for a drained broker before it thinks better of removing it."""
 
@@ -104,6 +106,24 @@ async def remove_broker(fault: FaultInjection[ClusterWorld]) -> None:
             return
 
 
+async def change_managers(fault: FaultInjection[ClusterWorld]) -> None:
+    """Add a manager, remove one, or replace one, whoever is down; at most five."""
+    world, rng = fault.world, fault.rng
+    voters, others = world.managers(), [host.id for host in world.live_nodes() if host.id not in world.managers()]
+    if not voters or world.is_changing_managers:
+        return
+    added = others[rng.randrange(len(others))] if others and len(voters) < 5 and fault.chance(0.6) else None
+    removed = sorted(voters)[rng.randrange(len(voters))] if added is None or fault.chance(0.5) else None
+    world.is_changing_managers = True
+    try:
+        await asyncio.sleep(_LOOK_S)  # the operator looks who is alive; from now on no disk is lost
+        is_added = added is None or await _operate(fault, "add_manager", lambda cluster: cluster.add_manager(added))
+        if is_added and removed is not None:
+            await _operate(fault, "remove_manager", lambda cluster: cluster.remove_manager(removed))
+    finally:
+        world.is_changing_managers = False
+
+
 async def rebalance(fault: FaultInjection[ClusterWorld]) -> None:
     """Have replicas spread evenly."""
     await _operate(fault, "rebalance", lambda cluster: cluster.rebalance())
@@ -153,5 +173,6 @@ FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = 
     "remove_broker": remove_broker,
     "rebalance": rebalance,
     "add_partitions": add_partitions,
+    "change_managers": change_managers,
 }
 """Faults by the kind that schedules name."""

@@ -76,6 +76,7 @@ OPERATION_KINDS: Final[Mapping[str, int]] = {
     "remove_broker": 5,
     "rebalance": 6,
     "add_partitions": 4,
+    "change_managers": 6,
 }
 """What operators do, calm or not."""
 
@@ -107,9 +108,9 @@ class ClusterKnobs(SimulationKnobs):
     """One seed's cluster, load and faults."""
 
     managers: int
-    """Nodes that are managers and brokers."""
+    """Nodes that form the cluster as its managers, and are brokers."""
     brokers: int
-    """Nodes that are brokers only, from the beginning on."""
+    """Nodes that are brokers and standbys, from the beginning on."""
     topics: tuple[TopicPlan, ...]
     settings: Settings
     client: ClusterOptions

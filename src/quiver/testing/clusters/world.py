@@ -51,6 +51,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         self.client_tasks: list[asyncio.Task[None]] = []
         self.counts: Counter[str] = Counter()
         """Calls of clients and operators, by kind and outcome."""
+        self.is_changing_managers = False
+        """Whether an operator is changing the managers; no disk is lost meanwhile."""
         self.is_over = False
         """Whether clients are to end."""
         self.check_result: CheckResult | None = None
@@ -77,12 +79,16 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         return len(self.nodes) < _HOSTS_MAX
 
     def settings_of(self, host: SimulatedHost) -> Settings:
-        """Return what a node is started with."""
-        join = ",".join(f"{host.id}@{host.address}" for host in self.nodes.values() if host.is_manager)
+        """Return what a node is started with: the first managers know one another, others know who is there today."""
+        known = [other for other in self.nodes.values() if other.is_manager]
+        if not host.is_manager:
+            today = [other for other in self.live_nodes() if other is not host and self.is_seed(other)]
+            known = today or known
+        join = ",".join(f"{other.id}@{other.address}" for other in known)
         node = NodeSettings(
             id=host.id,
             cluster="simulated",
-            roles="manager,broker" if host.is_manager else "broker",
+            roles="manager,broker",
             data=DATA,
             wire=host.address,
             join=join,
@@ -90,8 +96,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         return msgspec.structs.replace(self.knobs.settings, node=node)
 
     def connect(self, name: str) -> AsyncCluster:
-        """Return the SDK for one client, which knows the managers' addresses."""
-        addresses = [f"quiver://{host.address}" for host in self.nodes.values() if host.is_manager]
+        """Return the SDK for one client, which knows the addresses of managers, old and new."""
+        addresses = [f"quiver://{host.address}" for host in self.nodes.values() if self.is_seed(host)]
         return AsyncCluster(
             addresses,
             transport=self.transport.port(name=name),
@@ -113,6 +119,18 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
             return primary
         nodes = self.live_nodes()
         return nodes[rng.randrange(len(nodes))] if nodes else None
+
+    def is_seed(self, host: SimulatedHost) -> bool:
+        """Return whether operators tell nodes and clients of this host: it is a manager, or was one of the first."""
+        return host.is_manager or host.id in self.managers()
+
+    def managers(self) -> set[NodeId]:
+        """Return the managers, as the primary knows them; empty without a primary or while they change."""
+        primary = self.primary()
+        store = None if primary is None or primary.node is None else primary.node._store
+        if store is None or store.members != store.committed_members or store.members.is_joint:
+            return set()
+        return set(store.members.voters)
 
     def primary(self) -> SimulatedHost | None:
         """Return the primary's host, if there is a primary."""
@@ -145,8 +163,10 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Return whether a disk may be lost: a majority of managers and of each partition's voters stays undamaged."""
         view = self.view()
         gone = {other.id for other in self.nodes.values() if other.is_retired or other.is_damaged} | {node.id}
-        managers = {other.id for other in self.nodes.values() if other.is_manager}
-        if view is None or self.is_over or not self.has_room or _is_majority(gone & managers, managers):
+        managers = self.managers()
+        if view is None or self.is_over or not self.has_room or self.is_changing_managers:
+            return False
+        if not managers or _is_majority(gone & managers, managers):
             return False
         for partition in view.partitions.values():
             leader = self.leader(partition.group_id)
