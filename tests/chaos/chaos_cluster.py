@@ -158,8 +158,8 @@ class Cluster:
         (port,) = free_ports(1)
         return f"{host}:{port}"
 
-    def _add(self, number: int, wire: str, roles: str) -> NodeProcess:
-        arguments = ("--roles", roles, "--join", self._join, *self._settings)
+    def _add(self, number: int, wire: str, roles: str, join: str | None = None) -> NodeProcess:
+        arguments = ("--roles", roles, "--join", join or self._join, *self._settings)
         prefix = self.network.prefix(number) if self.network else ()
         node = NodeProcess(
             number, self.directory / f"node-{number}", self._free_address(number), wire, arguments, prefix
@@ -170,6 +170,11 @@ class Cluster:
     def add_broker(self, number: int) -> NodeProcess:
         """Return a new node that is no manager, not started yet."""
         return self._add(number, self._free_address(number), "broker,gateway")
+
+    def add_standby(self, number: int, join: Sequence[int]) -> NodeProcess:
+        """Return a new node that may become a manager, not started yet; it knows these nodes."""
+        known = ",".join(f"{one}@{self.node(one).wire}" for one in join)
+        return self._add(number, self._free_address(number), "manager,broker,gateway", known)
 
     def node(self, number: int) -> NodeProcess:
         return next(node for node in self.nodes if node.id == number)

@@ -173,6 +173,8 @@ class Gateway:
             "list_brokers": cluster.list_brokers,
             "drain_broker": cluster.drain_broker,
             "remove_broker": cluster.remove_broker,
+            "add_manager": cluster.add_manager,
+            "remove_manager": cluster.remove_manager,
             "list_managers": cluster.list_managers,
             "get_metadata": cluster.get_metadata,
             "metrics": cluster.metrics,
