@@ -97,7 +97,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             _check_host(self.advertise, key="node.advertise")
         managers = self.managers
         if self.id and self.id in managers and "manager" not in self.role_names:
-            raise ConfigError(f"node.join lists node {self.id} as a manager, but node.roles does not include manager")
+            reason = f"lists node {self.id}" if self.join else "is empty, which makes this node the only manager"
+            raise ConfigError(f"node.join {reason}, but node.roles does not include manager")
 
     @property
     def role_names(self) -> frozenset[str]:
