@@ -49,7 +49,8 @@ def compare(face: type, asyncio_face: type) -> list[str]:
 def _members(owner: type, special_names: dict[str, str]) -> dict[str, Any]:
     """Return the public methods and properties of a class, special methods under the name of their counterpart."""
     special = {*_SPECIAL_NAMES, *_SPECIAL_NAMES.values()}
-    found = {name: value for name, value in vars(owner).items() if not name.startswith("_") or name in special}
+    known = {name: value for kind in reversed(owner.__mro__[:-1]) for name, value in vars(kind).items()}
+    found = {name: value for name, value in known.items() if not name.startswith("_") or name in special}
     return {special_names.get(name, name): value for name, value in found.items()}
 
 
