@@ -110,7 +110,7 @@ def fill(client: quiver.Cluster, topic: str, *, first: int = 0, count: int = 100
 
 
 def analyze(spark: SparkSession, local: LocalCluster, topic: str, **options: Any) -> JobResult:
-    given = {"start": "earliest", "is_once": True, "watermark": "10m", **options}
+    given = {"is_once": True, "watermark": "10m", **options}
     return run_job(spark, Analyze(servers=",".join(local.addresses), topic=topic, **given))
 
 

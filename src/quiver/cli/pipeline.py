@@ -55,6 +55,13 @@ def topic_option(meaning: str) -> Callable[[Command], Command]:
     return click.option("--topic", required=True, help=meaning)
 
 
+endpoint_option = click.option(
+    "--endpoint",
+    metavar="URL",
+    help="Server of the object store. An http:// URL allows connections without TLS. [default: the public one]",
+)
+
+
 def job_options(command: Command) -> Command:
     """Add the options that all jobs have to a command."""
     options = (
@@ -108,11 +115,15 @@ def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     short_help="Archive a topic into a lake.",
     epilog=examples(
         "quiver pipeline archive --topic logs --to ./lake --once",
+        "quiver pipeline archive --topic logs --to s3://bucket/lake",
         "quiver pipeline archive --topic logs --to /srv/lake --every 10s --compact --vacuum --keep 30d",
     ),
 )
 @topic_option("Topic to archive.")
-@click.option("--to", required=True, metavar="DIR", help="Directory of the lake; created if it does not exist.")
+@click.option(
+    "--to", required=True, metavar="PLACE", help="Directory or URL of the lake; created if it does not exist."
+)
+@endpoint_option
 @click.option(
     "--format",
     type=click.Choice(("delta", "parquet")),
@@ -138,8 +149,9 @@ def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
 def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     """Archive the records of a topic into a lake, each record once: a Delta table, or plain Parquet files.
 
-    Files are grouped by topic, partition and hour of the records' timestamps. The lake also stores the archived
-    offsets: run the command again, on any machine, also after kill -9, and it resumes there.
+    A lake is in a directory, or in an object store: s3://, gs://, az:// or abfss://, with credentials from the usual
+    environment variables. Files are grouped by topic, partition and hour of the records' timestamps. The lake also
+    stores the archived offsets: run the command again, on any machine, also after kill -9, and it resumes there.
     """
     run_job(context, "archive", options, as_json=as_json)
 
@@ -160,9 +172,8 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
 @click.option(
     "--start",
     type=click.Choice(("earliest", "latest")),
-    default="latest",
-    show_default=True,
-    help="Start of a job without a checkpoint; one with a checkpoint resumes there.",
+    help="Start of a job without a checkpoint; one with a checkpoint resumes there. [default: earliest with --once, "
+    "else latest]",
 )
 @click.option("--once", is_flag=True, help="Exit when all lines that exist at the start are counted.")
 @click.option("--every", metavar="TIME", default="2s", show_default=True, help="Interval between batches.")
@@ -191,7 +202,8 @@ def analyze(context: click.Context, /, *, as_json: bool, **options: Any) -> None
         "quiver pipeline replay --from /srv/lake --source logs --topic again --time 2026-11-15T10:00/2026-11-15T12:00",
     ),
 )
-@click.option("--from", "from_", required=True, metavar="DIR", help="Directory of the lake.")
+@click.option("--from", "from_", required=True, metavar="PLACE", help="Directory or URL of the lake.")
+@endpoint_option
 @topic_option("Topic to send to; created if it does not exist.")
 @click.option(
     "--source", metavar="TOPIC", help="Archived topic. [default: the topic of the same name, or the only one]"
@@ -205,6 +217,11 @@ def analyze(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     default="replay",
     show_default=True,
     help="Name of this replay; another name replays everything again.",
+)
+@click.option(
+    "--more-partitions",
+    is_flag=True,
+    help="Allow a topic with more partitions than the archive: new records of a key go to another partition.",
 )
 @click.option(
     "--same", is_flag=True, help="Allow replaying into the archived topic itself, which duplicates its records."
@@ -227,7 +244,10 @@ def replay(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     ),
 )
 @topic_option("Topic to audit.")
-@click.option("--archive", metavar="DIR", help="Also compare the lake in this directory, up to its archived offsets.")
+@click.option(
+    "--archive", metavar="PLACE", help="Also compare this lake, a directory or URL, up to its archived offsets."
+)
+@endpoint_option
 @click.option("--source", metavar="TOPIC", help="Name of the topic in the archive that it was replayed from.")
 @click.option(
     "--consumers", metavar="NAMES", help="Consumers that must have reported digests. [default: all that have]"

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 import quiver
 from quiver.spark.pipelines import Job, JobResult, JobRun
 from quiver.spark.pipelines.lake import open_lake, read_in_order
+from quiver.spark.pipelines.place import Place
 from quiver.testing import LocalCluster
 
 Content = list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]
@@ -49,9 +50,9 @@ def in_topic(client: quiver.Cluster, topic: str, partition: int) -> Content:
 
 def in_lake(root: str, topic: str, partition: int) -> Content:
     """Return all archived records of a partition, in order; fail if an offset is missing or there twice."""
-    lake = open_lake(root)
+    lake = open_lake(Place(root))
     files = [file for file in lake.files(topic) if file.partition == partition]
-    rows: list[dict[str, Any]] = pa.Table.from_batches(read_in_order(lake.root, files)).to_pylist()
+    rows: list[dict[str, Any]] = pa.Table.from_batches(read_in_order(lake.place, files)).to_pylist()
     assert [row["offset"] for row in rows] == list(range(len(rows)))
     return [
         (

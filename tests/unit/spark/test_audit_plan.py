@@ -25,6 +25,7 @@ from quiver.spark.pipelines.audit_plan import (
 from quiver.spark.pipelines.audit_report import AuditFinding, AuditReport, PartitionSummary, SourceSummary
 from quiver.spark.pipelines.audit_sources import AuditSource, Piece, choose_clients, sort_statements
 from quiver.spark.pipelines.lake import LakeFile
+from quiver.spark.pipelines.place import Place
 
 ARCHIVE = AuditSource("archive", "/lake")
 
@@ -46,7 +47,9 @@ def make_plan(
     end: int, *, first: int = 0, files: tuple[LakeFile, ...] = (), nodes: tuple[int, ...] = (1, 2)
 ) -> PartitionPlan:
     archived_end = max((file.last_offset + 1 for file in files), default=0)
-    archived = ArchivedPart(source=ARCHIVE, root="/lake", end_offset=archived_end, files=files) if files else None
+    archived = (
+        ArchivedPart(source=ARCHIVE, place=Place("/lake"), end_offset=archived_end, files=files) if files else None
+    )
     edges = plan_edges(first, end, archived_end=archived_end if files else None, runs=[])
     return PartitionPlan(topic="logs", topic_id=7, partition=0, edges=edges, nodes=nodes, archived=archived)
 

@@ -21,6 +21,7 @@ from quiver.spark.pipelines.archive import Archive, start_offsets
 from quiver.spark.pipelines.delta_lake import DeltaLake
 from quiver.spark.pipelines.lake import LakeFormat, open_lake, read_in_order
 from quiver.spark.pipelines.parquet_lake import ParquetLake
+from quiver.spark.pipelines.place import Place
 
 KINDS: tuple[LakeFormat, ...] = ("delta", "parquet")
 
@@ -39,9 +40,9 @@ def lake(tmp_path: Path) -> str:
 
 def records(lake: str, topic: str, partition: int) -> list[tuple[Any, ...]]:
     """Return what an archive holds of a partition, as `World.records` returns what the topic holds."""
-    opened = open_lake(lake)
+    opened = open_lake(Place(lake))
     files = [file for file in opened.files(topic) if file.partition == partition]
-    rows = pa.Table.from_batches(read_in_order(opened.root, files)).to_pylist() if files else []
+    rows = pa.Table.from_batches(read_in_order(opened.place, files)).to_pylist() if files else []
     assert [row["offset"] for row in rows] == list(range(len(rows)))
     return [
         (
@@ -77,7 +78,7 @@ def test_records_lie_by_hour(world: World, lake: str) -> None:
     world.fill("logs", 10, timestamp=lambda offset: offset * 1_800_000)
     result = world.run(Archive(topic="logs", to=lake))
     assert result.facts["files"] == 5
-    assert [file.hour for file in open_lake(lake).files("logs")] == [f"1970-01-01T0{hour}" for hour in range(5)]
+    assert [file.hour for file in open_lake(Place(lake)).files("logs")] == [f"1970-01-01T0{hour}" for hour in range(5)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,7 +155,7 @@ def test_dry_run_says_what_would_be_done_and_does_nothing(world: World, lake: st
     assert (result.facts["records"], world.spark.tasks) == (11, 0)
     assert "would archive logs" in result.sentence
     with pytest.raises(NotFoundError):
-        open_lake(lake)
+        open_lake(Place(lake))
     world.run(Archive(topic="logs", to=lake))
     assert world.run(Archive(topic="logs", to=lake, is_dry_run=True)).facts["records"] == 0
 
@@ -164,7 +165,7 @@ def test_topic_that_was_made_anew_is_not_archived_as_if_it_were_the_old_one(worl
     world.run(Archive(topic="logs", to=lake))
     world.cluster.delete_topic("logs")
     world.fill("logs", 50)
-    with pytest.raises(ConflictError, match="use another directory"):
+    with pytest.raises(ConflictError, match="use another lake"):
         world.run(Archive(topic="logs", to=lake))
 
 

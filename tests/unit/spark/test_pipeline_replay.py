@@ -135,6 +135,25 @@ def test_topic_with_fewer_partitions_is_refused(world: World, lake: str) -> None
         world.run(Replay(from_=lake, topic="small"))
 
 
+def test_topic_is_created_with_all_archived_partitions_so_that_keys_hash_the_same(world: World, lake: str) -> None:
+    world.cluster.create_topic("sparse", partitions=5)
+    with world.cluster.producer("sparse") as producer:
+        producer.send("x", key="k", partition=1)
+    world.run(Archive(topic="sparse", to=lake))
+    world.run(Replay(from_=lake, source="sparse", topic="again"))
+    assert len(world.cluster.offsets("again").offsets) == 5
+    assert [len(world.records("again", partition)) for partition in range(5)] == [0, 1, 0, 0, 0]
+
+
+def test_topic_with_more_partitions_is_refused_unless_it_is_wished(world: World, lake: str) -> None:
+    world.cluster.create_topic("large", partitions=3)
+    with pytest.raises(ConflictError, match="has 3 partitions, but the archive of 'logs' has 2: new records of a key"):
+        world.run(Replay(from_=lake, topic="large"))
+    assert sum(world.cluster.offsets("large").offsets.values()) == 0
+    world.run(Replay(from_=lake, topic="large", is_more_partitions=True))
+    assert world.records("large", 1) == world.records("logs", 1)
+
+
 def test_very_topic_that_was_archived_is_refused_unless_it_is_wished(world: World, lake: str) -> None:
     with pytest.raises(ConflictError, match="is the topic that was archived"):
         world.run(Replay(from_=lake, topic="logs"))

@@ -33,6 +33,7 @@ from quiver.spark.options import WriteOptions, parse_duration
 from quiver.spark.pipelines.job import Job, JobResult, JobRun
 from quiver.spark.pipelines.line_counts import LEVELS, NO_LEVEL, LineCount, LineCounts
 from quiver.spark.pipelines.line_report import MESSAGES_MAX, SOURCES_MAX, render_lines, render_page
+from quiver.spark.pipelines.place import parse_output_file
 from quiver.spark.sink import commit, stage_rows
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Analyze(Job, frozen=True, kw_only=True):
     to_postgres: str = ""
     window: str = "10s"
     watermark: str = "1m"
-    start: Literal["earliest", "latest"] = "latest"
+    start: Literal["", "earliest", "latest"] = ""
+    """Empty: earliest with `once`, else latest."""
     is_once: bool = False
     every: str = "2s"
     checkpoint: str = ""
@@ -73,16 +75,23 @@ class Analyze(Job, frozen=True, kw_only=True):
             raise _bad("to-topic and to-postgres need a checkpoint directory, so that each count is written once")
         if self.to_topic == self.topic:
             raise _bad("to-topic must differ from topic: the counts would be counted again")
+        if self.report:
+            parse_output_file(self.report, option="report")
         for name in ("window", "watermark", "every"):
             if parse_duration(getattr(self, name), name) < (0 if name == "every" else 1):
                 raise _bad(f"{name} must be at least 1s")
+
+    @property
+    def starting(self) -> str:
+        """Return where a query without a checkpoint starts: to count what exists means to count from its beginning."""
+        return self.start or ("earliest" if self.is_once else "latest")
 
     def run(self, run: JobRun) -> JobResult:
         """Count the existing records (`once`), or all records until the job is stopped."""
         connection(self.cluster_servers()).offsets(self.topic, {})  # raise for an unknown topic before Spark starts
         if self.is_dry_run:
             return JobResult(
-                sentence=f"would analyze {self.topic} from {self.start}, into {self._target_name()}", facts={}
+                sentence=f"would analyze {self.topic} from {self.starting}, into {self._target_name()}", facts={}
             )
         counts, live = LineCounts(), LiveCounts()
         with ExitStack() as stack:
@@ -90,7 +99,7 @@ class Analyze(Job, frozen=True, kw_only=True):
             query = self._begin(run.spark, counts, live, folder)
             run.follow(query, f"analyzing {self.topic}", show=lambda: live.lines)
         if self.report:
-            with open(self.report, "w", encoding="utf-8") as file:
+            with open(parse_output_file(self.report, option="report"), "w", encoding="utf-8") as file:
                 file.write(render_page(self.topic, counts))
         return self._result(counts, is_complete=not (self.is_once and run.is_stopping))
 
@@ -100,7 +109,7 @@ class Analyze(Job, frozen=True, kw_only=True):
         records = (
             spark.readStream.format("quiver")
             .options(**self.source_options())
-            .options(subscribe=self.topic, columns=COLUMNS, startingOffsets=self.start)
+            .options(subscribe=self.topic, columns=COLUMNS, startingOffsets=self.starting)
             .load()
         )
         counted = count_lines(read_lines(records), window=_interval(self.window), watermark=_interval(self.watermark))

@@ -45,6 +45,7 @@ from quiver.spark.pipelines.lake import (
     LakeWriter,
     open_lake,
 )
+from quiver.spark.pipelines.place import Place, parse_place
 from quiver.spark.source import fetch_range
 
 BATCH_RECORDS_MAX: Final = 4_000_000
@@ -61,6 +62,7 @@ class Archive(Job, frozen=True, kw_only=True):
 
     topic: str
     to: str
+    endpoint: str = ""
     format: LakeFormat = "delta"
     is_once: bool = False
     every: str = ""
@@ -75,16 +77,22 @@ class Archive(Job, frozen=True, kw_only=True):
             raise _bad("set only one of once (end when everything is archived) and every (continue with new records)")
         if self.format != "delta" and (self.is_compact or self.is_vacuum):
             raise _bad("compact and vacuum need format delta")
+        if not self.lake_place().is_local and self.format == "parquet":
+            raise _bad(f"format parquet renames files, which object stores cannot do: use format delta for {self.to}")
         parse_duration(self.every or "1s", "every")
         if parse_duration(self.keep, "keep") < MAINTENANCE_S:
             raise _bad("keep must be at least 1h: vacuum would remove files that a running batch has not committed yet")
+
+    def lake_place(self) -> Place:
+        """Return the place of the lake; raise `RequestError` if the option is invalid."""
+        return parse_place(self.to, option="to", endpoint=self.endpoint)
 
     def run(self, run: JobRun) -> JobResult:
         """Archive the existing records; with `every`, continue with new records until the job is stopped."""
         cluster = connection(self.cluster_servers())
         if self.is_dry_run:
             return _dry_run(self, cluster)
-        work = _ArchiveRun(self, cluster, open_lake(self.to, self.format), run)
+        work = _ArchiveRun(self, cluster, open_lake(self.lake_place(), self.format), run)
         begun_s = due_s = time.monotonic()
         every_s = parse_duration(self.every, "every") if self.every else None
         with closing(work):
@@ -137,7 +145,7 @@ class _ArchiveRun:
             JobProgress(f"archiving {self._job.topic}", self._count, self._count + records_between(start, end))
         )
         ranges = plan(ranges_between(start, end), context.defaultParallelism)
-        write = partial(write_range, self._lake.root, self._options, is_hidden=self._lake.hides_uncommitted)
+        write = partial(write_range, self._lake.place, self._options, is_hidden=self._lake.hides_uncommitted)
         files = [file for own in context.parallelize(ranges, len(ranges)).map(write).collect() for file in own]
         starts, own = start.topics[self._job.topic], end.topics[self._job.topic]
         archived = ArchivedRanges(topic=self._job.topic, incarnation=own.id, begins=starts.p, ends=own.p)
@@ -170,14 +178,14 @@ class _ArchiveRun:
         job = self._job
         facts: dict[str, object] = {
             "topic": job.topic,
-            "to": self._lake.root,
+            "to": self._lake.place.url,
             "records": self._count,
             "lost": self._lost,
             "files": self._files,
             "seconds": round(seconds, 3),
             **self._maintenance,
         }
-        sentence = f"archived {job.topic} to {self._lake.root}: records {self._count:,}, files {self._files:,}"
+        sentence = f"archived {job.topic} to {self._lake.place}: records {self._count:,}, files {self._files:,}"
         for name, count in (("records lost", self._lost), *self._maintenance.items()):
             sentence += f", {name.replace('_', ' ')} {count:,}" if count else ""
         if not is_complete:
@@ -234,26 +242,26 @@ def start_offsets(
     return starts, lost
 
 
-def write_range(root: str, options: ReadOptions, offset_range: OffsetRange, *, is_hidden: bool) -> list[LakeFile]:
+def write_range(place: Place, options: ReadOptions, offset_range: OffsetRange, *, is_hidden: bool) -> list[LakeFile]:
     """Fetch a range and write it to files of a lake. Runs in a task."""
     batches = arrow_batches(fetch_range(options, offset_range), offset_range, RECORD_COLUMNS, records_max=WRITE_RECORDS)
-    return LakeWriter(root, topic=offset_range.topic, partition=offset_range.partition, is_hidden=is_hidden).write(
+    return LakeWriter(place, topic=offset_range.topic, partition=offset_range.partition, is_hidden=is_hidden).write(
         batches
     )
 
 
 def _dry_run(job: Archive, cluster: Cluster) -> JobResult:
     try:
-        lake = open_lake(job.to)
+        lake = open_lake(job.lake_place())
     except NotFoundError:
         lake = None
     start, target, lost = find_offsets(job, cluster, lake)
     ranges = ranges_between(start, target)
     count = sum(map(len, ranges))
-    sentence = f"would archive {job.topic} to {job.to}, format {job.format}: records {count:,}"
+    sentence = f"would archive {job.topic} to {job.lake_place()}, format {job.format}: records {count:,}"
     facts: dict[str, object] = {
         "topic": job.topic,
-        "to": job.to,
+        "to": job.lake_place().url,
         "records": count,
         "lost": lost,
         "ranges": [msgspec.structs.asdict(one) for one in ranges],

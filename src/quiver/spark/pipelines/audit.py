@@ -36,6 +36,7 @@ from quiver.spark.pipelines.audit_sources import (
 )
 from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.lake import open_lake
+from quiver.spark.pipelines.place import Place, parse_output_file, parse_place
 
 MISMATCHES_MAX: Final = 500
 """Maximum segments that are compared record by record; further ones are reported as a whole."""
@@ -53,13 +54,23 @@ class Audit(Job, frozen=True, kw_only=True):
 
     topic: str
     archive: str = ""
+    endpoint: str = ""
     source: str = ""
     consumers: str = ""
     report: str = ""
 
     def __post_init__(self) -> None:
+        self.lake_place()
+        if self.report:
+            parse_output_file(self.report, option="report")
         if self.source and not self.archive:
             raise RequestError("source needs archive: it names a topic in the archive", code="bad_option")
+
+    def lake_place(self) -> Place | None:
+        """Return the place of the archive, None without one; raise `RequestError` if the option is invalid."""
+        if not self.archive and self.endpoint:
+            raise RequestError("endpoint needs archive: it is the server of an object store", code="bad_option")
+        return parse_place(self.archive, option="archive", endpoint=self.endpoint) if self.archive else None
 
     def run(self, run: JobRun) -> JobResult:
         """Audit the current content of the topic."""
@@ -82,7 +93,7 @@ class Audit(Job, frozen=True, kw_only=True):
             seconds=round(time.monotonic() - begun_s, 3),
         )
         if self.report:
-            with open(self.report, "w", encoding="utf-8") as file:
+            with open(parse_output_file(self.report, option="report"), "w", encoding="utf-8") as file:
                 file.write(report.to_markdown())
         return JobResult(
             sentence=report.to_text(),
@@ -149,9 +160,10 @@ def make_plans(job: Audit, cluster: Cluster) -> tuple[list[PartitionPlan], list[
 
 
 def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> dict[int, ArchivedPart]:
-    if not job.archive:
+    place = job.lake_place()
+    if place is None:
         return {}
-    lake = open_lake(job.archive)
+    lake = open_lake(place)
     files = lake.files(job.source or job.topic)
     if job.source:  # another topic or incarnation: its files alone tell its end
         ends = {
@@ -160,11 +172,11 @@ def _find_archived(job: Audit, incarnation: str, partitions: Sequence[int]) -> d
         }
     else:
         ends = lake.archived(job.topic, incarnation, partitions) or {}
-    source = AuditSource("archive", lake.root)
+    source = AuditSource("archive", lake.place.url)
     return {
         partition: ArchivedPart(
             source=source,
-            root=lake.root,
+            place=lake.place,
             end_offset=ends.get(partition, 0),
             files=tuple(file for file in files if file.partition == partition),
         )

@@ -15,6 +15,7 @@ import msgspec
 from quiver.record.digest import BLOCK_RECORDS, block_edges
 from quiver.spark.pipelines.audit_sources import AuditSource, Piece, Runs
 from quiver.spark.pipelines.lake import LakeFile
+from quiver.spark.pipelines.place import Place
 
 LEADER: Final = AuditSource("leader")
 PIECE_BLOCKS_MAX: Final = 16
@@ -27,7 +28,7 @@ class ArchivedPart(msgspec.Struct, frozen=True, kw_only=True):
     """The archived part of one partition."""
 
     source: AuditSource
-    root: str
+    place: Place
     end_offset: int
     files: tuple[LakeFile, ...]
 
@@ -58,9 +59,9 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
     def piece(self, source: AuditSource, first_offset: int, end_offset: int) -> Piece:
         """Return the piece of a source between two edges, with the edges inside it."""
         edges = self.edges[bisect_left(self.edges, first_offset) : bisect_right(self.edges, end_offset)]
-        root, paths = "", tuple[str, ...]()
+        place, paths = None, tuple[str, ...]()
         if source.role == "archive" and self.archived is not None:
-            root = self.archived.root
+            place = self.archived.place
             paths = tuple(
                 file.path
                 for file in self.archived.files
@@ -72,7 +73,7 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
             topic_id=self.topic_id,
             partition=self.partition,
             edges=edges,
-            root=root,
+            place=place,
             paths=paths,
         )
 
@@ -138,6 +139,6 @@ def _file_piece(plan: PartitionPlan, archived: ArchivedPart, files: Sequence[Lak
         topic_id=plan.topic_id,
         partition=plan.partition,
         edges=plan.edges[low:high],
-        root=archived.root,
+        place=archived.place,
         paths=tuple(file.path for file in files),
     )

@@ -9,7 +9,6 @@ Clients state digests of what they produced or consumed; see `quiver.client.dige
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
@@ -27,6 +26,7 @@ from quiver.record.arrow import ARROW_SCHEMA, to_arrow
 from quiver.record.digest import Digest, digest_contents, digest_ranges, offsets_of
 from quiver.spark.connections import Servers, connection
 from quiver.spark.pipelines.audit_comparison import FaultKind, RecordDigests, RecordFault, find_faults
+from quiver.spark.pipelines.place import Place
 
 CHUNK_RECORDS: Final = 20_000
 CHUNK_BYTES: Final = 4 << 20
@@ -63,8 +63,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: int
     partition: int
     edges: tuple[int, ...]
-    root: str = ""
-    """Directory of the archive."""
+    place: Place | None = None
+    """Place of the archive."""
     paths: tuple[str, ...] = ()
 
     @property
@@ -183,8 +183,10 @@ def _to_arrow(batch: Batch, bounds: tuple[int, int]) -> pa.RecordBatch:
 
 
 def _read_files(piece: Piece) -> Iterator[pa.RecordBatch]:
+    assert piece.place is not None
     for path in piece.paths:
-        with pq.ParquetFile(os.path.join(piece.root, path)) as file:
+        where, filesystem = piece.place.locate(path)
+        with pq.ParquetFile(where, filesystem=filesystem) as file:
             yield from file.iter_batches(READ_RECORDS, columns=ARROW_SCHEMA.names)
 
 

@@ -13,12 +13,14 @@ files stay for readers of older versions until a vacuum.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -40,6 +42,7 @@ from quiver.spark.pipelines.lake import (
     in_order,
     read_in_order,
 )
+from quiver.spark.pipelines.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,17 +55,26 @@ class DeltaLake:
 
     hides_uncommitted = False
 
-    def __init__(self, root: str) -> None:
-        self.root = root
-        with _translating_errors(root):
-            if not self.is_at(root):
-                DeltaTable.create(root, LAKE_SCHEMA, mode="ignore", partition_by=list(FOLDER_COLUMNS), name="quiver")
-            self._table = DeltaTable(root)
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        options = place.storage_options()
+        with _translating_errors(place):
+            if not self.is_at(place):
+                DeltaTable.create(
+                    place.url,
+                    LAKE_SCHEMA,
+                    mode="ignore",
+                    partition_by=list(FOLDER_COLUMNS),
+                    name="quiver",
+                    storage_options=options,
+                )
+            self._table = DeltaTable(place.url, storage_options=options)
 
     @staticmethod
-    def is_at(root: str) -> bool:
-        """Return whether a directory contains a Delta table."""
-        return DeltaTable.is_deltatable(root)
+    def is_at(place: Place) -> bool:
+        """Return whether a place contains a Delta table."""
+        with _translating_errors(place):
+            return DeltaTable.is_deltatable(place.url, place.storage_options())
 
     @property
     def identity(self) -> str:
@@ -76,7 +88,7 @@ class DeltaLake:
 
     def refresh(self) -> None:
         """Load the latest version."""
-        with _translating_errors(self.root):
+        with _translating_errors(self.place):
             self._table.update_incremental()
 
     def archived(self, topic: str, incarnation: str, partitions: Sequence[int]) -> dict[int, int] | None:
@@ -84,7 +96,7 @@ class DeltaLake:
         known = self._table.transaction_version(_PREFIX + topic)
         if known is None:
             return None
-        check_incarnation(topic, known, _number(incarnation), self.root)
+        check_incarnation(topic, known, _number(incarnation), self.place)
         ends = {part: self._table.transaction_version(f"{_PREFIX}{topic}:{part}") for part in partitions}
         return {part: end for part, end in ends.items() if end is not None}
 
@@ -92,7 +104,7 @@ class DeltaLake:
         """Add files and advance the archived offsets atomically."""
         # This checks commits up to the loaded version; Delta itself checks commits after it.
         check_not_archived(
-            self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root
+            self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.place
         )
         transactions = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
         transactions += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
@@ -100,12 +112,19 @@ class DeltaLake:
             self._write([_to_action(file, is_new=True) for file in files], transactions)
         except CommitFailedError as error:
             if "oncurrent" in str(error):
-                raise archive_conflict(archived.topic, self.root) from None
+                if self._has(files):
+                    return  # this very commit: the store stored it, its response was lost, and the retry was refused
+                raise archive_conflict(archived.topic, self.place) from None
             raise StorageError(
-                f"the commit to the Delta table {self.root} failed; nothing was archived by it: {error}",
+                f"the commit to the Delta table {self.place} failed; nothing was archived by it: {_plain(error)}",
                 code="lake_failed",
             ) from None
         # The records are archived: Delta creates the commit file atomically.
+
+    def _has(self, files: Sequence[LakeFile]) -> bool:
+        """Return whether the latest version has all these files, whose names are unique."""
+        self.refresh()
+        return bool(files) and {file.path for file in files} <= {action["path"] for action in self._actions()}
 
     def replace(self, old: Sequence[LakeFile], new: Sequence[LakeFile]) -> None:
         """Replace files by others with the same records, atomically for readers."""
@@ -114,13 +133,13 @@ class DeltaLake:
             RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file))  # noqa: FBT003 - its signature
             for file in old
         ]
-        with _translating_errors(self.root):
+        with _translating_errors(self.place):
             self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
 
     def vacuum(self, keep: timedelta) -> int:
         """Delete files that no version within `keep` uses, and uncommitted files; return the number deleted."""
         hours = -(-int(keep.total_seconds()) // 3600)
-        with _translating_errors(self.root):
+        with _translating_errors(self.place):
             return len(self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
 
     def files(self, topic: str) -> list[LakeFile]:
@@ -130,6 +149,11 @@ class DeltaLake:
     def topics(self) -> list[str]:
         """Return the topics that have records in the lake."""
         return sorted({action["partition.topic"] for action in self._actions()})
+
+    def partition_count(self, topic: str) -> int:
+        """Return the partitions that a topic had when it was last archived, with records or without."""
+        # Every commit sets the end offsets of all partitions, also of those without records.
+        return next(part for part in count() if self._table.transaction_version(f"{_PREFIX}{topic}:{part}") is None)
 
     def _actions(self) -> list[dict[str, Any]]:
         return pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
@@ -143,11 +167,16 @@ class DeltaLake:
 
 
 @contextmanager
-def _translating_errors(root: str) -> Iterator[None]:
+def _translating_errors(place: Place) -> Iterator[None]:
     try:
         yield
-    except DeltaError as error:
-        raise StorageError(f"the Delta table {root} cannot be used: {error}", code="lake_failed") from None
+    except (DeltaError, OSError) as error:
+        raise StorageError(f"the Delta table {place} cannot be used: {_plain(error)}", code="lake_failed") from None
+
+
+def _plain(error: Exception) -> str:
+    """Return an error of Delta, which draws its causes as a coloured tree, as one line."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", " ", str(error)).split())
 
 
 def _number(incarnation: str) -> int:
@@ -198,7 +227,7 @@ def compact(spark: SparkSession, lake: DeltaLake, topic: str) -> tuple[int, int]
     bins = plan_bins(lake.files(topic))
     if not bins:
         return 0, 0
-    merge = partial(merge_files, lake.root)
+    merge = partial(merge_files, lake.place)
     new = [file for files in spark.sparkContext.parallelize(bins, len(bins)).map(merge).collect() for file in files]
     lake.replace([file for files in bins for file in files], new)
     return sum(map(len, bins)), len(new)
@@ -221,8 +250,8 @@ def plan_bins(files: Iterable[LakeFile], file_bytes: int = FILE_BYTES) -> list[l
     return [files for files in bins if len(files) > 1]
 
 
-def merge_files(root: str, files: list[LakeFile]) -> list[LakeFile]:
+def merge_files(place: Place, files: list[LakeFile]) -> list[LakeFile]:
     """Write the records of several files into one. Runs in a task."""
     first = files[0]
-    writer = LakeWriter(root, topic=first.topic, partition=first.partition, is_hidden=False)
-    return writer.write(read_in_order(root, files))
+    writer = LakeWriter(place, topic=first.topic, partition=first.partition, is_hidden=False)
+    return writer.write(read_in_order(place, files))

@@ -30,6 +30,7 @@ from quiver.spark.pipelines.ingest_ledger import (
     read_state,
 )
 from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
+from quiver.spark.pipelines.place import parse_path
 from quiver.spark.pipelines.source_files import (
     FileScan,
     LineFields,
@@ -60,6 +61,8 @@ class Ingest(Job, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.paths:
             raise RequestError("no files given: name the files or directories to ingest", code="bad_option")
+        for path in self.paths:
+            parse_path(path, option="path")
 
     def run(self, run: JobRun) -> JobResult:
         """Ingest new files, and new content of files that have grown."""

@@ -1,4 +1,4 @@
-"""A lake: a directory of Parquet files with the records of topics, and commits that list the valid files.
+"""A lake: Parquet files with the records of topics, and commits that list the valid files, at one `Place`.
 
 Files are in `topic=T/partition=P/hour=H/`, where `H` is the hour of the records' timestamps in UTC; each has records of
 one partition, sorted by offset. The archived offsets of a topic are part of the commit that adds its files, so they
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from quiver.errors import ConflictError, NotFoundError
 from quiver.spark.columns import arrow_schema
+from quiver.spark.pipelines.place import Place
 
 RECORD_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
 FILE_SCHEMA: Final[pa.Schema] = arrow_schema(RECORD_COLUMNS)
@@ -66,7 +67,7 @@ class ArchivedRanges(msgspec.Struct, frozen=True, kw_only=True):
 class Lake(Protocol):
     """The interface of a lake. It shows one version until `refresh`."""
 
-    root: str
+    place: Place
     hides_uncommitted: bool
     """Whether uncommitted files have hidden names, which readers skip."""
 
@@ -97,9 +98,12 @@ class Lake(Protocol):
     def topics(self) -> list[str]:
         """Return the topics that have records in the lake."""
 
+    def partition_count(self, topic: str) -> int:
+        """Return the partitions that a topic had when it was last archived, with records or without."""
 
-def open_lake(root: str, kind: LakeFormat | None = None) -> Lake:
-    """Open the lake in a directory; with a `kind`, create it if it does not exist.
+
+def open_lake(place: Place, kind: LakeFormat | None = None) -> Lake:
+    """Open the lake at a place; with a `kind`, create it if it does not exist.
 
     Raises:
         NotFoundError: there is no lake, and no kind is given (`no_lake`).
@@ -109,35 +113,34 @@ def open_lake(root: str, kind: LakeFormat | None = None) -> Lake:
     from quiver.spark.pipelines.parquet_lake import ParquetLake
 
     kinds: dict[LakeFormat, type[DeltaLake] | type[ParquetLake]] = {"delta": DeltaLake, "parquet": ParquetLake}
-    root = os.path.abspath(root)
-    found = next((own for own in kinds if kinds[own].is_at(root)), None)
+    found = next((own for own in kinds if kinds[own].is_at(place)), None)
     if found is None and kind is None:
-        raise NotFoundError(f"directory {root} has no archive", code="no_lake")
+        raise NotFoundError(f"{place} has no archive", code="no_lake")
     if found is not None and kind not in (None, found):
-        message = f"directory {root} has an archive of format {found}, not {kind}: set format to {found}"
-        raise ConflictError(f"{message}, or use another directory", code="other_lake")
-    return kinds[found or kind or "delta"](root)
+        message = f"{place} has an archive of format {found}, not {kind}: set format to {found}"
+        raise ConflictError(f"{message}, or use another lake", code="other_lake")
+    return kinds[found or kind or "delta"](place)
 
 
-def check_incarnation(topic: str, known: object, found: object, root: str) -> None:
+def check_incarnation(topic: str, known: object, found: object, place: Place) -> None:
     """Raise if a lake has records of another incarnation of the topic."""
     if known != found:
         message = (
-            f"topic {topic!r} is not the topic archived in {root}: it was recreated, or is in another cluster. "
-            "Nothing was archived; use another directory"
+            f"topic {topic!r} is not the topic archived in {place}: it was recreated, or is in another cluster. "
+            "Nothing was archived; use another lake"
         )
         raise ConflictError(message, code="topic_recreated")
 
 
-def check_not_archived(known: Mapping[int, int] | None, archived: ArchivedRanges, root: str) -> None:
+def check_not_archived(known: Mapping[int, int] | None, archived: ArchivedRanges, place: Place) -> None:
     """Raise if a lake already has some of the records to archive."""
     if any(end > archived.begins[part] for part, end in (known or {}).items() if part in archived.begins):
-        raise archive_conflict(archived.topic, root)
+        raise archive_conflict(archived.topic, place)
 
 
-def archive_conflict(topic: str, root: str) -> ConflictError:
+def archive_conflict(topic: str, place: Place) -> ConflictError:
     """Return the error for two jobs that archive one topic into one lake."""
-    message = f"another job archives topic {topic!r} into {root}: this batch was not added. Stop one of the jobs"
+    message = f"another job archives topic {topic!r} into {place}: this batch was not added. Stop one of the jobs"
     return ConflictError(message, code="archive_conflict")
 
 
@@ -178,8 +181,8 @@ def fsync_path(path: str) -> None:
 class LakeWriter:
     """Write records of one partition, in order, to one file per hour."""
 
-    def __init__(self, root: str, *, topic: str, partition: int, is_hidden: bool) -> None:
-        self._root, self._topic, self._partition = root, topic, partition
+    def __init__(self, place: Place, *, topic: str, partition: int, is_hidden: bool) -> None:
+        self._place, self._topic, self._partition = place, topic, partition
         self._is_hidden = is_hidden
         self._open: dict[str, _OpenFile] = {}
         self._done: list[LakeFile] = []
@@ -198,7 +201,7 @@ class LakeWriter:
             if len(self._open) == HOURS_OPEN_MAX:
                 self._close(next(iter(self._open)))
             folder = f"topic={self._topic}/partition={self._partition}/hour={hour}"
-            self._open[hour] = _OpenFile(self._root, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden)
+            self._open[hour] = _OpenFile(self._place, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden)
         return self._open[hour]
 
     def _close(self, hour: str) -> None:
@@ -221,14 +224,14 @@ class LakeWriter:
 class _OpenFile:
     """A file that is being written."""
 
-    def __init__(self, root: str, path: str, *, is_hidden: bool) -> None:
+    def __init__(self, place: Place, path: str, *, is_hidden: bool) -> None:
         self.path = path
         self.count = 0
         self.first_offset = self.last_offset = -1
-        whole = os.path.join(root, path)
-        self._path = hidden_path(whole) if is_hidden else whole
-        os.makedirs(os.path.dirname(whole), exist_ok=True)
-        self._writer = pq.ParquetWriter(self._path, FILE_SCHEMA, **_OPTIONS)
+        self._path, self._filesystem = place.locate(hidden_path(path) if is_hidden else path)
+        if self._filesystem is None:
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._writer = pq.ParquetWriter(self._path, FILE_SCHEMA, filesystem=self._filesystem, **_OPTIONS)
 
     def write(self, batch: pa.RecordBatch) -> None:
         if not self.count:
@@ -239,6 +242,8 @@ class _OpenFile:
 
     def close(self) -> int:
         self._writer.close()
+        if self._filesystem is not None:  # the store has the whole object, or none
+            return int(self._filesystem.get_file_info(self._path).size)
         fsync_path(self._path)
         fsync_path(os.path.dirname(self._path))
         return os.path.getsize(self._path)
@@ -260,7 +265,7 @@ def hour_name(hour: int) -> str:
 
 
 def read_in_order(
-    root: str, files: Sequence[LakeFile], offsets: tuple[int, int] | None = None
+    place: Place, files: Sequence[LakeFile], offsets: tuple[int, int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of one partition's files, sorted by offset.
 
@@ -271,7 +276,7 @@ def read_in_order(
     while waiting or streams:
         # Open every file that may have records before the end of the earliest current batch.
         while waiting and (not streams or waiting[0].first_offset <= min(one.head_end for one in streams)):
-            opened = _FileReader(os.path.join(root, waiting.pop(0).path), offsets)
+            opened = _FileReader(place, waiting.pop(0).path, offsets)
             if not opened.is_done:
                 streams.append(opened)
         if not streams:
@@ -289,8 +294,9 @@ def read_in_order(
 class _FileReader:
     """Read one file batch by batch."""
 
-    def __init__(self, path: str, offsets: tuple[int, int] | None) -> None:
-        self._file = pq.ParquetFile(path)
+    def __init__(self, place: Place, path: str, offsets: tuple[int, int] | None) -> None:
+        where, filesystem = place.locate(path)
+        self._file = pq.ParquetFile(where, filesystem=filesystem)
         groups = _row_groups(self._file.metadata, offsets)
         self._batches = self._file.iter_batches(READ_RECORDS, row_groups=groups, columns=FILE_SCHEMA.names)
         self._head: pa.RecordBatch | None = None

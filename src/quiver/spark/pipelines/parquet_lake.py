@@ -27,6 +27,7 @@ from quiver.spark.pipelines.lake import (
     hidden_path,
     in_order,
 )
+from quiver.spark.pipelines.place import Place
 
 COMMITS: Final = "_quiver"
 VERSION: Final = 1
@@ -53,21 +54,21 @@ class ParquetLake:
 
     hides_uncommitted = True
 
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self._folder = os.path.join(root, COMMITS)
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._folder = os.path.join(place.url, COMMITS)
         self._number = -1
         self._last = LakeCommit(identity=uuid4().hex)
         os.makedirs(self._folder, exist_ok=True)
-        if not self.is_at(root):
+        if not self.is_at(place):
             with suppress(FileExistsError):  # another process created it
                 self._link(0, self._last)
         self.refresh()
 
     @staticmethod
-    def is_at(root: str) -> bool:
-        """Return whether a directory contains such a lake."""
-        return os.path.exists(os.path.join(root, COMMITS, _name(0)))
+    def is_at(place: Place) -> bool:
+        """Return whether a place contains such a lake."""
+        return place.is_local and os.path.exists(os.path.join(place.url, COMMITS, _name(0)))
 
     @property
     def identity(self) -> str:
@@ -85,14 +86,14 @@ class ParquetLake:
         known = self._last.topics.get(topic)
         if known is None:
             return None
-        check_incarnation(topic, known.incarnation, incarnation, self.root)
+        check_incarnation(topic, known.incarnation, incarnation, self.place)
         return {part: end for part, end in known.ends.items() if part in partitions}
 
     def commit(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> None:
         """Add files and advance the archived offsets atomically."""
         while True:
             check_not_archived(
-                self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.root
+                self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.place
             )
             fresh = self._after(files, archived)
             try:
@@ -119,6 +120,10 @@ class ParquetLake:
     def topics(self) -> list[str]:
         """Return the topics that have records in the lake."""
         return sorted(self._last.topics)
+
+    def partition_count(self, topic: str) -> int:
+        """Return the partitions that a topic had when it was last archived, with records or without."""
+        return 1 + max(self._last.topics[topic].ends)
 
     def _numbers(self) -> list[int]:
         names = (name.partition(".") for name in os.listdir(self._folder) if not name.startswith("."))
@@ -150,7 +155,7 @@ class ParquetLake:
 
     def _publish(self, commit: LakeCommit) -> None:
         for file in commit.files:
-            path = os.path.join(self.root, file.path)
+            path = os.path.join(self.place.url, file.path)
             with suppress(FileNotFoundError):  # already renamed
                 os.rename(hidden_path(path), path)
 

@@ -30,6 +30,7 @@ from quiver.spark.connections import Servers, connection
 from quiver.spark.offsets import incarnation_of
 from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.lake import RECORD_COLUMNS, Lake, LakeFile, open_lake, read_in_order
+from quiver.spark.pipelines.place import Place, parse_place
 from quiver.spark.publishing import ResumableWriter
 
 OFFSET_MAX: Final = 2**63 - 1
@@ -139,30 +140,36 @@ class Replay(Job, frozen=True, kw_only=True):
     """Replay archived records into a topic."""
 
     from_: str
+    endpoint: str = ""
     topic: str
     source: str = ""
     offsets: str = ""
     time: str = ""
     name: str = "replay"
     is_same: bool = False
+    is_more_partitions: bool = False
 
     def __post_init__(self) -> None:
         if self.offsets and self.time:
             raise RequestError("set only one of offsets, time", code="bad_option")
         select(self.offsets, self.time)
+        self.lake_place()
+
+    def lake_place(self) -> Place:
+        """Return the place of the lake; raise `RequestError` if the option is invalid."""
+        return parse_place(self.from_, option="from", endpoint=self.endpoint)
 
     def run(self, run: JobRun) -> JobResult:
         """Replay archived records that the topic does not store yet."""
         cluster = connection(self.cluster_servers())
-        lake = open_lake(self.from_)
+        lake = open_lake(self.lake_place())
         selection = select(self.offsets, self.time)
         source = find_source(self, lake)
         files = selection.files(lake.files(source))
-        partitions = 1 + max((file.partition for file in lake.files(source)), default=0)
+        partitions = lake.partition_count(source)
         target = find_partitions(self, cluster, lake)
-        if target is not None and target < partitions:
-            message = f"topic {self.topic!r} has {target} partitions, but the archive of {source!r} has {partitions}"
-            raise ConflictError(f"{message}: add partitions, or replay into another topic", code="too_few_partitions")
+        if target is not None:
+            self._check_partitions(source, partitions, target)
         if self.is_dry_run:
             return self._summary(source, sum(file.count for file in files), None)
         cluster.create_topic(self.topic, partitions=target or partitions, exist_ok=True)
@@ -171,6 +178,15 @@ class Replay(Job, frozen=True, kw_only=True):
         is_complete = work.replay(files, selection)
         result = self._summary(source, work.count, work.sent_count, is_complete=is_complete)
         return msgspec.structs.replace(result, facts={**result.facts, "seconds": round(time.monotonic() - begun_s, 3)})
+
+    def _check_partitions(self, source: str, archived: int, target: int) -> None:
+        """Raise if the topic's keys would not hash to the partitions of the archived records."""
+        message = f"topic {self.topic!r} has {target} partitions, but the archive of {source!r} has {archived}"
+        if target < archived:
+            raise ConflictError(f"{message}: add partitions, or replay into another topic", code="too_few_partitions")
+        if target > archived and not self.is_more_partitions:
+            message += ": new records of a key would go to another partition than its replayed ones. Nothing was sent"
+            raise ConflictError(f"{message}; replay into another topic, or set more-partitions", code="more_partitions")
 
     def _summary(self, source: str, count: int, sent: int | None, *, is_complete: bool = True) -> JobResult:
         facts: dict[str, object] = {"from": self.from_, "source": source, "topic": self.topic, "records": count}
@@ -221,7 +237,7 @@ class _ReplayRun:
 
     def _run_batch(self, tasks: list[ReplayTask]) -> None:
         placed = [msgspec.structs.replace(task, base=self._bases[task.partition]) for task in tasks]
-        send = partial(send_task, self._lake.root, self._job.cluster_servers(), self._job.topic, self._producer_name)
+        send = partial(send_task, self._lake.place, self._job.cluster_servers(), self._job.topic, self._producer_name)
         for partition, count, sent in self._run.spark.sparkContext.parallelize(placed, len(placed)).map(send).collect():
             self._bases[partition] += count
             self.sent_count += sent
@@ -236,7 +252,7 @@ def find_source(job: Replay, lake: Lake) -> str:
         found = job.topic if job.topic in topics else topics[0] if len(topics) == 1 else None
     if found is None:
         message = (
-            f"cannot determine the archived topic: the lake {lake.root} has {', '.join(topics) or 'none'}. "
+            f"cannot determine the archived topic: the lake {lake.place} has {', '.join(topics) or 'none'}. "
             "Set source to one of them"
         )
         raise NotFoundError(message, code="unknown_source")
@@ -295,13 +311,13 @@ def _narrow(selection: RecordSelection, partition: int, task: tuple[int, int]) -
     return msgspec.structs.replace(selection, every_partition=None, by_partition={partition: (first, end)})
 
 
-def send_task(root: str, servers: Servers, topic: str, producer_name: str, task: ReplayTask) -> tuple[int, int, int]:
+def send_task(place: Place, servers: Servers, topic: str, producer_name: str, task: ReplayTask) -> tuple[int, int, int]:
     """Send the task's records that the topic does not store; return partition, record count and number sent."""
     writer = ResumableWriter(
         connection(servers), topic, f"{producer_name}.{task.partition}", {task.partition: task.base}
     )
     try:
-        for batch in read_in_order(root, task.files, task.selection.offsets(task.partition)):
+        for batch in read_in_order(place, task.files, task.selection.offsets(task.partition)):
             chosen = task.selection.records(batch, task.partition)
             if len(chosen):
                 writer.put(task.partition, {name: chosen[name] for name in _SENT_COLUMNS})
