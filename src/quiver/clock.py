@@ -1,7 +1,8 @@
 """The interfaces of time and randomness.
 
-Nothing else in `quiver` may read a clock or draw a random number: both are passed in, so that a
-whole cluster can run under a seeded simulation (`quiver.testing`). `random.Random` is an `Rng`.
+Nothing else in `quiver` may read a clock or draw a random number (`metrics` measures durations, which decide
+nothing): both are passed in, so that a whole cluster can run under a seeded simulation (`quiver.testing`).
+`random.Random` is an `Rng`.
 """
 
 from __future__ import annotations

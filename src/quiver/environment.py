@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
@@ -18,13 +18,16 @@ from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
 from quiver.config import Settings
 from quiver.metadata import Database, open_database, sqlite_url
+from quiver.metrics import MetricFamily
 from quiver.model import NodeId
+from quiver.process import describe_process, measure_gc
 from quiver.replication.interfaces import Network
 from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
 from quiver.storage.data_directory import metadata_database
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.handshake import IdentityOf
+from quiver.wire.metrics import describe_network, describe_pool, describe_server
 
 
 class NodeNetwork(Network, Protocol):
@@ -56,6 +59,10 @@ class NodeNetwork(Network, Protocol):
         """Stop sending to a node."""
         ...
 
+    def metrics(self) -> Iterable[MetricFamily]:
+        """Return the metrics of connections and requests."""
+        ...
+
 
 class Environment(Protocol):
     """The environment of one node; created for each start of the node."""
@@ -74,6 +81,10 @@ class Environment(Protocol):
         self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
     ) -> AbstractAsyncContextManager[NodeNetwork]:
         """Bind the node's address; nothing is accepted or dialled before the network is started."""
+        ...
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        """Return the metrics of the process and of the machine."""
         ...
 
 
@@ -97,6 +108,7 @@ class SystemEnvironment:
         self.incarnation = time.time_ns()
         self.fresh_identity = secrets.token_hex(16)
         self._settings = settings
+        measure_gc()
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,6 +117,10 @@ class SystemEnvironment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._threads.close()
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        """Return the metrics of this process."""
+        return describe_process()
 
     @asynccontextmanager
     async def open_network(
@@ -157,3 +173,10 @@ class _SystemNetwork(PeerNetwork):
 
     async def stop_serving(self, grace_ms: int) -> None:
         await self.server.close(grace_ms)
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        return (
+            *describe_server(self.server.status()),
+            *describe_pool(self.transport.status()),
+            *describe_network(self.status()),
+        )

@@ -24,7 +24,7 @@ import msgspec
 from quiver import __version__
 from quiver.addresses import format_address, parse_address
 from quiver.broker import Broker, BrokerRegistration
-from quiver.config import Settings
+from quiver.config import Settings, list_shared
 from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import RequestError, StorageError
@@ -33,7 +33,10 @@ from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import METADATA_GROUP, MetadataStore, Table
 from quiver.metadata.rows import ALL_ROLES
+from quiver.metrics import MetricFamily
 from quiver.model import Index, NodeId
+from quiver.node_metrics import describe_certificate, describe_lags, describe_manager, describe_metadata, describe_node
+from quiver.process import read_certificate_end
 from quiver.raft import Configuration
 from quiver.replication import Member, Replicator
 from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
@@ -67,6 +70,7 @@ class Node:
         self._network: NodeNetwork
         self._store: MetadataStore
         self._member: Member
+        self._manager: Manager | None = None
         self._broker: Broker
         self._gateway: Gateway | None = None
         self._dispatcher: RequestDispatcher
@@ -169,12 +173,11 @@ class Node:
     async def _open_roles(self, stack: AsyncExitStack, replicator: Replicator, identity: NodeIdentity) -> None:
         settings, environment = self._settings, self._environment
         roles = settings.node.role_names
-        manager = None
         if "manager" in roles:
-            manager = Manager(
+            self._manager = Manager(
                 self._store, clock=environment.clock, settings=settings.manager, cluster_id=settings.node.cluster
             )
-            await stack.enter_async_context(manager)
+            await stack.enter_async_context(self._manager)
         router = NodeRouter(
             self.id,
             self._store,
@@ -184,7 +187,7 @@ class Node:
             seeds=self._managers,
         )
         admin = AdminService(
-            self._store, router, clock=environment.clock, settings=settings.manager, heartbeats=manager
+            self._store, router, clock=environment.clock, settings=settings.manager, heartbeats=self._manager
         )
         registration = BrokerRegistration(
             node=self.id,
@@ -263,7 +266,29 @@ class Node:
         return await asyncio.shield(self._failure)
 
     async def _handle_describe(self, _: Caller, request: DescribeNode, __: memoryview) -> Answer:
-        return self.describe(request), ()
+        described = self.describe(request)
+        if request.with_metrics:
+            metrics = tuple(await self._collect_metrics(described))
+            now_ms = self._environment.clock.wall_ms()
+            described = msgspec.structs.replace(described, metrics=metrics, now_ms=now_ms)
+        return described, ()
+
+    async def _collect_metrics(self, described: NodeDescribed) -> list[MetricFamily]:
+        status, history = self._store.status(), self._member.history
+        is_saved = status.applied_index <= history.saved_index
+        now_ms = self._environment.clock.wall_ms()
+        tls = self._settings.tls
+        expiry = read_certificate_end(tls.certificate_file) if tls.certificate_file else None
+        return [
+            *describe_node(described, now_ms=now_ms),
+            *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
+            *(describe_manager(self._manager.status()) if self._manager is not None else ()),
+            *await self._broker.metrics(),
+            describe_lags(self._broker.describe_lags()),
+            *self._network.metrics(),
+            *self._environment.metrics(),
+            *describe_certificate(expiry),
+        ]
 
     def describe(self, request: DescribeNode) -> NodeDescribed:
         """Return this node's status."""
@@ -285,6 +310,7 @@ class Node:
             digest=view.digest() if request.with_digest else "",
             lags=self._broker.describe_lags() if request.with_lags else (),
             holds=len(view.holds),
+            settings=list_shared(self._settings) if request.with_settings else {},
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
         )
 

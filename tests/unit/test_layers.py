@@ -21,6 +21,7 @@ LAYERS = (
     ("errors",),
     ("addresses",),
     ("contexts",),
+    ("metrics",),
     ("config",),
     ("logs",),
     ("record",),
@@ -38,7 +39,9 @@ LAYERS = (
     ("broker",),
     ("gateway",),
     ("dispatch",),
+    ("process",),
     ("environment",),
+    ("node_metrics",),
     ("node",),
     ("testing",),
     ("cli",),
@@ -46,7 +49,19 @@ LAYERS = (
 )
 """Lowest first. A module imports only from lines above its own, and from its own package."""
 
-CLIENT = ("errors", "model", "clock", "tasks", "backoff", "addresses", "contexts", "record", "wire", "routing")
+CLIENT = (
+    "errors",
+    "model",
+    "clock",
+    "tasks",
+    "backoff",
+    "addresses",
+    "contexts",
+    "metrics",
+    "record",
+    "wire",
+    "routing",
+)
 ONLY_FROM = {"routing": CLIENT, "client": CLIENT, "classic": ("contexts",), "spark": (*CLIENT, "client", "logs")}
 """Packages that may use less than all that lies above them: the SDK is to be installed without the server."""
 
@@ -81,6 +96,7 @@ IMPURE_LAYERS = frozenset(("logs",))
 MAY_OPEN_FILES = (
     "contexts.py",
     "storage/",
+    "process.py",
     "cli/",
     "testing/",
     "spark/session.py",

@@ -16,6 +16,7 @@ import msgspec
 from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
 from quiver.broker.leader_balancer import LeaderBalancer
 from quiver.broker.membership import MembershipReconciler
+from quiver.broker.metrics import collect, describe_disk, describe_replication, describe_topics, describe_totals
 from quiver.broker.replica_manager import ReplicaManager
 from quiver.broker.replica_table import HostedReplica, ReplicaState, ReplicaTable, find_lags
 from quiver.broker.requests import BrokerRequests
@@ -24,8 +25,9 @@ from quiver.clock import Clock, Rng
 from quiver.config import Settings
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
+from quiver.metrics import MetricFamily
 from quiver.model import NodeId, Term, TopicId
-from quiver.partition import Replica
+from quiver.partition import Meters, Replica
 from quiver.raft import Role
 from quiver.replication import Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
@@ -74,12 +76,14 @@ class Broker:
         self._node = node
         self._store = store
         self._clock = clock
+        self._settings = settings
         self._closings_max = settings.broker.openings_max
         self._replicator = replicator
         self._table = ReplicaTable(
             node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
         )
         self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
+        self._meters = Meters()
         self._retention = RetentionUpdater(self._table, store)
         self._replica_manager = ReplicaManager(
             node,
@@ -94,6 +98,7 @@ class Broker:
             rng=rng,
             settings=settings,
             space=self._space,
+            meters=self._meters,
             on_open=self._handle_open,
         )
         self._heartbeats = HeartbeatSender(
@@ -215,6 +220,17 @@ class Broker:
     def describe_lags(self) -> tuple[LagInfo, ...]:
         """Return the greatest consumer lags in the partitions that this node leads, in descending order."""
         return find_lags(self._store.view(), self._table)
+
+    async def metrics(self) -> list[MetricFamily]:
+        """Return the metrics of the replicas, their traffic and latencies, and the disk; gives up the loop at times."""
+        totals = await collect(self._table, now_ms=self._clock.monotonic_ms(), wall_ms=self._clock.wall_ms())
+        return [
+            *describe_totals(totals),
+            *describe_replication(self._replicator, self._meters),
+            *describe_topics(self._meters, self._store.view(), topics_max=self._settings.broker.metric_topics_max),
+            *self._requests.metrics(),
+            *describe_disk(self._space, self._settings.log),
+        ]
 
     # -- replicas --------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from quiver.metadata import (
     WatchEvent,
 )
 from quiver.model import GroupId, Index, NodeId
-from quiver.partition import PartitionState, Replica
+from quiver.partition import Meters, PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.replication import Replicator
 from quiver.storage import DiskSpace, Executor, GroupFolders, Lane
@@ -73,6 +73,7 @@ class ReplicaManager:
         rng: Rng,
         settings: Settings,
         space: DiskSpace,
+        meters: Meters,
         on_open: Callable[[HostedReplica, Replica], None],
     ) -> None:
         self._node = node
@@ -87,6 +88,7 @@ class ReplicaManager:
         self._rng = rng
         self._settings = settings
         self._space = space
+        self._meters = meters
         self._on_open = on_open
         self._keys: dict[GroupId, PartitionKey] = {}
         self._present: set[GroupId] = set()
@@ -302,7 +304,8 @@ class ReplicaManager:
             "replica opened",
             extra=facts(group=group, topic_id=row.topic_id, partition_id=row.partition_id, is_new=is_new),
         )
-        return Replica(member, state, settings=self._settings.partition, space=self._space)
+        meter = self._meters.of(row.topic_id)
+        return Replica(member, state, settings=self._settings.partition, space=self._space, meter=meter)
 
     # -- removing --------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ the replica. The replica itself checks bounds and checksums of batches, sequence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from quiver.broker.replica_table import PartitionKey, ReplicaTable
 from quiver.clock import Clock
 from quiver.errors import ConflictError, NotAllowedError, NotFoundError, NotLeaderError, TrimmedError
 from quiver.metadata import ConsumerRow, ProducerRow, Registration, StartFrom, View
+from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
@@ -60,7 +61,7 @@ class BrokerRequests:
         self._view = view
         self._clients = clients
         self._clock = clock
-        self._polls_left = long_polls_max
+        self._polls_max = self._polls_left = long_polls_max
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests that a broker serves, for `dispatch`.
@@ -79,6 +80,13 @@ class BrokerRequests:
             GetCursors: self._get_cursors,
             GetMembers: self._get_members,
         }
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        """Return the metrics of long polls."""
+        return (
+            gauge("quiver_long_polls", "Requests that wait for records.", self._polls_max - self._polls_left),
+            gauge("quiver_long_polls_max", "Limit of requests that wait for records.", self._polls_max),
+        )
 
     # -- producers -------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The settings of a node: `settings` and `network` declare them, `loading` finds their values."""
 
-from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, load_settings
+from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
 from quiver.config.settings import (
     ROLES,
@@ -38,5 +38,6 @@ __all__ = [
     "TlsSettings",
     "WireSettings",
     "all_settings",
+    "list_shared",
     "load_settings",
 ]

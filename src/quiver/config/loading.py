@@ -107,3 +107,16 @@ def _assign(tree: dict[str, Any], key: str, value: str, known: Mapping[str, Sett
     if not isinstance(section, dict):
         raise ConfigError(f"settings: [{setting.section}] must be a table of settings")
     section[setting.name] = value
+
+
+OWN_SECTIONS = frozenset(("node", "tls"))
+"""Sections that differ between nodes, and that name addresses, files and credentials."""
+
+
+def list_shared(settings: Settings) -> dict[str, str]:
+    """Return the settings that nodes of a cluster usually share, by key; none of them is a secret."""
+    return {
+        one.key: str(getattr(getattr(settings, one.section), one.name))
+        for one in all_settings()
+        if one.section not in OWN_SECTIONS
+    }

@@ -547,6 +547,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "if nodes restart often.",
         ),
     ] = 10_000
+    metric_topics_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="Topics that have a label of their own in metrics; the traffic of further ones is summed as "
+            "`other`. Raise it for more detail, at the cost of the monitoring system's memory.",
+        ),
+    ] = 100
     leader_transfers_max: Annotated[
         int, Meta(ge=1, le=10_000, description="Leadership transfers to preferred replicas in progress at once.")
     ] = 4

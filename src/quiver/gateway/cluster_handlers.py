@@ -76,7 +76,7 @@ class ClusterHandlers:
 
     async def status(self, _: contract.Parameters) -> contract.NodeStatusAnswer:
         """Describe this node."""
-        node = await self._describe(with_replicas=False)
+        node = await self._describe()
         return contract.NodeStatusAnswer(
             node=node.node,
             roles=list(node.roles),
@@ -88,8 +88,8 @@ class ClusterHandlers:
 
     async def metrics(self, _: contract.Parameters) -> HttpResponse:
         """Return this node's metrics."""
-        node = await self._describe(with_replicas=True, with_lags=True)
-        page = self._metrics.render(self._http_status(), node, now_ms=self._clock.wall_ms())
+        node = await self._describe(with_metrics=True)
+        page = self._metrics.render(self._http_status(), node.metrics)
         return HttpResponse(status=200, body=page.encode(), content_type=PROMETHEUS)
 
     def healthz(self, _: contract.Parameters) -> contract.Answer:
@@ -98,7 +98,7 @@ class ClusterHandlers:
 
     async def readyz(self, _: contract.Parameters) -> contract.Answer:
         """Return success if the node serves, else 503."""
-        node = await self._describe(with_replicas=False)
+        node = await self._describe()
         if not node.is_ready:
             raise UnavailableError("not ready: this node is starting", code="not_ready")
         return contract.Answer()
@@ -199,8 +199,8 @@ class ClusterHandlers:
         request = GetMetadata(topics=topics)
         return (await self._router.ask(request, deadline=deadline))[0]
 
-    async def _describe(self, *, with_replicas: bool, with_lags: bool = False) -> NodeDescribed:
-        request = DescribeNode(with_replicas=with_replicas, with_lags=with_lags)
+    async def _describe(self, *, with_metrics: bool = False) -> NodeDescribed:
+        request = DescribeNode(with_metrics=with_metrics)
         return await self._router.ask_at(self._own_address(), request, deadline=self._deadline())
 
     def _deadline(self) -> Deadline:

@@ -244,4 +244,4 @@ def failure_response(status: int, code: str, message: str, *, retry_after_s: int
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers = (("Retry-After", str(retry_after_s or RETRY_AFTER_S)),)
     body = msgspec.json.encode(FailureAnswer(code=code, message=message, outcome=outcome))
-    return HttpResponse(status=status, body=body, headers=headers)
+    return HttpResponse(status=status, body=body, headers=headers, error_code=code)

@@ -188,3 +188,5 @@ class Gateway:
         route = self.application.route_of(request)
         status = 0 if response is None else response.status
         self._metrics.count_request(route, method=request.method, status=status, seconds=seconds)
+        if response is not None and response.error_code:
+            self._metrics.errors.add(response.error_code)

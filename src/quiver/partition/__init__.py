@@ -5,6 +5,7 @@
 
 from quiver.partition.consume_handler import ConsumeResult, ConsumerStart, DefaultStart
 from quiver.partition.maintenance import RetentionPolicy
+from quiver.partition.meters import Meters
 from quiver.partition.replica import AppendResult, CursorsResult, FetchResult, Replica, ReplicaStatus
 from quiver.partition.state import PartitionState
 
@@ -15,6 +16,7 @@ __all__ = [
     "CursorsResult",
     "DefaultStart",
     "FetchResult",
+    "Meters",
     "PartitionState",
     "Replica",
     "ReplicaStatus",

@@ -18,8 +18,10 @@ from typing import Literal
 import msgspec
 
 from quiver.errors import OverloadedError, TrimmedError
+from quiver.metrics import now_s
 from quiver.model import ConsumerId, Offset
 from quiver.partition.cursors import CursorMoves
+from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.reads import check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
@@ -86,11 +88,19 @@ class _Turn:
 class ConsumeHandler:
     """Handles the consuming reads of one partition, on its leader."""
 
-    def __init__(self, gate: ProposalGate, state: PartitionState, moves: CursorMoves, member: Member) -> None:
+    def __init__(
+        self,
+        gate: ProposalGate,
+        state: PartitionState,
+        moves: CursorMoves,
+        member: Member,
+        timings: ConsumeTimings,
+    ) -> None:
         self._gate = gate
         self._state = state
         self._moves = moves
         self._member = member
+        self._timings = timings
         self._batches: DecodedBatchCache[Offset] = DecodedBatchCache(
             bytes_max=CACHED_BYTES_MAX, batches_max=CACHED_BATCHES_MAX
         )
@@ -104,11 +114,17 @@ class ConsumeHandler:
         else:
             async with self._turn(request.consumer_id):
                 consumed, moved = await self._plan(request)
+        await self._settle(moved)
+        return consumed
+
+    async def _settle(self, moved: asyncio.Future[None] | None) -> None:
+        """Wait until a move is committed; without one, until a quorum confirms this leader."""
         if moved is None:
             await self._gate.wait_confirmed()  # a deposed leader must not report that there is nothing
-        else:
-            await asyncio.shield(moved)
-        return consumed
+            return
+        begun_s = now_s()
+        await asyncio.shield(moved)
+        self._timings.commit.observe(now_s() - begun_s)
 
     async def _plan(self, request: ConsumeRequest) -> tuple[ConsumeResult, asyncio.Future[None] | None]:
         """Read, and start to move the cursor; the future is None if nothing was read and no move is needed."""
@@ -133,8 +149,11 @@ class ConsumeHandler:
             return consumed, None if is_there else self._moves.move({request.consumer_id: cursor})
 
     async def _read(self, first_offset: Offset, end_offset: Offset, bytes_max: int) -> list[Batch]:
+        begun_s = now_s()
         with repair_on_damage(self._member):
-            return await self._member.log.read_records(first_offset, end_offset=end_offset, bytes_max=bytes_max)
+            found = await self._member.log.read_records(first_offset, end_offset=end_offset, bytes_max=bytes_max)
+        self._timings.read.observe(now_s() - begun_s)
+        return found
 
     async def _find_start(self, request: ConsumeRequest, planned: Offset | None) -> Offset:
         if request.offset is None:
@@ -163,10 +182,7 @@ class ConsumeHandler:
             if cursor != self._moves.planned(consumer_id)
         }
         moved = self._moves.move(moves) if moves else self._moves.settled()
-        if moved is None:
-            await self._gate.wait_confirmed()  # a deposed leader must not report that there is nothing
-        else:
-            await asyncio.shield(moved)
+        await self._settle(moved)
         return plan.records
 
     def _plan_many(self, consumers: Sequence[ConsumerStart], held: dict[Offset, Batch]) -> _Plan:

@@ -17,6 +17,7 @@ import msgspec
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
 from quiver.errors import DecodeError, NotLeaderError, OutOfRangeError, OutOfSequenceError, UnavailableError
+from quiver.metrics import now_s
 from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
 from quiver.partition.consume_handler import (
     ConsumeHandler,
@@ -28,6 +29,7 @@ from quiver.partition.consume_handler import (
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.entries import FenceEntry, build_entry
 from quiver.partition.maintenance import Maintenance, RetentionPolicy
+from quiver.partition.meters import ConsumeTimings, TopicMeter
 from quiver.partition.producers import Deduplicator, fenced
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.partition.reads import FetchWaiters, check_in_range, repair_on_damage
@@ -104,17 +106,19 @@ class Replica:
         *,
         settings: PartitionSettings = DEFAULTS,
         space: DiskSpace | None = None,
+        meter: TopicMeter | None = None,
     ) -> None:
         self.on_role: OnRole | None = None
         """Called when the replica's role or leader changes."""
         self._member = member
         self._state = state
         self._space = space
+        self._meter = meter or TopicMeter(ConsumeTimings())
         self._gate = ProposalGate(member)
         self._deduplicator = Deduplicator(state.producers)
         self._gate.on_new_term.append(self._deduplicator.clear)
         self._moves = CursorMoves(self._gate, state)
-        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, member)
+        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, member, self._meter.timings)
         self._waiters = FetchWaiters()
         self._maintenance = Maintenance(member, state, self._gate, settings)
         member.on_role = self._handle_role
@@ -214,6 +218,7 @@ class Replica:
         if duplicate is None:
             # No await since the check: nothing may be proposed between it and this batch.
             headers = await self._propose(header, data)
+            self._meter.count_received(records=header.record_count, size_bytes=len(data))
             return AppendResult(headers[0].base_offset)
         if isinstance(duplicate, SharedOutcome):
             duplicate = (await duplicate)[0].base_offset
@@ -266,6 +271,7 @@ class Replica:
         if wait_ms and not fetched.batches and await self._wait_past(offset, wait_ms):
             await self._gate.wait_ready()
             fetched = await self._fetch(offset, bytes_max)
+        self._meter.count_sent(fetched.batches)
         return fetched
 
     async def wait_past(self, offset: Offset) -> None:
@@ -335,6 +341,7 @@ class Replica:
         consumed = await self._consume_handler.consume(request)
         if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
             consumed = await self._consume_handler.consume(request)
+        self._meter.count_sent(consumed.batches)
         return consumed
 
     async def consume_many(self, consumers: Sequence[ConsumerStart]) -> list[Record | None]:
@@ -345,7 +352,9 @@ class Replica:
 
         Raises as `consume` without an offset; the error applies to all of the consumers.
         """
-        return await self._consume_handler.consume_many(consumers)
+        records = await self._consume_handler.consume_many(consumers)
+        self._meter.count_consumed(records)
+        return records
 
     async def move_cursors(
         self, cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]], *, only_new: bool = False
@@ -390,8 +399,10 @@ class Replica:
         state = self._state
         await check_in_range(self._gate, state, offset)
         end_offset = state.end_offset
+        begun_s = now_s()
         with repair_on_damage(self._member):
             batches = await self._member.log.read_records(offset, end_offset=end_offset, bytes_max=bytes_max)
+        self._meter.timings.read.observe(now_s() - begun_s)
         return FetchResult(batches, state.first_offset, end_offset)
 
     async def _wait_past(self, offset: Offset, wait_ms: int) -> bool:

@@ -14,6 +14,7 @@ from quiver.errors import StorageError
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.record import Batch
 from quiver.replication.codec import GroupMessage
+from quiver.replication.history import ReplicationCounters
 from quiver.replication.timers import RateLimiter
 
 MessageHandler = Callable[[NodeId, memoryview], None]
@@ -79,6 +80,11 @@ class Host(Protocol):
     @property
     def catch_up_limiter(self) -> RateLimiter:
         """Return the limit on the rate at which this node sends old entries to learners."""
+        ...
+
+    @property
+    def counters(self) -> ReplicationCounters:
+        """Return the counters of all members of the node."""
         ...
 
     def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:

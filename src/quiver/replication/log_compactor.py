@@ -42,12 +42,14 @@ class LogCompactor:
         applier: Applier,
         persistence: Persistence,
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        on_saved: Callable[[Index], None],
     ) -> None:
         self._raft = raft
         self._log = log
         self._applier = applier
         self._persistence = persistence
         self._run = run
+        self._on_saved = on_saved
         self._turn = asyncio.Lock()
         self.checkpoint_index = Index(0)
         """Last index of the newest checkpoint since the process started."""
@@ -59,6 +61,7 @@ class LogCompactor:
             if snapshot is None:
                 return
             oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
+            self._on_saved(snapshot.last_index)
             await self._log.truncate_prefix(Index(oldest + 1))
             self._raft.compacted(self._log.first_index)
 
@@ -102,6 +105,7 @@ class LogCompactor:
         if checkpoint is not None and checkpoint.last_index > self.checkpoint_index:
             await self._run(partial(self._persistence.save_checkpoint, checkpoint))
             self.checkpoint_index = checkpoint.last_index
+            self._on_saved(checkpoint.last_index)
 
     def _describe_now(self) -> StoredSnapshot | None:
         """Return the applied state; None if nothing is applied, or if a new member has no configuration yet."""

@@ -24,6 +24,7 @@ from quiver.record import Batch, BatchHeader
 from quiver.replication.applier import Applier
 from quiver.replication.codec import ReceivedMessage
 from quiver.replication.entries import decode_entry, encode_own_entry
+from quiver.replication.history import MemberHistory
 from quiver.replication.interfaces import Host, StateMachine
 from quiver.replication.log_compactor import LogCompactor, MakeState
 from quiver.replication.member_files import MemberFiles, decode_snapshot_state, make_raft_config
@@ -57,6 +58,7 @@ class Member:
         self.next_deadline_ms: int | None = None
         self.on_role: Callable[[Role, Term, NodeId | None], None] | None = None
         """Called when the member's role or leader changes."""
+        self.history = MemberHistory(host.counters, clock, saved_index=files.applied_index)
         self._host = host
         self._executor = executor
         self._clock = clock
@@ -73,7 +75,7 @@ class Member:
             on_applied=self._handle_applied,
             on_unreadable=self.handle_failure,
         )
-        self._pending = PendingProposals()
+        self._pending = PendingProposals(host.counters.commit)
         self._proposals: list[Proposal] = []
         self._contexts = 0
         self._outputs = OutputQueue()
@@ -85,7 +87,12 @@ class Member:
         self._applier.restore(files.machine_state, files.applied_index)
         self._raft = Raft(make_raft_config(host.id, settings), files.initial, rng=rng, now_ms=self._now_ms())
         self._compactor = LogCompactor(
-            raft=self._raft, log=self._log, applier=self._applier, persistence=self._persistence, run=self._run
+            raft=self._raft,
+            log=self._log,
+            applier=self._applier,
+            persistence=self._persistence,
+            run=self._run,
+            on_saved=self.history.note_saved,
         )
         self._sender = MemberSender(
             group,
@@ -246,7 +253,9 @@ class Member:
             UnavailableError: not done; this member does not lead, or cannot transfer leadership now.
             RequestError: not done; the target is not another voter.
         """
-        self._carry_out(self._raft.transfer_leadership(to, self._now_ms()))
+        output = self._raft.transfer_leadership(to, self._now_ms())
+        self.history.note_transfer(to, self._raft.term)
+        self._carry_out(output)
 
     def campaign(self) -> None:
         """Campaign now, unless a leader is known: for the preferred replica of a new group. Only a hint."""
@@ -353,6 +362,7 @@ class Member:
         else:
             for proposal in proposals:
                 self._pending.add_proposal(proposal)
+            self.history.note_appended(proposals[-1].end_index)
             self._carry_out(output, batches)
 
     def _stamp(self, proposals: Sequence[Proposal], term: Term, index: Index) -> list[Batch]:
@@ -416,6 +426,8 @@ class Member:
             # A configuration is durable before its entry can reach the log: see `member_files`.
             first_index = changes[0].index if output.truncate_from is None else output.truncate_from
             settled_index = self._raft.applicable_index
+            assert changes[-1].configuration is not None
+            self.history.note_members(changes[-1].configuration, changes[-1].term)
             self._persistence.add_configurations(changes, first_index=first_index, settled_index=settled_index)
             self._block(self._plan_save(), partial(self._write, step))
         elif output.restore is not None:
@@ -472,8 +484,12 @@ class Member:
         if output.recovered:
             self._persistence.clear_recovery()
             self._block(self._plan_save(), lambda: None)
-        if output.became is not None and self.on_role is not None:
-            self.on_role(output.became.role, output.became.term, output.became.leader)
+        if output.became is not None:
+            self.history.note_role(output.became)
+            if self.on_role is not None:
+                self.on_role(output.became.role, output.became.term, output.became.leader)
+        if output.committed:
+            self.history.note_committed(self._raft.commit_index)
         if output.committed or output.reads:
             self._apply()
 

@@ -33,6 +33,7 @@ from quiver.storage import (
     HardStateFile,
     Lane,
     Log,
+    LogTimings,
     SnapshotStore,
     StoredHardState,
     StoredSnapshot,
@@ -80,6 +81,7 @@ class MemberStorage(msgspec.Struct, frozen=True):
     clock: Clock
     settings: LogSettings
     tails: TailBudget
+    timings: LogTimings
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run the blocking work of opening a member; it must not delay the writes of open members."""
@@ -94,6 +96,7 @@ class MemberStorage(msgspec.Struct, frozen=True):
             clock=self.clock,
             settings=self.settings,
             tails=self.tails,
+            timings=self.timings,
             discard_damage=discard_damage,
             verify=verify,
         )

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from quiver.errors import NotLeaderError, OutcomeUnknownError, QuiverError, UnavailableError
+from quiver.metrics import Histogram, now_s
 from quiver.model import Buffer, Index, NodeId, Offset, Term
 from quiver.raft import Output
 from quiver.record import Batch, BatchHeader
@@ -31,9 +32,10 @@ T = TypeVar("T")
 class Proposal:
     """Batches of one caller, to be appended together."""
 
-    __slots__ = ("batches", "done", "end_index", "headers", "size_bytes", "term")
+    __slots__ = ("batches", "begun_s", "done", "end_index", "headers", "size_bytes", "term")
 
     def __init__(self, batches: list[Buffer], done: SharedOutcome[list[BatchHeader]], term: Term | None = None) -> None:
+        self.begun_s = now_s()
         self.batches = batches
         self.term = term
         self.size_bytes = sum(map(len, batches))
@@ -49,7 +51,9 @@ class Proposal:
 class PendingProposals:
     """The proposals and reads of one member that have no result yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, latency: Histogram) -> None:
+        """`latency` gets the time from a proposal to its application, once for proposals applied together."""
+        self._latency = latency
         self._proposals: deque[Proposal] = deque()
         self._unconfirmed: dict[int, asyncio.Future[Index]] = {}
         self._confirmed: list[tuple[Index, int, asyncio.Future[Index]]] = []
@@ -90,6 +94,8 @@ class PendingProposals:
     def applied(self, index: Index) -> None:
         """Complete the proposals and reads that wait for entries up to and including `index`."""
         proposals = self._proposals
+        if proposals and proposals[0].end_index <= index + 1:
+            self._latency.observe(now_s() - proposals[0].begun_s)
         while proposals and proposals[0].end_index <= index + 1:
             proposal = proposals.popleft()
             proposal.done.resolve(proposal.headers)

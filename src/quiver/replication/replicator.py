@@ -23,12 +23,13 @@ from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration
 from quiver.replication.codec import GroupMessage, decode_envelope, encode_envelope
+from quiver.replication.history import ReplicationCounters
 from quiver.replication.interfaces import Network, Scheduled, StateMachine
 from quiver.replication.member import Member
 from quiver.replication.member_files import MemberStorage, open_files
 from quiver.replication.status import ReplicationPeerStatus, ReplicatorStatus
 from quiver.replication.timers import DeadlineTimer, RateLimiter
-from quiver.storage import Disk, Executor, TailBudget
+from quiver.storage import Disk, Executor, LogTimings, TailBudget
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,10 @@ class Replicator:
         self._node = node
         self._incarnation = incarnation
         self._network = network
-        self._storage = MemberStorage(
-            disk, executor, clock, log_settings, TailBudget(log_settings.tail_caches_bytes_max)
-        )
+        self.counters = ReplicationCounters()
+        self.tails = TailBudget(log_settings.tail_caches_bytes_max)
+        self.timings = LogTimings()
+        self._storage = MemberStorage(disk, executor, clock, log_settings, self.tails, self.timings)
         self._clock = clock
         self._rng = rng
         self._settings = settings
@@ -90,8 +92,8 @@ class Replicator:
         self.catch_up_limiter = RateLimiter(clock, bytes_per_second=settings.catch_up_bytes_per_second)
         self._failure: StorageError | None = None
         self._failed = asyncio.Event()
-        self._envelopes_sent = 0
-        self._envelopes_refused = 0
+        self.envelopes_sent = 0
+        self.envelopes_refused = 0
 
     # -- lifecycle -------------------------------------------------------------------------------
 
@@ -169,15 +171,19 @@ class Replicator:
 
     def status(self) -> ReplicatorStatus:
         """Return a snapshot for people and metrics."""
-        now_ms = self._clock.monotonic_ms()
         return ReplicatorStatus(
             members=tuple(self._members[group].status() for group in sorted(self._members)),
-            peers=tuple(
-                ReplicationPeerStatus(node, peer.is_alive, now_ms - peer.heard_ms)
-                for node, peer in sorted(self._peers.items())
-            ),
-            envelopes_sent=self._envelopes_sent,
-            envelopes_refused=self._envelopes_refused,
+            peers=self.peers_status(),
+            envelopes_sent=self.envelopes_sent,
+            envelopes_refused=self.envelopes_refused,
+        )
+
+    def peers_status(self) -> tuple[ReplicationPeerStatus, ...]:
+        """Return the other nodes as this one sees them."""
+        now_ms = self._clock.monotonic_ms()
+        return tuple(
+            ReplicationPeerStatus(node, peer.is_alive, now_ms - peer.heard_ms)
+            for node, peer in sorted(self._peers.items())
         )
 
     # -- for members -----------------------------------------------------------------------------
@@ -239,7 +245,7 @@ class Replicator:
         messages, payloads = peer.messages, peer.payloads
         peer.messages, peer.payloads, peer.size_bytes = [], [], 0
         peer.sent_ms = self._clock.monotonic_ms()
-        self._envelopes_sent += 1
+        self.envelopes_sent += 1
         self._network.send(to, encode_envelope(self._incarnation, messages, payloads))
 
     def _handle_envelope(self, from_: NodeId, data: memoryview) -> None:
@@ -251,7 +257,7 @@ class Replicator:
                 if member is not None:
                     member.receive(from_, received)
         except DecodeError as error:
-            self._envelopes_refused += 1
+            self.envelopes_refused += 1
             logger.warning("replication envelope refused", extra=facts(sender=from_, reason=str(error)))
 
     # -- liveness --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from quiver.storage.log import Log, LogStatus
 from quiver.storage.recovery import Damage
 from quiver.storage.snapshots import SnapshotStore, StoredSnapshot, decode_snapshot
 from quiver.storage.tail import TailBudget
+from quiver.storage.writer import LogTimings
 
 __all__ = [
     "Damage",
@@ -28,6 +29,7 @@ __all__ = [
     "LaneStatus",
     "Log",
     "LogStatus",
+    "LogTimings",
     "NodeIdentity",
     "SnapshotStore",
     "StoredHardState",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiver.config import LogSettings
+from quiver.metrics import now_s
 from quiver.model import Buffer
 from quiver.record.batch import Batch
 from quiver.storage.disk import IOV_MAX, Disk, File
@@ -41,9 +42,14 @@ class Flush:
         self._directory = directory
         self._sync = sync
         self.writes: list[SegmentWrite] = []
+        self.begun_s = 0.0
+        """When a thread began to run it."""
+        self.write_s = 0.0
+        self.sync_s = 0.0
 
     def run(self, file: File | None) -> File | None:
         """Execute the writes, starting with the open active `file`; return the file that is active afterwards."""
+        self.begun_s = now_s()
         for write in self.writes:
             if write.is_new:
                 file = self._disk.open(f"{self._directory}/{write.name}", create=True)
@@ -57,11 +63,15 @@ class Flush:
 
     def _write_segment(self, file: File, write: SegmentWrite) -> None:
         buffers = write.buffers if write.footer is None else [*write.buffers, write.footer]
+        begun_s = now_s()
         write_all(file, buffers, write.position)
+        written_s = now_s()
         if self._sync or write.is_new or write.footer is not None:
             file.sync()  # on disk now: these batches, and the footer if the segment is sealed
         if write.is_new:
             self._disk.sync_directory(self._directory)  # on disk now: the new segment's name
+        self.write_s += written_s - begun_s
+        self.sync_s += now_s() - written_s
         if write.footer is not None:
             file.close()
 

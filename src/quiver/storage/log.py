@@ -33,7 +33,7 @@ from quiver.storage.recovery import Damage, Recovery, move_damage_aside, recover
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.tail import TailBudget, TailCache
 from quiver.storage.truncation import remove_prefix, replace_segments
-from quiver.storage.writer import LogWriter
+from quiver.storage.writer import LogTimings, LogWriter
 
 BEGINNING = Offset(0)
 
@@ -67,6 +67,7 @@ class Log:
         clock: Clock,
         settings: LogSettings,
         tails: TailBudget | None,
+        timings: LogTimings | None = None,
     ) -> None:
         self.directory = directory
         self.damage = recovery.damage
@@ -89,6 +90,7 @@ class Log:
             executor=executor,
             clock=clock,
             settings=settings,
+            timings=timings or LogTimings(),
             report_durable=self._handle_durable,
             report_failure=self._handle_failure,
         )
@@ -108,6 +110,7 @@ class Log:
         clock: Clock,
         settings: LogSettings,
         tails: TailBudget | None = None,
+        timings: LogTimings | None = None,
         discard_damage: bool = False,
         verify: bool = False,
     ) -> Log:
@@ -119,7 +122,8 @@ class Log:
         so record the range first, from a log opened without `discard_damage`.
 
         Recovery trusts the footer of a sealed segment; with `verify` it reads every segment completely, as it should
-        after a read that found damage. Logs of one node share `tails`, the memory for their newest batches.
+        after a read that found damage. Logs of one node share `tails`, the memory for their newest batches, and
+        `timings`.
 
         Raises:
             DamageError: the start of the log cannot be determined; nothing was changed.
@@ -130,7 +134,16 @@ class Log:
             damage = recovery.damage
             if damage and discard_damage:
                 recovery = move_damage_aside(disk, directory, recovery)
-            log = cls(directory, recovery, disk=disk, executor=executor, clock=clock, settings=settings, tails=tails)
+            log = cls(
+                directory,
+                recovery,
+                disk=disk,
+                executor=executor,
+                clock=clock,
+                settings=settings,
+                tails=tails,
+                timings=timings,
+            )
             log.damage = damage
             if damage and not discard_damage:
                 log._stop_at_damage()
@@ -453,6 +466,7 @@ class Log:
                 data_only=True,
             )
             index = self._tail.index_of_offset(first_offset)
+            self._tail.count_read(is_hit=index is not None)
             if index is not None:
                 return self._read_tail(index, read_filter)
             at = bisect_right(self._segments, first_offset, key=_first_offset_of) - 1

@@ -31,6 +31,10 @@ class TailBudget:
 
     def __init__(self, bytes_max: int) -> None:
         self.size_bytes = 0
+        self.hits = 0
+        """Reads of records that memory answered."""
+        self.misses = 0
+        """Reads of records that went to the disk."""
         self._bytes_max = bytes_max
         self._sizes: dict[TailCache, int] = {}
         """Ordered by last write, the newest last."""
@@ -90,6 +94,14 @@ class TailCache:
             self._end_bytes.append(total_bytes)
             self._end_offsets.append(header.base_offset + header.record_count)
         self._batches.extend(batches)
+
+    def count_read(self, *, is_hit: bool) -> None:
+        """Count a read of records in the budget."""
+        if self._budget is not None:
+            if is_hit:
+                self._budget.hits += 1
+            else:
+                self._budget.misses += 1
 
     def get(self, index: int) -> Batch:
         """Return the batch at an index in the window."""

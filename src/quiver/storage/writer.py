@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from quiver.clock import Clock
 from quiver.config import LogSettings
 from quiver.errors import LogClosedError, LogFailedError, StorageError
+from quiver.metrics import Histogram, now_s
 from quiver.model import Index
 from quiver.record.batch import Batch
 from quiver.storage.disk import Disk, File
@@ -34,6 +35,18 @@ _Done = asyncio.Future[None]
 
 MARK_AFTER_IDLE_S = 1.0
 """Idle time after the last flush before a mark that covers it is written."""
+
+
+class LogTimings:
+    """How long the stages of writes take; shared by all logs of a node. One value per write, not per batch."""
+
+    __slots__ = ("fsync", "queue", "write")
+
+    def __init__(self) -> None:
+        self.queue = Histogram()
+        """From the append of the oldest batch of a write until a thread begins the write."""
+        self.write = Histogram()
+        self.fsync = Histogram()
 
 
 class _Job(NamedTuple):
@@ -56,6 +69,7 @@ class LogWriter:
         executor: Executor,
         clock: Clock,
         settings: LogSettings,
+        timings: LogTimings,
         report_durable: Callable[[Index], None],
         report_failure: Callable[[StorageError], None],
     ) -> None:
@@ -68,11 +82,13 @@ class LogWriter:
         self._executor = executor
         self._clock = clock
         self._settings = settings
+        self._timings = timings
         self._report_durable = report_durable
         self._report_failure = report_failure
         self._planner = FlushPlanner(disk, directory, settings)
         self._file: File | None = None
         self._pending: list[Batch] = []
+        self._pending_since_s = 0.0
         self._truncate_to: Index | None = None
         self._jobs: deque[_Job] = deque()
         self._is_working = False
@@ -96,6 +112,8 @@ class LogWriter:
 
     def enqueue(self, batches: Sequence[Batch], size_bytes: int) -> None:
         """Queue batches that follow the last queued one; start a flush immediately if the writer is idle."""
+        if not self._pending:
+            self._pending_since_s = now_s()
         self._pending.extend(batches)
         self.pending_bytes += size_bytes
         self._work()
@@ -253,13 +271,19 @@ class LogWriter:
         sync = self._settings.durability == "fsync"
         flush = self._planner.plan(self.segments, batches, now_ms=self._clock.wall_ms(), sync=sync)
         self._flushing_end = self.segments[-1].end_index
-        self._begin(partial(self._run_flush, flush), partial(self._finish_flush, sync=sync))
+        then = partial(self._finish_flush, flush, self._pending_since_s, sync=sync)
+        self._begin(partial(self._run_flush, flush), then)
 
     def _run_flush(self, flush: Flush) -> None:
         """Run a flush in the executor. Only tasks use `_file`, and one task runs at a time, so it needs no lock."""
         self._file = flush.run(self._file)
 
-    def _finish_flush(self, _: None, *, sync: bool) -> None:
+    def _finish_flush(self, flush: Flush, pending_since_s: float, _: None, *, sync: bool) -> None:
+        timings = self._timings
+        timings.queue.observe(flush.begun_s - pending_since_s)
+        timings.write.observe(flush.write_s)
+        if sync:
+            timings.fsync.observe(flush.sync_s)
         self._planner.finish_flush(self.segments, sync=sync)
         flushed_end, self._flushing_end = self._flushing_end, None
         # A truncation during the flush lowers `_flushing_end`, a reset clears it: discarded entries are never reported.

@@ -25,6 +25,7 @@ from quiver.addresses import Address, format_address
 from quiver.config import Settings, load_settings
 from quiver.environment import NodeNetwork, SystemEnvironment
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
+from quiver.metrics import MetricFamily
 from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
@@ -311,6 +312,9 @@ class _CuttableNetwork:
 
     async def stop_serving(self, grace_ms: int) -> None:
         await self._network.stop_serving(grace_ms)
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        return self._network.metrics()
 
     def add_peer(self, node: NodeId, address: Address) -> None:
         self._transport.nodes[format_address(address)] = node

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from quiver.metrics import MetricFamily
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
 
@@ -62,6 +63,11 @@ class NodeDescribed(Response, frozen=True):
     """The greatest lags, at most `LAGS_MAX`, in descending order."""
     holds: int = 0
     """Number of holds in the cluster."""
+    now_ms: int = 0
+    """The node's wall clock when it answered; with metrics only."""
+    metrics: tuple[MetricFamily, ...] = ()
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    """Settings by key, without those that name or locate the node and without secrets."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
@@ -73,6 +79,8 @@ class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
     with_replicas: bool = False
     with_digest: bool = False
     with_lags: bool = False
+    with_metrics: bool = False
+    with_settings: bool = False
     topic: Name | None = None
     """Only replicas of this topic."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,6 +35,7 @@ from quiver.errors import (
     invariant,
 )
 from quiver.logs import facts
+from quiver.metrics import CodeCounter
 from quiver.model import Buffer, NodeId
 from quiver.tasks import TaskScope, timeout
 from quiver.wire.connection import Connection
@@ -139,6 +140,8 @@ class ServerStatus:
     """Refused before a handler saw them."""
     handlers_failed: int
     """Ended by an exception outside `quiver.errors`: bugs."""
+    errors: Mapping[str, int]
+    """Requests answered with an error, by its code."""
 
 
 class RequestServer:
@@ -160,6 +163,7 @@ class RequestServer:
         self._begun = 0
         self._refused = 0
         self._failed = 0
+        self._errors = CodeCounter()
         self._loop: asyncio.AbstractEventLoop
         self._tasks = TaskScope(self.close)
         self._calls: set[ServerCall] = set()
@@ -217,6 +221,7 @@ class RequestServer:
             requests_begun=self._begun,
             requests_refused=self._refused,
             handlers_failed=self._failed,
+            errors=dict(self._errors.counts),
         )
 
     # Sessions.
@@ -248,6 +253,7 @@ class RequestServer:
         request = self._check(session, incoming)
         if isinstance(request, QuiverError):
             self._refused += 1
+            self._errors.add(request.code)
             session.answer(encode_failure(incoming.correlation_id, describe_error(request)))
             return
         call = ServerCall(session, incoming, request, size_bytes)
@@ -329,12 +335,14 @@ class RequestServer:
         """Return the answer to a request whose handler raised `error`; raise it again if this server is cancelled."""
         correlation_id = call.incoming.correlation_id
         if isinstance(error, QuiverError):
+            self._errors.add(error.code)
             return encode_failure(correlation_id, describe_error(error))
         if isinstance(error, asyncio.CancelledError):
             if not call.end_code and call.task.cancelling():
                 raise error
             # A handler that was not cancelled waited for something that was.
             call.end_code = call.end_code or "cancelled"
+            self._errors.add(call.end_code)
             return encode_failure(correlation_id, describe_error(call.end_error()))
         if not isinstance(error, Exception):
             raise error

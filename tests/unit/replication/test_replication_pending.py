@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quiver.errors import NotLeaderError, OutcomeUnknownError, UnavailableError
+from quiver.metrics import Histogram
 from quiver.model import Index
 from quiver.replication.pending import PendingProposals, Proposal
 from quiver.tasks import SharedOutcome
@@ -30,7 +31,7 @@ def test_error_that_nobody_waits_for_is_nobody_s_mistake(answer: Answer) -> None
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        waiters, proposal = PendingProposals(), Proposal([], SharedOutcome())
+        waiters, proposal = PendingProposals(Histogram()), Proposal([], SharedOutcome())
         proposal.end_index = Index(5)
         waiters.add_proposal(proposal)
         waiters.add_read(1, loop.create_future())
@@ -55,7 +56,7 @@ async def _wait(proposal: Proposal) -> None:
 def test_those_who_wait_are_told() -> None:
     async def main() -> list[object]:
         loop = asyncio.get_running_loop()
-        waiters, proposal = PendingProposals(), Proposal([], SharedOutcome())
+        waiters, proposal = PendingProposals(Histogram()), Proposal([], SharedOutcome())
         proposal.end_index = Index(5)
         waiters.add_proposal(proposal)
         read: asyncio.Future[Index] = loop.create_future()

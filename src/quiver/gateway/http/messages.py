@@ -48,6 +48,8 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
     content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = ()
+    error_code: str = ""
+    """The code of a failure, for metrics; it is in the body, too."""
 
 
 HttpResult = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]

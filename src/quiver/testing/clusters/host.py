@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from quiver.environment import NodeNetwork
 from quiver.errors import DamageError, QuiverError, StorageError
 from quiver.metadata import Database, open_database
 from quiver.metadata.database import Transaction
+from quiver.metrics import MetricFamily
 from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
@@ -83,6 +84,10 @@ class SimulatedEnvironment:
         self.medium.identities[identity.node] = identity.identity
         yield _SimulatedNodeNetwork(self, identity.node, peers, identity_of)
 
+    def metrics(self) -> Iterable[MetricFamily]:
+        """Return nothing: a simulated process uses no memory or descriptors of its own."""
+        return ()
+
 
 class _SimulatedNodeNetwork:
     """What `NodeNetwork` asks for, from the simulated network and transport."""
@@ -122,6 +127,9 @@ class _SimulatedNodeNetwork:
 
     async def stop_serving(self, grace_ms: int) -> None:
         await self._world.medium.transport.stop_serving(self._node, grace_ms)
+
+    def metrics(self) -> Iterable[MetricFamily]:
+        return ()
 
     def add_peer(self, node: NodeId, address: Address) -> None:
         del address  # a simulated node is found by its id

@@ -1,0 +1,83 @@
+"""The metrics of a node itself: identity, readiness, its copy of the metadata, its manager and certificate.
+
+`node` adds those of its broker, network and process. `NodeDescribed` carries all of them, so that `/metrics`,
+`quiver status` and `quiver doctor` show the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from quiver.manager import ManagerStatus
+from quiver.metadata.store import MetadataStatus
+from quiver.metrics import MetricFamily, counter, gauge, labelled
+from quiver.wire.admin_messages import LagInfo, NodeDescribed
+
+
+def describe_node(node: NodeDescribed, *, now_ms: int) -> Iterable[MetricFamily]:
+    """Return the metrics of a node's identity."""
+    labels = (("version", node.version), ("node", str(node.node)))
+    return (
+        labelled("quiver_node_info", "gauge", "This node.", [(labels, 1.0)]),
+        gauge("quiver_node_uptime_seconds", "Time since the node started.", max(0, now_ms - node.started_ms) / 1000),
+        gauge("quiver_node_ready", "Whether the node serves.", int(node.is_ready)),
+        gauge("quiver_holds", "Retention holds in the cluster.", node.holds),
+    )
+
+
+def describe_metadata(status: MetadataStatus, *, node: int, snapshot_age_ms: int) -> Iterable[MetricFamily]:
+    """Return the metrics of a node's copy of the metadata."""
+    lag = max(0, status.applied_index - status.stored_index)
+    return (
+        gauge("quiver_metadata_applied_index", "Applied index of the metadata log.", status.applied_index),
+        gauge("quiver_metadata_commit_index", "Known commit index of the metadata log.", status.commit_index),
+        gauge(
+            "quiver_metadata_stored_index", "Index of the metadata log that is in the database.", status.stored_index
+        ),
+        gauge("quiver_metadata_database_lag_entries", "Applied entries that are not in the database.", lag),
+        gauge("quiver_metadata_pending_rows", "Rows that wait to be written to the database.", status.pending_rows),
+        gauge("quiver_metadata_commands", "Metadata commands of this node in flight.", status.submits),
+        counter("quiver_metadata_transactions_total", "Transactions of the database.", status.transactions),
+        gauge(
+            "quiver_metadata_failed", "Whether the metadata or its database failed.", int(status.failure is not None)
+        ),
+        gauge("quiver_metadata_primary", "Whether this node is the primary.", int(status.primary == node)),
+        gauge("quiver_metadata_has_primary", "Whether this node knows a primary.", int(status.primary is not None)),
+        gauge(
+            "quiver_metadata_snapshot_age_seconds",
+            "Age of the newest metadata snapshot if entries were applied since; else 0.",
+            snapshot_age_ms / 1000,
+        ),
+    )
+
+
+def describe_manager(status: ManagerStatus) -> Iterable[MetricFamily]:
+    """Return the metrics of a manager."""
+    return (
+        counter("quiver_manager_terms_total", "How often this manager became the primary.", status.terms),
+        gauge("quiver_manager_brokers", "Nodes in the metadata.", status.brokers),
+        gauge("quiver_manager_brokers_alive", "Nodes whose heartbeats arrive.", status.brokers_alive),
+        gauge("quiver_manager_moves", "Replica moves in progress.", status.moves),
+        gauge("quiver_manager_rebalancing", "Whether replicas are being rebalanced.", int(status.is_rebalancing)),
+        gauge("quiver_manager_members", "Managers that vote.", len(status.members)),
+    )
+
+
+def describe_lags(lags: Iterable[LagInfo]) -> MetricFamily:
+    """Return the lag of consumers, of which there is a bounded number."""
+    return labelled(
+        "quiver_consumer_lag_records",
+        "gauge",
+        "Records not yet consumed, in partitions led by this node; the greatest lags only.",
+        [((("consumer", lag.consumer), ("topic", lag.topic)), lag.records) for lag in lags],
+    )
+
+
+def describe_certificate(end_s: float | None) -> Iterator[MetricFamily]:
+    """Yield when the node's TLS certificate expires; nothing without one."""
+    if end_s is not None:
+        yield gauge(
+            "quiver_tls_certificate_expiry_timestamp_seconds",
+            "When the node's TLS certificate expires, in seconds since 1970.",
+            end_s,
+        )
