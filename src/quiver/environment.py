@@ -25,6 +25,7 @@ from quiver.replication.interfaces import Network
 from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
 from quiver.storage.data_directory import metadata_database
+from quiver.storage.metrics import describe_lanes
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.handshake import IdentityOf
 from quiver.wire.metrics import describe_network, describe_pool, describe_server
@@ -119,8 +120,8 @@ class SystemEnvironment:
         self._threads.close()
 
     def metrics(self) -> Iterable[MetricFamily]:
-        """Return the metrics of this process."""
-        return describe_process()
+        """Return the metrics of this process and of its executor."""
+        return (*describe_process(), *describe_lanes(self._threads.status()))
 
     @asynccontextmanager
     async def open_network(
