@@ -17,6 +17,7 @@ from typing import Protocol, Self
 from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
 from quiver.config import Settings
+from quiver.features import LEVEL_MAX
 from quiver.metadata import Database, open_database, sqlite_url
 from quiver.metrics import MetricFamily
 from quiver.model import NodeId
@@ -77,6 +78,8 @@ class Environment(Protocol):
     """A number that differs from those of all earlier starts of the node."""
     fresh_identity: str
     """The identity that the node gets if its data directory is new."""
+    level_max: int
+    """The highest feature level that the program knows."""
 
     def open_network(
         self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
@@ -108,6 +111,7 @@ class SystemEnvironment:
         self.database = open_database(url, schema=schema_name(NodeId(node.id)))
         self.incarnation = time.time_ns()
         self.fresh_identity = secrets.token_hex(16)
+        self.level_max = LEVEL_MAX
         self._settings = settings
         measure_gc()
 

@@ -6,6 +6,7 @@ again. An error's ``code`` is stable; it may be more precise than its class (``t
     QuiverError
     ├── RequestError          fix the request; it was not done
     │   ├── DecodeError       the bytes are not a valid encoding
+    │   │   └── UnknownVersionError  a newer program wrote the bytes: upgrade this one
     │   ├── NotFoundError     the named thing does not exist
     │   ├── ConflictError     the current state does not allow it
     │   │   ├── OutOfSequenceError  a batch does not follow its producer's last one
@@ -64,6 +65,12 @@ class DecodeError(RequestError):
     """Report bytes that are not a valid encoding."""
 
     code = "decode_failed"
+
+
+class UnknownVersionError(DecodeError):
+    """Valid bytes of a version, kind or field that only a newer program knows; it must not be skipped."""
+
+    code = "unknown_version"
 
 
 class NotFoundError(RequestError):

@@ -99,6 +99,7 @@ class Node:
             clock=environment.clock,
             on_failure=self._fail,
             settings=self._settings.metadata,
+            level_max=environment.level_max,
         )
         stack.push_async_callback(self._store.close)
         self._dispatcher = RequestDispatcher(self._store, environment.clock)
@@ -196,6 +197,8 @@ class Node:
             http_address=self.http_address,
             roles=tuple(role for role in ALL_ROLES if role in roles),
             rack=settings.node.rack,
+            level_max=environment.level_max,
+            program=__version__,
         )
         await environment.executor.submit(partial(environment.disk.make_directory, replicas(settings.node.data)))
         self._broker = Broker(
@@ -311,6 +314,7 @@ class Node:
             lags=self._broker.describe_lags() if request.with_lags else (),
             holds=len(view.holds),
             settings=list_shared(self._settings) if request.with_settings else {},
+            level_max=self._store.level_max,
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
         )
 

@@ -18,7 +18,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "quiver"
 LAYERS = (
     ("model", "clock", "tasks"),
     ("backoff",),
-    ("errors",),
+    ("errors", "shapes"),
+    ("features",),
     ("addresses",),
     ("contexts",),
     ("metrics",),
@@ -51,6 +52,7 @@ LAYERS = (
 
 CLIENT = (
     "errors",
+    "features",
     "model",
     "clock",
     "tasks",

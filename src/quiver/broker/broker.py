@@ -77,7 +77,6 @@ class Broker:
         self._store = store
         self._clock = clock
         self._settings = settings
-        self._closings_max = settings.broker.openings_max
         self._replicator = replicator
         self._table = ReplicaTable(
             node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
@@ -109,6 +108,7 @@ class Broker:
             interval_ms=settings.manager.heartbeat_interval_ms,
             delay_ms=settings.broker.report_delay_ms,
             leads=self._leads,
+            on_failure=replicator.fail,
         )
         self._membership = MembershipReconciler(
             node,
@@ -164,7 +164,7 @@ class Broker:
 
     async def _close_replicas(self) -> None:
         """Save each replica's state, so that the next start has nothing to replay, and close it."""
-        closings = asyncio.Semaphore(self._closings_max)
+        closings = asyncio.Semaphore(self._settings.broker.openings_max)
 
         async def close(hosted: HostedReplica, replica: Replica) -> None:
             async with closings:

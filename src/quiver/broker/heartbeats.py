@@ -3,7 +3,7 @@
 One heartbeat per interval, plus one within `broker.report_delay_ms` after this node becomes a leader, so that clients
 find the new leader soon. A node registers at its start, since its addresses may have changed, and whenever the
 primary does not know it. It retries forever: an unreachable primary is tried again with the next heartbeat, which also
-repeats everything that was not delivered.
+repeats everything that was not delivered. Only a program that is too old for the cluster's feature level ends.
 
 Every node sends heartbeats, whatever its roles.
 """
@@ -18,7 +18,8 @@ from typing import Literal
 import msgspec
 
 from quiver.clock import Clock, Rng
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, StorageError
+from quiver.features import LEVEL_MAX
 from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import NodeRole, RegisterBroker
@@ -44,6 +45,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     http_address: str = ""
     roles: tuple[NodeRole, ...] = ()
     rack: str = ""
+    level_max: int = LEVEL_MAX
+    program: str = ""
 
 
 class ClientActivity:
@@ -82,6 +85,7 @@ class HeartbeatSender:
         interval_ms: int,
         delay_ms: int,
         leads: Callable[[], Iterable[LeaderInfo]] = tuple,
+        on_failure: Callable[[StorageError], None],
     ) -> None:
         self.clients = ClientActivity(clock)
         self._introduction = registration
@@ -91,6 +95,7 @@ class HeartbeatSender:
         self._interval_ms = interval_ms
         self._delay_ms = delay_ms
         self._leads = leads
+        self._on_failure = on_failure
         self._reported: dict[tuple[TopicId, PartitionId], int] = {}
         """Per partition, the newest epoch of this node's leadership that the primary has acknowledged."""
         self._send_now = asyncio.Event()
@@ -122,7 +127,14 @@ class HeartbeatSender:
         leads = tuple(lead for lead in self._leads() if self._reported.get(_key_of(lead), 0) < lead.epoch)[:RESULTS_MAX]
         beats = self.clients.drain()
         me = self._introduction
-        request = BrokerHeartbeatRequest(node=me.node, identity=me.identity, leads=leads, clients=beats)
+        request = BrokerHeartbeatRequest(
+            node=me.node,
+            identity=me.identity,
+            leads=leads,
+            clients=beats,
+            level_max=me.level_max,
+            program=me.program,
+        )
         try:
             if not self._is_registered:
                 self._is_registered = await self._register()  # its addresses may have changed since its last run
@@ -133,6 +145,7 @@ class HeartbeatSender:
                 return
             await self._register()
         except QuiverError as error:
+            self._check_program(error)
             logger.debug("heartbeat not delivered", extra=facts(node=me.node, code=error.code, reason=error.message))
         self.clients.restore(beats)
 
@@ -152,11 +165,17 @@ class HeartbeatSender:
         try:
             await self._router.submit(command)
         except QuiverError as error:
+            self._check_program(error)
             logger.warning("node not registered", extra=facts(node=me.node, code=error.code, reason=error.message))
             return False
         logger.info("node registered", extra=facts(node=me.node, wire_address=me.wire_address))
         self._send_now.set()
         return True
+
+    def _check_program(self, error: QuiverError) -> None:
+        """End this node if the cluster has moved to a feature level that its program does not know."""
+        if error.code == "program_too_old":
+            self._on_failure(StorageError(error.message, code=error.code))
 
 
 def _key_of(lead: LeaderInfo) -> tuple[TopicId, PartitionId]:

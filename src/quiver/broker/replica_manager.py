@@ -305,7 +305,14 @@ class ReplicaManager:
             extra=facts(group=group, topic_id=row.topic_id, partition_id=row.partition_id, is_new=is_new),
         )
         meter = self._meters.of(row.topic_id)
-        return Replica(member, state, settings=self._settings.partition, space=self._space, meter=meter)
+        return Replica(
+            member,
+            state,
+            settings=self._settings.partition,
+            space=self._space,
+            meter=meter,
+            feature_level=lambda: self._store.feature_level,
+        )
 
     # -- removing --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import asyncio
 import msgspec
 
 from quiver.errors import QuiverError
+from quiver.features import LEVEL_MIN
 from quiver.model import Index, NodeId, PartitionId, TopicId
 from quiver.routing.router import Router
 from quiver.wire.admin_messages import (
@@ -45,6 +46,8 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool = False
     pid: int | None = None
     version: str = ""
+    level_max: int | None = None
+    """The highest feature level that its program knows."""
     started_ms: int | None = None
     applied_index: Index | None = None
     stored_index: Index | None = None
@@ -82,6 +85,8 @@ class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     primary: NodeId | None
     index: Index
+    feature_level: int = LEVEL_MIN
+    """What every node of the cluster can read; see `quiver cluster upgrade`."""
     nodes: tuple[NodeOverview, ...]
     topics: tuple[TopicOverview, ...]
     moves: tuple[MoveInfo, ...]
@@ -105,6 +110,7 @@ async def find_overview(router: Router) -> ClusterOverview:
         cluster_id=found.cluster_id,
         primary=found.primary,
         index=found.index,
+        feature_level=found.feature_level,
         nodes=tuple(_show_node(node, described.get(node.node), found.primary) for node in found.nodes),
         topics=tuple(
             TopicOverview(
@@ -164,6 +170,7 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
         is_ready=answer.is_ready,
         pid=answer.pid,
         version=answer.version,
+        level_max=answer.level_max,
         started_ms=answer.started_ms,
         applied_index=answer.applied_index,
         stored_index=answer.stored_index,

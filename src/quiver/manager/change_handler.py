@@ -22,6 +22,7 @@ from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, Unavail
 from quiver.manager.describe import read_retention
 from quiver.manager.manager_changes import add_manager, remove_manager
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
+from quiver.manager.upgrade import ClusterUpgrade
 from quiver.metadata import (
     AddPartitionsCommand,
     BrokerState,
@@ -38,6 +39,7 @@ from quiver.metadata import (
     MetadataStore,
     NotPrimaryError,
     PlaceHoldCommand,
+    RegisterBroker,
     RegisterConsumerCommand,
     RegisterProducerCommand,
     ReleaseHoldCommand,
@@ -75,12 +77,15 @@ ChangeRequest = (
     | admin_messages.RemoveManager
     | messages.SubmitCommand
     | messages.BrokerHeartbeatRequest
+    | admin_messages.UpgradeCluster
 )
 """Requests that only the primary serves."""
 
 
 class HeartbeatHandler(Protocol):
     """The receiver of heartbeats on a manager."""
+
+    upgrade: ClusterUpgrade
 
     async def handle_heartbeat(self, heartbeat: messages.BrokerHeartbeatRequest) -> bool:
         """Record a node's heartbeat; return whether the node is registered with this identity.
@@ -115,10 +120,15 @@ class ChangeHandler:
         match request:
             case messages.SubmitCommand():
                 assert command is not None
+                if self._heartbeats is not None:
+                    node = command.broker_id if isinstance(command, RegisterBroker) else None
+                    self._heartbeats.upgrade.admit(request, node)
                 result = await self._store.submit(command)
                 return messages.CommandSubmitted(index=self._index), (encode_result(result),)
             case messages.BrokerHeartbeatRequest():
                 return await self._hear(request), ()
+            case admin_messages.UpgradeCluster():
+                return await self._manager.upgrade.carry_out(request), ()
             case messages.CreateTopicRequest():
                 return await self._create_topic(request), ()
             case messages.AddPartitionsRequest():
@@ -264,9 +274,9 @@ class ChangeHandler:
         return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.DRAINING)
 
     async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatReceived:
-        if self._heartbeats is None:
-            raise NotPrimaryError("not done: this node is not a manager")
-        return messages.HeartbeatReceived(is_known=await self._heartbeats.handle_heartbeat(request))
+        manager = self._manager
+        manager.upgrade.admit(request, request.node)
+        return messages.HeartbeatReceived(is_known=await manager.handle_heartbeat(request))
 
     # -- clients ---------------------------------------------------------------------------------
 
@@ -307,6 +317,12 @@ class ChangeHandler:
             )
         )
         return messages.ConsumerRegistered(consumer_id=registered.consumer_id, index=self._index)
+
+    @property
+    def _manager(self) -> HeartbeatHandler:
+        if self._heartbeats is None:
+            raise NotPrimaryError("not done: this node is not a manager")
+        return self._heartbeats
 
     @property
     def _index(self) -> Index:

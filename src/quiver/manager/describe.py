@@ -47,6 +47,7 @@ def describe_metadata(view: View, asked: GetMetadata, *, primary: NodeId | None)
         ),
         topics=tuple(_topic(view, topic) for topic in found),
         purged_groups=tuple(_purged_groups(view, asked.groups)) if asked.groups else (),
+        feature_level=view.feature_level,
     )
 
 

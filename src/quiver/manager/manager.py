@@ -23,6 +23,7 @@ from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.logs import facts
 from quiver.manager.liveness import Liveness
 from quiver.manager.repairs import plan_members, plan_repairs
+from quiver.manager.upgrade import ClusterUpgrade
 from quiver.metadata import BrokerState, Command, InitCluster, MetadataStore, NotPrimaryError, Table
 from quiver.metadata.commands import command_name
 from quiver.metadata.journal import describe
@@ -128,6 +129,7 @@ class Manager:
         self._clock = clock
         self._settings = settings
         self._cluster_id = cluster_id
+        self.upgrade = ClusterUpgrade(store, clock=clock, report_ms_max=2 * settings.heartbeat_interval_ms)
         self._liveness: Liveness | None = None
         self._terms = 0
         self._work: asyncio.Task[None]
@@ -191,6 +193,7 @@ class Manager:
                 work.cancel()
         finally:
             self._liveness = None
+            self.upgrade.forget()
 
     async def _serve(self) -> None:
         await self._form()
@@ -203,7 +206,9 @@ class Manager:
     async def _form(self) -> None:
         """Assign the cluster id if the cluster has none yet."""
         while not self._store.view().cluster_id:
-            command = InitCluster(now_ms=self._clock.wall_ms(), cluster_id=self._cluster_id)
+            command = InitCluster(
+                now_ms=self._clock.wall_ms(), cluster_id=self._cluster_id, feature_level=self._store.level_max
+            )
             try:
                 await self._store.submit(command)
             except (UnavailableError, OutcomeUnknownError):

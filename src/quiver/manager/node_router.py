@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from quiver import __version__
 from quiver.addresses import parse_address
 from quiver.backoff import Backoff
 from quiver.clock import Clock, Rng
@@ -103,7 +104,8 @@ class NodeRouter:
         if self._store.is_primary:
             await self._store.submit(command)
         else:
-            await self.ask_primary(SubmitCommand(), [encode_payload(command)])
+            request = SubmitCommand(level_max=self._store.level_max, program=__version__)
+            await self.ask_primary(request, [encode_payload(command)])
 
     async def catch_up(self) -> View:
         """Return this node's metadata once it is no older than this call; raises as `ask` does."""

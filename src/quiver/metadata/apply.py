@@ -9,10 +9,11 @@ the command is refused and nothing is. The same list is written to SQL.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
+from quiver.features import level_of
 from quiver.metadata import brokers, clients, topics
 from quiver.metadata.commands import (
     AbortMove,
@@ -21,6 +22,7 @@ from quiver.metadata.commands import (
     BeginMove,
     ChangeBrokerState,
     ChangeRebalancing,
+    Command,
     CommandDone,
     CommandResult,
     ConfigureTopicCommand,
@@ -35,6 +37,7 @@ from quiver.metadata.commands import (
     PreferLeader,
     PromoteMove,
     PurgeTopic,
+    RaiseLevel,
     RecordHeartbeats,
     RegisterBroker,
     RegisterConsumerCommand,
@@ -43,6 +46,7 @@ from quiver.metadata.commands import (
     ReportLeaders,
     RestoreTopicCommand,
     UndrainBroker,
+    command_name,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
 from quiver.metadata.state import Change, MetadataState
@@ -60,7 +64,7 @@ def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
     """Apply a command to a state, or refuse it and leave the state unchanged."""
     if not state.counters.cluster_id and not isinstance(command, InitCluster):
         return ApplyOutcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet; retry"))
-    decision = _decide(state, command)
+    decision = check_level(state, command) or _decide(state, command)
     if isinstance(decision, CommandRefusal):
         return ApplyOutcome(refusal=decision)
     changes = tuple(decision.changes)
@@ -68,10 +72,24 @@ def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
     return ApplyOutcome(result=decision.result or CommandDone(len(changes)), changes=changes)
 
 
+def check_level(state: MetadataState, command: Command[Any]) -> CommandRefusal | None:
+    """Return why a command is above the cluster's feature level; the proposer asks, too, before it is in the log."""
+    level, needed = state.counters.feature_level, level_of(command)
+    if needed <= level or isinstance(command, InitCluster | RaiseLevel):
+        return None
+    return refuse(
+        "feature_level",
+        f"not done: {command_name(command)} needs feature level {needed}, but the cluster is at level {level}; "
+        "upgrade all nodes, then run quiver cluster upgrade",
+    )
+
+
 def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | CommandRefusal:
     match command:
         case InitCluster():
             return _init_cluster(state, command)
+        case RaiseLevel():
+            return brokers.raise_level(state, command)
         case RegisterBroker():
             return brokers.register(state, command)
         case ChangeBrokerState():
@@ -135,5 +153,10 @@ def _init_cluster(state: MetadataState, command: InitCluster) -> CommandDecision
         )
     if known:
         return CommandDecision()
-    counters = msgspec.structs.replace(state.counters, cluster_id=command.cluster_id, formed_ms=command.now_ms)
+    counters = msgspec.structs.replace(
+        state.counters,
+        cluster_id=command.cluster_id,
+        formed_ms=command.now_ms,
+        feature_level=command.feature_level,
+    )
     return CommandDecision(counters=counters)

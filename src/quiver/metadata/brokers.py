@@ -35,6 +35,7 @@ from quiver.metadata.commands import (
     FinishMove,
     ForgetBroker,
     PromoteMove,
+    RaiseLevel,
     RegisterBroker,
     UndrainBroker,
 )
@@ -109,6 +110,23 @@ def register(state: MetadataState, command: RegisterBroker) -> CommandDecision |
     )
     changes = [] if broker == known else [put(broker)]
     return CommandDecision([*changes, *beat(state, EntityKind.BROKER, broker.broker_id, command.now_ms)])
+
+
+def raise_level(state: MetadataState, command: RaiseLevel) -> CommandDecision | CommandRefusal:
+    """Raise the feature level, if every node that is not removed knows the new one."""
+    level = command.feature_level
+    if level <= state.counters.feature_level:
+        return CommandDecision()
+    known = {item.node: item.level for item in command.nodes}
+    brokers: dict[NodeId, BrokerRow] = state.tables[Table.BROKERS]
+    low = [node for node in sorted(brokers) if brokers[node].state is not _REMOVED and known.get(node, 0) < level]
+    if low:
+        return refuse(
+            "nodes_too_old",
+            f"not done: node {', '.join(map(str, low))} is not known to support feature level {level}; "
+            "upgrade or remove it first",
+        )
+    return CommandDecision(counters=msgspec.structs.replace(state.counters, feature_level=level))
 
 
 def change_state(state: MetadataState, command: ChangeBrokerState) -> CommandDecision | CommandRefusal:

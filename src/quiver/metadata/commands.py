@@ -4,9 +4,10 @@ Pure. A command carries all external input of `apply`: the proposer's time and i
 ids that `apply` assigns.
 
 Encoding: a control batch whose payload is `CONTROL_STATE`, one version byte, and a msgpack map with the command's
-name under "type". Decoding is strict on purpose: an unknown version, command or field was written by a newer program,
-and skipping it would make this member's state differ from the others'. `UnknownCommandError` stops the member instead.
-A field that is added later needs a default that means the same as its absence did.
+name under "type". The version is the lowest feature level whose programs can read the command. Decoding is strict on
+purpose: an unknown version, command or field was written by a newer program, and skipping it would make this member's
+state differ from the others'. `UnknownCommandError` stops the member instead. A field that is added later needs a
+default that means the same as its absence did; see `quiver.features` for when it may be written.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, UnknownVersionError
+from quiver.features import LEVEL_MAX, LEVEL_MIN, level_of, shrink
 from quiver.metadata.rows import (
     ALL_ROLES,
     NUMBER_MAX,
@@ -35,8 +37,6 @@ from quiver.record import Batch, build_control_batch
 
 CONTROL_STATE = 3
 """First payload byte of a control batch that belongs to the state machine, not to the replication driver."""
-COMMANDS_VERSION = 1
-"""Version of the command encoding; this program cannot read greater ones."""
 
 R = TypeVar("R")
 
@@ -47,9 +47,11 @@ PartitionNumber = Annotated[PartitionId, _BOUNDS]
 MoveNumber = Annotated[MoveId, _BOUNDS]
 ProducerNumber = Annotated[ProducerId, _BOUNDS]
 ConsumerNumber = Annotated[ConsumerId, _BOUNDS]
+Level = Annotated[int, Meta(ge=LEVEL_MIN, le=255)]
+"""A feature level; it is the version byte of commands and snapshots."""
 
 
-class UnknownCommandError(DecodeError):
+class UnknownCommandError(UnknownVersionError):
     """Report a command of a newer program: this member must stop rather than skip it."""
 
     code = "unknown_command"
@@ -108,6 +110,22 @@ class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
     """Form the cluster, once; the same id again changes nothing."""
 
     cluster_id: Text
+    feature_level: Level = LEVEL_MIN
+    """The level that the cluster starts with."""
+
+
+class NodeLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The highest feature level that a node knows, as it reported it to the primary."""
+
+    node: Node
+    level: Level
+
+
+class RaiseLevel(Command[CommandDone], frozen=True, tag="raise_level"):
+    """Raise the cluster's feature level; refused unless every node is listed as knowing it. Never lowers it."""
+
+    feature_level: Level
+    nodes: tuple[NodeLevel, ...]
 
 
 class RegisterBroker(Command[CommandDone], frozen=True, tag="register_broker"):
@@ -311,6 +329,7 @@ class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):
 
 AnyCommand = (
     InitCluster
+    | RaiseLevel
     | RegisterBroker
     | ChangeBrokerState
     | UndrainBroker
@@ -342,7 +361,6 @@ AnyCommand = (
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
 _MARK = bytes((CONTROL_STATE,))
-_VERSION = bytes((COMMANDS_VERSION,))
 
 
 def encode_command(command: Command[Any]) -> bytes:
@@ -352,7 +370,8 @@ def encode_command(command: Command[Any]) -> bytes:
 
 def encode_payload(command: Command[Any]) -> bytes:
     """Return a command as it is encoded in its batch after `CONTROL_STATE`, and as nodes forward it."""
-    return _VERSION + _encoder.encode(command)
+    level = level_of(command)
+    return bytes((level,)) + _encoder.encode(shrink(command, level))
 
 
 def encode_result(result: CommandResult) -> bytes:
@@ -360,8 +379,8 @@ def encode_result(result: CommandResult) -> bytes:
     return _encoder.encode(result)
 
 
-def decode_command(batch: Batch) -> AnyCommand | None:
-    """Return the command in a batch, or None for an entry of the replication driver.
+def decode_command(batch: Batch, *, level_max: int = LEVEL_MAX) -> AnyCommand | None:
+    """Return the command in a batch, or None for an entry of the replication driver; `level_max` is this program's.
 
     Raises:
         UnknownCommandError: a newer program wrote the command.
@@ -372,16 +391,17 @@ def decode_command(batch: Batch) -> AnyCommand | None:
     payload = batch.payload()
     if not len(payload) or payload[0] != CONTROL_STATE:
         return None
-    return decode_payload(memoryview(payload)[1:])
+    return decode_payload(memoryview(payload)[1:], level_max=level_max)
 
 
-def decode_payload(data: Buffer) -> AnyCommand:
+def decode_payload(data: Buffer, *, level_max: int = LEVEL_MAX) -> AnyCommand:
     """Return the command in a payload without its `CONTROL_STATE` byte; raises as `decode_command` does."""
     if not len(data):
         raise DecodeError("a command without a version")
-    if data[0] != COMMANDS_VERSION:
+    if not LEVEL_MIN <= data[0] <= level_max:
         raise UnknownCommandError(
-            f"a command of version {data[0]}, but this program reads version {COMMANDS_VERSION}: upgrade this node"
+            f"a command of version {data[0]}, but this program reads versions {LEVEL_MIN} to {level_max}: "
+            "upgrade this node"
         )
     body = memoryview(data)[1:]
     try:

@@ -26,7 +26,7 @@ from sqlalchemy.sql.dml import Delete, Insert
 
 from quiver.errors import ConfigError, StorageError
 from quiver.metadata import rows, tables
-from quiver.metadata.migrations import migrate
+from quiver.metadata.migrations import migrate, required_schema
 from quiver.metadata.rows import AnyRow
 from quiver.metadata.state import Counters, LogPosition, MetadataState, View
 from quiver.metadata.tables import ROW_MAPPINGS, RowMapping, Values
@@ -244,7 +244,7 @@ def _load_meta(connection: Connection) -> tuple[Counters, LogPosition]:
         raise StorageError(f"the metadata database has {len(found)} rows in meta, not 1: it was changed from outside")
     values = found[0]
     position = LogPosition(values.pop("applied_index"), values.pop("applied_term"))
-    del values["singleton"], values["schema_version"]
+    del values["singleton"], values["schema_version"], values["migrated_version"]
     return msgspec.convert(values, Counters), position
 
 
@@ -271,7 +271,11 @@ _ADVANCE = (
 def _advance(connection: Connection, transaction: Transaction) -> bool:
     """Advance the position; return False if an earlier attempt has committed the transaction already."""
     before, after = transaction.before, transaction.after
-    values = msgspec.to_builtins(transaction.counters) | {"applied_index": after.index, "applied_term": after.term}
+    values = msgspec.to_builtins(transaction.counters) | {
+        "applied_index": after.index,
+        "applied_term": after.term,
+        "schema_version": required_schema(transaction.counters.feature_level),
+    }
     moved = connection.execute(
         _ADVANCE.values(values), {"before_index": before.index, "before_term": before.term}
     ).rowcount

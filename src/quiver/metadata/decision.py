@@ -64,6 +64,8 @@ _CONFLICTS = (
     "move_promoted",
     "move_not_promoted",
     "too_many_holds",
+    "feature_level",
+    "nodes_too_old",
 )
 _OUT_OF_RANGE = (
     "bad_cluster_id",

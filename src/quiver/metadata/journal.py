@@ -31,6 +31,7 @@ from quiver.metadata.commands import (
     PreferLeader,
     PromoteMove,
     PurgeTopic,
+    RaiseLevel,
     RecordHeartbeats,
     RegisterBroker,
     RegisterConsumerCommand,
@@ -98,6 +99,8 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
     match command:
         case InitCluster():
             return f"cluster {command.cluster_id}", None
+        case RaiseLevel():
+            return f"feature level {command.feature_level}", None
         case RegisterBroker():
             return f"at {command.wire_address}", command.broker_id
         case ChangeBrokerState():

@@ -3,6 +3,10 @@
 A released migration never changes, so it is plain SQL and does not use the definitions in `tables`, which evolve. All
 missing migrations run in one transaction: after a crash the schema is either the old or the new one. A schema that is
 newer than the program is not touched.
+
+From version 5 on, a migration only adds: tables, indexes, and columns with a default. So an older program can use the
+database of a newer one as long as the cluster's feature level allows the older program. `meta.migrated_version` is the
+version of the tables, `meta.schema_version` the lowest version that a program must know to use them.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, inspect, text
 
 from quiver.errors import StorageError
+from quiver.features import LEVEL_MIN
 
 VERSION_1 = (
     """CREATE TABLE meta (
@@ -137,6 +142,12 @@ VERSION_4 = (
 )
 
 
+VERSION_5 = (
+    "ALTER TABLE meta ADD COLUMN feature_level BIGINT NOT NULL DEFAULT 1",
+    "ALTER TABLE meta ADD COLUMN migrated_version INTEGER NOT NULL DEFAULT 5",
+)
+
+
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
         for statement in statements:
@@ -150,10 +161,18 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_2),
     _run(VERSION_3),
     _run(VERSION_4),
+    _run(VERSION_5),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)
 """The schema version of this program."""
+SCHEMA_AT_LEVEL_1 = 4
+"""The schema version of programs of feature level 1."""
+
+
+def required_schema(feature_level: int) -> int:
+    """Return the lowest schema version that a program must know to use the database of a cluster at a level."""
+    return SCHEMA_AT_LEVEL_1 if feature_level == LEVEL_MIN else SCHEMA_VERSION
 
 
 def migrate(connection: Connection, *, schema: str | None = None) -> int:
@@ -162,19 +181,28 @@ def migrate(connection: Connection, *, schema: str | None = None) -> int:
     Raises:
         StorageError: a newer program wrote the schema; nothing was changed.
     """
-    version = _version(connection, schema)
-    if version > SCHEMA_VERSION:
+    required, version = _versions(connection, schema)
+    if required > SCHEMA_VERSION:
         raise StorageError(
-            f"the metadata database has schema version {version}, but this program supports up to {SCHEMA_VERSION}: "
+            f"the metadata database has schema version {required}, but this program supports up to {SCHEMA_VERSION}: "
             "start the newer program that wrote it"
         )
     for step in MIGRATIONS[version:]:
         step(connection)
-    connection.execute(text("UPDATE meta SET schema_version = :version"), {"version": SCHEMA_VERSION})
+    if version < SCHEMA_VERSION:
+        connection.execute(
+            text("UPDATE meta SET schema_version = :required, migrated_version = :version"),
+            {"required": max(required, SCHEMA_AT_LEVEL_1), "version": SCHEMA_VERSION},
+        )
     return version
 
 
-def _version(connection: Connection, schema: str | None) -> int:
-    if not inspect(connection).has_table("meta", schema=schema):
-        return 0
-    return int(connection.execute(text("SELECT schema_version FROM meta")).scalar_one())
+def _versions(connection: Connection, schema: str | None) -> tuple[int, int]:
+    """Return the version that a program must know, and the version of the tables; 0 without tables."""
+    found = inspect(connection)
+    if not found.has_table("meta", schema=schema):
+        return 0, 0
+    required = int(connection.execute(text("SELECT schema_version FROM meta")).scalar_one())
+    if "migrated_version" not in {column["name"] for column in found.get_columns("meta", schema=schema)}:
+        return required, required
+    return required, int(connection.execute(text("SELECT migrated_version FROM meta")).scalar_one())

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, UnknownVersionError
+from quiver.features import LEVEL_MAX, LEVEL_MIN, shrink
 from quiver.metadata.rows import (
     FIRST_PARTITION_GROUP,
     ROW_TYPES,
@@ -36,9 +37,6 @@ from quiver.metadata.rows import (
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
 
-SNAPSHOT_VERSION = 1
-"""Version of the snapshot encoding; this program cannot read greater ones."""
-
 T = TypeVar("T")
 
 
@@ -54,6 +52,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     next_move_id: MoveId = MoveId(1)
     is_rebalancing: bool = False
     """Whether a rebalance is requested and not yet complete."""
+    feature_level: int = LEVEL_MIN
+    """The cluster's feature level; data from before there were levels has the lowest."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -153,6 +153,11 @@ class View:
         """Return the cluster's id; empty before it is formed."""
         return self.counters.cluster_id
 
+    @property
+    def feature_level(self) -> int:
+        """Return the cluster's feature level."""
+        return self.counters.feature_level
+
     def topic(self, name: str) -> TopicRow | None:
         """Return the active topic of a name."""
         topic_id = self.topics_by_name.get(name)
@@ -214,7 +219,8 @@ class View:
     def _encode(self, position: LogPosition) -> bytes:
         listed = {table.value: _sorted_rows(getattr(self, table.value)) for table in Table}
         saved = _Snapshot(position=position, counters=self.counters, **listed)
-        return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(saved)
+        # Its version is the cluster's feature level: every node can read the snapshot of every other.
+        return bytes((self.feature_level,)) + msgspec.msgpack.encode(shrink(saved, self.feature_level))
 
 
 class MetadataState:
@@ -237,17 +243,19 @@ class MetadataState:
             self._put(row)
 
     @classmethod
-    def decode(cls, data: bytes) -> MetadataState:
+    def decode(cls, data: bytes, *, level_max: int = LEVEL_MAX) -> MetadataState:
         """Return the state that `View.encode` encoded; empty bytes mean the initial state.
 
         Raises:
-            DecodeError: the bytes are no snapshot, or were written by a newer program.
+            UnknownVersionError: a newer program wrote the snapshot.
+            DecodeError: the bytes are no snapshot.
         """
         if not data:
             return cls()
-        if data[0] != SNAPSHOT_VERSION:
-            raise DecodeError(
-                f"a metadata snapshot of version {data[0]}, but this program reads version {SNAPSHOT_VERSION}"
+        if not LEVEL_MIN <= data[0] <= level_max:
+            raise UnknownVersionError(
+                f"a metadata snapshot of version {data[0]}, but this program reads versions {LEVEL_MIN} to "
+                f"{level_max}: upgrade this node"
             )
         try:
             saved = _snapshot_decoder.decode(memoryview(data)[1:])

@@ -5,8 +5,8 @@ lags but never differs. After a crash the state is loaded from the database. The
 newest snapshot; entries that the database already has are skipped by index and the rest are applied, so every command
 is applied exactly once, whatever the positions of snapshot and database.
 
-It stops permanently and calls `on_failure` rather than skip an entry that it cannot decode or continue with a database
-that belongs to another log.
+It stops permanently and calls `on_failure` rather than skip an entry that it cannot decode, follow a cluster to a
+feature level that this program does not know, or continue with a database that belongs to another log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quiver.errors import DecodeError, StorageError, invariant
+from quiver.features import LEVEL_MAX, explain_level
 from quiver.metadata.apply import ApplyOutcome, apply
 from quiver.metadata.commands import decode_command
 from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
@@ -40,7 +41,11 @@ class ChangeListener(Protocol):
 class MetadataStateMachine:
     """The replicated state of the metadata group."""
 
-    def __init__(self, state: MetadataState, *, on_failure: Callable[[StorageError], None]) -> None:
+    def __init__(
+        self, state: MetadataState, *, on_failure: Callable[[StorageError], None], level_max: int = LEVEL_MAX
+    ) -> None:
+        self.level_max = level_max
+        """The highest feature level that this program knows."""
         self._state = state
         self._listeners: list[ChangeListener] = []
         self._on_failure = on_failure
@@ -96,7 +101,7 @@ class MetadataStateMachine:
     def restore(self, state: bytes) -> None:
         """Replace the state by a snapshot, unless the state is as new; empty bytes mean the initial state."""
         try:
-            restored = MetadataState.decode(state)
+            restored = MetadataState.decode(state, level_max=self.level_max)
         except DecodeError as error:
             self._fail(StorageError(error.message))
             return
@@ -125,7 +130,7 @@ class MetadataStateMachine:
             return ()
         invariant(found.index == position.index + 1, "entries are applied one by one", at=position, found=found)
         try:
-            command = decode_command(batch)
+            command = decode_command(batch, level_max=self.level_max)
         except DecodeError as error:
             self._fail(StorageError(f"the metadata log holds at index {found.index} {error.message}"))
             return ()
@@ -136,7 +141,13 @@ class MetadataStateMachine:
             self.applied_commands += 1
             self._keep(found.index, outcome)
         self._state.advance_to(found)
+        self._check_level()
         return changes
+
+    def _check_level(self) -> None:
+        level = self._state.counters.feature_level
+        if level > self.level_max and self._failure is None:
+            self._fail(StorageError(explain_level(level, level_max=self.level_max), code="unknown_version"))
 
     def _skip(self, found: LogPosition) -> None:
         """Skip an entry that the database has; the last one must be the same entry, by its term."""

@@ -28,6 +28,8 @@ from quiver.errors import (
     StorageError,
     UnavailableError,
 )
+from quiver.features import LEVEL_MAX, explain_level
+from quiver.metadata.apply import check_level
 from quiver.metadata.change_log import ChangeLog, WatchEvent
 from quiver.metadata.commands import Command, decode_payload, encode_command
 from quiver.metadata.database import Database
@@ -106,6 +108,7 @@ class MetadataStore:
         clock: Clock,
         on_failure: Callable[[StorageError], None],
         settings: MetadataSettings | None = None,
+        level_max: int = LEVEL_MAX,
     ) -> MetadataStore:
         """Create or migrate the tables and load the state. `on_failure` must stop the node.
 
@@ -114,7 +117,9 @@ class MetadataStore:
         """
         await executor.submit(database.prepare, Lane.SQL)
         state = await executor.submit(database.load, Lane.SQL)
-        machine = MetadataStateMachine(state, on_failure=on_failure)
+        if state.counters.feature_level > level_max:
+            raise StorageError(explain_level(state.counters.feature_level, level_max=level_max), code="unknown_version")
+        machine = MetadataStateMachine(state, on_failure=on_failure, level_max=level_max)
         writer = DatabaseWriter(database, executor, stored=state.position, on_failure=on_failure)
         change_log = ChangeLog(machine)
         machine.add_listener(writer)
@@ -161,6 +166,16 @@ class MetadataStore:
     def applied_index(self) -> Index:
         """Return the index up to which the log is applied on this node."""
         return self.machine.state.position.index
+
+    @property
+    def feature_level(self) -> int:
+        """Return the cluster's feature level, as this node knows it."""
+        return self.machine.state.counters.feature_level
+
+    @property
+    def level_max(self) -> int:
+        """Return the highest feature level that this program knows."""
+        return self.machine.level_max
 
     @property
     def stored_index(self) -> Index:
@@ -248,6 +263,9 @@ class MetadataStore:
             OverloadedError: not done; too many commands are in flight.
             OutcomeUnknownError: the outcome is unknown; leadership or the database was lost before the result.
         """
+        refusal = check_level(self.machine.state, command)
+        if refusal is not None:
+            raise refusal.error()  # before it is in the log, where it would stop the nodes that cannot read it
         data = _checked(command)
         if self._submits >= SUBMITS_MAX:
             raise OverloadedError(f"not done: {SUBMITS_MAX} metadata commands are in flight, the maximum; retry later")

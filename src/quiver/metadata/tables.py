@@ -50,6 +50,8 @@ meta = Table(
     _number("next_consumer_id"),
     _number("next_move_id"),
     _flag("is_rebalancing"),
+    _number("feature_level"),
+    Column("migrated_version", Integer, nullable=False),
 )
 """One row: the log position and the counters. Written in every transaction."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
 from quiver.model import ConsumerId, Offset
-from quiver.partition.entries import CursorsEntry, build_entry
+from quiver.partition.entries import CursorsEntry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.partition.state import PartitionState
 
@@ -81,7 +81,7 @@ class CursorMoves:
             self._fail(UnavailableError("not done: this node lost leadership of the partition; retry"))
             return
         try:
-            proposed = self._gate.propose(build_entry(CursorsEntry(tuple(sorted(moves.items())))))
+            proposed = self._gate.propose_entry(CursorsEntry(tuple(sorted(moves.items()))))
         except QuiverError as error:
             self._fail(error)
             return

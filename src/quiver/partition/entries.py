@@ -1,7 +1,8 @@
 """The log entries of a partition that are not records. Pure.
 
 Each is a control batch: it uses an index but no offset (R21). Its payload is `CONTROL_STATE`, a version byte, and a
-tagged msgpack array. `docs/protocol/partition.md` describes the format.
+tagged msgpack array. The version is the lowest feature level whose programs know the entry (`quiver.features`).
+`docs/protocol/partition.md` describes the format.
 
 - *fence*: a producer has begun an epoch;
 - *cursors*: consumers have moved, many in one entry;
@@ -11,15 +12,15 @@ tagged msgpack array. `docs/protocol/partition.md` describes the format.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, UnknownVersionError
+from quiver.features import LEVEL_MAX, LEVEL_MIN, version_of
 from quiver.model import ConsumerId, Index, Offset, ProducerId
 from quiver.record import Batch, build_control_batch
 from quiver.replication import CONTROL_STATE
-
-VERSION = 1
-_PREFIX = CONTROL_STATE + bytes([VERSION])
 
 
 class SentBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -95,29 +96,51 @@ class TrimEntry(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry
 
+_TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(PartitionEntry))
 _decoder: msgspec.msgpack.Decoder[PartitionEntry] = msgspec.msgpack.Decoder(PartitionEntry)
 
 
-def build_entry(entry: PartitionEntry) -> bytes:
-    """Return an entry as a control batch, not yet stamped with index and term."""
-    return build_control_batch(_PREFIX + msgspec.msgpack.encode(entry), timestamp=0)
+def build_entry(entry: PartitionEntry, *, level: int = LEVEL_MAX) -> bytes:
+    """Return an entry for a cluster at a feature level as a control batch, not yet stamped with index and term.
+
+    Raises:
+        ConflictError: programs of that level do not know the entry.
+    """
+    version = bytes((version_of(type(entry), level),))
+    return build_control_batch(CONTROL_STATE + version + msgspec.msgpack.encode(entry), timestamp=0)
 
 
 def decode_entry(batch: Batch) -> PartitionEntry | None:
     """Return the partition entry in a control batch; None if the batch belongs to the replication layer.
 
     Raises:
-        DecodeError: the entry's version or kind is unsupported, or its bytes are malformed.
+        UnknownVersionError: a newer program wrote the entry.
+        DecodeError: its bytes are malformed.
     """
     payload = bytes(batch.payload())
     if payload[:1] != CONTROL_STATE:
         return None
-    if payload[1:2] != _PREFIX[1:]:
-        raise DecodeError(
-            f"the partition entry at index {batch.header.index} has unsupported version {payload[1:2].hex()}; "
+    where = f"the partition entry at index {batch.header.index}"
+    if len(payload) < len(CONTROL_STATE) + 1:
+        raise DecodeError(f"{where} has no version")
+    if not LEVEL_MIN <= payload[1] <= LEVEL_MAX:
+        raise UnknownVersionError(
+            f"{where} has version {payload[1]}, but this program reads versions {LEVEL_MIN} to {LEVEL_MAX}: "
             "upgrade this node"
         )
     try:
         return _decoder.decode(payload[2:])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise DecodeError(f"the partition entry at index {batch.header.index} cannot be decoded: {error}") from None
+        if _is_of_unknown_kind(payload[2:]):
+            raise UnknownVersionError(
+                f"{where} is of a kind that this program does not know: upgrade this node"
+            ) from None
+        raise DecodeError(f"{where} cannot be decoded: {error}") from None
+
+
+def _is_of_unknown_kind(data: bytes) -> bool:
+    try:
+        found = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return isinstance(found, list) and bool(found) and isinstance(found[0], int) and found[0] not in _TAGS

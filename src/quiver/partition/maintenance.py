@@ -22,7 +22,7 @@ from quiver.config import PartitionSettings
 from quiver.errors import LogClosedError, QuiverError, StorageError
 from quiver.logs import facts
 from quiver.model import ConsumerId, Offset
-from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint, build_entry
+from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
@@ -148,7 +148,7 @@ class Maintenance:
         async with self._gate.quiesce():
             if not self._gate.is_current:
                 return  # the new leader writes it
-            done = self._gate.propose_quiesced(build_entry(StateSnapshotEntry(self._state.contents())))
+            done = self._gate.propose_entry(StateSnapshotEntry(self._state.contents()))
         await done
 
     async def _trim(self, now_ms: int) -> None:
@@ -156,7 +156,7 @@ class Maintenance:
         point = find_trim(self._state, self.policy, now_ms=now_ms)
         if point is None:
             return  # an earlier leader has already trimmed
-        await self._gate.propose(build_entry(TrimEntry(point.index, point.offset)))
+        await self._gate.propose_entry(TrimEntry(point.index, point.offset))
         logger.info("records trimmed", extra=facts(group=self._member.group, first_offset=point.offset))
 
 

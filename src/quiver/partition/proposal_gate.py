@@ -16,7 +16,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from quiver.errors import QuiverError
+from quiver.features import LEVEL_MAX
 from quiver.model import Buffer, Term
+from quiver.partition.entries import PartitionEntry, build_entry
 from quiver.record import BatchHeader
 from quiver.replication import Member
 from quiver.tasks import SharedOutcome
@@ -27,8 +29,9 @@ ProposalOutcome = SharedOutcome[list[BatchHeader]]
 class ProposalGate:
     """The permission of one replica to answer and to propose."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, feature_level: Callable[[], int] = lambda: LEVEL_MAX) -> None:
         self._member = member
+        self._feature_level = feature_level
         self._pending: deque[ProposalOutcome] = deque()
         """Proposals in order; those at the front that have an outcome are dropped with the next proposal."""
         self._resumed: asyncio.Future[None] | None = None
@@ -80,11 +83,20 @@ class ProposalGate:
         # A proposal of a replica that is not ready is refused by its member, by the term.
         return self._propose(data)
 
+    def propose_entry(self, entry: PartitionEntry) -> ProposalOutcome:
+        """Propose an entry that is not records, as `propose` does, or as the one proposal of a `quiesce` block.
+
+        Raises:
+            ConflictError: not done; the cluster's feature level does not allow the entry yet.
+            UnavailableError: not done; this member is closing or no longer leads.
+        """
+        return self._propose(build_entry(entry, level=self._feature_level()))
+
     @asynccontextmanager
     async def quiesce(self) -> AsyncIterator[None]:
         """Pause proposals and wait until every earlier one has an outcome; inside, the state includes all of them.
 
-        The body makes at most one proposal, with `propose_quiesced`, and does not suspend.
+        The body makes at most one proposal, with `propose_entry`, and does not suspend.
         """
         await self.wait_ready()
         self._resumed = asyncio.get_running_loop().create_future()
@@ -96,14 +108,6 @@ class ProposalGate:
         finally:
             resumed, self._resumed = self._resumed, None
             resumed.set_result(None)
-
-    def propose_quiesced(self, data: Buffer) -> ProposalOutcome:
-        """Propose the one batch of a `quiesce` block.
-
-        Raises:
-            NotLeaderError: not done; this replica no longer leads.
-        """
-        return self._propose(data)
 
     def call_when_resumed(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the current `quiesce` block ends."""

@@ -17,6 +17,7 @@ import msgspec
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
 from quiver.errors import DecodeError, NotLeaderError, OutOfRangeError, OutOfSequenceError, UnavailableError
+from quiver.features import LEVEL_MAX
 from quiver.metrics import now_s
 from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
 from quiver.partition.consume_handler import (
@@ -27,7 +28,7 @@ from quiver.partition.consume_handler import (
     DefaultStart,
 )
 from quiver.partition.cursors import CursorMoves
-from quiver.partition.entries import FenceEntry, build_entry
+from quiver.partition.entries import FenceEntry
 from quiver.partition.maintenance import Maintenance, RetentionPolicy
 from quiver.partition.meters import ConsumeTimings, TopicMeter
 from quiver.partition.producers import Deduplicator, fenced
@@ -107,6 +108,7 @@ class Replica:
         settings: PartitionSettings = DEFAULTS,
         space: DiskSpace | None = None,
         meter: TopicMeter | None = None,
+        feature_level: Callable[[], int] = lambda: LEVEL_MAX,
     ) -> None:
         self.on_role: OnRole | None = None
         """Called when the replica's role or leader changes."""
@@ -114,7 +116,7 @@ class Replica:
         self._state = state
         self._space = space
         self._meter = meter or TopicMeter(ConsumeTimings())
-        self._gate = ProposalGate(member)
+        self._gate = ProposalGate(member, feature_level)
         self._deduplicator = Deduplicator(state.producers)
         self._gate.on_new_term.append(self._deduplicator.clear)
         self._moves = CursorMoves(self._gate, state)
@@ -238,7 +240,7 @@ class Replica:
         self._deduplicator.check_epoch(producer_id, epoch)
         next_sequence = self._deduplicator.expected_sequence(producer_id, epoch)
         fence = FenceEntry(producer_id, epoch)
-        done = self._gate.propose(build_entry(fence))
+        done = self._gate.propose_entry(fence)
         self._deduplicator.add_fence(fence, done, next_sequence=next_sequence)
         await done
         committed_sequence = self._state.producers.next_sequence(producer_id, epoch)

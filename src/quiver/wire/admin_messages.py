@@ -1,4 +1,4 @@
-"""Requests for administration: a node's state, registered clients, replica moves, retention holds. Pure."""
+"""Requests for administration: a node's state, clients, replica moves, retention holds, the feature level. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from quiver.features import LEVEL_MIN
 from quiver.metrics import MetricFamily
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
-from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
+from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
 
 LAGS_MAX = 200
 """Consumer lags that a node reports at most: they become metric labels."""
@@ -68,6 +69,8 @@ class NodeDescribed(Response, frozen=True):
     metrics: tuple[MetricFamily, ...] = ()
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Settings by key, without those that name or locate the node and without secrets."""
+    level_max: FeatureLevelNumber = LEVEL_MIN
+    """The highest feature level that the node's program knows."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
@@ -244,3 +247,34 @@ class ReleaseHoldRequest(Request[Done], frozen=True, tag="release_hold"):
 
     name: Name
     topic_id: TopicId | None = None
+
+
+class NodeProgram(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node's program, as the node reported it to the primary."""
+
+    node: NodeId
+    level_max: FeatureLevelNumber | None = None
+    """The highest feature level that it knows; None if the node has not reported it."""
+    program: str = ""
+    """Its version; empty for a program from before feature levels."""
+
+
+class ClusterUpgraded(Response, frozen=True):
+    """The cluster's feature level after the request, and the programs of all nodes."""
+
+    level: FeatureLevelNumber
+    level_before: FeatureLevelNumber
+    index: Index = Index(0)
+    nodes: tuple[NodeProgram, ...] = ()
+    refusal: str = ""
+    """In a dry run: why the upgrade would be refused; empty if it would be done."""
+
+
+class UpgradeCluster(Request[ClusterUpgraded], frozen=True, tag="upgrade_cluster"):
+    """Raise the cluster's feature level, to the highest that the primary knows unless another is given."""
+
+    response = ClusterUpgraded
+    _idempotent = True
+
+    level: FeatureLevelNumber | None = None
+    is_dry_run: bool = False

@@ -4,6 +4,8 @@ A request's head is the array `[correlation id, remaining ms, body]`, a response
 `[correlation id, nil, failure]`, a cancel's `[correlation id]`. A body that is too long for a head begins the payload
 instead; then it is nil in the head and its length is the last item. `docs/protocol/wire.md` has the tables.
 
+A body has only the fields that the other side's program knows by its hello; unknown fields are ignored.
+
 The frame's checksum covers the payload, except a payload that is only batches, which carry their own checksums.
 
 An error travels as its kind, code, message and outcome; the other side raises the same class with the same code. The
@@ -30,6 +32,7 @@ from quiver.errors import (
     error_class,
     kind_of,
 )
+from quiver.features import LEVEL_MAX, shrink
 from quiver.model import Buffer, NodeId
 from quiver.wire.frames import HEAD_BYTES_MAX, Frame, FrameKind, encode_frame
 from quiver.wire.messages import AnyRequest
@@ -105,26 +108,41 @@ class IncomingResponse(msgspec.Struct, frozen=True):
 
 
 def encode_request(
-    correlation_id: int, timeout_ms: int, request: Request[Any], parts: Sequence[Buffer] = ()
+    correlation_id: int,
+    timeout_ms: int,
+    request: Request[Any],
+    parts: Sequence[Buffer] = (),
+    *,
+    level: int = LEVEL_MAX,
 ) -> list[Buffer]:
-    """Return the buffers of a request's frame; large parts are not copied and must not change until sent."""
+    """Return the buffers of a request's frame for a program that knows `level`.
+
+    Large parts are not copied and must not change until sent.
+    """
     timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
-    head = _encode((correlation_id, timeout_ms, request))
+    sent = request if level >= LEVEL_MAX else shrink(request, level)
+    head = _encode((correlation_id, timeout_ms, sent))
     check_payload = bool(parts) and not request.carries_batches
     if len(head) > HEAD_BYTES_MAX:
-        body = _encode(request)
+        body = _encode(sent)
         head, parts, check_payload = _encode((correlation_id, timeout_ms, None, len(body))), (body, *parts), True
     return encode_frame(FrameKind.REQUEST, head, parts, check_payload=check_payload)
 
 
 def encode_response(
-    correlation_id: int, request: AnyRequest, response: Response, parts: Sequence[Buffer] = ()
+    correlation_id: int,
+    request: AnyRequest,
+    response: Response,
+    parts: Sequence[Buffer] = (),
+    *,
+    level: int = LEVEL_MAX,
 ) -> list[Buffer]:
-    """Return the buffers of the frame that answers `request`; large parts are not copied, as above."""
-    head = _encode((correlation_id, response))
+    """Return the buffers of the frame that answers `request`, for a program that knows `level`; as above."""
+    sent = response if level >= LEVEL_MAX else shrink(response, level)
+    head = _encode((correlation_id, sent))
     check_payload = bool(parts) and not request.carries_batches
     if len(head) > HEAD_BYTES_MAX:
-        body = _encode(response)
+        body = _encode(sent)
         head, parts, check_payload = _encode((correlation_id, None, None, len(body))), (body, *parts), True
     return encode_frame(FrameKind.RESPONSE, head, parts, check_payload=check_payload)
 

@@ -7,7 +7,8 @@ with a `HandshakeRefusal`, which gives the reason and ends the connection. The d
 
 Rules: the first frame is a hello or the connection ends; `magic`, `version_min` and `version_max` keep their names
 and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people. A node
-whose identity differs from the known one is refused: its disk is not the one that voted.
+whose identity differs from the known one is refused: its disk is not the one that voted. Each side names the feature
+levels that its program knows, and gets only fields that it knows; a hello without them is of level 1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.errors import ConfigError, DecodeError
+from quiver.features import LEVEL_MAX, LEVEL_MIN
 from quiver.model import NodeId
 from quiver.wire.frames import Frame, FrameKind, encode_frame
 
@@ -49,6 +51,9 @@ class _Versions(msgspec.Struct, frozen=True, kw_only=True):
     magic: Literal["quiver"]
     version_min: _Version
     version_max: _Version
+    level_min: _Version = LEVEL_MIN
+    level_max: _Version = LEVEL_MIN
+    """The feature levels that the sender's program knows."""
 
 
 class Hello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="messages"):
@@ -127,7 +132,13 @@ def make_requester_hello(
 
 
 def _build_hello(of_type: type[_T], fields: Mapping[str, object]) -> _T:
-    versions = {"magic": "quiver", "version_min": VERSION_MIN, "version_max": VERSION_MAX}
+    versions = {
+        "magic": "quiver",
+        "version_min": VERSION_MIN,
+        "version_max": VERSION_MAX,
+        "level_min": LEVEL_MIN,
+        "level_max": LEVEL_MAX,
+    }
     try:
         return msgspec.convert({**versions, **fields}, of_type)
     except msgspec.ValidationError as error:

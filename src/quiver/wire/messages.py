@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.errors import DecodeError
+from quiver.features import LEVEL_MIN
 from quiver.model import Buffer, ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Record
 from quiver.wire.admin_messages import (
@@ -29,8 +30,9 @@ from quiver.wire.admin_messages import (
     PlaceHoldRequest,
     ReleaseHoldRequest,
     RemoveManager,
+    UpgradeCluster,
 )
-from quiver.wire.requests import RESULTS_MAX, Count, Done, Name, Request, Response
+from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
 
 CONSUMERS_MAX = 1_000
 """Most consumers of one `ConsumeMany`."""
@@ -94,6 +96,8 @@ class MetadataFound(Response, frozen=True):
     topics: tuple[TopicInfo, ...] = ()
     purged_groups: tuple[GroupId, ...] = ()
     """Those of the requested groups whose topic has been purged: their files can be deleted."""
+    feature_level: FeatureLevelNumber = LEVEL_MIN
+    """The cluster's feature level."""
 
 
 class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
@@ -492,6 +496,11 @@ class SubmitCommand(Request[CommandSubmitted], frozen=True, tag="submit_command"
     response = CommandSubmitted
     is_for_nodes = True
 
+    level_max: FeatureLevelNumber = LEVEL_MIN
+    """The highest feature level that the sender's program knows."""
+    program: Name = ""
+    """The version of the sender's program."""
+
 
 class LeaderInfo(msgspec.Struct, frozen=True, array_like=True):
     """A partition that the sender leads, and its epoch."""
@@ -527,6 +536,8 @@ class BrokerHeartbeatRequest(Request[HeartbeatReceived], frozen=True, tag="heart
     leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Partitions whose leader the primary may not know yet."""
     clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
+    level_max: FeatureLevelNumber = LEVEL_MIN
+    program: Name = ""
 
 
 class MembersFound(Response, frozen=True):
@@ -565,6 +576,7 @@ AnyRequest = (
     | AddManager
     | RemoveManager
     | ListManagers
+    | UpgradeCluster
     | RegisterProducerRequest
     | RegisterConsumerRequest
     | ForgetClientRequest

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 from quiver.config import WireSettings
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, TooLargeError, UnavailableError
+from quiver.features import LEVEL_MIN
 from quiver.model import Buffer
 from quiver.tasks import timeout_at
 from quiver.wire.connection import Connection
@@ -71,6 +72,7 @@ class RequestConnection(Connection):
         self.used_at_s = self._loop.time()
         """When its last call ended, by the loop's clock."""
         self._hello = hello
+        self._level = LEVEL_MIN
         self._outbox = Outbox()
         self._pending: dict[int, _Pending] = {}
         self._pending_bytes = 0
@@ -128,7 +130,7 @@ class RequestConnection(Connection):
         if timeout_ms <= 0:
             raise UnavailableError("not done: the deadline passed before the request was sent", code="timed_out")
         self._last_id = correlation_id = self._last_id + 1
-        frame = encode_request(correlation_id, timeout_ms, request, payload)
+        frame = encode_request(correlation_id, timeout_ms, request, payload, level=self._level)
         size_bytes = sum(map(len, frame))
         if size_bytes > self.settings.frame_bytes_max:
             bound = self.settings.frame_bytes_max
@@ -281,6 +283,7 @@ class RequestConnection(Connection):
         if isinstance(answer, HandshakeRefusal):
             self.refuse(answer)
             return
+        self._level = answer.level_max
         self.finish_handshake()
         self.greeted.set_result(answer)
 

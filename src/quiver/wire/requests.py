@@ -1,8 +1,9 @@
 """The base types of requests and responses. Pure.
 
 A request is the head of a frame, tagged with its name; its bytes, such as batches, follow as the frame's payload.
-`Request[R]` names the type of its response. Decoding is strict on both sides: a field that is added later must have a
-default with the meaning that its absence had. `messages` and `admin_messages` define the requests.
+`Request[R]` names the type of its response. A field that is added later must have a default with the meaning that its
+absence had: it is not sent to programs that do not know it (`quiver.features`), and unknown fields are ignored.
+`messages` and `admin_messages` define the requests.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ RESULTS_MAX = 100_000
 """Most items of a list in a request or response."""
 Name = Annotated[str, Meta(max_length=300)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+FeatureLevelNumber = Annotated[int, Meta(ge=0, le=0xFFFF)]
 
 
-class Response(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all responses."""
 
 
 R = TypeVar("R", bound=Response)
 
 
-class Request(
-    msgspec.Struct, Generic[R], frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag=True
-):
+class Request(msgspec.Struct, Generic[R], frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Base of all requests; `R` is the type of the response."""
 
     response: ClassVar[type[Response]]
@@ -45,7 +45,7 @@ class Request(
     carries_batches: ClassVar[bool] = False
     """Whether the payload of the request or of its response is batches, which have checksums of their own."""
 
-    # On the wire it keeps the name that nodes of earlier versions know: they refuse unknown fields.
+    # On the wire it keeps the name that programs of feature level 1 know: they refuse unknown fields.
     is_forwarded: bool = msgspec.field(default=False, name="is_handed_on")
     """Whether a node forwarded it to the primary that it knows; the receiver must not forward it again."""
     known_index: Index = Index(0)

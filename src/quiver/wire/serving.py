@@ -304,7 +304,9 @@ class RequestServer:
                 call.is_begun = True
                 assert self._handler is not None
                 response, parts = await self._handler(call.caller, call.request, call.incoming.payload)
-                answer = encode_response(call.incoming.correlation_id, call.request, response, parts)
+                answer = encode_response(
+                    call.incoming.correlation_id, call.request, response, parts, level=call.session.level
+                )
                 if sum(map(len, answer)) > self.settings.frame_bytes_max:
                     raise ValueError("the response is larger than a frame may be")
             except BaseException as error:  # noqa: BLE001 - `_encode_failure` raises it again if it is no answer

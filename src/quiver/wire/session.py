@@ -29,6 +29,8 @@ class RequestSession:
     def __init__(self, server: RequestServer, connection: Connection, hello: RequesterHello) -> None:
         self.node = None if hello.node is None else NodeId(hello.node)
         self.caller_name = hello.name
+        self.level = hello.level_max
+        """The highest feature level that the other side's program knows."""
         self.address = format_address((connection.peer_host, connection.peer_port))
         self._server = server
         self._settings = server.settings

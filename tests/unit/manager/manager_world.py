@@ -15,6 +15,7 @@ from metadata_world import NOW_MS, register_broker
 from quiver.config import ManagerSettings
 from quiver.dispatch import RequestDispatcher
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
+from quiver.features import LEVEL_MAX
 from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import Command, FinishMove, MoveRow, MoveState, PromoteMove, View
 from quiver.metadata.commands import encode_payload
@@ -212,6 +213,7 @@ class WorkingWorld(World):
             identity=f"identity-{number}",
             leads=self.leads.get(number, ()),
             clients=self.clients.get(number, ()),
+            level_max=LEVEL_MAX,
         )
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)
         taken, _ = await self.wire.port(ANY_NODE).call(f"host{seed}:9002", beat, timeout_ms=1_000)
@@ -246,7 +248,7 @@ class WorkingWorld(World):
     async def submit_by_wire(self, command: Command[Any]) -> None:
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)
         await self.wire.port(ANY_NODE).call(
-            f"host{seed}:9002", SubmitCommand(), [encode_payload(command)], timeout_ms=1_000
+            f"host{seed}:9002", SubmitCommand(level_max=LEVEL_MAX), [encode_payload(command)], timeout_ms=1_000
         )
 
     def _wall_ms(self) -> int:

@@ -8,13 +8,15 @@ from typing import Any, get_args
 import msgspec
 from hypothesis import strategies as st
 
-from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, TopicSelection
+from quiver.features import LEVEL_MAX, LEVEL_MIN
+from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, NodeLevel, TopicSelection
 from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
 from quiver.model import PartitionId
 
 SMALL = st.integers(0, 4)
 TIMES = st.integers(0, 50)
 TOPICS = st.sampled_from(["logs", "audit", "metrics", ".."])
+LEVEL = st.integers(LEVEL_MIN, LEVEL_MAX)
 NUMBERS = st.none() | st.integers(0, 10)
 
 
@@ -30,6 +32,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "now_ms": TIMES,
     "purge_ms": TIMES,
     "cluster_id": st.sampled_from(["c1", "c1", "c1", "c2", ""]),
+    "feature_level": LEVEL,
+    "nodes": tuples(st.builds(NodeLevel, node=SMALL, level=LEVEL), max_size=5),
     "broker_id": SMALL,
     "identity": st.sampled_from(["i", "i", "i", "other", ""]),
     "wire_address": st.sampled_from(["host:1", "host:2", ""]),

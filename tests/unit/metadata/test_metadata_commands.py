@@ -65,7 +65,7 @@ def test_records_are_no_commands() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (bytes((2,)) + msgspec.msgpack.encode({"type": "init_cluster"}), "version 2"),
+        (bytes((99,)) + msgspec.msgpack.encode({"type": "init_cluster"}), "version 99"),
         (payload(type="paint_topic", now_ms=1), "paint_topic"),
         (payload(type="init_cluster", now_ms=1, cluster_id="c", colour="red"), "colour"),
         (payload(type="change_broker_state", now_ms=1, broker_id=1, state="asleep"), "asleep"),

@@ -10,9 +10,13 @@ from quiver.errors import NotLeaderError
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.record.checksum import crc32c
 from quiver.wire.envelope import describe_error, encode_failure, encode_request, encode_response
-from quiver.wire.frames import FrameKind, encode_frame
+from quiver.wire.frames import FrameKind, FrameReader, encode_frame
 from quiver.wire.handshake import (
+    HANDSHAKE_BYTES_MAX,
+    Hello,
     RefusalCode,
+    RequesterHello,
+    check_hello,
     encode_hello,
     encode_refusal,
     make_hello,
@@ -24,12 +28,25 @@ from quiver.wire.messages import Produce, Produced
 DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol" / "wire.md"
 
 HELLO = bytes.fromhex(
+    "a1000000ff75f772010099008ba7707572706f7365a86d65737361676573a56d61676963a6717569"
+    "766572ab76657273696f6e5f6d696e01ab76657273696f6e5f6d617801a96c6576656c5f6d696e01"
+    "a96c6576656c5f6d617802aa636c75737465725f6964a764656d6f2d3031a46e6f646501ab696e63"
+    "61726e6174696f6ecf0000018f34069e00a86964656e74697479a83566306339613165a866656174"
+    "7572657390"
+)
+HELLO_LEVEL_1 = bytes.fromhex(
     "8b0000003b3d16920100830089a7707572706f7365a86d65737361676573a56d61676963a6717569"
     "766572ab76657273696f6e5f6d696e01ab76657273696f6e5f6d617801aa636c75737465725f6964"
     "a764656d6f2d3031a46e6f646501ab696e6361726e6174696f6ecf0000018f34069e00a86964656e"
     "74697479a83566306339613165a8666561747572657390"
 )
 CLIENT = bytes.fromhex(
+    "88000000699bc80a010080008ba7707572706f7365a87265717565737473a56d61676963a6717569"
+    "766572ab76657273696f6e5f6d696e01ab76657273696f6e5f6d617801a96c6576656c5f6d696e01"
+    "a96c6576656c5f6d617802aa636c75737465725f6964a0a46e616d65a57368656c6ca46e6f6465c0"
+    "a86964656e74697479a0a8666561747572657390"
+)
+CLIENT_LEVEL_1 = bytes.fromhex(
     "72000000fad06bdd01006a0089a7707572706f7365a87265717565737473a56d61676963a6717569"
     "766572ab76657273696f6e5f6d696e01ab76657273696f6e5f6d617801aa636c75737465725f6964"
     "a0a46e616d65a57368656c6ca46e6f6465c0a86964656e74697479a0a8666561747572657390"
@@ -88,6 +105,19 @@ def make_frames() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_program_still_writes_the_golden_bytes(name: str) -> None:
     assert make_frames()[name].hex() == GOLDEN[name].hex()
+
+
+def test_hello_of_a_program_before_feature_levels_is_of_level_1() -> None:
+    own = make_hello(cluster_id="demo-01", node=NodeId(2), incarnation=1, identity="other")
+    for golden in (HELLO_LEVEL_1, CLIENT_LEVEL_1):
+        reader = FrameReader(HANDSHAKE_BYTES_MAX)
+        reader.writable()[: len(golden)] = golden
+        reader.received(len(golden))
+        frame = reader.next_frame()
+        assert frame is not None
+        hello = check_hello(frame, own, lambda _: None)
+        assert isinstance(hello, Hello | RequesterHello)
+        assert (hello.level_min, hello.level_max) == (1, 1)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

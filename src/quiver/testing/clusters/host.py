@@ -21,6 +21,7 @@ from quiver.addresses import Address
 from quiver.clock import Clock, Rng
 from quiver.environment import NodeNetwork
 from quiver.errors import DamageError, QuiverError, StorageError
+from quiver.features import LEVEL_MAX
 from quiver.metadata import Database, open_database
 from quiver.metadata.database import Transaction
 from quiver.metrics import MetricFamily
@@ -75,6 +76,7 @@ class SimulatedEnvironment:
     fresh_identity: str
     address: str
     medium: Medium
+    level_max: int = LEVEL_MAX
 
     @asynccontextmanager
     async def open_network(
