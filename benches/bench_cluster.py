@@ -15,13 +15,10 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
-
-import pyarrow as pa
 
 import quiver
 from memory import touch_memory
@@ -43,16 +40,14 @@ from quiver.errors import QuiverError
 from quiver.wire.messages import RegisterConsumerRequest, RegisterProducerRequest, Selection
 from replicas import free_ports
 from table import Row, show
+from traffic import Traffic, fill
 
 GIB = 1 << 30
 MIB = 1 << 20
 CALLERS = 64
 TOPICS = 100
 REGISTERING_S = 3.0
-LARGE_VALUE = bytes(16 << 10)
 PARTITIONS = 300
-PAUSE_S = 0.005
-"""Pause between two awaited records while a replica is rebuilt: the latency is measured, not the throughput."""
 
 
 # -- starting ----------------------------------------------------------------------------------------
@@ -222,14 +217,6 @@ def restart(gib: float) -> list[Row]:
     ]
 
 
-def fill(cluster: quiver.Cluster, topic: str, gib: float) -> None:
-    """Write this much, spread over all partitions batch by batch."""
-    chunk = pa.array([LARGE_VALUE] * (64 * MIB // len(LARGE_VALUE)), pa.binary())
-    with cluster.producer(topic, delivery_timeout=600) as producer:
-        for _ in range(max(1, round(gib * GIB / (64 * MIB)))):
-            producer.send_many(chunk)
-
-
 def probe(producer: quiver.Producer) -> None:
     for delivery in [producer.send(VALUE, partition=partition) for partition in range(PARTITIONS)]:
         delivery.result()
@@ -250,7 +237,7 @@ def rebuild(gib: float) -> list[Row]:
         size_bytes = cluster.describe_topic("large").partitions[0].bytes or 0
         touch_memory(2 * size_bytes)
         os.sync()  # so that the first records do not wait for the data of `fill`
-        with Traffic(nodes) as traffic:
+        with Traffic(nodes, "large") as traffic:
             traffic.wait(50)
             traffic.drain()
             traffic.wait(500)
@@ -281,39 +268,6 @@ def in_sync(cluster: quiver.Cluster, topic: str) -> tuple[int, ...]:
 def follower_of(cluster: quiver.Cluster, topic: str) -> int:
     partition = cluster.describe_topic(topic).partitions[0]
     return next(node for node in partition.replicas if node != partition.leader)
-
-
-class Traffic:
-    """A thread that sends one awaited record after the other and records the latency of each."""
-
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
-        self._times_ms: list[float] = []
-        self._is_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Traffic:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_ended.set()
-        self._thread.join()
-
-    def wait(self, count: int) -> None:
-        wait_until(lambda: len(self._times_ms) >= count, what=f"{count} records")
-
-    def drain(self) -> list[float]:
-        """Return and clear the latencies since the last call, in milliseconds."""
-        taken, self._times_ms = self._times_ms, []
-        return taken
-
-    def _run(self) -> None:
-        with connect(self._nodes) as cluster, cluster.producer("large") as producer:
-            while not self._is_ended.wait(PAUSE_S):
-                begun = time.perf_counter()
-                producer.send(VALUE).result()
-                self._times_ms.append((time.perf_counter() - begun) * 1000)
 
 
 # -- failing over ------------------------------------------------------------------------------------

@@ -262,6 +262,16 @@ class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "clients.",
         ),
     ] = 1_024
+    write_wait_ms_target: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=60_000,
+            description="Milliseconds that a write may wait for a thread and for the event loop; while writes wait "
+            "longer, reads from disk are slowed down. Lower it to favour producers, raise it to favour consumers that "
+            "lag.",
+        ),
+    ] = 2
     recovery_threads: Annotated[
         int,
         Meta(

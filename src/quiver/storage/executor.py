@@ -11,6 +11,9 @@ created and returns its result.
 A lane's bound rejects only work that a client asks for, before anything is done: `check_room`. The node's own work
 is always accepted, since refusing a vote or a replicated append would stop the group; it is bounded by the number of
 replicas, because each replica has at most a few tasks at a time.
+
+Threads alone do not isolate: a read also needs the processor, the event loop and the disk. So the reads of clients are
+paced by the latency of writes, see `pacing`.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from quiver.config import ExecutorSettings
 from quiver.errors import OverloadedError
+from quiver.storage.pacing import LatencyPacer
 
 T = TypeVar("T")
 
@@ -66,6 +70,8 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True):
     waited_s_max: float
     worked_s: float
     """Time that completed work spent in a thread."""
+    pause_s: float = 0.0
+    """The present pause of a thread after each piece of work, because writes are slow."""
 
 
 class Executor(Protocol):
@@ -93,9 +99,10 @@ class ThreadExecutor:
 
     def __init__(self, settings: ExecutorSettings | None = None) -> None:
         settings = settings or ExecutorSettings()
+        pacer = LatencyPacer(target_s=settings.write_wait_ms_target / 1000)
         self._lanes = {
-            Lane.WRITES: _ThreadLane(Lane.WRITES, settings.write_threads, settings.write_queue_max),
-            Lane.READS: _ThreadLane(Lane.READS, settings.read_threads, settings.read_queue_max),
+            Lane.WRITES: _ThreadLane(Lane.WRITES, settings.write_threads, settings.write_queue_max, measures=pacer),
+            Lane.READS: _ThreadLane(Lane.READS, settings.read_threads, settings.read_queue_max, paced_by=pacer),
             Lane.RECOVERY: _ThreadLane(Lane.RECOVERY, settings.recovery_threads, settings.recovery_queue_max),
             Lane.SQL: _ThreadLane(Lane.SQL, 1, 1),
         }
@@ -125,11 +132,29 @@ class _Task(NamedTuple):
     submitted_s: float
 
 
+class _Times(NamedTuple):
+    """When a task was submitted, began and ended."""
+
+    submitted_s: float
+    started_s: float
+    ended_s: float
+
+
 class _ThreadLane:
     """One lane: a queue and its threads. The counters belong to the event loop."""
 
-    def __init__(self, lane: Lane, threads: int, queue_max: int) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        threads: int,
+        queue_max: int,
+        *,
+        measures: LatencyPacer | None = None,
+        paced_by: LatencyPacer | None = None,
+    ) -> None:
         self._lane = lane
+        self._measures = measures
+        self._paced_by = paced_by
         self._queue_max = queue_max
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._submitted = 0
@@ -172,6 +197,7 @@ class _ThreadLane:
             waited_s=self._waited_s,
             waited_s_max=self._waited_s_max,
             worked_s=self._worked_s,
+            pause_s=self._pause_s(),
         )
 
     def close(self) -> None:
@@ -190,21 +216,23 @@ class _ThreadLane:
                 result = task.work()
             except BaseException as raised:  # noqa: BLE001 - the submitter receives every outcome
                 error = raised
-            waited_s, worked_s = started_s - task.submitted_s, perf_counter() - started_s
+            times = _Times(task.submitted_s, started_s, perf_counter())
             with suppress(RuntimeError):  # the loop is closed: nothing awaits the future
-                task.loop.call_soon_threadsafe(self._complete, task.done, result, error, waited_s, worked_s)
+                task.loop.call_soon_threadsafe(self._complete, task.done, result, error, times)
+            if pause_s := self._pause_s():
+                sleep(pause_s)
 
-    def _complete(
-        self,
-        done: asyncio.Future[Any],
-        result: object,
-        error: BaseException | None,
-        waited_s: float,
-        worked_s: float,
-    ) -> None:
+    def _pause_s(self) -> float:
+        return 0.0 if self._paced_by is None else self._paced_by.pause_s(perf_counter())
+
+    def _complete(self, done: asyncio.Future[Any], result: object, error: BaseException | None, times: _Times) -> None:
+        waited_s = times.started_s - times.submitted_s
         self._completed += 1
         self._waited_s += waited_s
-        self._worked_s += worked_s
+        self._worked_s += times.ended_s - times.started_s
+        if self._measures is not None:
+            now_s = perf_counter()
+            self._measures.add_sample(waited_s + now_s - times.ended_s, now_s)
         if waited_s > self._waited_s_max:
             self._waited_s_max = waited_s
         if done.done():

@@ -1,0 +1,55 @@
+"""Reads pause while writes are slow, never for long, and not at all without writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from test_executor_lanes import status_of
+from test_log import runs
+
+from quiver.config import ExecutorSettings
+from quiver.storage import Lane, ThreadExecutor
+from quiver.storage.pacing import PAUSE_S_MAX, PAUSE_S_MIN, SAMPLE_AGE_S_MAX, LatencyPacer
+
+FAST_S, SLOW_S = 0.001, 0.003
+
+
+def pacer_after(*latencies_s: float) -> LatencyPacer:
+    pacer = LatencyPacer(target_s=0.002)
+    for latency_s in latencies_s:
+        pacer.add_sample(latency_s, now_s=1.0)
+    return pacer
+
+
+def test_pause_grows_while_writes_are_slow_up_to_a_bound() -> None:
+    pauses_s = [pacer_after(*[SLOW_S] * count).pause_s(1.0) for count in range(15)]
+    assert pauses_s[:2] == [0.0, PAUSE_S_MIN]
+    assert pauses_s == sorted(pauses_s)
+    assert pauses_s[-1] == PAUSE_S_MAX
+
+
+def test_pause_ends_when_writes_are_fast_again() -> None:
+    once = pacer_after(SLOW_S, SLOW_S, FAST_S)
+    assert PAUSE_S_MIN < once.pause_s(1.0) < pacer_after(SLOW_S, SLOW_S).pause_s(1.0)
+    assert pacer_after(SLOW_S, *[FAST_S] * 40).pause_s(1.0) == 0.0
+
+
+def test_pause_needs_recent_writes() -> None:
+    pacer = pacer_after(*[SLOW_S] * 9)
+    assert pacer.pause_s(1.0 + SAMPLE_AGE_S_MAX / 2) > 0
+    assert pacer.pause_s(1.0 + SAMPLE_AGE_S_MAX) == 0.0
+
+
+@runs
+async def test_executor_paces_reads_by_the_wait_of_writes() -> None:
+    executor = ThreadExecutor(ExecutorSettings(write_threads=1, read_threads=1, write_wait_ms_target=1))
+    assert status_of(executor, Lane.READS).pause_s == 0.0
+    naps = [executor.submit(lambda: threading.Event().wait(0.01)) for _ in range(3)]
+    await asyncio.gather(*naps)
+    assert status_of(executor, Lane.READS).pause_s >= PAUSE_S_MIN, "two of the writes waited for the first"
+    assert status_of(executor, Lane.WRITES).pause_s == 0.0
+    reads = [executor.submit(lambda: None, Lane.READS) for _ in range(2)]
+    await asyncio.gather(*reads)
+    assert status_of(executor, Lane.READS).waited_s_max >= PAUSE_S_MIN, "the second waited for the pause"
+    executor.close()
