@@ -43,7 +43,8 @@ def pipeline() -> None:
 
     SIGTERM and Ctrl-C stop a job after its current batch; run the same command to resume.
 
-    Exit codes: 0 complete, or a continuous job was stopped; 1 the audit found differences; 130 or 143 stopped by Ctrl-C
+    Exit codes: 0 complete, or a continuous job was stopped; 1 the audit found differences, or files
+    could not be ingested; 130 or 143 stopped by Ctrl-C
     or SIGTERM before completion.
 
     Needs: pip install 'quivermq[spark]'
@@ -99,6 +100,11 @@ def job_options(command: Command) -> Command:
 @click.option(
     "--name", default="ingest", show_default=True, help="Name of this ingest; another name ingests every file again."
 )
+@click.option(
+    "--final",
+    is_flag=True,
+    help="Also send last lines without a line feed: nothing writes to these files any more.",
+)
 @job_options
 @click.pass_context
 def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
@@ -106,7 +112,10 @@ def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
 
     Files are plain text, .gz or .zst with one record per line, or .parquet with the column value and optionally key,
     timestamp and headers. Lines of one file stay in order in one partition, unless they have keys. Run the command
-    again after a crash, or when there are new files: it sends new files, and new lines of files that have grown.
+    again after a crash, or when there are new files: it sends new files, and new lines of files that have grown. A file
+    that was renamed, copied or compressed is not sent again. A plain file is read up to its last line feed.
+
+    The exit code is 1 if a file could not be read; all others are ingested, and the output names it.
     """
     run_job(context, "ingest", options, as_json=as_json)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,11 +21,11 @@ from hypothesis import strategies as st
 from pipeline_world import Guillotine, World
 
 from quiver.client.batching import partition_of
-from quiver.errors import ConflictError, DecodeError, FencedError, NotFoundError, RequestError, TooLargeError
+from quiver.errors import ConflictError, DecodeError, FencedError, RequestError
 from quiver.spark.pipelines import ingest as ingest_module
 from quiver.spark.pipelines import make_job, source_files
 from quiver.spark.pipelines.ingest import Ingest, assign_files, plan_batches
-from quiver.spark.pipelines.ingest_ledger import TOPIC, IngestLedger, read_state
+from quiver.spark.pipelines.ingest_ledger import TOPIC, AssignedFile, IngestLedger, read_state
 from quiver.spark.pipelines.source_files import LineFields, SourceFile, find_files, read_records, scan_file, to_ms
 
 
@@ -68,7 +71,7 @@ def test_every_line_of_every_kind_of_file_becomes_a_record(world: World, folder:
     (folder / ".hidden").write_bytes(b"no")
     (folder / "_done").write_bytes(b"no")
     (folder / "empty").write_bytes(b"")
-    facts = ingest(world, folder)
+    facts = ingest(world, folder, is_final=True)
     assert (facts["files"], facts["records"]) == (4, 9)
     assert texts(world) == sorted(["one", "", "two\r", "last", "gz 1", "gz 2", "zst 1", "zst 2", "row"])
     (row,) = [record for part in range(2) for record in world.records("logs", part) if record[2] == b"row"]
@@ -120,18 +123,105 @@ def test_file_that_begins_like_another_that_is_still_there_is_a_file_of_its_own(
     assert ingest(world, folder)["sent"] == 2
 
 
-def test_growth_that_cannot_be_continued_is_refused_before_anything_is_sent(world: World, folder: Path) -> None:
-    (folder / "a").write_bytes(b"begun")
+def test_line_that_is_being_written_is_sent_when_it_is_whole(world: World, folder: Path) -> None:
+    path = folder / "app.log"
+    path.write_bytes(b"one\ntw")
+    facts = ingest(world, folder)
+    assert (facts["sent"], facts["files_incomplete"]) == (1, 1)
+    for _ in range(2):
+        assert ingest(world, folder)["sent"] == 0
+    for content, sent in ((b"one\ntwo", 0), (b"one\ntwo\nthr", 1), (b"one\ntwo\nthree\n", 1)):
+        path.write_bytes(content)
+        assert ingest(world, folder)["sent"] == sent
+    assert texts(world) == ["one", "three", "two"]
+    (folder / "new.log").write_bytes(b"begun")
+    assert ingest(world, folder)["files"] == 0
+
+
+def test_last_line_of_a_finished_file_is_sent(world: World, folder: Path) -> None:
+    (folder / "app.log").write_bytes(b"one\ntwo")
+    (folder / "done.gz").write_bytes(gzip.compress(b"1\n2"))
+    assert ingest(world, folder)["sent"] == 3
+    assert [ingest(world, folder, is_final=True)["sent"] for _ in range(2)] == [1, 0]
+    (folder / "app.log").write_bytes(b"one\ntwo and more\nthree\n")
+    assert ingest(world, folder)["sent"] == 2
+    assert texts(world) == [" and more", "1", "2", "one", "three", "two"]
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("added", [b"", b"app 1000\n", b"app 1000\nno line feed"], ids=["same", "grown", "incomplete"])
+def test_file_that_was_compressed_after_rotation_is_not_ingested_again(
+    world: World, folder: Path, suffix: str, added: bytes
+) -> None:
+    (folder / "svc.log").write_bytes(lines("app", 1000))
+    assert ingest(world, folder)["sent"] == 1000
+    os.rename(folder / "svc.log", folder / "svc.log.1")
+    (folder / "svc.log").write_bytes(lines("next", 10))
+    assert ingest(world, folder)["sent"] == 10
+    content = (folder / "svc.log.1").read_bytes() + added
+    (folder / "svc.log.1").unlink()
+    (folder / f"svc.log.1.{suffix}").write_bytes(PACK[suffix](content))
+    for _ in range(2):
+        ingest(world, folder)
+    assert texts(world) == sorted((content + b"\n" * added.endswith(b"d") + lines("next", 10)).decode().splitlines())
+
+
+def test_copytruncate_loses_nothing_and_doubles_nothing(world: World, folder: Path) -> None:
+    path = folder / "svc.log"
+    path.write_bytes(lines("old", 5))
     ingest(world, folder)
-    (folder / "a").write_bytes(b"begun and done\n")
-    with pytest.raises(ConflictError, match="its last ingested line was incomplete"):
-        ingest(world, folder / "a")
+    (folder / "svc.log.1").write_bytes(lines("old", 8))
+    path.write_bytes(lines("new", 3))
+    assert ingest(world, folder)["sent"] == 6
+    (folder / "svc.log.2.gz").write_bytes(gzip.compress(lines("old", 8)))
+    (folder / "svc.log.1").write_bytes(lines("new", 4))
+    path.write_bytes(lines("newest", 2))
+    ingest(world, folder)
+    assert texts(world) == sorted((lines("old", 8) + lines("new", 4) + lines("newest", 2)).decode().splitlines())
+
+
+def test_ingested_content_is_continued_by_one_file_only(world: World, folder: Path) -> None:
+    (folder / "a.log").write_bytes(b"banner\n")
+    ingest(world, folder)
+    os.rename(folder / "a.log", folder / "a.log.1")
+    (folder / "a.log").write_bytes(b"banner\nsecond\n")  # a new file that begins like the old one
+    ingest(world, folder)
+    (folder / "b.log").write_bytes(b"banner\nother\n")
+    ingest(world, folder)
+    assert texts(world) == ["banner", "banner", "banner", "other", "second"]
+
+
+def test_grown_compressed_file_is_continued_and_grown_parquet_file_is_a_problem(world: World, folder: Path) -> None:
     first = gzip.compress(b"1\n", mtime=0)
     (folder / "c.gz").write_bytes(first)
-    ingest(world, folder / "c.gz")
+    ingest(world, folder)
     (folder / "c.gz").write_bytes(first + gzip.compress(b"2\n"))
-    with pytest.raises(ConflictError, match="only uncompressed text files can be resumed"):
-        ingest(world, folder / "c.gz")
+    assert ingest(world, folder)["sent"] == 1
+    assert texts(world) == ["1", "2"]
+
+
+def test_journal_of_an_older_release_still_knows_its_files(world: World, folder: Path) -> None:
+    packed = gzip.compress(lines("gz", 3))
+    (folder / "a.log.gz").write_bytes(packed)
+    (folder / "b.log").write_bytes(lines("b", 3))
+    ledger = IngestLedger(world.cluster, Ingest(paths=("x",), topic="logs").writer(world.cluster))
+    old = [
+        SourceFile(path=f"/gone/{name}", size_bytes=len(own), mtime_ns=1, digest=hashlib.sha256(own).hexdigest())
+        for name, own in (("a.log.gz", packed), ("b.log", lines("b", 2)))
+    ]
+    assert [msgspec.json.decode(msgspec.json.encode(file))["end_byte"] for file in old] == [-1, -1]
+    entry = ledger.begin(
+        (tuple(AssignedFile(file=file, partition=0) for file in old),), partitions=2, fields=LineFields()
+    )
+    assert entry.number == 0
+    ledger.end(({},))
+    ledger.close()
+    facts = ingest(world, folder)
+    assert facts["files_same"] == {str(folder / "a.log.gz"): "/gone/a.log.gz"}
+    assert facts["sent"] == 3  # two short lines under another folder's name identify nothing
 
 
 def test_keys_and_times_stand_in_fields_of_lines(world: World, folder: Path) -> None:
@@ -141,7 +231,7 @@ def test_keys_and_times_stand_in_fields_of_lines(world: World, folder: Path) -> 
         b'{"user": {"deep": 1}, "at": "yesterday"}',
         b"no JSON",
     ]
-    (folder / "events.jsonl").write_bytes(b"\n".join(rows))
+    (folder / "events.jsonl").write_bytes(b"".join(row + b"\n" for row in rows))
     ingest(world, folder, key="user", time="at")
     found = {
         value: (time, key, partition)
@@ -240,40 +330,90 @@ def test_dry_run_sends_nothing_and_remembers_nothing(world: World, folder: Path)
     assert world.cluster.list_topics() == ["logs"]
 
 
+BROKEN = bytearray(gzip.compress(os.urandom(1000)))
+BROKEN[500:520] = bytes(20)
+ROWS = pa.table({"value": [os.urandom(100) for _ in range(1000)]})
+
+
+def parquet(table: pa.Table, *, is_damaged: bool = False) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)
+    content = bytearray(sink.getvalue().to_pybytes())
+    if is_damaged:
+        content[2000:2400] = bytes(400)
+    return bytes(content)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         ("a.gz", gzip.compress(b"x" * 1000)[:-9], "cannot be decompressed"),
         ("a.gz", b"plain", "cannot be decompressed"),
+        ("a.gz", bytes(BROKEN), "cannot be decompressed"),
         ("a.zst", b"plain", "cannot be decompressed"),
-        ("a.parquet", b"plain", "is not a Parquet file"),
+        ("a.parquet", b"plain", "not a whole Parquet file"),
+        ("a.parquet", parquet(ROWS, is_damaged=True), "not a whole Parquet file"),
+        ("a.parquet", parquet(pa.table({"value": ["a"], "level": ["b"]})), "has the columns level, value"),
     ],
-    ids=["cut off", "no gzip", "no zstd", "no Parquet"],
+    ids=["cut off", "no gzip", "broken gzip", "no zstd", "no Parquet", "broken Parquet", "other columns"],
 )
-def test_file_that_cannot_be_read_is_refused_before_anything_is_sent(
+def test_file_that_cannot_be_read_is_reported_and_stops_no_other(
     world: World, folder: Path, name: str, content: bytes, sentence: str
 ) -> None:
     (folder / "0.log").write_bytes(lines("good", 3))
     (folder / name).write_bytes(content)
-    with pytest.raises(RequestError, match=sentence):
-        ingest(world, folder)
-    assert texts(world) == []
+    (folder / "z.log").write_bytes(lines("last", 3))
+    job = Ingest(paths=(str(folder), str(folder / "missing.log")), topic="logs")
+    for sent in (6, 0):
+        result = world.run(job)
+        assert (result.facts["sent"], result.is_clean) == (sent, False)
+        problems: Any = result.facts["problems"]
+        assert problems.keys() == {str(folder / name), str(folder / "missing.log")}
+        assert sentence in problems[str(folder / name)]
+        assert f"not ingested: files 2\n  {folder / name}: it " in result.sentence
+    assert texts(world) == sorted((lines("good", 3) + lines("last", 3)).decode().splitlines())
     (folder / name).unlink()
-    assert ingest(world, folder)["sent"] == 3
+    assert world.run(Ingest(paths=(str(folder),), topic="logs")).is_clean
 
 
-def test_parquet_file_with_other_columns_is_refused(folder: Path) -> None:
-    pq.write_table(pa.table({"value": ["a"], "level": ["b"]}), folder / "a.parquet")
-    with pytest.raises(RequestError, match="has the columns level, value"):
-        scan_file(str(folder / "a.parquet"))
-
-
-def test_line_without_an_end_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_without_an_end_is_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_files, "PAYLOAD_BYTES_MAX", 100)
     monkeypatch.setattr(source_files, "BLOCK_BYTES", 30)
     (folder / "a").write_bytes(b"ok\n" + b"x" * 200)
-    with pytest.raises(TooLargeError, match="exceeds the maximum of 100 bytes"):
-        scan_file(str(folder / "a"))
+    assert "exceeds the maximum of 100 bytes" in scan_file(str(folder / "a")).problem
+
+
+def test_file_and_folder_without_permission_are_reported() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, user = Path(name), os.geteuid()
+        folder.chmod(0o755)
+        (folder / "a").write_bytes(b"x\n")
+        (folder / "a").chmod(0)
+        (folder / "b").mkdir(mode=0)
+        if not user:  # root may read everything: be nobody
+            os.seteuid(65534)
+        try:
+            problem, problems = scan_file(str(folder / "a")).problem, find_files([name])[1]
+        finally:
+            os.seteuid(user)
+            (folder / "b").chmod(0o700)
+    assert problem == "Permission denied"
+    assert problems == {str(folder / "b"): "Permission denied"}
+
+
+def test_interrupted_batch_is_finished_from_where_its_files_were_rotated_to(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.log").write_bytes(lines("a", 30))
+    with monkeypatch.context() as patch:
+        patch.setattr(IngestLedger, "end", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            ingest(world, folder)
+    (folder / "a.log").unlink()
+    (folder / "a.log.1.gz").write_bytes(gzip.compress(lines("a", 31)))
+    facts = ingest(world, folder)
+    assert (facts["files_resumed"], facts["sent"]) == (1, 1)
+    assert texts(world) == sorted(lines("a", 31).decode().splitlines())
 
 
 def test_what_is_added_or_cut_off_while_a_file_is_read_is_not_mixed_in(folder: Path) -> None:
@@ -283,7 +423,11 @@ def test_what_is_added_or_cut_off_while_a_file_is_read_is_not_mixed_in(folder: P
     path.write_bytes(lines("a", 20))
     assert [len(columns["value"]) for columns in read_records(file, LineFields())] == [10]
     path.write_bytes(b"a 0\n")
-    with pytest.raises(ConflictError, match="was truncated while it was ingested"):
+    with pytest.raises(ConflictError, match="a: it was truncated while it was ingested"):
+        list(read_records(file, LineFields()))
+    (folder / "b").write_bytes(lines("b", 30))
+    (folder / "b").rename(path)
+    with pytest.raises(ConflictError, match="a: it was replaced while it was ingested"):
         list(read_records(file, LineFields()))
 
 
@@ -308,8 +452,7 @@ def test_lines_are_what_stands_before_line_feeds_however_they_are_read(
 
 
 def test_paths_that_name_nothing_are_refused(folder: Path) -> None:
-    with pytest.raises(NotFoundError, match="no such file or directory"):
-        find_files([str(folder / "nothing")])
+    assert find_files([str(folder / "nothing")]) == ([], {str(folder / "nothing"): "no such file or directory"})
     with pytest.raises(RequestError, match="name the files or directories"):
         make_job("ingest", {"paths": [], "topic": "logs"})
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from quiver.cli import main
 from quiver.errors import RequestError, StorageError
 from quiver.spark.pipelines import make_job
 from quiver.spark.pipelines.lake import open_lake
@@ -94,6 +95,15 @@ def test_jobs_refuse_places_that_they_cannot_use_before_anything_is_done(job: st
     with pytest.raises(RequestError) as told:
         make_job(job, options)
     assert told.value.code == "bad_option"
+
+
+def test_command_refuses_another_scheme_and_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pipeline", "archive", "--topic", "logs", "--to", "ftp://host/lake"]) == 2
+    assert "unsupported scheme ftp; use a path, or one of file://" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_local_paths_are_given_as_paths_or_file_urls(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ the same order through the same producers, and skips what the partitions already
 from __future__ import annotations
 
 import heapq
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,9 +17,10 @@ import msgspec
 
 from quiver.client.batching import split_by_key
 from quiver.client.sync import Cluster
-from quiver.errors import ConflictError, NotFoundError, RequestError
+from quiver.errors import NotFoundError, RequestError
 from quiver.spark.connections import Servers, connection
 from quiver.spark.offsets import incarnation_of
+from quiver.spark.pipelines.file_survey import FileSurvey, Scanner, locate_batch, survey_files
 from quiver.spark.pipelines.ingest_ledger import (
     AssignedFile,
     IngestBatch,
@@ -31,20 +31,13 @@ from quiver.spark.pipelines.ingest_ledger import (
 )
 from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.place import parse_path
-from quiver.spark.pipelines.source_files import (
-    FileScan,
-    LineFields,
-    SourceFile,
-    check_unchanged,
-    find_files,
-    read_records,
-    scan_file,
-)
+from quiver.spark.pipelines.source_files import FileScan, LineFields, SourceFile, find_files, read_records, scan_file
 from quiver.spark.publishing import ResumableWriter
 
 BATCH_BYTES: Final = 1 << 30
 """Approximate bytes of files per batch: a stop signal waits for the end of the batch."""
 BATCH_FILES_MAX: Final = 1000
+PROBLEMS_SHOWN_MAX: Final = 20
 SCAN_TASKS_PER_CORE: Final = 4
 """Scan tasks per core: several, so that cores are not idle while the largest file is scanned."""
 
@@ -57,6 +50,7 @@ class Ingest(Job, frozen=True, kw_only=True):
     key: str = ""
     time: str = ""
     name: str = "ingest"
+    is_final: bool = False
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -87,40 +81,20 @@ class Ingest(Job, frozen=True, kw_only=True):
             state = read_state(cluster, self.writer(cluster))
         except NotFoundError:
             state = IngestState()  # the topic does not exist yet
-        survey = survey_files(find_files(self.paths), state, _scan_here)
+        survey = self.survey(state, lambda paths, sizes: [self.scanner(sizes)(path) for path in paths])
         sentence = f"would ingest into {self.topic}: files {len(survey.fresh):,}, bytes {survey.size_bytes:,}"
-        return JobResult(sentence=sentence, facts={"topic": self.topic, **survey.facts()})
+        sentence += describe_problems(survey.problems)
+        facts = {"topic": self.topic, **survey.facts()}
+        return JobResult(sentence=sentence, facts=facts, is_clean=not survey.problems)
 
+    def survey(self, state: IngestState, look: Scanner) -> FileSurvey:
+        """Find what is new in the files."""
+        paths, problems = find_files(self.paths)
+        return survey_files(paths, state, look, is_final=self.is_final, problems=problems)
 
-Scanner = Callable[[Sequence[str], Sequence[int]], list[FileScan]]
-"""Scans files; computes digests of their prefixes of the given sizes."""
-
-
-def _scan_here(paths: Sequence[str], prefix_sizes: Sequence[int]) -> list[FileScan]:
-    return [scan_file(path, prefix_sizes) for path in paths]
-
-
-class FileSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """The files to ingest, and the files that are skipped."""
-
-    fresh: list[SourceFile]
-    known_count: int
-    same_as: dict[str, str]
-    """Files with the same content as another one, and that other path."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the number of new bytes."""
-        return sum(file.size_bytes - file.first_byte for file in self.fresh)
-
-    def facts(self) -> dict[str, object]:
-        """Return it as fields of the JSON result."""
-        return {
-            "files": len(self.fresh),
-            "bytes": self.size_bytes,
-            "files_known": self.known_count,
-            "files_same": self.same_as,
-        }
+    def scanner(self, prefix_sizes: Sequence[int]) -> Callable[[str], FileScan]:
+        """Return the function that scans a file; it runs in tasks."""
+        return partial(scan_file, prefix_sizes=prefix_sizes, is_final=self.is_final)
 
 
 class _IngestRun:
@@ -130,16 +104,16 @@ class _IngestRun:
         self._job, self._run, self._cluster = job, run, cluster
         self._writer = job.writer(cluster)
         self.ledger = IngestLedger(cluster, self._writer)
-        self._survey = FileSurvey(fresh=[], known_count=0, same_as={})
+        self._survey = FileSurvey()
         self._count = self._sent = self._resumed = 0
 
     def ingest(self) -> bool:
         """Finish the open batch, then ingest new files in batches; return False if the job stops before the end."""
         if self.ledger.state.open_batch is not None:
             self._resumed = sum(map(len, self.ledger.state.open_batch.senders))
-            self._send(self.ledger.state.open_batch, is_resumed=True)
+            self._send(locate_batch(self.ledger.state.open_batch, find_files(self._job.paths)[0], self._scan))
         self._run.report_progress(JobProgress("scanning files"))
-        self._survey = survey_files(find_files(self._job.paths), self.ledger.state, self._scan)
+        self._survey = self._job.survey(self.ledger.state, self._scan)
         partitions = len(self._cluster.offsets(self._job.topic, "earliest").offsets)
         batches = plan_batches(self._survey.fresh)
         fields = LineFields(self._job.key, self._job.time)
@@ -152,27 +126,25 @@ class _IngestRun:
             )
             senders_max = self._run.spark.sparkContext.defaultParallelism
             senders = assign_files(files, senders_max, partitions=partitions, first_partition=self.ledger.state.files)
-            self._send(self.ledger.begin(senders, partitions=partitions, fields=fields), is_resumed=False)
-            done_bytes += sum(file.size_bytes - file.first_byte for file in files)
+            self._send(self.ledger.begin(senders, partitions=partitions, fields=fields))
+            done_bytes += sum(file.new_bytes for file in files)
         return True
 
     def _scan(self, paths: Sequence[str], prefix_sizes: Sequence[int]) -> list[FileScan]:
         if not paths:
             return []
         context = self._run.spark.sparkContext
-        look = partial(scan_file, prefix_sizes=prefix_sizes)
         tasks = min(len(paths), SCAN_TASKS_PER_CORE * context.defaultParallelism)
-        found: list[FileScan] = context.parallelize(paths, tasks).map(look).collect()
+        found: list[FileScan] = context.parallelize(paths, tasks).map(self._job.scanner(prefix_sizes)).collect()
         return found
 
-    def _send(self, batch: IngestBatch, *, is_resumed: bool) -> None:
+    def _send(self, batch: IngestBatch) -> None:
         works = [
             SenderTask(
                 name=f"quiver.ingest.{producer_prefix(self._writer)}.{number}",
                 files=list(writer),
                 bases=dict(self.ledger.state.bases[number]),
                 partitions=batch.partitions,
-                is_resumed=is_resumed,
             )
             for number, writer in enumerate(batch.senders)
         ]
@@ -198,11 +170,21 @@ class _IngestRun:
             ("files resumed from an interrupted run", self._resumed),
             ("files unchanged", survey.known_count),
             ("duplicate files", len(survey.same_as)),
+            ("files with an incomplete last line", survey.incomplete_count),
         ):
             sentence += f", {name} {count:,}" if count else ""
         if not is_complete:
             sentence += "; stopped before the end: run the same command to resume"
-        return JobResult(sentence=sentence, facts=facts, is_complete=is_complete)
+        sentence += describe_problems(survey.problems)
+        return JobResult(sentence=sentence, facts=facts, is_complete=is_complete, is_clean=not survey.problems)
+
+
+def describe_problems(problems: Mapping[str, str]) -> str:
+    """Return lines that name the files that were not ingested, and why; empty if there are none."""
+    shown = [f"  {path}: {reason}" for path, reason in sorted(problems.items())[:PROBLEMS_SHOWN_MAX]]
+    if len(problems) > len(shown):
+        shown.append(f"  and {len(problems) - len(shown):,} more: --json has all of them")
+    return "\n".join((f"\nnot ingested: files {len(problems):,}", *shown)) if problems else ""
 
 
 class SenderTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,76 +194,9 @@ class SenderTask(msgspec.Struct, frozen=True, kw_only=True):
     files: list[AssignedFile]
     bases: dict[int, int]
     partitions: int
-    is_resumed: bool
 
 
-# -- what is new -------------------------------------------------------------------------------------
-
-
-def survey_files(paths: Iterable[str], state: IngestState, look: Scanner) -> FileSurvey:
-    """Find new and grown files; scan only files whose size or modification time changed."""
-    changed, known_count = [], 0
-    for path in paths:
-        if is_in_place(state.by_path.get(path)):
-            known_count += 1
-        elif os.path.getsize(path):
-            changed.append(path)
-    lost = [known for known in state.by_path.values() if not is_in_place(known)] if changed else []
-    looks = look(changed, [known.size_bytes for known in lost])
-    # Ingested content whose path is gone or changed: a scanned file may be its renamed or grown copy.
-    there = {found.file.path for found in looks if starts_with(found, state.by_path.get(found.file.path))}
-    moved = [known for known in lost if known.path not in there]
-    fresh: list[SourceFile] = []
-    same_as: dict[str, str] = {}
-    digests = dict(state.digests)
-    for found in looks:
-        file, own = found.file, state.by_path.get(found.file.path)
-        if own is not None and own.digest == file.digest:
-            known_count += 1
-        elif file.digest in digests:
-            same_as[file.path] = digests[file.digest]
-        else:
-            digests[file.digest] = file.path
-            fresh.append(continued(found, [own] if own is not None and file.path in there else moved))
-    return FileSurvey(fresh=fresh, known_count=known_count, same_as=same_as)
-
-
-def is_in_place(known: SourceFile | None) -> bool:
-    """Return whether a file has the size and modification time that it had when it was ingested."""
-    if known is None:
-        return False
-    try:
-        status = os.stat(known.path)
-    except OSError:
-        return False
-    return (known.size_bytes, known.mtime_ns) == (status.st_size, status.st_mtime_ns)
-
-
-def starts_with(found: FileScan, known: SourceFile | None) -> bool:
-    """Return whether a file starts with the ingested content of another."""
-    begin = None if known is None else found.prefixes.get(known.size_bytes)
-    return begin is not None and known is not None and begin.digest == known.digest
-
-
-def continued(found: FileScan, candidates: Iterable[SourceFile]) -> SourceFile:
-    """Return a file with `first_byte` set after the content that was already ingested; 0 if there is none.
-
-    Raises:
-        ConflictError: the file has grown in a way that cannot be resumed (`file_grown`).
-    """
-    file = found.file
-    known = max(
-        (one for one in candidates if starts_with(found, one)), key=lambda known: known.size_bytes, default=None
-    )
-    if known is None:
-        return file
-    if file.format == "parquet" or file.compression:
-        message = f"{file.path} has grown since it was ingested; only uncompressed text files can be resumed"
-        raise ConflictError(message, code="file_grown")
-    if not found.prefixes[known.size_bytes].ends_line:
-        message = f"{file.path} has grown since it was ingested, but its last ingested line was incomplete"
-        raise ConflictError(message, code="file_grown")
-    return msgspec.structs.replace(file, first_byte=known.size_bytes)
+# -- batches -----------------------------------------------------------------------------------------
 
 
 def plan_batches(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
@@ -293,7 +208,7 @@ def plan_batches(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
             batches.append([])
             left_bytes = BATCH_BYTES
         batches[-1].append(file)
-        left_bytes -= file.size_bytes - file.first_byte
+        left_bytes -= file.new_bytes
     return batches
 
 
@@ -319,8 +234,6 @@ def send_files(servers: Servers, topic: str, fields: LineFields, work: SenderTas
     writer = ResumableWriter(connection(servers), topic, work.name, work.bases)
     try:
         for assigned in work.files:
-            if work.is_resumed:
-                check_unchanged(assigned.file)
             for columns in read_records(assigned.file, fields):
                 for partition, part in split_by_key(columns, work.partitions):
                     writer.put(assigned.partition if partition is None else partition, part)

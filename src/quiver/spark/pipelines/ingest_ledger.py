@@ -65,6 +65,8 @@ class IngestState:
         """The last ingested content of each path."""
         self.digests: dict[str, str] = {}
         """Digests of all ingested content, and the path of each."""
+        self.contents: dict[str, SourceFile] = {}
+        """Ingested content by digest, without content that a grown file has continued."""
         self.bases: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Records of each sender by partition, from finished batches."""
 
@@ -79,8 +81,15 @@ class IngestState:
         self.batches = entry.number + 1
         for assigned in (assigned for sender in entry.senders for assigned in sender):
             self.files += 1
+            self.contents.pop(assigned.file.continues or self._former_digest(assigned.file), None)
+            self.contents[assigned.file.digest] = assigned.file
             self.by_path[assigned.file.path] = assigned.file
             self.digests.setdefault(assigned.file.digest, assigned.file.path)
+
+    def _former_digest(self, file: SourceFile) -> str:
+        """Return the digest of what a file continues, for entries of older releases, which do not have it."""
+        known = self.by_path.get(file.path)
+        return known.digest if known is not None and file.first_byte and known.content_end == file.first_byte else ""
 
 
 class IngestLedger:
