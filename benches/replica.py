@@ -22,7 +22,7 @@ from typing import Any
 from quiver.clock import SystemClock
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import QuiverError
-from quiver.model import GroupId, NodeId
+from quiver.model import GroupId, Index, NodeId
 from quiver.raft import Configuration
 from quiver.record import Batch, BatchHeader, build_batch
 from quiver.replication import Member, Replicator
@@ -36,10 +36,12 @@ class CountingMachine:
 
     def __init__(self) -> None:
         self.records = 0
+        self.applied_index = Index(0)
 
     def apply(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self.records += batch.header.record_count
+        self.applied_index = batches[-1].header.index
 
     def snapshot(self) -> bytes:
         return b"%d" % self.records

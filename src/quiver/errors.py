@@ -68,7 +68,10 @@ class DecodeError(RequestError):
 
 
 class UnknownVersionError(DecodeError):
-    """Valid bytes of a version, kind or field that only a newer program knows; it must not be skipped."""
+    """Report bytes that only a newer program can read: upgrade this node.
+
+    A state machine that meets such an entry in its log stops there and skips nothing; see `quiver.replication.applier`.
+    """
 
     code = "unknown_version"
 

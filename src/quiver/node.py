@@ -7,6 +7,8 @@ node runs on real sockets and disks and in the simulation.
 
 Life: ``async with Node(settings, environment)``; `wait_ready`; `wait_failed` returns when the node must end. Leaving
 the block transfers leadership and closes everything; after a disk failure it only closes.
+
+Faults: the owner of the event loop installs `handle_escaped` as its exception handler. See `quiver.faults`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -28,6 +31,7 @@ from quiver.config import Settings, list_shared
 from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import RequestError, StorageError
+from quiver.faults import judge, supervise
 from quiver.gateway import Gateway, GatewayServices
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
@@ -43,7 +47,7 @@ from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
 from quiver.storage.data_directory import metadata_log, replicas
 from quiver.tasks import TaskScope
 from quiver.wire import Caller
-from quiver.wire.admin_messages import DescribeNode, NodeDescribed
+from quiver.wire.admin_messages import DescribeNode, NodeDescribed, ProblemInfo
 from quiver.wire.serving import Answer
 from quiver.wire.tls import make_http_context
 
@@ -65,7 +69,7 @@ class Node:
         self._started_ms = environment.clock.wall_ms()
         self._managers = {NodeId(node): address for node, address in settings.node.managers.items()}
         self._stack = AsyncExitStack()
-        self._failure: asyncio.Future[StorageError] = asyncio.get_running_loop().create_future()
+        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._is_ready = asyncio.Event()
         self._network: NodeNetwork
         self._store: MetadataStore
@@ -110,9 +114,9 @@ class Node:
         self._member = await self._open_metadata(replicator, identity)
         stack.push_async_callback(self._store.transfer_primary, timeout_ms=TRANSFER_TIMEOUT_MS)
         tasks = await stack.enter_async_context(TaskScope())
-        tasks.start(self._follow_peers())
+        tasks.start(supervise("follow_peers", self._follow_peers, environment.rng))
+        tasks.start(supervise("metadata_compaction", self._store.run_compaction, environment.rng))
         tasks.start(self._watch_failure(replicator))
-        tasks.start(self._store.run_compaction())
         self._gateway = await self._open_gateway(stack)
         await self._open_roles(stack, replicator, identity)
         self._network.serve(self._dispatcher.handle)
@@ -154,6 +158,7 @@ class Node:
             rng=environment.rng,
             settings=self._settings.replication,
             log_settings=self._settings.log,
+            on_fault=self._handle_fault,
         )
 
     async def _open_metadata(self, replicator: Replicator, identity: NodeIdentity) -> Member:
@@ -264,9 +269,17 @@ class Node:
         """Wait until the node is registered with the primary and all its replicas are open."""
         await self._is_ready.wait()
 
-    async def wait_failed(self) -> StorageError:
-        """Wait until this node must end because its disk or its database failed; return the error."""
+    async def wait_failed(self) -> Exception:
+        """Wait until this node must end; return why.
+
+        A `StorageError`: its disk or its database failed. Any other error escaped the node's own code.
+        """
         return await asyncio.shield(self._failure)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Return why this node must end, if it must."""
+        return self._failure.result() if self._failure.done() else None
 
     async def _handle_describe(self, _: Caller, request: DescribeNode, __: memoryview) -> Answer:
         described = self.describe(request)
@@ -316,7 +329,13 @@ class Node:
             settings=list_shared(self._settings) if request.with_settings else {},
             level_max=self._store.level_max,
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
+            problems=(*self._describe_metadata_problem(), *self._broker.describe_problems()),
+            partition_stops=self._broker.status().stops,
         )
+
+    def _describe_metadata_problem(self) -> tuple[ProblemInfo, ...]:
+        problem = self._member.needs_upgrade
+        return (ProblemInfo(state="needs_upgrade", problem=problem, group=METADATA_GROUP),) if problem else ()
 
     # -- peers -----------------------------------------------------------------------------------
 
@@ -351,7 +370,21 @@ class Node:
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def _fail(self, error: StorageError) -> None:
+    def handle_escaped(self, context: Mapping[str, Any]) -> None:
+        """Decide about an error that reached the event loop: end the node, or only log it."""
+        error = judge(context)
+        if error is not None:
+            self._fail(error)
+
+    def _handle_fault(self, member: Member, error: Exception) -> None:
+        """Stop the partition whose code an error escaped; the metadata's group is the node's own code."""
+        if member.group == METADATA_GROUP:
+            logger.critical("metadata member failed, node stops", exc_info=error, extra=facts(node=self.id))
+            self._fail(error)
+        else:
+            self._broker.handle_fault(member, error)
+
+    def _fail(self, error: Exception) -> None:
         if not self._failure.done():
             self._failure.set_result(error)
 

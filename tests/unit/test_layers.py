@@ -25,6 +25,7 @@ LAYERS = (
     ("metrics",),
     ("config",),
     ("logs",),
+    ("faults",),
     ("record",),
     ("raft",),
     ("storage",),

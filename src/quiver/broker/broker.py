@@ -23,15 +23,17 @@ from quiver.broker.requests import BrokerRequests
 from quiver.broker.retention import RetentionUpdater
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
+from quiver.errors import StorageError
+from quiver.faults import supervise
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
 from quiver.metrics import MetricFamily
 from quiver.model import NodeId, Term, TopicId
 from quiver.partition import Meters, Replica
 from quiver.raft import Role
-from quiver.replication import Replicator
+from quiver.replication import Member, Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
-from quiver.wire.admin_messages import LagInfo, ReplicaInfo
+from quiver.wire.admin_messages import PROBLEMS_MAX, LagInfo, ProblemInfo, ReplicaInfo
 from quiver.wire.messages import LeaderInfo
 from quiver.wire.requests import Request
 from quiver.wire.serving import RequestHandler
@@ -44,10 +46,13 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     replicas: Mapping[ReplicaState, int]
     led: int
     unusable: tuple[ReplicaProblem, ...]
+    """The replicas that do not serve, whatever their state."""
+    stops: int = 0
+    """How often an error has stopped a replica since the node started."""
 
 
 class ReplicaProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that cannot be opened, and the reason."""
+    """A replica that does not serve, and the reason."""
 
     topic_id: TopicId
     partition_id: int
@@ -75,7 +80,7 @@ class Broker:
         node = registration.node
         self._node = node
         self._store = store
-        self._clock = clock
+        self._clock, self._rng = clock, rng
         self._settings = settings
         self._replicator = replicator
         self._table = ReplicaTable(
@@ -142,7 +147,7 @@ class Broker:
             self._membership,
             self._balancer,
         ):
-            self._running.append(self._tasks.create_task(part.run()))
+            self._running.append(self._tasks.create_task(supervise(type(part).__name__, part.run, self._rng)))
         return self
 
     async def __aexit__(
@@ -171,6 +176,7 @@ class Broker:
                 hosted.close()
                 await replica.close()
                 await self._replicator.close_member(hosted.group)
+                await replica.member.close()
 
         async with asyncio.TaskGroup() as tasks:
             for hosted, replica in self._table.open_replicas():
@@ -199,16 +205,17 @@ class Broker:
         counts = dict.fromkeys(ReplicaState, 0)
         for hosted in self._table:
             counts[hosted.state] += 1
-        problems = [hosted for hosted in self._table if hosted.state is ReplicaState.UNUSABLE]
         return BrokerStatus(
             is_ready=self._replica_manager.is_ready,
             replicas=counts,
             led=len(self._table.led()),
+            stops=self._replica_manager.stops,
             unusable=tuple(
                 ReplicaProblem(
                     topic_id=hosted.key[0], partition_id=hosted.key[1], group=hosted.group, problem=hosted.problem
                 )
-                for hosted in problems
+                for hosted in self._table
+                if hosted.problem
             ),
         )
 
@@ -216,6 +223,21 @@ class Broker:
         """Return the replicas on this node, all or one topic's, as `DescribeNode` shows them."""
         hosted = [hosted for hosted in self._table if topic_id in (None, hosted.key[0])]
         return tuple(self._table.describe(item) for item in sorted(hosted, key=lambda item: item.key))
+
+    def describe_problems(self) -> tuple[ProblemInfo, ...]:
+        """Return the replicas on this node that do not serve, as `DescribeNode` shows them."""
+        topics = self._store.view().topics
+        troubled = sorted((hosted for hosted in self._table if hosted.problem), key=lambda hosted: hosted.key)
+        return tuple(
+            ProblemInfo(
+                state=hosted.state,
+                problem=hosted.problem,
+                group=hosted.group,
+                topic=topics[hosted.key[0]].name if hosted.key[0] in topics else f"#{hosted.key[0]}",
+                partition_id=hosted.key[1],
+            )
+            for hosted in troubled[:PROBLEMS_MAX]
+        )
 
     def describe_lags(self) -> tuple[LagInfo, ...]:
         """Return the greatest consumer lags in the partitions that this node leads, in descending order."""
@@ -234,6 +256,10 @@ class Broker:
 
     # -- replicas --------------------------------------------------------------------------------
 
+    def handle_fault(self, member: Member, error: Exception) -> None:
+        """Stop the replica of a member that an unexpected error has stopped; it is reopened later."""
+        self._replica_manager.handle_fault(member, error)
+
     def _handle_open(self, hosted: HostedReplica, replica: Replica) -> None:
         def handle_role(role: Role, _: Term, __: NodeId | None) -> None:
             if role is Role.LEADER:
@@ -245,9 +271,19 @@ class Broker:
 
         replica.on_role = handle_role
         self._retention.update(hosted, replica)
-        self._tasks.create_task(replica.run(self._clock))
+        self._tasks.create_task(self._maintain(hosted, replica))
         if replica.member.is_leader:
             handle_role(Role.LEADER, replica.member.term, self._node)
+
+    async def _maintain(self, hosted: HostedReplica, replica: Replica) -> None:
+        """Run a replica's background work; an unexpected error stops this replica and not the node."""
+        try:
+            await replica.run(self._clock)
+        except StorageError:
+            raise
+        except Exception as error:
+            if not self._replicator.contain(hosted.group, error):
+                raise
 
     def _leads(self) -> Iterator[LeaderInfo]:
         for hosted, replica in self._table.led():

@@ -12,6 +12,8 @@ everything that it must remember is on disk and in the metadata.
 - **Removing.** Never based on this node's own metadata alone (R19): the group's leader must confirm that this node is
   no longer a member, or the primary that the topic was purged. Until then the files stay, and a replica that was moved
   away stays open.
+- **Stopping.** A replica whose code an unexpected error escapes is taken out of service (`quiver.faults`): its member
+  has handed leadership on and sends nothing more. It is reopened from its files after a pause, which grows each time.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from quiver.backoff import Backoff
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaState, ReplicaTable
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
 from quiver.errors import DamageError, OutcomeUnknownError, QuiverError, StorageError, UnavailableError
+from quiver.faults import describe_fault
 from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
@@ -42,7 +46,7 @@ from quiver.metadata import (
 from quiver.model import GroupId, Index, NodeId
 from quiver.partition import Meters, PartitionState, Replica
 from quiver.raft import Configuration
-from quiver.replication import Replicator
+from quiver.replication import Member, Replicator
 from quiver.storage import DiskSpace, Executor, GroupFolders, Lane
 from quiver.wire.messages import GetMetadata
 
@@ -50,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_MS = 1_000
 """Backoff before a failed reconciliation is retried, plus up to half of it as jitter."""
+
+STOPPED_MS_MAX = 60_000
+"""Longest pause before a stopped replica is reopened; the first is `RETRY_MS`. One that ran for longer starts again."""
 
 CAMPAIGN_DELAYS_MS = (0, 10, 30, 80, 200)
 """When the preferred replica of a new group campaigns: the others open theirs at about the same time."""
@@ -100,6 +107,8 @@ class ReplicaManager:
         self._ready = asyncio.Event()
         self._unknown: set[GroupId] = set()
         self._has_begun = False
+        self.stops = 0
+        """How often an error has stopped a replica since the node started."""
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -137,6 +146,24 @@ class ReplicaManager:
         """Reconcile a group soon."""
         self._dirty[group] = None
         self._work.set()
+
+    def handle_fault(self, member: Member, error: Exception) -> None:
+        """Stop the replica of a member that an unexpected error has stopped; reopen it from its files later."""
+        self.stops += 1
+        hosted = self._table.get_group(member.group)
+        pause_ms = 0.0
+        if hosted is not None and hosted.replica is not None and hosted.replica.member is member:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - hosted.opened_ms > STOPPED_MS_MAX:
+                hosted.stops = 0
+            hosted.replica.abandon()
+            hosted.stop(describe_fault(error))
+            backoff = Backoff(self._rng, first_ms=2 * RETRY_MS, max_ms=STOPPED_MS_MAX)
+            backoff.attempts = hosted.stops - 1
+            pause_ms = backoff.next_ms()
+            asyncio.get_running_loop().call_later(pause_ms / 1000, self.enqueue, member.group)
+        extra = facts(group=member.group, retry_ms=round(pause_ms))
+        logger.error("partition stopped, reopened later", exc_info=error, extra=extra)
 
     # -- metadata changes ------------------------------------------------------------------------
 
@@ -204,8 +231,13 @@ class ReplicaManager:
             self._busy.add(group)
             try:
                 await self._reconcile(group)
+            except StorageError:
+                raise
             except (UnavailableError, OutcomeUnknownError) as error:
                 logger.debug("replica not reconciled yet", extra=facts(group=group, reason=error.message))
+                self._enqueue_later(group)
+            except QuiverError as error:  # a peer's refusal: what it refuses now, it may allow later
+                logger.warning("replica not reconciled", extra=facts(group=group, error=describe_fault(error)))
                 self._enqueue_later(group)
             finally:
                 self._busy.discard(group)
@@ -226,7 +258,7 @@ class ReplicaManager:
             await self._reconcile_moved_away(row, hosted)
         elif view.topics[row.topic_id].state is not TopicState.ACTIVE:
             await self._close(hosted)  # files stay: the topic can be restored
-        elif hosted is None or (hosted.state is ReplicaState.UNUSABLE and hosted.is_retried):
+        elif hosted is None or (hosted.state in _RETRIED and hosted.is_retried):
             self._check_identity(view)
             self._executor.check_room(Lane.RECOVERY)
             await self._open(row, hosted, await self._find_first_members(row))
@@ -260,6 +292,10 @@ class ReplicaManager:
     async def _open(self, row: PartitionRow, hosted: HostedReplica | None, first_members: Configuration | None) -> None:
         """Open a replica. Damage is permanent; any other disk failure, such as a full disk, is retried."""
         hosted, known = self._table.add(row.key, row.group_id) if hosted is None else hosted, hosted
+        if hosted.halted is not None:
+            await hosted.halted.close()
+            await hosted.halted.member.close()
+            hosted.halted = None
         try:
             replica = await self._open_replica(row, hosted, first_members)
         except DamageError as error:
@@ -272,8 +308,15 @@ class ReplicaManager:
             hosted.fail(error.message)
             self._enqueue_later(row.group_id)
             return
+        except Exception as error:  # a defect in the code of this partition; see `quiver.faults`
+            logger.exception("partition stopped while it was opened", extra=facts(group=row.group_id))
+            self.stops += 1
+            hosted.fail(describe_fault(error))
+            self._enqueue_later(row.group_id)
+            return
         if replica is not None:
             hosted.open(replica)
+            hosted.opened_ms = self._clock.monotonic_ms()
             self._on_open(hosted, replica)
             if first_members is not None and row.replicas[0] == self._node:
                 self._campaign_early(hosted, replica)
@@ -353,6 +396,7 @@ class ReplicaManager:
         if replica is not None:
             await replica.close()
             await self._replicator.close_member(hosted.group)
+            await replica.member.close()  # the replicator no longer knows a stopped one
             logger.info("replica closed", extra=facts(group=hosted.group))
         self._table.remove(hosted)
 
@@ -370,6 +414,9 @@ class ReplicaManager:
             failure = StorageError(f"the data directory of the replicas is unusable: {error}")
             self._replicator.fail(failure)
             raise failure from error
+
+
+_RETRIED = (ReplicaState.UNUSABLE, ReplicaState.STOPPED)
 
 
 def _campaign(hosted: HostedReplica, replica: Replica) -> None:

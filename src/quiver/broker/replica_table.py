@@ -5,6 +5,9 @@ requests are resolved here: to the leading replica, or to the error that names t
 
     opening → open → closing          as the metadata requires
     opening → unusable                its files are damaged or lost, until the replica is moved away or repaired
+    open → stopped → open             an error escaped its code: it is reopened from its files after a pause
+
+An open replica that met an entry of a newer program is shown as `needs_upgrade`: it follows and votes, but never leads.
 """
 
 from __future__ import annotations
@@ -32,22 +35,40 @@ class ReplicaState(StrEnum):
     OPEN = "open"
     CLOSING = "closing"
     UNUSABLE = "unusable"
+    STOPPED = "stopped"
+    NEEDS_UPGRADE = "needs_upgrade"
 
 
 class HostedReplica:
     """One replica on this node, in any state; `replica` is set while it is open."""
 
-    __slots__ = ("group", "is_retried", "key", "problem", "replica", "state")
+    __slots__ = ("_problem", "_state", "group", "halted", "is_retried", "key", "opened_ms", "replica", "stops")
 
     def __init__(self, key: PartitionKey, group: GroupId) -> None:
         self.key = key
         self.group = group
-        self.state = ReplicaState.OPENING
         self.replica: Replica | None = None
-        self.problem = ""
-        """Why it is unusable, for operators."""
+        self.halted: Replica | None = None
+        """The stopped replica, whose files must be closed before they are opened again."""
+        self.stops = 0
+        """How often it was stopped, since it last ran for long."""
+        self.opened_ms = 0
+        self._state = ReplicaState.OPENING
+        self._problem = ""
         self.is_retried = True
         """Whether opening it is retried after a failure."""
+
+    @property
+    def state(self) -> ReplicaState:
+        """Return the state of the replica."""
+        if self.replica is not None and self.replica.member.needs_upgrade:
+            return ReplicaState.NEEDS_UPGRADE
+        return self._state
+
+    @property
+    def problem(self) -> str:
+        """Return why it is unusable, stopped or in need of an upgrade, for operators; empty if it is not."""
+        return self._problem if self.replica is None else self.replica.member.needs_upgrade
 
     @property
     def is_leader(self) -> bool:
@@ -56,13 +77,19 @@ class HostedReplica:
 
     def open(self, replica: Replica) -> None:
         """Set the open replica."""
-        self.replica, self.state = replica, ReplicaState.OPEN
+        self.replica, self._state, self._problem = replica, ReplicaState.OPEN, ""
 
     def close(self) -> Replica | None:
         """Return the replica for closing; lookups no longer find it."""
-        replica, self.replica = self.replica, None
-        self.state = ReplicaState.CLOSING
+        replica, self.replica = self.replica or self.halted, None
+        self.halted, self._state = None, ReplicaState.CLOSING
         return replica
+
+    def stop(self, problem: str) -> None:
+        """Take the open replica out of service: an error escaped its code."""
+        self.halted, self.replica = self.replica, None
+        self.stops += 1
+        self._state, self._problem = ReplicaState.STOPPED, problem
 
     def fail_permanently(self, problem: str) -> None:
         """Mark the replica as unusable; opening it is not retried."""
@@ -71,7 +98,7 @@ class HostedReplica:
 
     def fail(self, problem: str) -> None:
         """Mark the replica as unusable until opening it succeeds."""
-        self.state, self.problem = ReplicaState.UNUSABLE, problem
+        self._state, self._problem = ReplicaState.UNUSABLE, problem
 
 
 class ReplicaTable:
@@ -126,13 +153,16 @@ class ReplicaTable:
                 role=hosted.state,
                 epoch=0,
                 is_ready=False,
+                problem=hosted.problem,
             )
         status = hosted.replica.status(now_ms=self._clock.monotonic_ms())
         return ReplicaInfo(
             topic_id=topic_id,
             partition_id=partition_id,
             group=hosted.group,
-            role=status.role,
+            role=hosted.state if hosted.problem else status.role,
+            is_ready=not hosted.problem,
+            problem=hosted.problem,
             epoch=status.epoch,
             leader=status.leader,
             first_offset=status.first_offset,
@@ -160,14 +190,18 @@ class ReplicaTable:
         Raises:
             NotFoundError: the topic or partition is unknown to this node.
             NotLeaderError: another node leads, or no leader is known.
-            UnavailableError: the replica is being opened, or its files are unusable.
+            UnavailableError: the replica is being opened, or has a problem and no other one is known to lead.
         """
         hosted = self._replicas.get((topic_id, partition_id))
         if hosted is not None and hosted.replica is not None:
             if hosted.is_leader:
                 return hosted.replica
+            if hosted.problem and hosted.replica.member.leader is None:
+                raise self._troubled(hosted)
             raise _not_leader(topic_id, partition_id, hosted.replica.member.leader)
         partition = find_partition(self._view(), topic_id, partition_id)
+        if hosted is not None and hosted.problem and partition.leader in (None, self._node):
+            raise self._troubled(hosted)
         if hosted is not None and hosted.state is ReplicaState.OPENING:
             message = (
                 f"not done: this node is opening its replica of partition {partition_id} of topic {topic_id}; retry"
@@ -189,8 +223,16 @@ class ReplicaTable:
         if hosted is None:
             message = f"node {self._node} has no replica of partition {partition_id} of topic {topic_id}"
             raise NotFoundError(f"not done: {message}", code="no_replica")
-        message = f"not done: the replica of partition {partition_id} of topic {topic_id} on node {self._node}"
-        raise UnavailableError(f"{message} is {hosted.state}: {hosted.problem}", code=f"replica_{hosted.state}")
+        raise self._troubled(hosted)
+
+    def _troubled(self, hosted: HostedReplica) -> UnavailableError:
+        """Return the error for a request to a replica that does not serve."""
+        state, (topic_id, partition_id) = hosted.state, hosted.key
+        code = state.value if state is ReplicaState.NEEDS_UPGRADE else f"replica_{state}"
+        message = (
+            f"not done: the replica of partition {partition_id} of topic {topic_id} on node {self._node} is {state}"
+        )
+        return UnavailableError(f"{message}: {hosted.problem}", code=code)
 
 
 def find_partition(view: View, topic_id: TopicId, partition_id: PartitionId) -> PartitionRow:

@@ -9,20 +9,26 @@ import os
 import resource
 import signal
 import sys
+import threading
 from contextlib import suppress
 
 import click
 
 from quiver.cli.config import settings_from, settings_options
+from quiver.cli.output import report_error
 from quiver.config import Settings
 from quiver.environment import SystemEnvironment
 from quiver.errors import ConfigError, QuiverError, StorageError
+from quiver.faults import NodeFault, as_exit, find_cause
 from quiver.logs import configure_logging
 from quiver.node import Node
 from quiver.storage import DirectoryLock
 from quiver.tasks import new_event_loop
 
 logger = logging.getLogger(__name__)
+
+CLOSE_S_MAX = 10.0
+"""How long a node may take to close after a fault, before the process ends anyway."""
 
 
 @click.command(
@@ -49,10 +55,10 @@ def node(*, with_parent: bool, **options: str | None) -> None:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 runner.run(_run(settings, with_parent=with_parent))
         except Exception as error:
-            if (known := _find_quiver_error(error)) is not None:
-                raise known from None  # one error ends several tasks, which report it as a group
-            logger.exception("node crashed")
-            raise
+            cause = find_cause(error)  # one error ends several tasks, which report it as a group
+            if not isinstance(cause, QuiverError | OSError):
+                logger.critical("node crashed", exc_info=error)
+            raise cause from None
 
 
 def _raise_file_limit() -> None:
@@ -72,14 +78,6 @@ def _tune_garbage_collector() -> None:
     gc.set_threshold(10_000, 10, 50)
 
 
-def _find_quiver_error(error: BaseException) -> QuiverError | None:
-    """Return the first error of ours inside nested groups; None if another exception is among them."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error if isinstance(error, QuiverError) else None
-    found = [_find_quiver_error(inner) for inner in error.exceptions]
-    return None if None in found else found[0]
-
-
 async def _run(settings: Settings, *, with_parent: bool) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -87,14 +85,46 @@ async def _run(settings: Settings, *, with_parent: bool) -> None:
         loop.add_signal_handler(number, stopped.set)
     if with_parent:
         loop.add_reader(sys.stdin.fileno(), _watch_parent, stopped)
-    async with SystemEnvironment(settings) as environment, Node(settings, environment) as node:
+    async with SystemEnvironment(settings) as environment:
+        node, is_running = Node(settings, environment), False
+        try:
+            loop.set_exception_handler(lambda _, context: node.handle_escaped(context))
+            async with node:
+                is_running = True
+                await _serve_until(node, stopped)
+        except Exception as error:  # noqa: BLE001 - raised again, as what the node ends with
+            raise as_exit(error) if is_running else find_cause(error) from None
+    if node.failure is not None:
+        raise node.failure
+
+
+async def _serve_until(node: Node, stopped: asyncio.Event) -> None:
+    """Serve until a signal stops the node, its storage fails or a fault ends it; raise the fault."""
+    try:
         failure = await _serve(node, stopped)
-    if failure is not None:
-        raise failure
+    except asyncio.CancelledError:  # a part of the node has crashed; its error appears when the node has closed
+        _limit_closing(NodeFault("a part of the node crashed, and the node did not close in time; see the log"))
+        raise
+    if failure is not None and not isinstance(failure, StorageError):
+        _limit_closing(failure)
+        raise failure  # so that the node closes without handing anything over
 
 
-async def _serve(node: Node, stopped: asyncio.Event) -> StorageError | None:
-    """Wait until a signal stops the node or its storage fails; return the failure, if any."""
+def _limit_closing(error: Exception) -> None:
+    """End the process soon after a fault, even if closing the node hangs: its state can no longer be trusted."""
+    timer = threading.Timer(CLOSE_S_MAX, _exit_now, (error,))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit_now(error: BaseException) -> None:
+    code = report_error(error)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _serve(node: Node, stopped: asyncio.Event) -> Exception | None:
+    """Wait until a signal stops the node or it must end; return why, if it is no signal."""
     async with asyncio.TaskGroup() as tasks:
         announcing = tasks.create_task(_announce_ready(node))
         failing = tasks.create_task(node.wait_failed())

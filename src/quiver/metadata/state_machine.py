@@ -66,6 +66,11 @@ class MetadataStateMachine:
         return self._state
 
     @property
+    def applied_index(self) -> Index:
+        """Return the index up to which the state reflects the log; after a restart it may be ahead of the driver's."""
+        return self._state.position.index
+
+    @property
     def failure(self) -> StorageError | None:
         """Return the error that stopped the state machine, if any."""
         return self._failure

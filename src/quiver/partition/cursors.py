@@ -85,7 +85,7 @@ class CursorMoves:
         except QuiverError as error:
             self._fail(error)
             return
-        proposed.add_done_callback(lambda outcome: self._settle(done, moves, outcome))
+        proposed.add_done_callback(self._gate.contained(lambda outcome: self._settle(done, moves, outcome)))
 
     def _settle(self, done: asyncio.Future[None], moves: Mapping[ConsumerId, Offset], outcome: ProposalOutcome) -> None:
         if self._in_flight_done is not done:

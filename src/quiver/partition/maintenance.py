@@ -113,12 +113,16 @@ class Maintenance:
         Raises:
             StorageError: the disk failed; the node stops.
         """
-        if self._is_stopped:
-            return
+        is_saved = self._is_stopped
+        self.abandon()
+        async with self._lock:
+            if not is_saved:
+                await self._checkpoint()
+
+    def abandon(self) -> None:
+        """End `run` without saving anything."""
         self._is_stopped = True
         self._work.set()
-        async with self._lock:
-            await self._checkpoint()
 
     async def _remove_trimmed(self) -> None:
         """Remove the log prefix that a committed trim allows."""

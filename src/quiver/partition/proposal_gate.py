@@ -112,7 +112,11 @@ class ProposalGate:
     def call_when_resumed(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the current `quiesce` block ends."""
         assert self._resumed is not None, "proposals are paused"
-        self._resumed.add_done_callback(lambda _: callback())
+        self._resumed.add_done_callback(self.contained(lambda _: callback()))
+
+    def contained(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """Return a callback of this partition whose unexpected error stops the partition and not the node."""
+        return self._member.guard.callback(callback)
 
     def _propose(self, data: Buffer) -> ProposalOutcome:
         # The term pins the proposal to the leadership that was checked: a later term must refuse it.

@@ -193,6 +193,12 @@ class Replica:
         self._waiters.fail(UnavailableError(f"not done: the replica of group {self._member.group} is closing; retry"))
         await self._maintenance.stop()
 
+    def abandon(self) -> None:
+        """Stop immediately, without saving the state: it may be in doubt. `close` waits for what still runs."""
+        message = f"not done: the replica of group {self._member.group} has stopped; retry at another"
+        self._waiters.fail(UnavailableError(message, code="replica_stopped"))
+        self._maintenance.abandon()
+
     # -- producers -------------------------------------------------------------------------------
 
     async def append(self, data: Buffer, header: BatchHeader | None = None) -> AppendResult:

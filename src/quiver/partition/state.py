@@ -6,15 +6,21 @@ records.
 
 A member that joins late starts with a *blank* state at the log's start, which is incomplete until a state snapshot
 entry is applied. Until then the member lags behind the commit index, so it can neither lead nor answer.
+
+An entry of a known version that cannot be decoded changes nothing, on every replica alike (`bad_entries` counts them);
+one of an unknown version stops `apply`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import msgspec
 
+from quiver.errors import DecodeError, UnknownVersionError
+from quiver.logs import facts
 from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.entries import (
     CursorsEntry,
@@ -26,7 +32,9 @@ from quiver.partition.entries import (
     decode_entry,
 )
 from quiver.partition.producers import ProducerTable
-from quiver.record import Batch
+from quiver.record import Batch, BatchHeader
+
+logger = logging.getLogger(__name__)
 
 TRIM_POINTS_MAX = 1024
 """Trim points remembered; beyond this, every other one is dropped."""
@@ -66,22 +74,28 @@ class PartitionState:
         """The state snapshot of the last trim and those since, oldest first."""
         self.is_complete = True
         """Whether this state includes every entry ever committed, and not only those since the log's start."""
+        self.bad_entries = 0
+        """Entries ignored since the start of this process, because they cannot be decoded."""
         self.on_applied: Callable[[], None] | None = None
         """Called after batches are applied or a snapshot is restored."""
 
     def apply(self, batches: Sequence[Batch]) -> None:
-        """Apply committed batches in order."""
-        for batch in batches:
-            header = batch.header
-            if header.is_control:
-                self._apply_control(batch)
-            else:
-                self.producers.apply(header)
-                self.record_bytes += header.batch_bytes
-                self.newest_ms = max(self.newest_ms, header.append_timestamp)
-        last = batches[-1].header
-        self.applied_index, self.end_offset = last.index, last.end_offset
-        self._notify_applied()
+        """Apply committed batches in order; see `StateMachine.apply`."""
+        applied: BatchHeader | None = None
+        try:
+            for batch in batches:
+                header = batch.header
+                if header.is_control:
+                    self._apply_control(batch)
+                else:
+                    self.producers.apply(header)
+                    self.record_bytes += header.batch_bytes
+                    self.newest_ms = max(self.newest_ms, header.append_timestamp)
+                applied = header
+        finally:
+            if applied is not None:
+                self.applied_index, self.end_offset = applied.index, applied.end_offset
+                self._notify_applied()
 
     def snapshot(self) -> bytes:
         """Return the state as bytes; equal states give equal bytes."""
@@ -91,7 +105,10 @@ class PartitionState:
 
     def restore(self, state: bytes) -> None:
         """Replace this state with that of a `snapshot`; empty bytes restore the initial state."""
-        saved = _decoder.decode(state) if state else _INITIAL
+        try:
+            saved = _decoder.decode(state) if state else _INITIAL
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UnknownVersionError(f"a partition state that this program cannot read ({error}); upgrade") from None
         self.applied_index, self.end_offset, self.is_complete = saved.applied_index, saved.end_offset, saved.is_complete
         self._replace(saved.contents)
         self._notify_applied()
@@ -120,7 +137,15 @@ class PartitionState:
         return None if cursor is None else max(cursor, self.first_offset)
 
     def _apply_control(self, batch: Batch) -> None:
-        match decode_entry(batch):
+        try:
+            entry = decode_entry(batch)
+        except UnknownVersionError:
+            raise
+        except DecodeError as error:
+            self.bad_entries += 1
+            logger.warning("entry of a partition ignored", extra=facts(index=batch.header.index, reason=error.message))
+            return
+        match entry:
             case None:
                 pass  # an entry of the replication layer
             case FenceEntry(producer_id, epoch):

@@ -259,6 +259,30 @@ class Raft:
         hibernation.wake(state)
         return state.finish()
 
+    def resign(self, now_ms: int) -> Output:
+        """Lead no more until `stand`: this member cannot apply what is committed. It still votes and acknowledges.
+
+        A leader asks the voter with the most of the log to campaign (dissertation §3.10), and follows.
+        """
+        state = self._state
+        state.begin(now_ms)
+        state.is_electable = False
+        hibernation.wake(state)
+        if state.leadership is not None:
+            others = tuple(node for node in state.configuration.voters if node != state.id)
+            if others:
+                state.send(state.leadership.successor(others), TimeoutNow(state.term))
+        if state.role is not Role.FOLLOWER:
+            state.become_follower(state.term, None)
+        return state.finish()
+
+    def stand(self, now_ms: int) -> Output:
+        """Undo `resign`: this member may be elected again."""
+        state = self._state
+        state.begin(now_ms)
+        state.is_electable = True
+        return state.finish()
+
     def change_membership(
         self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = (), now_ms: int
     ) -> Output:

@@ -83,6 +83,7 @@ class RaftState:
         "election_timeout_ms",
         "hibernating",
         "id",
+        "is_electable",
         "is_voter",
         "leader",
         "leader_contact_ms",
@@ -112,6 +113,7 @@ class RaftState:
         self.log = RaftLog(initial)
         self.configuration = self.log.configurations.active
         self.is_voter = self.configuration.is_voter(self.id)
+        self.is_electable = True
         is_saved = initial.term >= self.log.terms.last_term  # else the crash fell between the two writes (R4)
         self.term = initial.term if is_saved else self.log.terms.last_term
         self.vote = initial.vote if is_saved else None
@@ -183,8 +185,10 @@ class RaftState:
         """Return whether this member may ask for votes: it may vote, and it is a voter itself.
 
         It is one until its removal is known to be committed: until then it may be the only one whose log is
-        long enough to be elected (dissertation §4.2.2).
+        long enough to be elected (dissertation §4.2.2). A member that has resigned does not.
         """
+        if not self.is_electable:
+            return False
         if self.is_voter and self.recover_until is None:
             return True
         return self.may_vote() and any(known.is_voter(self.id) for known in self._relevant_configurations())

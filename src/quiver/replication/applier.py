@@ -2,14 +2,18 @@
 
 Entries that are committed and durable here are applied in the event loop, from memory where the log still caches
 them; the rest is read from disk first. A restored snapshot moves the applier ahead immediately.
+
+An entry or a snapshot that only a newer program can read is never skipped: applying stops before it (`unknown`), and
+the same files continue there with a newer program. Any other error of the state machine leaves the state in doubt
+(`is_torn`): it is not saved any more, and the member is reopened from its files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from quiver.errors import StorageError, TrimmedError
-from quiver.model import Index
+from quiver.errors import StorageError, TrimmedError, UnknownVersionError
+from quiver.model import GroupId, Index
 from quiver.record import Batch
 from quiver.replication.interfaces import Host, StateMachine
 from quiver.storage import Log
@@ -26,16 +30,24 @@ class Applier:
         machine: StateMachine,
         log: Log,
         *,
+        group: GroupId,
         host: Host,
         applied_index: Index,
         on_applied: Callable[[Index], None],
+        on_unknown: Callable[[UnknownVersionError], None],
         on_unreadable: Callable[[StorageError], None],
     ) -> None:
         self.index = applied_index
+        self.unknown: UnknownVersionError | None = None
+        """Why applying has stopped: a newer program wrote what comes next."""
+        self.is_torn = False
+        """Whether the state machine failed in the middle of its work."""
+        self._group = group
         self._machine = machine
         self._log = log
         self._host = host
         self._on_applied = on_applied
+        self._on_unknown = on_unknown
         self._on_unreadable = on_unreadable
         self._end_index = Index(applied_index + 1)
         self._is_reading = False
@@ -47,7 +59,12 @@ class Applier:
 
     def restore(self, state: bytes, index: Index) -> None:
         """Replace the state by a snapshot of everything up to and including `index`."""
-        self._machine.restore(state)
+        try:
+            self._machine.restore(state)
+        except UnknownVersionError as error:
+            self._stop(error)
+            return
+        self.unknown = None
         self.index = index
         self._end_index = max(self._end_index, Index(index + 1))
 
@@ -57,19 +74,33 @@ class Applier:
 
     def _apply(self) -> None:
         end_index = self._end_index
-        while self.index + 1 < end_index and not self._is_reading:
+        while self.index + 1 < end_index and not self._is_reading and self.unknown is None:
             first_index = Index(self.index + 1)
             batches = self._log.read_entries_nowait(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
             if batches is None:
                 self._is_reading = True
-                self._host.spawn(self._read(first_index, end_index))
+                self._host.spawn(self._group, self._read(first_index, end_index))
                 return
             self._apply_batches(batches)
 
     def _apply_batches(self, batches: list[Batch]) -> None:
-        self._machine.apply(batches)
-        self.index = batches[-1].header.index
-        self._on_applied(self.index)
+        try:
+            self._machine.apply(batches)
+        except UnknownVersionError as error:
+            if self._machine.applied_index > self.index:
+                self.index = self._machine.applied_index
+                self._on_applied(self.index)
+            self._stop(error)
+        except Exception:
+            self.is_torn = True
+            raise
+        else:
+            self.index = batches[-1].header.index
+            self._on_applied(self.index)
+
+    def _stop(self, error: UnknownVersionError) -> None:
+        self.unknown = error
+        self._on_unknown(error)
 
     async def _read(self, first_index: Index, end_index: Index) -> None:
         try:

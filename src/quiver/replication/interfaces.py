@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from quiver.errors import StorageError
-from quiver.model import Buffer, GroupId, NodeId
+from quiver.model import Buffer, GroupId, Index, NodeId
 from quiver.record import Batch
 from quiver.replication.codec import GroupMessage
 from quiver.replication.history import ReplicationCounters
@@ -31,8 +31,19 @@ class StateMachine(Protocol):
     batch exactly once.
     """
 
+    @property
+    def applied_index(self) -> Index:
+        """Return the index up to which the state reflects the log."""
+        ...
+
     def apply(self, batches: Sequence[Batch]) -> None:
-        """Apply committed batches, consecutive by index, including control batches of every kind; never raises."""
+        """Apply committed batches, consecutive by index, including control batches of every kind.
+
+        Whatever a batch of a known version contains, every member does the same with it and raises nothing.
+
+        Raises:
+            UnknownVersionError: a newer program wrote a batch; those before it, up to `applied_index`, are applied.
+        """
         ...
 
     def snapshot(self) -> bytes:
@@ -40,7 +51,11 @@ class StateMachine(Protocol):
         ...
 
     def restore(self, state: bytes) -> None:
-        """Replace the state by a snapshot; empty bytes stand for the initial state."""
+        """Replace the state by a snapshot; empty bytes stand for the initial state.
+
+        Raises:
+            UnknownVersionError: a newer program wrote the snapshot; the state is unchanged.
+        """
         ...
 
 
@@ -91,8 +106,15 @@ class Host(Protocol):
         """Add a message to the next envelope to a node, which is sent in this turn of the loop."""
         ...
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work as a task of the node; if it fails, the node fails."""
+    def spawn(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+        """Run work of a member as a task; a `StorageError` stops the node, any other error that member."""
+        ...
+
+    def contain(self, group: GroupId, error: Exception) -> bool:
+        """Stop one member because an unexpected error escaped its code, and leave all others alone.
+
+        Return False if the owner of the node wants to see the error itself: then it must be raised.
+        """
         ...
 
     def fail(self, error: StorageError) -> None:

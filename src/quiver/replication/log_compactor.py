@@ -23,7 +23,7 @@ from quiver.errors import invariant
 from quiver.model import Index, Offset
 from quiver.raft import Raft
 from quiver.replication.applier import Applier
-from quiver.replication.member_files import SnapshotState, encode_snapshot_state
+from quiver.replication.member_files import SnapshotState, decode_snapshot_state, encode_snapshot_state
 from quiver.replication.persistence import Persistence
 from quiver.storage import Log, StoredSnapshot
 
@@ -100,6 +100,22 @@ class LogCompactor:
             self._raft.compacted(self._log.first_index)
             return True
 
+    async def replace_log(self, snapshot: StoredSnapshot) -> None:
+        """Replace the log by a received snapshot. On disk first: its file, so that `member_files` finishes the work.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        configuration = decode_snapshot_state(snapshot.state).configuration
+        self._persistence.reset_configurations(snapshot.last_index, snapshot.last_term, configuration)
+        await self._run(partial(self._persistence.save_snapshot, snapshot))
+        await self._run(self._persistence.plan_save(self._raft.applicable_index))
+        await self._log.reset(
+            first_index=Index(snapshot.last_index + 1),
+            first_offset=snapshot.end_offset,
+            previous_term=snapshot.last_term,
+        )
+
     async def _checkpoint(self) -> None:
         checkpoint = self._describe_now()
         if checkpoint is not None and checkpoint.last_index > self.checkpoint_index:
@@ -108,7 +124,9 @@ class LogCompactor:
             self._on_saved(checkpoint.last_index)
 
     def _describe_now(self) -> StoredSnapshot | None:
-        """Return the applied state; None if nothing is applied, or if a new member has no configuration yet."""
+        """Return the applied state; None if there is none, or it is in doubt, or a new member has no configuration."""
+        if self._applier.is_torn:
+            return None
         last_index = self._applier.index
         last_term = self._raft.term_at(last_index)
         end_offset = self._log.offset_after(last_index)

@@ -6,40 +6,58 @@ hard state and restoring a snapshot. Outputs that arrive in the meantime queue u
 
 Proposals of one turn of the loop share one append, one message per follower and one flush. Batches go to disk and
 to followers as the bytes they arrived in.
+
+A member that meets an entry of an unknown version (`needs_upgrade`) stops applying and resigns: it still votes and
+stores entries, so that the group keeps its quorum, but another member leads. `FaultGuard` contains unexpected errors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
-from quiver.errors import DamageError, NotLeaderError, OverloadedError, QuiverError, StorageError, UnavailableError
+from quiver.errors import (
+    DamageError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    QuiverError,
+    StorageError,
+    UnavailableError,
+    UnknownVersionError,
+)
+from quiver.logs import facts
 from quiver.model import Buffer, GroupId, Index, NodeId, Offset, Term
-from quiver.raft import Configuration, Output, Raft, RaftStatus, Role
+from quiver.raft import Output, Raft, Role
 from quiver.record import Batch, BatchHeader
 from quiver.replication.applier import Applier
 from quiver.replication.codec import ReceivedMessage
-from quiver.replication.entries import decode_entry, encode_own_entry
+from quiver.replication.entries import encode_own_entry
+from quiver.replication.fault_guard import FaultGuard
 from quiver.replication.history import MemberHistory
 from quiver.replication.interfaces import Host, StateMachine
 from quiver.replication.log_compactor import LogCompactor, MakeState
 from quiver.replication.member_files import MemberFiles, decode_snapshot_state, make_raft_config
-from quiver.replication.pending import OutputQueue, PendingOutput, PendingProposals, Proposal
-from quiver.replication.persistence import Persistence, as_storage_error
+from quiver.replication.member_state import MemberState
+from quiver.replication.pending import OutputQueue, PendingOutput, PendingProposals
+from quiver.replication.persistence import FileJobs, Persistence, as_storage_error
+from quiver.replication.proposer import Proposer
 from quiver.replication.sender import MemberSender
-from quiver.replication.status import MemberStatus
-from quiver.storage import Executor, Lane, Log, StoredSnapshot
+from quiver.storage import Executor, Lane, StoredSnapshot
 from quiver.tasks import SharedOutcome
+
+logger = logging.getLogger(__name__)
 
 NOTHING_WRITTEN = (Index(0), Term(0))
 """Stands for the entries that were on disk when the process started: they are durable without a report."""
 
 
-class Member:
+class Member(MemberState):
     """One member of one group. Made by `Replicator.open_member`."""
 
     def __init__(
@@ -70,22 +88,25 @@ class Member:
         self._applier = Applier(
             machine,
             self._log,
+            group=group,
             host=host,
             applied_index=files.applied_index,
             on_applied=self._handle_applied,
+            on_unknown=self._handle_unknown,
             on_unreadable=self.handle_failure,
         )
         self._pending = PendingProposals(host.counters.commit)
-        self._proposals: list[Proposal] = []
         self._contexts = 0
         self._outputs = OutputQueue()
         self._is_blocked = False
-        self._unblocked: asyncio.Future[None] | None = None
+        self._jobs = FileJobs()
         self._is_closed = False
+        self._has_closed_files = False
+        self.guard = FaultGuard(host, group)
         self._damage: StorageError | None = None
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
-        self._applier.restore(files.machine_state, files.applied_index)
         self._raft = Raft(make_raft_config(host.id, settings), files.initial, rng=rng, now_ms=self._now_ms())
+        self._proposer = self._make_proposer()
         self._compactor = LogCompactor(
             raft=self._raft,
             log=self._log,
@@ -105,93 +126,23 @@ class Member:
             on_damage=self.handle_failure,
         )
         self.next_deadline_ms = self._raft.next_deadline_ms
-        self._log.on_durable = self._handle_durable
-        self._log.on_failure = self.handle_failure
+        self._log.on_durable = self.guard.callback(self._handle_durable)
+        self._log.on_failure = self.guard.callback(self.handle_failure)
+        self._applier.restore(files.machine_state, files.applied_index)
         self._apply()
 
-    # -- state -----------------------------------------------------------------------------------
-
-    @property
-    def is_leader(self) -> bool:
-        """Return whether this member leads; see `is_ready` for whether it may serve."""
-        return self._raft.is_leader
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether this member leads and, having committed in its own term, knows all that is committed."""
-        return self._raft.is_ready
-
-    @property
-    def leader(self) -> NodeId | None:
-        """Return the leader of the group, as far as known."""
-        return self._raft.leader
-
-    @property
-    def term(self) -> Term:
-        """Return the current term."""
-        return self._raft.term
-
-    @property
-    def commit_index(self) -> Index:
-        """Return the highest index known here to be committed."""
-        return self._raft.commit_index
-
-    @property
-    def applied_index(self) -> Index:
-        """Return the highest index that the state machine has applied."""
-        return self._applier.index
-
-    @property
-    def configuration(self) -> Configuration:
-        """Return the configuration in force: the latest in the log, committed or not."""
-        return self._raft.configuration
-
-    @property
-    def committed_configuration(self) -> Configuration:
-        """Return the latest configuration known here to be committed."""
-        return self._raft.committed_configuration
-
-    @property
-    def raft(self) -> Raft:
-        """Return the core, for tests and checkers; they must not pass events to it."""
-        return self._raft
-
-    @property
-    def log(self) -> Log:
-        """Return the log, for reading; callers must not change it, nor read entries that are not applied."""
-        return self._log
-
-    def status(self) -> MemberStatus:
-        """Return a snapshot for people and metrics."""
-        return MemberStatus(
-            group=self.group,
-            raft=self._raft.status(),
-            log=self._log.status(),
-            applied_index=self._applier.index,
-            waiting=len(self._pending),
+    def _make_proposer(self) -> Proposer:
+        return Proposer(
+            raft=self._raft,
+            log=self._log,
+            pending=self._pending,
+            clock=self._clock,
+            guard=self.guard,
+            end_offset=self._planned_end_offset,
+            carry_out=self._carry_out,
+            not_leader=self._not_leader,
+            on_appended=self.history.note_appended,
         )
-
-    def raft_status(self) -> RaftStatus:
-        """Return the part of the status that the Raft core knows."""
-        return self._raft.status()
-
-    def has_member(self, node: NodeId) -> bool:
-        """Return whether a node belongs to the group."""
-        return self._raft.configuration.includes(node)
-
-    def is_caught_up(self, node: NodeId) -> bool:
-        """Return whether this leader knows that another member has almost everything and may become a voter."""
-        return self._raft.is_caught_up(node)
-
-    def leader_silence_ms(self) -> int:
-        """Return how long ago this member last knew that there is a leader."""
-        return self._raft.leader_silence_ms(self._now_ms())
-
-    def silence_ms(self, node: NodeId) -> int:
-        """Return how long ago this leader last heard from a member; 0 for itself, else since its start if never."""
-        now_ms = self._now_ms()
-        heard = [peer.heard_ms for peer in self._raft.status().peers if peer.node == node]
-        return now_ms - max(heard, default=0) if node != self._host.id else 0
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -221,11 +172,7 @@ class Member:
         """
         if self._is_closed or not self._raft.is_leader:
             raise self._not_leader()
-        done: SharedOutcome[list[BatchHeader]] = SharedOutcome()
-        self._proposals.append(Proposal(list(batches), done, term))
-        if len(self._proposals) == 1:
-            asyncio.get_running_loop().call_soon(self._propose_queued)
-        return done
+        return self._proposer.add(batches, term)
 
     async def read_barrier(self) -> Index:
         """Wait until everything committed before this call is applied here, so that a read is linearizable.
@@ -240,7 +187,7 @@ class Member:
         self._contexts += 1
         self._pending.add_read(self._contexts, done)
         try:
-            self._carry_out(self._raft.read(self._contexts, self._now_ms()))
+            self.guard.call(partial(self._pass, self._raft.read, self._contexts, self._now_ms()))
         except QuiverError:
             self._pending.forget_read(self._contexts)
             raise
@@ -255,11 +202,11 @@ class Member:
         """
         output = self._raft.transfer_leadership(to, self._now_ms())
         self.history.note_transfer(to, self._raft.term)
-        self._carry_out(output)
+        self.guard.call(partial(self._carry_out, output))
 
     def campaign(self) -> None:
         """Campaign now, unless a leader is known: for the preferred replica of a new group. Only a hint."""
-        self._carry_out(self._raft.campaign(self._now_ms()))
+        self.guard.call(partial(self._pass, self._raft.campaign, self._now_ms()))
 
     def change_membership(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = ()) -> None:
         """Begin to move the group to these members; `configuration` shows the progress.
@@ -268,7 +215,8 @@ class Member:
             UnavailableError: not done; this member does not lead, or another change is pending, or a learner lags.
             RequestError: not done; the target cannot be reached in one change from the current configuration.
         """
-        self._carry_out(self._raft.change_membership(voters=voters, learners=learners, now_ms=self._now_ms()))
+        change = partial(self._raft.change_membership, voters=voters, learners=learners)
+        self.guard.call(partial(self._pass, change, now_ms=self._now_ms()))
 
     async def take_snapshot(self) -> None:
         """Save the state machine's state, and remove from the log what the previous snapshot covers.
@@ -294,38 +242,43 @@ class Member:
         return await self._compactor.trim(first_index, make_state)
 
     def abandon(self) -> None:
-        """Stop immediately and fail all pending calls; the files stay as they are."""
+        """Stop immediately and fail all pending calls; the files stay as they are. Idempotent."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self.next_deadline_ms = None
-        for proposal in self._proposals:
-            proposal.refuse(UnavailableError("not done: this member is closing; retry at another"))
-        self._proposals.clear()
+        self._proposer.refuse(UnavailableError("not done: this member is closing; retry at another"))
         self._pending.abandon()
 
     async def close(self) -> None:
         """Stop, fail all pending calls, and close the files; idempotent."""
-        if not self._is_closed:
-            self.abandon()
-            if self._is_blocked:  # a save or a restore is running on these files
-                self._unblocked = asyncio.get_running_loop().create_future()
-                await self._unblocked
-            await self._log.close()
-            self._persistence.close()
+        self.abandon()
+        if self._has_closed_files:
+            return
+        self._has_closed_files = True
+        await self._jobs.wait_ended()
+        await self._log.close()
+        self._persistence.close()
+
+    def hand_over(self) -> None:
+        """Ask another voter to lead, if this member leads; best effort, after an error in this member's code."""
+        with suppress(Exception):
+            self._carry_out(self._raft.resign(self._now_ms()))
 
     # -- events ----------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
         """Advance the core's time."""
-        self._carry_out(self._raft.tick(now_ms))
+        self.guard.run(self._pass, self._raft.tick, now_ms)
 
     def wake(self) -> None:
         """Start the timers of a hibernating group: one of its nodes stopped answering or restarted."""
-        self._carry_out(self._raft.wake(self._now_ms()))
+        self.guard.run(self._pass, self._raft.wake, self._now_ms())
 
     def peer_lost(self, node: NodeId) -> None:
         """Handle a broken connection to a node: in-flight messages may be lost, and the node may be dead."""
-        self._carry_out(self._raft.peer_unreachable(node))
-        self._carry_out(self._raft.suspect(node, self._now_ms()))
+        self.guard.run(self._pass, self._raft.peer_unreachable, node)
+        self.guard.run(self._pass, self._raft.suspect, node, self._now_ms())
 
     def receive(self, from_: NodeId, received: ReceivedMessage) -> None:
         """Handle a message from another member.
@@ -338,49 +291,14 @@ class Member:
         kept = len(output.append)  # the core drops a prefix that the log already has
         self._carry_out(output, received.batches[len(received.batches) - kept :] if kept else (), snapshot)
 
-    def _propose_queued(self) -> None:
-        queued, self._proposals = self._proposals, []
-        current, proposals = self._raft.term, list[Proposal]()
-        for proposal in queued:
-            if proposal.term is None or proposal.term == current:
-                proposals.append(proposal)
-            else:
-                proposal.refuse(self._not_leader())
-        if not proposals:
-            return
-        try:
-            self._log.check_room(sum([proposal.size_bytes for proposal in proposals]))
-            term, index = self._raft.next_slot()
-            batches = self._stamp(proposals, term, index)
-            output = self._raft.propose([decode_entry(batch) for batch in batches], self._now_ms())
-        except OverloadedError as error:
-            for proposal in proposals:
-                proposal.refuse(error)
-        except QuiverError:
-            for proposal in proposals:
-                proposal.refuse(self._not_leader())
-        else:
-            for proposal in proposals:
-                self._pending.add_proposal(proposal)
-            self.history.note_appended(proposals[-1].end_index)
-            self._carry_out(output, batches)
-
-    def _stamp(self, proposals: Sequence[Proposal], term: Term, index: Index) -> list[Batch]:
-        now_ms, offset = self._clock.wall_ms(), self._planned_end_offset()
-        stamped: list[Batch] = []
-        for proposal in proposals:
-            for data in proposal.batches:
-                batch = Batch.stamped(data, term=term, index=index, base_offset=offset, append_timestamp=now_ms)
-                index, offset = Index(index + 1), batch.header.end_offset
-                proposal.headers.append(batch.header)
-                stamped.append(batch)
-            proposal.end_index = index
-        return stamped
-
     def _planned_end_offset(self) -> Offset:
         """Return the log's end offset after all outputs that wait for a save."""
         planned = self._outputs.end_offset() if self._is_blocked else None
         return self._log.end_offset if planned is None else planned
+
+    def _pass(self, event: Callable[..., Output], *arguments: Any, **options: Any) -> None:
+        """Pass an event to the core and carry out its output."""
+        self._carry_out(event(*arguments, **options))
 
     def _handle_durable(self, durable_end: Index) -> None:
         """Report to the core what is durable, with the term in which it was written (R7)."""
@@ -433,7 +351,8 @@ class Member:
         elif output.restore is not None:
             assert step.snapshot is not None, "the core restores what was just received"
             self._is_blocked = True
-            self._host.spawn(self._restore(step, step.snapshot))
+            self._jobs.begin()
+            self._host.spawn(self.group, self._restore(step, step.snapshot))
         else:
             self._write(step)
 
@@ -476,7 +395,7 @@ class Member:
         for permission in output.send:
             self._sender.send_entries(permission)
         for snapshot in output.send_snapshot:
-            self._host.spawn(self._sender.send_snapshot(snapshot))
+            self._host.spawn(self.group, self._sender.send_snapshot(snapshot))
         for context in output.reads_failed:
             self._pending.fail_read(context, leader=self._raft.leader)
         for ready in output.reads:
@@ -496,18 +415,19 @@ class Member:
     def _block(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """Run `work` on disk, then `then`; all later outputs wait for both."""
         self._is_blocked = True
-        self._executor.submit(work).add_done_callback(partial(self._unblock, then))
+        self._jobs.begin()
+        self._executor.submit(work).add_done_callback(self.guard.callback(partial(self._unblock, then)))
 
     def _unblock(self, then: Callable[[], None], finished: asyncio.Future[None]) -> None:
+        self._jobs.end()
         error = finished.exception()
         if error is not None:
-            self._fail(as_storage_error(error))
+            self._host.fail(as_storage_error(error))
         else:
             self._resume(then)
 
     def _resume(self, then: Callable[[], None]) -> None:
         if self._is_closed:  # nothing more is written or sent
-            self._let_close()
             return
         self._is_blocked = False
         if self._damage is not None:
@@ -531,35 +451,25 @@ class Member:
 
     def _stop_at_damage(self, error: StorageError) -> None:
         self._is_blocked = True  # permanently: nothing is carried out any more
+        self._jobs.begin()
         saved = self._executor.submit(self._plan_save())
-        saved.add_done_callback(lambda _: self._fail(error))
-
-    def _fail(self, error: StorageError) -> None:
-        self._host.fail(error)
-        self._let_close()
-
-    def _let_close(self) -> None:
-        if self._unblocked is not None and not self._unblocked.done():
-            self._unblocked.set_result(None)
+        saved.add_done_callback(lambda _: self._jobs.end())
+        saved.add_done_callback(lambda _: self._host.fail(error))
 
     # -- snapshots -------------------------------------------------------------------------------
 
     async def _restore(self, step: PendingOutput, snapshot: StoredSnapshot) -> None:
         """Replace log and state by a snapshot. Its file is saved first: after a crash `member_files` does the rest."""
-        state = decode_snapshot_state(snapshot.state)
-        self._persistence.reset_configurations(snapshot.last_index, snapshot.last_term, state.configuration)
-        await self._run(partial(self._persistence.save_snapshot, snapshot))
-        await self._run(self._plan_save())
         try:
-            await self._log.reset(
-                first_index=Index(snapshot.last_index + 1),
-                first_offset=snapshot.end_offset,
-                previous_term=snapshot.last_term,
-            )
+            await self._compactor.replace_log(snapshot)
+            self._applier.restore(decode_snapshot_state(snapshot.state).machine, snapshot.last_index)
         except StorageError as error:
-            self._fail(error)
+            self._host.fail(error)
             raise
-        self._applier.restore(state.machine, snapshot.last_index)
+        finally:
+            self._jobs.end()
+        if not self.needs_upgrade:
+            self._carry_out(self._raft.stand(self._now_ms()))
         self._write_terms = [NOTHING_WRITTEN]
         self._resume(partial(self._write, step))
         if not self._is_closed:
@@ -578,6 +488,17 @@ class Member:
             self._raft.applied(index)
         self._pending.applied(index)
 
+    def _handle_unknown(self, error: UnknownVersionError) -> None:
+        """Resign soon; not now, in the middle of an output."""
+        logger.error("needs_upgrade: entry of a newer program", extra=facts(group=self.group, reason=error.message))
+        asyncio.get_running_loop().call_soon(self.guard.callback(self._resign))
+
+    def _resign(self) -> None:
+        if self.needs_upgrade:
+            self._carry_out(self._raft.resign(self._now_ms()))
+            reason = f"may have been done: this node needs an upgrade: {self.needs_upgrade}"
+            self._pending.fail(OutcomeUnknownError(reason, code="needs_upgrade"), self._not_leader())
+
     # -- helpers ---------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], Any]) -> Any:
@@ -586,7 +507,7 @@ class Member:
             return await self._executor.submit(work, Lane.RECOVERY)
         except OSError as error:
             failure = as_storage_error(error)
-            self._fail(failure)
+            self._host.fail(failure)
             raise failure from error
 
     def _plan_save(self) -> Callable[[], None]:
@@ -596,5 +517,7 @@ class Member:
         if self._is_closed or self._raft.is_leader:  # a transfer is running, or the wanted term has passed
             return UnavailableError("not done: this member is closing or transferring leadership; retry")
         leader = self._raft.leader
+        if self.needs_upgrade and leader is None:
+            return UnavailableError(f"not done: this node needs an upgrade: {self.needs_upgrade}", code="needs_upgrade")
         hint = "no leader is known yet" if leader is None else f"node {leader} leads"
         return NotLeaderError(f"not done: this member does not lead; {hint}", leader=leader)

@@ -108,6 +108,15 @@ class PendingProposals:
             error = OutcomeUnknownError("leadership was lost before the entries were known to be committed")
             self._proposals.pop().done.reject(error)
 
+    def fail(self, unknown: OutcomeUnknownError, unavailable: UnavailableError) -> None:
+        """Fail everything that still waits: proposals as unknown, reads as not done."""
+        while self._proposals:
+            self._proposals.pop().done.reject(unknown)
+        for done in [*self._unconfirmed.values(), *(item[2] for item in self._confirmed)]:
+            _reject(done, unavailable)
+        self._unconfirmed.clear()
+        self._confirmed.clear()
+
     def abandon(self) -> None:
         """Fail everything that still waits: this member is closing."""
         self.lose(Index(0))

@@ -10,6 +10,7 @@ the configuration that was in force without it must not be forgotten.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,6 +20,30 @@ from quiver.raft import Configuration, Entry
 from quiver.replication.entries import KnownConfiguration
 from quiver.replication.member_files import MemberFiles, Membership, encode_membership
 from quiver.storage import StoredHardState, StoredSnapshot
+
+
+class FileJobs:
+    """Counts the saves and restores that are using a member's files, which must not be closed before they end."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._ended: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        """Count a job."""
+        self._running += 1
+
+    def end(self) -> None:
+        """Count the end of a job."""
+        self._running -= 1
+        if not self._running and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def wait_ended(self) -> None:
+        """Wait until no job is running; call it once, when no more begin."""
+        if self._running:
+            self._ended = asyncio.get_running_loop().create_future()
+            await self._ended
 
 
 class Persistence:

@@ -22,7 +22,7 @@ from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration
-from quiver.replication.codec import GroupMessage, decode_envelope, encode_envelope
+from quiver.replication.codec import GroupMessage, ReceivedMessage, decode_envelope, encode_envelope
 from quiver.replication.history import ReplicationCounters
 from quiver.replication.interfaces import Network, Scheduled, StateMachine
 from quiver.replication.member import Member
@@ -70,7 +70,12 @@ class Replicator:
         settings: ReplicationSettings,
         log_settings: LogSettings,
         on_failure: Callable[[StorageError], None] | None = None,
+        on_fault: Callable[[Member, Exception], None] | None = None,
     ) -> None:
+        """Make the groups of a node; `on_fault` gets a member that an unexpected error has stopped, to close it.
+
+        Without it such an error passes through, to the event loop or to whoever called.
+        """
         self._node = node
         self._incarnation = incarnation
         self._network = network
@@ -82,6 +87,7 @@ class Replicator:
         self._rng = rng
         self._settings = settings
         self._on_failure = on_failure
+        self._on_fault = on_fault
         self._members: dict[GroupId, Member] = {}
         self._awake: dict[GroupId, Member] = {}
         self._peers: dict[NodeId, _Peer] = {}
@@ -130,16 +136,21 @@ class Replicator:
             raise StorageError(f"group {group} is not opened: the disk of this node has failed: {self._failure}")
         for warning in files.warnings:
             logger.warning("log recovered with a finding", extra=facts(group=group, finding=warning))
-        member = Member(
-            group,
-            files,
-            machine,
-            host=self,
-            executor=self._storage.executor,
-            clock=self._clock,
-            rng=self._rng,
-            settings=self._settings,
-        )
+        try:
+            member = Member(
+                group,
+                files,
+                machine,
+                host=self,
+                executor=self._storage.executor,
+                clock=self._clock,
+                rng=self._rng,
+                settings=self._settings,
+            )
+        except Exception:
+            await files.log.close()
+            files.hard_state.close()
+            raise
         self._members[group] = member
         self.deadline_changed(member)
         return member
@@ -206,9 +217,30 @@ class Replicator:
         peer.payloads.extend(payloads)
         peer.size_bytes += message.payload_bytes
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work as a task of this node."""
-        self._tasks.create_task(work)
+    def spawn(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+        """Run work of a member as a task; a `StorageError` stops the node, any other error that member."""
+        self._tasks.create_task(self._run(group, work))
+
+    async def _run(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except StorageError:
+            raise
+        except Exception as error:
+            if not self.contain(group, error):
+                raise
+
+    def contain(self, group: GroupId, error: Exception) -> bool:
+        """Stop one member because an unexpected error escaped its code; see `Host.contain`."""
+        if self._on_fault is None:
+            return False
+        member = self._members.pop(group, None)
+        self._awake.pop(group, None)
+        if member is not None:
+            member.hand_over()
+            member.abandon()
+            self._on_fault(member, error)
+        return True
 
     def fail(self, error: StorageError) -> None:
         """Stop all groups of this node immediately: its disk can no longer be trusted (R5)."""
@@ -251,14 +283,28 @@ class Replicator:
     def _handle_envelope(self, from_: NodeId, data: memoryview) -> None:
         try:
             incarnation, messages = decode_envelope(data)
-            self._hear(from_, incarnation)
-            for received in messages:
-                member = self._members.get(received.message.group)
-                if member is not None:
-                    member.receive(from_, received)
         except DecodeError as error:
-            self.envelopes_refused += 1
-            logger.warning("replication envelope refused", extra=facts(sender=from_, reason=str(error)))
+            self._refuse(from_, error)
+            return
+        self._hear(from_, incarnation)
+        for received in messages:
+            member = self._members.get(received.message.group)
+            if member is not None:
+                self._deliver(member, from_, received)
+
+    def _deliver(self, member: Member, from_: NodeId, received: ReceivedMessage) -> None:
+        """Pass a message to its member; one that it cannot read does not keep the others from theirs."""
+        try:
+            member.receive(from_, received)
+        except DecodeError as error:
+            self._refuse(from_, error)
+        except Exception as error:
+            if not self.contain(member.group, error):
+                raise
+
+    def _refuse(self, from_: NodeId, error: DecodeError) -> None:
+        self.envelopes_refused += 1
+        logger.warning("replication envelope refused", extra=facts(sender=from_, reason=str(error)))
 
     # -- liveness --------------------------------------------------------------------------------
 

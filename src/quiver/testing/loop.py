@@ -8,7 +8,8 @@ Rules that simulations rely on:
 - no host: no threads, sockets, processes, signals or real time (`quiver.testing.scheduling`);
 - a callback belongs to the node in whose scope it was scheduled; a killed node's code never runs
   again, not even its `finally` blocks, as after `kill -9`; a paused node's waits, as after SIGSTOP;
-- an unhandled error fails the run: immediately in a callback, at its end in a task.
+- an unhandled error fails the run: immediately in a callback, at its end in a task. A node may set a handler
+  of its own for the errors of its callbacks, as the process of a real one does.
 """
 
 from __future__ import annotations
@@ -280,9 +281,11 @@ class SimulatedLoop(HostlessLoop):
             self.running_node = scope.node if scope is not None else None
             try:
                 context.run(callback, *arguments)
-            except BaseException:
+            except BaseException as error:
                 if scope is None or scope.state != DEAD:
-                    raise
+                    if scope is None or scope.on_error is None or not isinstance(error, Exception):
+                        raise
+                    scope.on_error(_describe_error(error))
         else:
             self._sequence += 1
             self._divert(ScheduledCallback(callback, arguments, context, scope, self._sequence))
@@ -334,6 +337,10 @@ class SimulatedLoop(HostlessLoop):
     ) -> None:
         """Send unhandled errors to `handler` instead of failing the run."""
         self._exception_handler = handler
+
+    def set_node_exception_handler(self, node: Hashable, handler: Callable[[dict[str, Any]], object]) -> None:
+        """Send errors that escape the callbacks of a node, in its present life, to `handler`."""
+        self._scopes[node].on_error = handler
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Fail the run with this error."""
@@ -424,7 +431,10 @@ class SimulatedLoop(HostlessLoop):
             return
         if not isinstance(error, Exception):
             raise error
-        self.call_exception_handler({"message": "unhandled error in a callback", "exception": error})
+        if event.scope is not None and event.scope.on_error is not None:
+            event.scope.on_error(_describe_error(error))
+        else:
+            self.call_exception_handler(_describe_error(error))
 
     def _wake_timers(self) -> None:
         """Make all timers ready that are due."""
@@ -495,6 +505,10 @@ class SimulatedLoop(HostlessLoop):
     def _require_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the loop is closed")
+
+
+def _describe_error(error: Exception) -> dict[str, Any]:
+    return {"message": "unhandled error in a callback", "exception": error}
 
 
 def _default_handler(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -89,11 +89,13 @@ class Timer(ScheduledCallback):
 class NodeScope:
     """One life of one node on the loop, or the life of what belongs to no node."""
 
-    __slots__ = ("_sweep_at", "held", "node", "state", "tasks")
+    __slots__ = ("_sweep_at", "held", "node", "on_error", "state", "tasks")
 
     def __init__(self, node: object) -> None:
         self.node = node
         self.state = RUNNING
+        self.on_error: Callable[[dict[str, Any]], object] | None = None
+        """The exception handler that this life of the node has set."""
         self.held: list[ScheduledCallback] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self._sweep_at = _SWEEP_MIN

@@ -12,6 +12,8 @@ from quiver.metrics import MetricFamily
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
 from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
 
+PROBLEMS_MAX = 200
+"""Replicas that do not serve that a node describes at most."""
 LAGS_MAX = 200
 """Consumer lags that a node reports at most: they become metric labels."""
 
@@ -33,6 +35,19 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     in_sync: tuple[NodeId, ...] = ()
     voters: tuple[NodeId, ...] = ()
     learners: tuple[NodeId, ...] = ()
+    problem: str = ""
+    """Why it does not serve; empty if it does, or is only being opened."""
+
+
+class ProblemInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica on the answering node that does not serve, or that node's copy of the metadata (no topic)."""
+
+    state: str
+    """`needs_upgrade`, `stopped` or `unusable`."""
+    problem: str
+    group: GroupId
+    topic: str = ""
+    partition_id: PartitionId | None = None
 
 
 class LagInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +86,10 @@ class NodeDescribed(Response, frozen=True):
     """Settings by key, without those that name or locate the node and without secrets."""
     level_max: FeatureLevelNumber = LEVEL_MIN
     """The highest feature level that the node's program knows."""
+    problems: tuple[ProblemInfo, ...] = ()
+    """Replicas that do not serve, at most `PROBLEMS_MAX`."""
+    partition_stops: int = 0
+    """How often an error has stopped a partition since the node started."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):

@@ -10,7 +10,7 @@ import msgspec
 
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import UnavailableError
-from quiver.model import GroupId, NodeId
+from quiver.model import GroupId, Index, NodeId
 from quiver.raft import Configuration
 from quiver.record import Batch, BatchHeader, build_batch
 from quiver.replication import Member, Replicator
@@ -26,11 +26,13 @@ class ValuesMachine:
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
+        self.applied_index = Index(0)
 
     def apply(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if not batch.header.is_control:
                 self.values += batch.values()
+            self.applied_index = batch.header.index
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode(self.values)

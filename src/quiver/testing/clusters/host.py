@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from quiver.addresses import Address
 from quiver.clock import Clock, Rng
 from quiver.environment import NodeNetwork
-from quiver.errors import DamageError, QuiverError, StorageError
+from quiver.errors import DamageError, StorageError
 from quiver.features import LEVEL_MAX
 from quiver.metadata import Database, open_database
 from quiver.metadata.database import Transaction
@@ -251,8 +251,10 @@ class SimulatedHost(SimulatedMachine):
         self._stop = asyncio.Event()
         error: BaseException | None = None
         try:
-            async with Node(self.world.settings_of(self), self._environment()) as self.node:
-                error = await self._serve(self.node)
+            node = Node(self.world.settings_of(self), self._environment())
+            self.world.loop.set_node_exception_handler(self.id, node.handle_escaped)
+            async with node as self.node:
+                error = await self._serve(node)
         except Exception as failure:  # whatever ends a process ends it
             if self.world.loop.is_closed():
                 raise  # only now are the blocks of the dead run through
@@ -260,6 +262,7 @@ class SimulatedHost(SimulatedMachine):
         self._handle_exit(error)
 
     async def _serve(self, node: Node) -> StorageError | None:
+        """Serve until the node is stopped or fails; a fault is raised, as `quiver node` does."""
         async with asyncio.TaskGroup() as tasks:
             failing = tasks.create_task(node.wait_failed())
             stopping = tasks.create_task(self._stop.wait())
@@ -267,9 +270,12 @@ class SimulatedHost(SimulatedMachine):
             failure = failing.result() if failing.done() else None
             failing.cancel()
             stopping.cancel()
-        if failure is not None:
-            self.world.trace.record("storage_failed", self.world.now_ms, self.id, str(failure))
-            self.world.spawn(self._require_end(self.lives))
+        if failure is None:
+            return None
+        if not isinstance(failure, StorageError):
+            raise failure
+        self.world.trace.record("storage_failed", self.world.now_ms, self.id, str(failure))
+        self.world.spawn(self._require_end(self.lives))
         return failure
 
     def _environment(self) -> SimulatedEnvironment:
@@ -299,7 +305,7 @@ class SimulatedHost(SimulatedMachine):
         causes = list(_leaves(error))
         self.world.trace.record("exit", self.world.now_ms, self.id, *map(repr, causes))
         for cause in causes:
-            if not isinstance(cause, QuiverError | OSError):
+            if not isinstance(cause, StorageError | OSError):
                 violated("F3", f"a node crashed: {describe(cause)}", node=self.id)
         is_damage = any(isinstance(cause, DamageError) for cause in causes)
         require(
