@@ -42,7 +42,13 @@ class FeatureLevel(msgspec.Struct, frozen=True):
 
 LEVELS = (
     FeatureLevel(1, ("everything that programs before feature levels wrote",)),
-    FeatureLevel(2, ("feature levels themselves: raising the level, and its record in metadata and data directories",)),
+    FeatureLevel(
+        2,
+        (
+            "feature levels themselves: raising the level, and its record in metadata and data directories",
+            "clients that expire, and their state in every partition with them",
+        ),
+    ),
 )
 LEVEL_MIN = LEVELS[0].level
 """The lowest level whose data this program reads, and which it assumes of a program that names none."""

@@ -390,7 +390,7 @@ def blank_that_seems_whole(last_index: Index, end_offset: Offset) -> bytes:
 
 async def fence_here_alone(replica: Replica, producer_id: ProducerId, epoch: int) -> int:
     await replica._gate.wait_ready()
-    replica._state.producers.fence(producer_id, epoch)
+    replica._state.producers.fence(producer_id, epoch, Index(0))
     return replica._deduplicator.expected_sequence(producer_id, epoch)
 
 

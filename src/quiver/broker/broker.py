@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
+from quiver.broker.client_removals import ClientRemovals
 from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
 from quiver.broker.leader_balancer import LeaderBalancer
 from quiver.broker.membership import MembershipReconciler
@@ -77,10 +78,8 @@ class Broker:
         rng: Rng,
         directory: str,
     ) -> None:
-        node = registration.node
-        self._node = node
-        self._store = store
-        self._clock, self._rng = clock, rng
+        node = self._node = registration.node
+        self._store, self._clock, self._rng = store, clock, rng
         self._settings = settings
         self._replicator = replicator
         self._table = ReplicaTable(
@@ -89,6 +88,7 @@ class Broker:
         self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
         self._meters = Meters()
         self._retention = RetentionUpdater(self._table, store)
+        self._removals = ClientRemovals(self._table, store)
         self._replica_manager = ReplicaManager(
             node,
             identity=registration.identity,
@@ -112,6 +112,7 @@ class Broker:
             rng=rng,
             interval_ms=settings.manager.heartbeat_interval_ms,
             delay_ms=settings.broker.report_delay_ms,
+            client_report_ms=settings.manager.client_report_ms,
             leads=self._leads,
             on_failure=replicator.fail,
         )
@@ -142,6 +143,7 @@ class Broker:
         for part in (
             self._space,
             self._retention,
+            self._removals,
             self._replica_manager,
             self._heartbeats,
             self._membership,
@@ -271,6 +273,7 @@ class Broker:
 
         replica.on_role = handle_role
         self._retention.update(hosted, replica)
+        replica.set_clients(self._removals.find_clients)
         self._tasks.create_task(self._maintain(hosted, replica))
         if replica.member.is_leader:
             handle_role(Role.LEADER, replica.member.term, self._node)

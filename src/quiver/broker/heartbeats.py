@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -50,25 +51,40 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientActivity:
-    """The producers and consumers that this node has seen since its last delivered heartbeat."""
+    """The producers and consumers that this node has seen and not yet reported to the primary.
 
-    def __init__(self, clock: Clock) -> None:
+    Each is reported at most once per report interval, however many requests it sends. Bounded by the number of
+    registered clients, since callers record registered clients only; none is ever skipped, because the primary removes
+    those that it does not hear of.
+    """
+
+    def __init__(self, clock: Clock, *, report_ms: int) -> None:
         self._clock = clock
+        self._report_ms = report_ms
         self._seen: dict[tuple[ClientKind, int], int] = {}
+        self._reported: set[tuple[ClientKind, int]] = set()
+        """Clients reported in this interval."""
+        self._interval_end_ms = 0
 
     def record(self, kind: ClientKind, id_: int) -> None:
-        """Record a request of a client; beyond `RESULTS_MAX` clients per interval, new ones are skipped."""
-        if (kind, id_) in self._seen or len(self._seen) < RESULTS_MAX:
+        """Record a request of a registered client."""
+        if (kind, id_) not in self._reported:
             self._seen[kind, id_] = self._clock.wall_ms()
 
     def drain(self) -> tuple[BeatInfo, ...]:
-        """Return the clients seen, and start from scratch."""
-        seen, self._seen = self._seen, {}
-        return tuple(BeatInfo(kind, id_, seen_ms) for (kind, id_), seen_ms in seen.items())
+        """Return clients that are not reported yet, at most `RESULTS_MAX`; the others follow with the next call."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._interval_end_ms:
+            self._reported.clear()
+            self._interval_end_ms = now_ms + self._report_ms
+        taken = list(islice(self._seen, RESULTS_MAX))
+        self._reported.update(taken)
+        return tuple(BeatInfo(kind, id_, self._seen.pop((kind, id_))) for kind, id_ in taken)
 
     def restore(self, beats: Iterable[BeatInfo]) -> None:
-        """Put back clients whose heartbeat was not delivered; a newer time of the same client wins."""
+        """Put back clients whose heartbeat was not delivered."""
         for beat in beats:
+            self._reported.discard((beat.kind, beat.id))
             self._seen.setdefault((beat.kind, beat.id), beat.last_seen_ms)
 
 
@@ -84,10 +100,11 @@ class HeartbeatSender:
         rng: Rng,
         interval_ms: int,
         delay_ms: int,
+        client_report_ms: int = 0,
         leads: Callable[[], Iterable[LeaderInfo]] = tuple,
         on_failure: Callable[[StorageError], None],
     ) -> None:
-        self.clients = ClientActivity(clock)
+        self.clients = ClientActivity(clock, report_ms=client_report_ms)
         self._introduction = registration
         self._router = router
         self._clock = clock

@@ -98,15 +98,16 @@ class BrokerRequests:
             check_producer(view, header.producer_id, header.producer_epoch, key=key)
             self._clients.record("producer", header.producer_id)
         check_has_consumers(view, request.topic_id)
-        appended = await replica.append(payload, header)
+        appended = await replica.append(payload, header, checked_index=view.index)
         return Produced(base_offset=appended.base_offset, is_duplicate=appended.is_duplicate), ()
 
     async def _begin_epoch(self, _: Caller, request: BeginEpoch, __: memoryview) -> Answer:
         key = (request.topic_id, request.partition_id)
-        replica = self._table.find_leader(*key)
-        check_producer(self._view(), request.producer_id, request.epoch, key=key)
+        replica, view = self._table.find_leader(*key), self._view()
+        check_producer(view, request.producer_id, request.epoch, key=key)
         self._clients.record("producer", request.producer_id)
-        return EpochBegun(next_sequence=await replica.begin_epoch(request.producer_id, request.epoch)), ()
+        next_sequence = await replica.begin_epoch(request.producer_id, request.epoch, checked_index=view.index)
+        return EpochBegun(next_sequence=next_sequence), ()
 
     # -- readers ---------------------------------------------------------------------------------
 
@@ -134,8 +135,8 @@ class BrokerRequests:
         return response, [batch.data for batch in batches]
 
     async def _consume(self, caller: Caller, request: Consume, _: memoryview) -> Answer:
-        replica = self._table.find_leader(request.topic_id, request.partition_id)
-        registration = self._admit_consumer(self._view(), request.consumer_id, request)
+        replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
+        registration = self._admit_consumer(view, request.consumer_id, request)
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.consume(
                 request.consumer_id,
@@ -144,6 +145,7 @@ class BrokerRequests:
                 records_max=request.records_max,
                 bytes_max=request.bytes_max,
                 wait_ms=wait_ms,
+                checked_index=view.index,
             )
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
@@ -152,14 +154,14 @@ class BrokerRequests:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         ids = request.consumer_ids
         starts = {id_: _start_of(self._admit_consumer(view, id_, request)) for id_ in dict.fromkeys(ids)}
-        records = await replica.consume_many([(id_, starts[id_]) for id_ in ids])
+        records = await replica.consume_many([(id_, starts[id_]) for id_ in ids], checked_index=view.index)
         return ManyConsumed(), (encode_consumed(records),)
 
     async def _move_cursor(self, _: Caller, request: MoveCursor, __: memoryview) -> Answer:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         for consumer_id, _offset in request.cursors:
             self._admit_consumer(view, consumer_id, request)
-        await replica.move_cursors(request.cursors, only_new=request.only_new)
+        await replica.move_cursors(request.cursors, only_new=request.only_new, checked_index=view.index)
         return Done(), ()
 
     async def _get_cursors(self, _: Caller, request: GetCursors, __: memoryview) -> Answer:
@@ -222,7 +224,7 @@ def check_producer(view: View, producer_id: ProducerId, epoch: int, *, key: Part
     """
     producer = view.producers.get(producer_id)
     if producer is None:
-        raise NotFoundError(f"not done: unknown producer {producer_id}; register it again", code="unknown_producer")
+        raise NotFoundError(_unknown("producer", producer_id), code="unknown_producer")
     _find_registration(producer, producer_id, key)
     if epoch > producer.epoch:
         message = f"not done: epoch {epoch} was never assigned to producer {producer_id}; its epoch is {producer.epoch}"
@@ -250,8 +252,12 @@ def check_consumer(view: View, consumer_id: ConsumerId, *, key: PartitionKey) ->
     """
     consumer = view.consumers.get(consumer_id)
     if consumer is None:
-        raise NotFoundError(f"not done: unknown consumer {consumer_id}; register it again", code="unknown_consumer")
+        raise NotFoundError(_unknown("consumer", consumer_id), code="unknown_consumer")
     return _find_registration(consumer, consumer_id, key)
+
+
+def _unknown(kind: str, id_: int) -> str:
+    return f"not done: unknown {kind} {id_}: it expired, was forgotten, or never existed; register again"
 
 
 def _find_registration(client: ProducerRow | ConsumerRow, id_: int, key: PartitionKey) -> Registration:

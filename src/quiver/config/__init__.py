@@ -1,6 +1,7 @@
-"""The settings of a node: `settings` and `network` declare them, `loading` finds their values."""
+"""The settings of a node: `settings`, `managers` and `network` declare them, `loading` finds their values."""
 
 from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
+from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
 from quiver.config.settings import (
     ROLES,
@@ -9,8 +10,6 @@ from quiver.config.settings import (
     ExecutorSettings,
     LoggingSettings,
     LogSettings,
-    ManagerSettings,
-    MetadataSettings,
     NodeSettings,
     PartitionSettings,
     ReplicationSettings,

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.addresses import parse_address
+from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
 from quiver.errors import ConfigError, RequestError
 
@@ -328,6 +329,15 @@ class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             "at the cost of idle CPU.",
         ),
     ] = 30_000
+    dedup_window_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=24 * 3_600_000,
+            description="Milliseconds during which a retry of a registered producer is always recognised. If a "
+            "partition nearly runs out of room for producers, it drops the state of those that were idle for longer.",
+        ),
+    ] = 900_000
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -398,125 +408,6 @@ class ReplicationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             "with many partitions. Disable it only to diagnose elections."
         ),
     ] = True
-
-
-class MetadataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Each node's copy of the cluster metadata."""
-
-    staleness_ms_max: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=3_600_000,
-            description="Milliseconds without contact to the primary after which a node rejects metadata reads as "
-            "stale; raise it to keep serving longer without a primary, at the cost of older answers.",
-        ),
-    ] = 10_000
-    snapshot_entries: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=10_000_000,
-            description="Metadata entries applied between two snapshots, after each of which the log is compacted; "
-            "lower it for faster restarts, at the cost of more writes.",
-        ),
-    ] = 10_000
-
-
-class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Failure detection, replica placement and repair by the managers."""
-
-    heartbeat_interval_ms: Annotated[
-        int, Meta(ge=10, le=60_000, description="Milliseconds between two heartbeats of a node to the primary.")
-    ] = 1_000
-    suspect_after_ms: Annotated[
-        int,
-        Meta(
-            ge=20,
-            le=600_000,
-            description="Milliseconds without a heartbeat after which a node is suspected dead; above "
-            "heartbeat_interval_ms.",
-        ),
-    ] = 3_000
-    dead_after_ms: Annotated[
-        int,
-        Meta(
-            ge=30,
-            le=3_600_000,
-            description="Milliseconds without a heartbeat after which a node counts as dead; above suspect_after_ms.",
-        ),
-    ] = 10_000
-    rebuild_after_ms: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=7 * 24 * 3_600_000,
-            description="Milliseconds that a node must be dead before its replicas are rebuilt on other nodes; lower "
-            "it to restore redundancy sooner, raise it to avoid copying data during a restart.",
-        ),
-    ] = 300_000
-    client_alive_ms: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=24 * 3_600_000,
-            description="Milliseconds since its last request during which a client counts as alive.",
-        ),
-    ] = 60_000
-    record_interval_ms: Annotated[
-        int,
-        Meta(
-            ge=10,
-            le=600_000,
-            description="Milliseconds between two writes of last-seen times to the metadata; lower it for fresher "
-            "times, at the cost of metadata writes.",
-        ),
-    ] = 5_000
-    reconcile_interval_ms: Annotated[
-        int,
-        Meta(
-            ge=10,
-            le=600_000,
-            description="Interval of the periodic reconcile in milliseconds; lower it to detect drift sooner, at the "
-            "cost of idle CPU.",
-        ),
-    ] = 1_000
-    moves_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=10_000,
-            description="Replica moves in progress at once in the cluster; raise it to repair faster, at the cost of "
-            "network and disk load.",
-        ),
-    ] = 8
-    broker_moves_max: Annotated[
-        int, Meta(ge=1, le=10_000, description="Replica moves in progress at once to or from one broker.")
-    ] = 2
-    rebalance: Annotated[
-        Literal["on_request", "always"],
-        Meta(
-            description="When replicas are moved only to balance the load: `on_request` on an operator's command, "
-            "`always` automatically as well."
-        ),
-    ] = "on_request"
-    purge_delay_ms: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=365 * 24 * 3_600_000,
-            description="Milliseconds during which a deleted topic can be restored; its data uses disk space until "
-            "then.",
-        ),
-    ] = 24 * 3_600_000
-
-    def __post_init__(self) -> None:
-        if not self.heartbeat_interval_ms < self.suspect_after_ms < self.dead_after_ms:
-            raise ConfigError(
-                "manager.heartbeat_interval_ms must be less than manager.suspect_after_ms, "
-                f"and that less than manager.dead_after_ms; they are {self.heartbeat_interval_ms}, "
-                f"{self.suspect_after_ms} and {self.dead_after_ms}"
-            )
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -95,6 +95,10 @@ class HeartbeatHandler(Protocol):
         """
         ...
 
+    def handle_registered(self, kind: EntityKind, id_: int) -> None:
+        """Count a registration as a sign of life."""
+        ...
+
 
 class ChangeHandler:
     """Carries out change requests on the primary."""
@@ -294,6 +298,7 @@ class ChangeHandler:
                 producer_id=request.producer_id,
             )
         )
+        self._note_registered(EntityKind.PRODUCER, registered.producer_id)
         return messages.ProducerRegistered(
             producer_id=registered.producer_id, epoch=registered.epoch, index=self._index
         )
@@ -316,7 +321,12 @@ class ChangeHandler:
                 request_id=request.request_id,
             )
         )
+        self._note_registered(EntityKind.CONSUMER, registered.consumer_id)
         return messages.ConsumerRegistered(consumer_id=registered.consumer_id, index=self._index)
+
+    def _note_registered(self, kind: EntityKind, id_: int) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.handle_registered(kind, id_)
 
     @property
     def _manager(self) -> HeartbeatHandler:

@@ -19,6 +19,7 @@ from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
 from quiver.logs import facts
+from quiver.manager.client_expiry import ClientExpiry
 from quiver.metadata import (
     Beat,
     BrokerRow,
@@ -59,6 +60,7 @@ class Liveness:
         """Monotonic time of each living broker's last heartbeat, or of its first check."""
         self._beats: dict[tuple[EntityKind, int], int] = {}
         """Last-seen wall times not recorded yet; bounded, since only registered senders are in it."""
+        self.expiry = ClientExpiry(store, clock=clock, settings=settings)
 
     async def run(self) -> None:
         """Check for silent brokers and record last-seen times until cancelled."""
@@ -91,7 +93,9 @@ class Liveness:
         for client in heartbeat.clients:
             kind = EntityKind(client.kind)
             if client.id in (view.producers if kind is EntityKind.PRODUCER else view.consumers):
-                self._note(kind, client.id, client.last_seen_ms)
+                self.expiry.note_alive(kind, client.id)
+                if client.last_seen_ms - (view.last_seen_ms(kind, client.id) or 0) >= self._settings.client_report_ms:
+                    self._note(kind, client.id, client.last_seen_ms)
         await self._report(view, heartbeat)
         return True
 

@@ -24,7 +24,7 @@ from quiver.logs import facts
 from quiver.manager.liveness import Liveness
 from quiver.manager.repairs import plan_members, plan_repairs
 from quiver.manager.upgrade import ClusterUpgrade
-from quiver.metadata import BrokerState, Command, InitCluster, MetadataStore, NotPrimaryError, Table
+from quiver.metadata import BrokerState, Command, EntityKind, InitCluster, MetadataStore, NotPrimaryError, Table
 from quiver.metadata.commands import command_name
 from quiver.metadata.journal import describe
 from quiver.model import NodeId
@@ -160,6 +160,11 @@ class Manager:
             raise NotPrimaryError("not done: this manager is not the primary", leader=self._store.primary)
         return await self._liveness.handle_heartbeat(heartbeat)
 
+    def handle_registered(self, kind: EntityKind, id_: int) -> None:
+        """Count a registration as a sign of life."""
+        if self._liveness is not None:
+            self._liveness.expiry.note_alive(kind, id_)
+
     def status(self) -> ManagerStatus:
         """Return a snapshot for people and metrics."""
         view = self._store.view()
@@ -201,6 +206,7 @@ class Manager:
         reconciler = Reconciler(self._store, clock=self._clock, settings=self._settings)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._liveness.run())
+            tasks.create_task(self._liveness.expiry.run())
             tasks.create_task(reconciler.run())
 
     async def _form(self) -> None:

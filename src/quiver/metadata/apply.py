@@ -28,6 +28,7 @@ from quiver.metadata.commands import (
     ConfigureTopicCommand,
     CreateTopicCommand,
     DeleteTopicCommand,
+    ExpireClients,
     ExpireHold,
     FinishMove,
     ForgetBroker,
@@ -130,6 +131,8 @@ def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | Comm
             return clients.register_consumer(state, command)
         case ForgetClientCommand():
             return clients.forget(state, command)
+        case ExpireClients():
+            return clients.expire(state, command)
         case RecordHeartbeats():
             return clients.record_heartbeats(state, command)
         case PlaceHoldCommand():

@@ -1,4 +1,4 @@
-"""Commands on producers and consumers: registration, epochs, heartbeats and removal.
+"""Commands on producers and consumers: registration, epochs, heartbeats, expiry and removal.
 
 Pure; called only by `apply`. An id is assigned once and never reused. A producer gets a new epoch each time it
 registers, which fences all sends of its earlier sessions. A consumer may register for more topics under the same id.
@@ -11,16 +11,27 @@ from collections.abc import Sequence
 import msgspec
 
 from quiver.metadata.commands import (
+    ExpireClients,
     ForgetClientCommand,
     RecordHeartbeats,
     RegisterConsumerCommand,
     RegisterConsumerResult,
     RegisterProducerCommand,
     RegisterProducerResult,
+    SilentClient,
     TopicSelection,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, beat, drop_beat, find_topic, refuse
-from quiver.metadata.rows import ALL_PARTITIONS, ConsumerRow, EntityKind, ProducerRow, Registration, StartFrom, Table
+from quiver.metadata.rows import (
+    ALL_PARTITIONS,
+    ConsumerRow,
+    EntityKind,
+    HeartbeatRow,
+    ProducerRow,
+    Registration,
+    StartFrom,
+    Table,
+)
 from quiver.metadata.state import Change, MetadataState, drop, put
 from quiver.model import ConsumerId, ProducerId
 
@@ -86,6 +97,24 @@ def forget(state: MetadataState, command: ForgetClientCommand) -> CommandDecisio
         code = "unknown_consumer" if command.kind is EntityKind.CONSUMER else "unknown_producer"
         return refuse(code, f"not done: unknown {command.kind.value} {command.id}")
     return CommandDecision([drop(found), drop_beat(command.kind, command.id)])
+
+
+def expire(state: MetadataState, command: ExpireClients) -> CommandDecision:
+    """Delete silent clients, except those that showed life, or registered again, after the primary decided."""
+    changes: list[Change] = []
+    for kind, id_ in sorted({(silent.kind, silent.id) for silent in command.clients if _is_silent(state, silent)}):
+        changes += [Change(_TABLES[kind], id_, None), drop_beat(kind, id_)]
+    return CommandDecision(changes)
+
+
+def _is_silent(state: MetadataState, silent: SilentClient) -> bool:
+    if silent.kind is EntityKind.BROKER:
+        return False
+    known = state.tables[_TABLES[silent.kind]].get(silent.id)
+    seen: HeartbeatRow | None = state.tables[Table.HEARTBEATS].get((silent.kind, silent.id))
+    if known is None or seen is None or seen.last_seen_ms != silent.last_seen_ms:
+        return False
+    return not isinstance(known, ProducerRow) or known.epoch == silent.epoch
 
 
 def record_heartbeats(state: MetadataState, command: RecordHeartbeats) -> CommandDecision:

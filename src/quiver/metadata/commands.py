@@ -289,6 +289,21 @@ class ForgetClientCommand(Command[CommandDone], frozen=True, tag="forget_client"
     id: Number
 
 
+class SilentClient(msgspec.Struct, frozen=True, array_like=True):
+    """A client that the primary has not heard of, and what the metadata said about it when the primary decided."""
+
+    kind: EntityKind
+    id: Number
+    last_seen_ms: Number
+    epoch: Number = 0
+
+
+class ExpireClients(Command[CommandDone], frozen=True, tag="expire_clients"):
+    """Delete silent producers and consumers; those with a later sign of life or a later epoch stay."""
+
+    clients: tuple[SilentClient, ...]
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True):
     """When a heartbeat of a sender was last received."""
 
@@ -350,6 +365,7 @@ AnyCommand = (
     | RegisterProducerCommand
     | RegisterConsumerCommand
     | ForgetClientCommand
+    | ExpireClients
     | RecordHeartbeats
     | PlaceHoldCommand
     | ReleaseHoldCommand

@@ -22,6 +22,7 @@ from quiver.metadata.commands import (
     ConfigureTopicCommand,
     CreateTopicCommand,
     DeleteTopicCommand,
+    ExpireClients,
     ExpireHold,
     FinishMove,
     ForgetBroker,
@@ -132,6 +133,8 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return _client("consumer", command.consumer_id, "", command.topics), None
         case ForgetClientCommand():
             return f"{command.kind.value} {command.id}", None
+        case ExpireClients():
+            return f"{len(command.clients)} clients", None
         case RecordHeartbeats():
             return f"{len(command.beats)} heartbeats", None
         case PlaceHoldCommand() | ExpireHold():

@@ -8,6 +8,7 @@ Times are the proposers' wall clocks in milliseconds: for people and for delays 
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NewType
 
@@ -38,6 +39,10 @@ NodeRole = Literal["manager", "broker", "gateway"]
 """The role of a node."""
 ALL_ROLES: tuple[NodeRole, ...] = ("manager", "broker", "gateway")
 """The default roles of a node, in the order in which roles are stored."""
+
+
+_GENERATED_NAME = re.compile(r"http-[0-9a-f]{16}")
+"""The request ids that gateways make up for consumers that register over HTTP."""
 
 
 class Table(StrEnum):
@@ -223,6 +228,11 @@ class ProducerRow(Row, frozen=True):
         """Return the key of the row."""
         return self.producer_id
 
+    @property
+    def is_named(self) -> bool:
+        """Return whether someone chose a name for it, under which it may come back."""
+        return bool(self.name)
+
 
 class ConsumerRow(Row, frozen=True):
     """A registered consumer; its cursors live in the partitions' own logs."""
@@ -239,6 +249,11 @@ class ConsumerRow(Row, frozen=True):
     def key(self) -> ConsumerId:
         """Return the key of the row."""
         return self.consumer_id
+
+    @property
+    def is_named(self) -> bool:
+        """Return whether someone chose a name for it, under which it may come back."""
+        return bool(self.request_id) and _GENERATED_NAME.fullmatch(self.request_id) is None
 
 
 class HeartbeatRow(Row, frozen=True):

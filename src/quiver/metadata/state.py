@@ -190,6 +190,16 @@ class View:
             self._consumers_by_topic = _group_consumers(self.consumers)
         return self._consumers_by_topic.get(topic_id, ())
 
+    def gone_producers(self, ids: Iterable[ProducerId]) -> list[ProducerId]:
+        """Return those of these producers that were registered and are not any more: an id is never reused."""
+        producers, next_id = self.producers, self.counters.next_producer_id
+        return [id_ for id_ in ids if id_ not in producers and id_ < next_id]
+
+    def gone_consumers(self, ids: Iterable[ConsumerId]) -> list[ConsumerId]:
+        """Return those of these consumers that were registered and are not any more."""
+        consumers, next_id = self.consumers, self.counters.next_consumer_id
+        return [id_ for id_ in ids if id_ not in consumers and id_ < next_id]
+
     def held_offset(self, topic_id: TopicId, partition_id: PartitionId) -> Offset | None:
         """Return the lowest held offset of a partition; None without holds."""
         if self._held_offsets is None:

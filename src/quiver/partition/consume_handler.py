@@ -19,7 +19,7 @@ import msgspec
 
 from quiver.errors import OverloadedError, TrimmedError
 from quiver.metrics import now_s
-from quiver.model import ConsumerId, Offset
+from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
@@ -60,6 +60,8 @@ class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
     default_start: DefaultStart
     records_max: int
     bytes_max: int
+    checked_index: Index | None = None
+    """The metadata index at which the consumer was found to be registered."""
 
 
 class _Plan:
@@ -146,7 +148,9 @@ class ConsumeHandler:
             batches, cursor = _cut(batches, first_offset, request.records_max)
             consumed = ConsumeResult(batches, first_offset, cursor, end_offset)
             is_there = cursor == planned and self._moves.settled() is None
-            return consumed, None if is_there else self._moves.move({request.consumer_id: cursor})
+            return consumed, None if is_there else self._moves.move(
+                {request.consumer_id: cursor}, checked_index=request.checked_index
+            )
 
     async def _read(self, first_offset: Offset, end_offset: Offset, bytes_max: int) -> list[Batch]:
         begun_s = now_s()
@@ -166,7 +170,9 @@ class ConsumeHandler:
 
     # -- one record for each of many consumers ---------------------------------------------------
 
-    async def consume_many(self, consumers: Sequence[ConsumerStart]) -> list[Record | None]:
+    async def consume_many(
+        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None
+    ) -> list[Record | None]:
         """Return the record at each consumer's cursor, in one replicated step; see `Replica.consume_many`."""
         held: dict[Offset, Batch] = {}
         while True:
@@ -181,7 +187,7 @@ class ConsumeHandler:
             for consumer_id, cursor in plan.cursors.items()
             if cursor != self._moves.planned(consumer_id)
         }
-        moved = self._moves.move(moves) if moves else self._moves.settled()
+        moved = self._moves.move(moves, checked_index=checked_index) if moves else self._moves.settled()
         await self._settle(moved)
         return plan.records
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 
 from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
-from quiver.model import ConsumerId, Offset
+from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.entries import CursorsEntry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.partition.state import PartitionState
@@ -41,20 +41,26 @@ class CursorMoves:
             return self._state.cursor(consumer_id)
         return max(planned, self._state.first_offset)
 
-    def move(self, moves: Mapping[ConsumerId, Offset]) -> asyncio.Future[None]:
+    def move(self, moves: Mapping[ConsumerId, Offset], *, checked_index: Index | None = None) -> asyncio.Future[None]:
         """Start to move cursors; call it in the turn of the event loop in which `ProposalGate.wait_ready` returned.
+
+        `checked_index` is the metadata index at which the consumers were found to be registered.
 
         The future is done when the moves are committed and applied. It fails with `UnavailableError` if they were
         not done, and with `OutcomeUnknownError` if a new leader decides their outcome.
 
         Raises:
             OverloadedError: not done; too many consumers have cursors in this partition.
+            UnavailableError: not done; a new consumer was checked against metadata that is too old.
         """
-        known = len(self._state.cursors) + len(self._planned)  # an upper bound: a consumer may be counted twice
-        if known + len(moves) > self._cursors_max and any(self.planned(consumer) is None for consumer in moves):
-            raise OverloadedError(
-                f"not done: {self._cursors_max} consumers, the maximum, have cursors in this partition; unregister some"
-            )
+        if any(self.planned(consumer) is None for consumer in moves):
+            self._state.check_view(checked_index)
+            known = len(self._state.cursors) + len(self._planned)  # an upper bound: a consumer may be counted twice
+            if known + len(moves) > self._cursors_max:
+                raise OverloadedError(
+                    f"not done: {self._cursors_max} consumers, the maximum, have cursors in this partition; forget "
+                    "some with `quiver consumer forget`, or wait until unused ones expire"
+                )
         if self._queued_done is None:
             self._queued_done = asyncio.get_running_loop().create_future()
         done = self._queued_done

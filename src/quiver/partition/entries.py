@@ -7,7 +7,8 @@ tagged msgpack array. The version is the lowest feature level whose programs kno
 - *fence*: a producer has begun an epoch;
 - *cursors*: consumers have moved, many in one entry;
 - *state snapshot*: the whole state after every entry before this one;
-- *trim*: records below an offset are removed, and entries below a state snapshot are no longer needed.
+- *trim*: records below an offset are removed, and entries below a state snapshot are no longer needed;
+- *forget*: the state of producers and consumers is dropped.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class SentBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     base_offset: Offset
 
 
-class ProducerSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """One producer in a state snapshot; `sent` holds its newest batches of all epochs, oldest first."""
+class ProducerSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One producer in the state; `sent` holds its newest batches of all epochs, oldest first."""
 
     producer_id: ProducerId
     epoch: int
-    next_sequence: int
-    sent: tuple[SentBatch, ...]
+    next_sequence: int = 0
+    sent: tuple[SentBatch, ...] = ()
+    last_index: Index = Index(0)
+    """Index of its last batch or fence; 0 in snapshots from before this field existed."""
 
 
 class TrimPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -66,6 +69,8 @@ class StateSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """Sorted by consumer."""
     trim_points: tuple[TrimPoint, ...] = ()
     """The state snapshot of the last trim and those since, oldest first."""
+    metadata_index: Index = Index(0)
+    """Metadata index by which clients were last found to be removed; a check against older metadata may admit them."""
 
 
 class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -94,7 +99,15 @@ class TrimEntry(msgspec.Struct, frozen=True, array_like=True, tag=4):
     offset: Offset
 
 
-PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry
+class ForgetEntry(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Drops the state of producers and consumers that are not registered any more at `metadata_index`, or are idle."""
+
+    metadata_index: Index
+    producers: tuple[ProducerId, ...] = ()
+    consumers: tuple[ConsumerId, ...] = ()
+
+
+PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry | ForgetEntry
 
 _TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(PartitionEntry))
 _decoder: msgspec.msgpack.Decoder[PartitionEntry] = msgspec.msgpack.Decoder(PartitionEntry)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
@@ -21,7 +22,8 @@ from quiver.clock import Clock
 from quiver.config import PartitionSettings
 from quiver.errors import LogClosedError, QuiverError, StorageError
 from quiver.logs import facts
-from quiver.model import ConsumerId, Offset
+from quiver.model import ConsumerId, Offset, ProducerId
+from quiver.partition.client_cleaner import ClientCleaner
 from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.state import PartitionState
@@ -65,6 +67,7 @@ class Maintenance:
         self._work = asyncio.Event()
         self._is_stopped = False
         self._lock = asyncio.Lock()
+        self.cleaner = ClientCleaner(gate, state, idle_ms=settings.dedup_window_ms)
         self._saved_bytes = state.record_bytes
         self._trimmed_index = member.log.first_index
 
@@ -78,6 +81,11 @@ class Maintenance:
         if state.record_bytes - snapshot_bytes >= self._settings.summary_bytes and self._member.is_leader:
             self._work.set()
 
+    def note_removed(self, *, producers: Iterable[ProducerId], consumers: Iterable[ConsumerId]) -> None:
+        """Wake `run` if clients that were removed from the metadata have state here."""
+        if self.cleaner.note_removed(producers=producers, consumers=consumers) and self._member.is_leader:
+            self._work.set()
+
     async def run(self, clock: Clock) -> None:
         """Do work when it is due, and check once per retention interval, until `stop`.
 
@@ -89,7 +97,7 @@ class Maintenance:
                 async with timeout(self._settings.retention_interval_ms / 1000):
                     await self._work.wait()
             except TimeoutError:
-                pass
+                self.cleaner.is_scan_due = True
             self._work.clear()
             await self.maintain(clock.wall_ms())
 
@@ -106,6 +114,7 @@ class Maintenance:
                 return  # the node stopped meanwhile
             if self._member.is_leader:
                 await self._apply_retention(now_ms)
+                await self._clean()
 
     async def stop(self) -> None:
         """End `run` and save a checkpoint, so that the next start has nothing to replay; idempotent.
@@ -147,6 +156,15 @@ class Maintenance:
         except QuiverError as error:
             logger.debug("retention deferred", extra=facts(group=self._member.group, reason=error.message))
 
+    async def _clean(self) -> None:
+        """Drop the state of removed clients; after a refusal, a later round or leader retries."""
+        try:
+            await self.cleaner.clean()
+        except StorageError:
+            raise
+        except QuiverError as error:
+            logger.debug("clients not dropped yet", extra=facts(group=self._member.group, reason=error.message))
+
     async def _write_snapshot(self) -> None:
         """Write the state into the log, at an index that follows everything the state includes."""
         async with self._gate.quiesce():
@@ -166,12 +184,10 @@ class Maintenance:
 
 def find_trim(state: PartitionState, policy: RetentionPolicy, *, now_ms: int) -> TrimPoint | None:
     """Return the newest point to which the partition may be trimmed now; None if nothing may go."""
+    points = [point for point in reversed(state.trim_points) if point.index > state.trimmed_index]
+    consumed_offset = _consumed_offset(state, policy) if points else -1  # once: there may be many consumers
     return next(
-        (
-            point
-            for point in reversed(state.trim_points)
-            if point.index > state.trimmed_index and _may_trim(state, point, policy, now_ms)
-        ),
+        (point for point in points if _may_trim(state, point, policy, now_ms=now_ms, consumed_offset=consumed_offset)),
         None,
     )
 
@@ -196,17 +212,18 @@ def _snapshot_distance_bytes(policy: RetentionPolicy, settings: PartitionSetting
     return min(settings.summary_bytes, max(policy.size_bytes // SNAPSHOTS_PER_BOUND, SNAPSHOT_BYTES_MIN))
 
 
-def _may_trim(state: PartitionState, point: TrimPoint, policy: RetentionPolicy, now_ms: int) -> bool:
-    """Return whether all records before a trim point may go."""
+def _may_trim(
+    state: PartitionState, point: TrimPoint, policy: RetentionPolicy, *, now_ms: int, consumed_offset: int
+) -> bool:
+    """Return whether all records before a trim point may go; `consumed_offset` is what all consumers have passed."""
     if policy.held_offset is not None and point.offset > policy.held_offset:
         return False
     is_old = policy.age_ms is not None and now_ms - point.newest_ms > policy.age_ms
     is_over = policy.size_bytes is not None and state.record_bytes - point.record_bytes >= policy.size_bytes
-    return is_old or is_over or _is_consumed(state, point, policy)
+    return is_old or is_over or point.offset <= consumed_offset
 
 
-def _is_consumed(state: PartitionState, point: TrimPoint, policy: RetentionPolicy) -> bool:
-    if not policy.consumers:
-        return False  # without consumers, nothing has been consumed
+def _consumed_offset(state: PartitionState, policy: RetentionPolicy) -> int:
+    """Return the offset that all consumers have passed; -1 without consumers, since nothing has been consumed."""
     cursors = state.cursors
-    return all(cursors.get(consumer, -1) >= point.offset for consumer in policy.consumers)
+    return min((cursors.get(consumer, -1) for consumer in policy.consumers or ()), default=-1)

@@ -8,28 +8,32 @@ only decides which producer instance may send.
   the table is full. A retry gets the offset of the first send, also from a new leader and also in a later epoch.
 - `Deduplicator` exists on the leader only: it adds the batches and fences that are proposed but not yet committed.
 
-A new or evicted producer must start at sequence 0. A retry older than the window, or a batch after a gap, is refused
-rather than appended: refusing is always safe, guessing is not.
+A new or forgotten producer must start at sequence 0. A retry older than the window, or a batch after a gap, is refused
+rather than appended: refusing is always safe, guessing is not. `client_cleaner` decides which producers are forgotten.
+
+Rows are immutable and replaced, so that a copy of the table is a snapshot that another thread can encode.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import takewhile
 
 import msgspec
 
 from quiver.errors import FencedError, OutOfSequenceError
-from quiver.model import NO_PRODUCER, Offset, ProducerId
+from quiver.model import NO_PRODUCER, Index, Offset, ProducerId
 from quiver.partition.entries import FenceEntry, ProducerSnapshot, SentBatch
 from quiver.partition.proposal_gate import ProposalOutcome
 from quiver.record import BatchHeader
 
 WINDOW_BATCHES = 8
 """Batches remembered per producer; a client has at most five in flight."""
+NEARLY_FULL_SHARE = 0.9
+"""Share of the table beyond which idle producers are forgotten."""
 PRODUCERS_MAX = 100_000
-"""Producers remembered per partition: about 50 MB at most."""
+"""Producers remembered per partition: about 50 MB at most. The leader refuses more."""
 
 
 class SequenceKind(StrEnum):
@@ -53,26 +57,27 @@ GAP = SequenceDecision(SequenceKind.GAP)
 FENCED = SequenceDecision(SequenceKind.FENCED)
 
 
-class ProducerState:
-    """The committed state of one producer."""
-
-    __slots__ = ("epoch", "next_sequence", "sent")
-
-    def __init__(self, epoch: int, next_sequence: int = 0, sent: Iterable[SentBatch] = ()) -> None:
-        self.epoch = epoch
-        self.next_sequence = next_sequence
-        self.sent = deque(sent, maxlen=WINDOW_BATCHES)
-
-
 class ProducerTable:
     """The producers of one partition, least recently active first."""
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
-        self._producers: dict[ProducerId, ProducerState] = {}
+        self._producers: dict[ProducerId, ProducerSnapshot] = {}
         self._producers_max = producers_max
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def __contains__(self, producer_id: ProducerId) -> bool:
+        return producer_id in self._producers
+
+    def is_full_with(self, more: int) -> bool:
+        """Return whether another producer, after `more` others, would evict one."""
+        return len(self._producers) + more >= self._producers_max
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Return whether idle producers should be forgotten, to make room."""
+        return len(self._producers) >= self._producers_max * NEARLY_FULL_SHARE
 
     def judge(self, header: BatchHeader) -> SequenceDecision:
         """Compare a batch with the committed batches of its producer; changes nothing."""
@@ -102,36 +107,55 @@ class ProducerTable:
         """Record a committed batch. A duplicate, out-of-sequence or fenced batch changes nothing."""
         if header.producer_id == NO_PRODUCER or header.is_control or self.judge(header).kind is not SequenceKind.NEW:
             return
-        known = self._touch(header.producer_id, header.producer_epoch)
+        known = self._producers.get(header.producer_id)
         end_sequence = header.base_sequence + header.record_count
-        known.sent.append(SentBatch(header.base_sequence, end_sequence, header.base_offset))
-        known.next_sequence = end_sequence
+        sent = SentBatch(header.base_sequence, end_sequence, header.base_offset)
+        window = (sent,) if known is None else (*known.sent[1 - WINDOW_BATCHES :], sent)
+        self._put(
+            ProducerSnapshot(header.producer_id, header.producer_epoch, end_sequence, window, header.index),
+        )
 
-    def fence(self, producer_id: ProducerId, epoch: int) -> None:
+    def fence(self, producer_id: ProducerId, epoch: int, index: Index) -> None:
         """Record a committed fence; a fence older than the known epoch changes nothing."""
         known = self._producers.get(producer_id)
-        if known is None or epoch >= known.epoch:
-            self._touch(producer_id, epoch)
+        if known is None:
+            self._put(ProducerSnapshot(producer_id, epoch, last_index=index))
+        elif epoch >= known.epoch:
+            self._put(ProducerSnapshot(producer_id, epoch, known.next_sequence, known.sent, index))
+
+    def forget(self, producer_ids: Iterable[ProducerId]) -> None:
+        """Drop producers; unknown ones are ignored."""
+        for producer_id in producer_ids:
+            self._producers.pop(producer_id, None)
+
+    def ids(self) -> list[ProducerId]:
+        """Return all producers, least recently active first."""
+        return list(self._producers)
+
+    def find_idle(self, last_index: Index) -> list[ProducerId]:
+        """Return the producers that were not active after an index, least recently active first."""
+        idle = takewhile(lambda row: row.last_index <= last_index, self._producers.values())
+        return [row.producer_id for row in idle]
 
     def rows(self) -> tuple[ProducerSnapshot, ...]:
         """Return the table for a snapshot: the same rows, in the same order, on every replica."""
-        return tuple(
-            ProducerSnapshot(producer_id, known.epoch, known.next_sequence, tuple(known.sent))
-            for producer_id, known in self._producers.items()
-        )
+        return tuple(self._producers.values())
 
     def replace(self, rows: Iterable[ProducerSnapshot]) -> None:
         """Replace the table with the rows of a snapshot."""
-        self._producers = {row.producer_id: ProducerState(row.epoch, row.next_sequence, row.sent) for row in rows}
+        self._producers = {row.producer_id: row for row in rows}
 
-    def _touch(self, producer_id: ProducerId, epoch: int) -> ProducerState:
-        """Mark a producer as the most recently active, and return it; evict the least recently active if full."""
-        known = self._producers.pop(producer_id, None) or ProducerState(epoch)
-        known.epoch = epoch
-        self._producers[producer_id] = known  # re-inserted last: the dict's order is the order of eviction
-        if len(self._producers) > self._producers_max:
-            del self._producers[next(iter(self._producers))]
-        return known
+    def _put(self, row: ProducerSnapshot) -> None:
+        """Put a row as the most recently active one.
+
+        Evicts the least recently active producer if the table is full: only entries of leaders that did not refuse new
+        producers yet get that far.
+        """
+        producers = self._producers
+        producers.pop(row.producer_id, None)  # re-inserted last: the dict's order is the order of activity
+        producers[row.producer_id] = row
+        if len(producers) > self._producers_max:
+            del producers[next(iter(producers))]
 
 
 class _InFlight(msgspec.Struct, frozen=True):
@@ -152,6 +176,14 @@ class Deduplicator:
     def __init__(self, producers: ProducerTable) -> None:
         self._producers = producers
         self._in_flight: dict[ProducerId, list[_InFlight]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether another producer, after those in flight, would evict one."""
+        known = self._producers
+        return known.is_full_with(len(self._in_flight)) and known.is_full_with(
+            sum(producer_id not in known for producer_id in self._in_flight)
+        )
 
     def find_duplicate(self, header: BatchHeader) -> Offset | ProposalOutcome | None:
         """Return the offset or the pending proposal of an earlier send of this batch; None if it must be proposed.
@@ -206,18 +238,23 @@ class Deduplicator:
         """Track a proposed batch until it has an outcome."""
         if header.producer_id != NO_PRODUCER:
             end_sequence = header.base_sequence + header.record_count
-            sent = _InFlight(header.producer_epoch, header.base_sequence, end_sequence, done)
-            self._in_flight.setdefault(header.producer_id, []).append(sent)
+            self._add(header.producer_id, _InFlight(header.producer_epoch, header.base_sequence, end_sequence, done))
 
     def add_fence(self, fence: FenceEntry, done: ProposalOutcome, *, next_sequence: int) -> None:
         """Track a proposed fence until it has an outcome; `next_sequence` is the one expected when it was proposed."""
-        self._in_flight.setdefault(fence.producer_id, []).append(
-            _InFlight(fence.epoch, next_sequence, next_sequence, done)
-        )
+        self._add(fence.producer_id, _InFlight(fence.epoch, next_sequence, next_sequence, done))
 
     def clear(self) -> None:
         """Forget everything in flight: a new term decides about it."""
         self._in_flight.clear()
+
+    def _add(self, producer_id: ProducerId, sent: _InFlight) -> None:
+        self._in_flight.setdefault(producer_id, []).append(sent)
+        # Without this, a producer that never sends again would stay here until the term ends.
+        sent.done.add_done_callback(lambda _: self._drop_settled(producer_id))
+
+    def _drop_settled(self, producer_id: ProducerId) -> None:
+        self._unsettled(producer_id)
 
     def _unsettled(self, producer_id: ProducerId) -> list[_InFlight]:
         """Return a producer's proposals without an outcome; the others are in the table already, or were refused.

@@ -16,10 +16,18 @@ import msgspec
 
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
-from quiver.errors import DecodeError, NotLeaderError, OutOfRangeError, OutOfSequenceError, UnavailableError
+from quiver.errors import (
+    DecodeError,
+    NotLeaderError,
+    OutOfRangeError,
+    OutOfSequenceError,
+    OverloadedError,
+    UnavailableError,
+)
 from quiver.features import LEVEL_MAX
 from quiver.metrics import now_s
-from quiver.model import Buffer, ConsumerId, GroupId, NodeId, Offset, ProducerId, Term
+from quiver.model import NO_PRODUCER, Buffer, ConsumerId, GroupId, Index, NodeId, Offset, ProducerId, Term
+from quiver.partition.client_cleaner import FindClients
 from quiver.partition.consume_handler import (
     ConsumeHandler,
     ConsumeRequest,
@@ -180,6 +188,14 @@ class Replica:
         """Apply this retention policy from now on."""
         self._maintenance.policy = policy
 
+    def set_clients(self, find_clients: FindClients) -> None:
+        """Drop the state of clients that are no longer registered from now on, as the leader."""
+        self._maintenance.cleaner.find_clients = find_clients
+
+    def note_removed(self, *, producers: Iterable[ProducerId] = (), consumers: Iterable[ConsumerId] = ()) -> None:
+        """Drop the state of these clients soon, if they are no longer registered."""
+        self._maintenance.note_removed(producers=producers, consumers=consumers)
+
     async def maintain(self, now_ms: int) -> None:
         """Run one round of the background work immediately; `now_ms` is the wall clock."""
         await self._maintenance.maintain(now_ms)
@@ -201,18 +217,22 @@ class Replica:
 
     # -- producers -------------------------------------------------------------------------------
 
-    async def append(self, data: Buffer, header: BatchHeader | None = None) -> AppendResult:
+    async def append(
+        self, data: Buffer, header: BatchHeader | None = None, *, checked_index: Index | None = None
+    ) -> AppendResult:
         """Append a batch as its producer built it, once; return its offset when it is committed.
 
-        Takes ownership of the buffer; `header` is its decoded header, if the caller has it. A producer may have at
-        most five unanswered batches.
+        Takes ownership of the buffer; `header` is its decoded header, if the caller has it. `checked_index` is the
+        metadata index at which the producer was found to be registered. A producer may have at most five unanswered
+        batches.
 
         Raises:
             DecodeError: not done; the bytes are not exactly one batch of records.
             OutOfSequenceError: not done; the batch does not follow the producer's last batch.
             FencedError: not done; the producer has begun a later epoch.
             NotLeaderError: not done; another replica leads.
-            UnavailableError: not done; this replica is overloaded or its disk is nearly full.
+            UnavailableError: not done; this replica is overloaded, its disk is nearly full, or the producer was
+                checked against metadata that is too old.
             OutcomeUnknownError: it may have been done; send the identical batch again.
         """
         header = _check_batch(data, header or decode_header(data))
@@ -225,6 +245,7 @@ class Replica:
             duplicate = self._deduplicator.find_duplicate(header)
         if duplicate is None:
             # No await since the check: nothing may be proposed between it and this batch.
+            self._admit(header.producer_id, checked_index)
             headers = await self._propose(header, data)
             self._meter.count_received(records=header.record_count, size_bytes=len(data))
             return AppendResult(headers[0].base_offset)
@@ -232,7 +253,7 @@ class Replica:
             duplicate = (await duplicate)[0].base_offset
         return AppendResult(duplicate, is_duplicate=True)
 
-    async def begin_epoch(self, producer_id: ProducerId, epoch: int) -> int:
+    async def begin_epoch(self, producer_id: ProducerId, epoch: int, *, checked_index: Index | None = None) -> int:
         """Fence a producer's earlier epochs, durably; return the sequence that its next record must have.
 
         Sequences continue across epochs. Repeating the call for the same epoch is safe.
@@ -243,6 +264,7 @@ class Replica:
             OutcomeUnknownError: it may have been done; repeat the call.
         """
         await self._gate.wait_ready()
+        self._admit(producer_id, checked_index)
         self._deduplicator.check_epoch(producer_id, epoch)
         next_sequence = self._deduplicator.expected_sequence(producer_id, epoch)
         fence = FenceEntry(producer_id, epoch)
@@ -253,6 +275,17 @@ class Replica:
         if committed_sequence is None:
             raise fenced(producer_id, epoch)
         return committed_sequence
+
+    def _admit(self, producer_id: ProducerId, checked_index: Index | None) -> None:
+        """Refuse a producer without state here if it may have been removed, or if there is no room for its state."""
+        if producer_id == NO_PRODUCER or producer_id in self._state.producers:
+            return
+        self._state.check_view(checked_index)
+        if self._deduplicator.is_full:
+            raise OverloadedError(
+                f"not done: {len(self._state.producers)} producers, the maximum, have state in this partition; those "
+                "that are idle are dropped soon, retry later"
+            )
 
     def _propose(self, header: BatchHeader, data: Buffer) -> ProposalOutcome:
         if self._space is not None:
@@ -326,11 +359,13 @@ class Replica:
         records_max: int = 1,
         bytes_max: int,
         wait_ms: int = 0,
+        checked_index: Index | None = None,
     ) -> ConsumeResult:
         """Return records at a consumer's cursor and move the cursor past them, in one replicated step.
 
         A consumer without a cursor starts at `default_start`. With `offset`, the records from that offset are returned
         and the cursor moves past them: safe to repeat. If there is no record, waits up to `wait_ms` for one.
+        `checked_index` is the metadata index at which the consumer was found to be registered.
 
         Raises:
             TrimmedError: not done; `offset` is below the first record.
@@ -345,6 +380,7 @@ class Replica:
             default_start=default_start,
             records_max=records_max,
             bytes_max=bytes_max,
+            checked_index=checked_index,
         )
         consumed = await self._consume_handler.consume(request)
         if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
@@ -352,7 +388,9 @@ class Replica:
         self._meter.count_sent(consumed.batches)
         return consumed
 
-    async def consume_many(self, consumers: Sequence[ConsumerStart]) -> list[Record | None]:
+    async def consume_many(
+        self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None
+    ) -> list[Record | None]:
         """Return the record at each consumer's cursor and move all of the cursors, in one replicated step.
 
         A consumer named twice gets two records. The list is shorter than `consumers` if the records are large; nothing
@@ -360,12 +398,16 @@ class Replica:
 
         Raises as `consume` without an offset; the error applies to all of the consumers.
         """
-        records = await self._consume_handler.consume_many(consumers)
+        records = await self._consume_handler.consume_many(consumers, checked_index=checked_index)
         self._meter.count_consumed(records)
         return records
 
     async def move_cursors(
-        self, cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]], *, only_new: bool = False
+        self,
+        cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]],
+        *,
+        only_new: bool = False,
+        checked_index: Index | None = None,
     ) -> None:
         """Set consumers' cursors, all or none; with `only_new`, skip consumers that already have one.
 
@@ -386,7 +428,7 @@ class Replica:
                 raise OutOfRangeError(f"{message} {end_offset}", code="offset_out_of_range")
         if only_new:
             moves = {consumer: offset for consumer, offset in moves.items() if self._moves.planned(consumer) is None}
-        moved = self._moves.move(moves) if moves else self._moves.settled()
+        moved = self._moves.move(moves, checked_index=checked_index) if moves else self._moves.settled()
         if moved is not None:
             await asyncio.shield(moved)
 

@@ -19,12 +19,13 @@ from typing import assert_never
 
 import msgspec
 
-from quiver.errors import DecodeError, UnknownVersionError
+from quiver.errors import DecodeError, UnavailableError, UnknownVersionError
 from quiver.logs import facts
 from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.entries import (
     CursorsEntry,
     FenceEntry,
+    ForgetEntry,
     StateSnapshot,
     StateSnapshotEntry,
     TrimEntry,
@@ -70,6 +71,8 @@ class PartitionState:
         """Total size of all batches of records ever appended."""
         self.newest_ms = 0
         """The latest append time of a record."""
+        self.metadata_index = Index(0)
+        """Metadata index by which clients were last removed from this state; see `check_view`."""
         self.trim_points: list[TrimPoint] = []
         """The state snapshot of the last trim and those since, oldest first."""
         self.is_complete = True
@@ -129,12 +132,25 @@ class PartitionState:
             producers=self.producers.rows(),
             cursors=tuple(sorted(self.cursors.items())),
             trim_points=tuple(self.trim_points),
+            metadata_index=self.metadata_index,
         )
 
     def cursor(self, consumer_id: ConsumerId) -> Offset | None:
         """Return a consumer's cursor, at least the first offset; None if it has no cursor."""
         cursor = self.cursors.get(consumer_id)
         return None if cursor is None else max(cursor, self.first_offset)
+
+    def check_view(self, checked_index: Index | None) -> None:
+        """Refuse to admit a client without state here that was checked against older metadata than its removal.
+
+        Such a client may have been removed with its sequences and cursors: its retry would look new.
+
+        Raises:
+            UnavailableError: not done; retry when this node has caught up with the metadata.
+        """
+        if checked_index is not None and checked_index < self.metadata_index:
+            message = f"not done: this node knows the metadata up to index {checked_index} only, and this partition"
+            raise UnavailableError(f"{message} removed clients by index {self.metadata_index}; retry", code="behind")
 
     def _apply_control(self, batch: Batch) -> None:
         try:
@@ -149,13 +165,15 @@ class PartitionState:
             case None:
                 pass  # an entry of the replication layer
             case FenceEntry(producer_id, epoch):
-                self.producers.fence(producer_id, epoch)
+                self.producers.fence(producer_id, epoch, batch.header.index)
             case CursorsEntry(cursors):
                 self.cursors.update(cursors)
             case StateSnapshotEntry(contents):
                 self._apply_snapshot(contents, batch)
             case TrimEntry(index, offset):
                 self._trim(index, offset)
+            case ForgetEntry():
+                self._forget(entry)
             case unknown:
                 assert_never(unknown)
 
@@ -173,6 +191,12 @@ class PartitionState:
         self.trimmed_index = max(self.trimmed_index, index)
         self.trim_points = [point for point in self.trim_points if point.index >= self.trimmed_index]
 
+    def _forget(self, entry: ForgetEntry) -> None:
+        self.producers.forget(entry.producers)
+        for consumer_id in entry.consumers:
+            self.cursors.pop(consumer_id, None)
+        self.metadata_index = max(self.metadata_index, entry.metadata_index)
+
     def _replace(self, contents: StateSnapshot) -> None:
         self.producers.replace(contents.producers)
         self.cursors = dict(contents.cursors)
@@ -181,6 +205,7 @@ class PartitionState:
         self.record_bytes = contents.record_bytes
         self.newest_ms = contents.newest_ms
         self.trim_points = list(contents.trim_points)
+        self.metadata_index = contents.metadata_index
 
     def _notify_applied(self) -> None:
         if self.on_applied is not None:

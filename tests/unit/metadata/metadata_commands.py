@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from quiver.features import LEVEL_MAX, LEVEL_MIN
-from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, NodeLevel, TopicSelection
+from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, NodeLevel, SilentClient, TopicSelection
 from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
 from quiver.model import PartitionId
 
@@ -67,6 +67,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "positions": HELD,
     "lasting_ms": st.sampled_from([0, 1_000, 2_000]),
     "owner": st.sampled_from(["", "me"]),
+    "clients": tuples(
+        st.builds(SilentClient, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES, epoch=SMALL),
+        max_size=3,
+    ),
     "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
 }
 

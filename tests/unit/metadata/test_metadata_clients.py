@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 from metadata_world import NOW_MS, create_topic, do, formed_state, refused, register_consumer, register_producer, select
 
+from quiver.features import LEVEL_MAX
 from quiver.metadata.commands import (
     Beat,
     CommandDone,
+    ExpireClients,
     ForgetClientCommand,
     RecordHeartbeats,
     RegisterConsumerResult,
     RegisterProducerResult,
+    SilentClient,
 )
 from quiver.metadata.rows import ALL_PARTITIONS, EntityKind, Registration, StartFrom, Table
 from quiver.metadata.state import MetadataState
@@ -21,6 +25,7 @@ LOGS, AUDIT = TopicId(1), TopicId(2)
 
 def two_topics() -> MetadataState:
     state = formed_state()
+    state.counters = msgspec.structs.replace(state.counters, feature_level=LEVEL_MAX)
     do(state, create_topic("audit"))
     return state
 
@@ -135,3 +140,46 @@ def test_newest_heartbeat_of_those_known_is_kept() -> None:
     assert view.last_seen_ms(EntityKind.CONSUMER, 1) == NOW_MS + 7
     assert [view.last_seen_ms(EntityKind.BROKER, n) for n in (1, 2, 3)] == [NOW_MS, NOW_MS + 1, NOW_MS]
     assert view.last_seen_ms(EntityKind.CONSUMER, 2) is None
+
+
+def silent(state: MetadataState, kind: EntityKind, number: int, *, epoch: int = 0) -> SilentClient:
+    return SilentClient(kind, number, state.view().last_seen_ms(kind, number) or 0, epoch)
+
+
+def test_silent_clients_expire_together_with_their_heartbeats() -> None:
+    state = two_topics()
+    for _ in range(3):
+        do(state, register_producer())
+        do(state, register_consumer())
+    gone = (silent(state, EntityKind.PRODUCER, 2), silent(state, EntityKind.CONSUMER, 1))
+    assert do(state, ExpireClients(now_ms=NOW_MS, clients=(*gone, *gone))) == CommandDone(4)
+    view = state.view()
+    assert (sorted(view.producers), sorted(view.consumers)) == ([1, 3], [2, 3])
+    assert view.last_seen_ms(EntityKind.PRODUCER, 2) is None
+    assert (view.gone_producers(map(ProducerId, range(1, 6))), view.gone_consumers([ConsumerId(1)])) == ([2], [1])
+    assert do(state, register_producer()) == RegisterProducerResult(ProducerId(4), 0)  # an id is never reused
+    assert do(state, ExpireClients(now_ms=NOW_MS, clients=gone)) == CommandDone(0)
+
+
+def test_client_that_showed_life_after_the_decision_stays() -> None:
+    state = two_topics()
+    do(state, register_producer(name="p"))
+    do(state, register_consumer())
+    old = (silent(state, EntityKind.PRODUCER, 1), silent(state, EntityKind.CONSUMER, 1))
+    do(state, register_producer(name="p"))  # a new epoch; the time of the heartbeat is the same
+    do(state, RecordHeartbeats(now_ms=NOW_MS, beats=(Beat(EntityKind.CONSUMER, 1, NOW_MS + 1),)))
+    broker = SilentClient(EntityKind.BROKER, 1, NOW_MS)
+    unknown = SilentClient(EntityKind.CONSUMER, 77, NOW_MS)
+    assert do(state, ExpireClients(now_ms=NOW_MS, clients=(*old, broker, unknown))) == CommandDone(0)
+    assert (sorted(state.view().producers), sorted(state.view().consumers)) == ([1], [1])
+
+
+def test_only_chosen_names_count_as_names() -> None:
+    state = two_topics()
+    for name in ("", "p"):
+        do(state, register_producer(name=name))
+    for request_id in ("", "http-00000000000000ff", "http-me", "report"):
+        do(state, register_consumer(request_id=request_id))
+    view = state.view()
+    assert [row.is_named for row in view.producers.values()] == [False, True]
+    assert [row.is_named for row in view.consumers.values()] == [False, False, True, True]

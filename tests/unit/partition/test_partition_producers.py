@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.model import NO_PRODUCER, Offset, ProducerId
+from quiver.model import NO_PRODUCER, Index, Offset, ProducerId
 from quiver.partition.producers import WINDOW_BATCHES, ProducerTable, SequenceKind
 from quiver.record import BatchHeader
 from quiver.record.header import KIND_CONTROL
@@ -83,18 +83,18 @@ def test_later_epoch_must_begin_where_the_last_one_ended() -> None:
 
 def test_fence_sets_the_epoch_and_keeps_the_sequence_and_the_window() -> None:
     table = table_of([batch(0, count=3, offset=40)])
-    table.fence(ProducerId(7), 2)
+    table.fence(ProducerId(7), 2, Index(1))
     assert table.judge(batch(3, epoch=1)).kind is SequenceKind.FENCED
     assert table.judge(batch(3, epoch=2)).kind is SequenceKind.NEW
     retried = table.judge(batch(0, count=3, epoch=2))
     assert (retried.kind, retried.base_offset) == (SequenceKind.DUPLICATE, 40)
-    table.fence(ProducerId(7), 1)
+    table.fence(ProducerId(7), 1, Index(2))
     assert table.judge(batch(3, epoch=1)).kind is SequenceKind.FENCED, "an older fence changes nothing"
 
 
 def test_fence_of_an_unknown_producer_makes_it_known() -> None:
     table = ProducerTable()
-    table.fence(ProducerId(7), 4)
+    table.fence(ProducerId(7), 4, Index(1))
     assert table.next_sequence(ProducerId(7), 4) == 0
     assert table.judge(batch(0, epoch=3)).kind is SequenceKind.FENCED
 
