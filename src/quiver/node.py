@@ -35,7 +35,7 @@ from quiver.faults import judge, supervise
 from quiver.gateway import Gateway, GatewayServices
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
-from quiver.metadata import METADATA_GROUP, MetadataStore, Table
+from quiver.metadata import METADATA_GROUP, BrokerState, MetadataStore, Table
 from quiver.metadata.rows import ALL_ROLES
 from quiver.metrics import MetricFamily
 from quiver.model import Index, NodeId
@@ -101,7 +101,9 @@ class Node:
             environment.database,
             executor=environment.executor,
             clock=environment.clock,
+            rng=environment.rng,
             on_failure=self._fail,
+            has_log=identity.is_member,
             settings=self._settings.metadata,
             level_max=environment.level_max,
         )
@@ -318,7 +320,8 @@ class Node:
             pid=os.getpid(),
             roles=tuple(sorted(self._settings.node.role_names)),
             started_ms=self._started_ms,
-            is_ready=self._is_ready.is_set(),
+            is_ready=not (unready := self._unready_reason()),
+            unready=unready,
             primary=status.primary,
             applied_index=view.index,
             stored_index=status.stored_index,
@@ -328,6 +331,7 @@ class Node:
             holds=len(view.holds),
             settings=list_shared(self._settings) if request.with_settings else {},
             level_max=self._store.level_max,
+            database_outage=status.outage or "",
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
             problems=(*self._describe_metadata_problem(), *self._broker.describe_problems()),
             partition_stops=self._broker.status().stops,
@@ -336,6 +340,15 @@ class Node:
     def _describe_metadata_problem(self) -> tuple[ProblemInfo, ...]:
         problem = self._member.needs_upgrade
         return (ProblemInfo(state="needs_upgrade", problem=problem, group=METADATA_GROUP),) if problem else ()
+
+    def _unready_reason(self) -> str:
+        """Return why this node should get no requests; empty if it should."""
+        if not self._is_ready.is_set():
+            return "this node is starting"
+        alone_ms = self._member.leader_silence_ms()
+        if alone_ms > self._settings.metadata.staleness_ms_max:
+            return f"this node has had no primary for {alone_ms} ms: it is cut off, or most managers are down"
+        return ""
 
     # -- peers -----------------------------------------------------------------------------------
 
@@ -352,7 +365,8 @@ class Node:
         async for changed in self._store.watch(Index(0)):
             if not changed.is_reset and not any(change.table is Table.BROKERS for change in changed.changes):
                 continue
-            nodes = self._store.view().brokers
+            brokers = self._store.view().brokers
+            nodes = {node: row for node, row in brokers.items() if row.state is not BrokerState.REMOVED}
             for node in known - nodes.keys():
                 if node not in self._managers:
                     self._network.remove_peer(node)

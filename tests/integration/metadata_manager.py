@@ -56,7 +56,14 @@ async def running_manager(directory: Path, url: str, *, schema: str | None = Non
         settings=ReplicationSettings(election_timeout_ms=50, heartbeat_interval_ms=10),
         log_settings=LogSettings(),
     )
-    store = await MetadataStore.open(database, executor=executor, clock=clock, on_failure=replicator.fail)
+    store = await MetadataStore.open(
+        database,
+        executor=executor,
+        clock=clock,
+        rng=random.Random(),
+        on_failure=replicator.fail,
+        has_log=(directory / "log").exists(),
+    )
     async with replicator:
         member = await replicator.open_member(
             METADATA_GROUP, str(directory / "log"), store.machine, bootstrap=Configuration(voters=(NODE,))

@@ -36,8 +36,22 @@ def status(*, as_json: bool, url: str) -> None:
 
 def _print_nodes(overview: ClusterOverview) -> None:
     click.echo(f"cluster {overview.cluster_id}, metadata at {overview.index}")
+    silent = [str(node.node) for node in overview.nodes if not node.is_alive]
+    if overview.is_stale:
+        _warn("there is no primary: this is what the nodes that answer last knew; nothing can be changed")
+    if silent:
+        _warn(f"no answer from node{'s' * (len(silent) > 1)} {', '.join(silent)}")
+    for node in overview.nodes:
+        if node.is_alive and not node.is_ready:
+            _warn(f"node {node.node} is not ready: {node.unready}")
+        if node.database_outage:
+            _warn(f"node {node.node} serves from its log, without its database: {node.database_outage}")
     columns = ("node", "pid", "roles", "state", "manager", "applied", "http", "wire")
     print_table(columns, [_node_cells(node) for node in overview.nodes])
+
+
+def _warn(sentence: str) -> None:
+    click.echo(f"warning: {sentence}")
 
 
 def _node_cells(node: NodeOverview) -> tuple[Cell, ...]:

@@ -57,6 +57,8 @@ _EXITS: dict[type[BaseException], tuple[int, str]] = {
     OutcomeUnknownError: (UNKNOWN, "the request may have been done: check before you run the command again"),
     OSError: (STORAGE, "check the path, its permissions and the disk"),
 }
+_ADVICE = {"database_lost": "start the database server, or correct --metadata-db; then start the node again"}
+"""Advice by the error's code, where its class alone would give the wrong one."""
 _DEFECT = (DEFECT, "this is a defect of Quiver: report it, with the command that led to it")
 
 Cell = str | int | None
@@ -184,7 +186,7 @@ def report_error(error: BaseException) -> int:
     """Print the error and what to do about it on standard error; return the exit code."""
     code, advice = next((_EXITS[kind] for kind in type(error).__mro__ if kind in _EXITS), _DEFECT)
     click.echo(f"error {_error_name(error)}: {_error_sentence(error)}", err=True)
-    click.echo(f"  what to do: {advice}", err=True)
+    click.echo(f"  what to do: {_ADVICE.get(_error_name(error), advice)}", err=True)
     return code
 
 

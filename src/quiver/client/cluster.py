@@ -143,7 +143,7 @@ class AsyncCluster:
     async def _find_nodes(self, deadline: Deadline) -> None:
         seeds = await self._locate(deadline)
         self._cache.seeds = tuple(seeds)
-        found, _ = await self.router.ask(GetMetadata(topics=()), deadline=deadline)
+        found, _ = await self.router.ask(GetMetadata(topics=(), is_stale_ok=True), deadline=deadline)
         self._cache.update(found, topic="")
 
     async def _locate(self, deadline: Deadline) -> list[str]:

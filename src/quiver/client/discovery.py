@@ -139,7 +139,7 @@ async def _locate_one(seed: Seed, transport: Transport, http_get: HttpGet, timeo
 
 
 async def _ask_wire(address: str, transport: Transport, timeout_ms: int) -> list[str]:
-    await transport.call(address, GetMetadata(topics=()), timeout_ms=timeout_ms)
+    await transport.call(address, GetMetadata(topics=(), is_stale_ok=True), timeout_ms=timeout_ms)
     return [address]
 
 

@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from quiver.errors import QuiverError
+from quiver.errors import QuiverError, UnavailableError
 from quiver.features import LEVEL_MIN
 from quiver.model import Index, NodeId, PartitionId, TopicId
 from quiver.routing.router import Router
@@ -23,10 +23,12 @@ from quiver.wire.admin_messages import (
     NodeDescribed,
     ReplicaInfo,
 )
-from quiver.wire.messages import GetMetadata, NodeInfo, PartitionInfo, RetentionInfo
+from quiver.wire.messages import GetMetadata, MetadataFound, NodeInfo, PartitionInfo, RetentionInfo
 
 ANSWER_MS_MAX = 2_000
 """Timeout of one node's report."""
+CURRENT_MS_MAX = 3_000
+"""How long current metadata is asked for, before old metadata is."""
 
 
 class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,10 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     applied_index: Index | None = None
     stored_index: Index | None = None
     """Index up to which the metadata is in its database."""
+    unready: str = ""
+    """Why it is not ready, if it answered."""
+    database_outage: str = ""
+    """Why its metadata database is unreachable."""
 
 
 class PartitionOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,18 +97,17 @@ class ClusterOverview(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[TopicOverview, ...]
     moves: tuple[MoveInfo, ...]
     holds: tuple[HoldInfo, ...] = ()
+    is_stale: bool = False
+    """Whether no node has a primary: what one node last knew, without moves and holds."""
 
 
 async def find_overview(router: Router) -> ClusterOverview:
-    """Ask every node and return the overview.
+    """Ask every node and return the overview; without a primary, what the nodes that answer last knew.
 
     Raises:
         UnavailableError: no node answers.
     """
-    deadline = router.deadline()
-    found, _ = await router.ask(GetMetadata(), deadline=deadline)
-    moves, _ = await router.ask(ListMoves(), deadline=deadline)
-    holds, _ = await router.ask(ListHolds(), deadline=deadline)
+    found, moves, holds, is_stale = await _find_metadata(router)
     answers = await asyncio.gather(*(_describe(router, node) for node in found.nodes))
     described = {answer.node: answer for answer in answers if answer is not None}
     leaders = _find_leaders(described)
@@ -125,9 +130,25 @@ async def find_overview(router: Router) -> ClusterOverview:
             )
             for topic in found.topics
         ),
-        moves=moves.moves,
-        holds=holds.holds,
+        moves=moves,
+        holds=holds,
+        is_stale=is_stale,
     )
+
+
+async def _find_metadata(
+    router: Router,
+) -> tuple[MetadataFound, tuple[MoveInfo, ...], tuple[HoldInfo, ...], bool]:
+    """Return the metadata, moves and holds, and whether they may be old because there is no primary."""
+    deadline = router.deadline(min(router.options.timeout_ms, CURRENT_MS_MAX))
+    try:
+        found, _ = await router.ask(GetMetadata(), deadline=deadline)
+        moves, _ = await router.ask(ListMoves(), deadline=deadline)
+        holds, _ = await router.ask(ListHolds(), deadline=deadline)
+    except UnavailableError:
+        found, _ = await router.ask(GetMetadata(is_stale_ok=True), deadline=router.deadline())
+        return found, (), (), True
+    return found, moves.moves, holds.holds, False
 
 
 async def _describe(router: Router, node: NodeInfo) -> NodeDescribed | None:
@@ -168,6 +189,8 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
     return msgspec.structs.replace(
         shown,
         is_ready=answer.is_ready,
+        unready=answer.unready,
+        database_outage=answer.database_outage,
         pid=answer.pid,
         version=answer.version,
         level_max=answer.level_max,

@@ -97,10 +97,10 @@ class ClusterHandlers:
         return contract.Answer()
 
     async def readyz(self, _: contract.Parameters) -> contract.Answer:
-        """Return success if the node serves, else 503."""
+        """Return success if the node serves, else 503 with the reason."""
         node = await self._describe()
         if not node.is_ready:
-            raise UnavailableError("not ready: this node is starting", code="not_ready")
+            raise UnavailableError(f"not ready: {node.unready}", code="not_ready")
         return contract.Answer()
 
     def openapi(self, _: contract.Parameters) -> HttpResponse:
@@ -183,7 +183,9 @@ class ClusterHandlers:
 
     async def get_metadata(self, _: contract.Parameters) -> contract.MetadataAnswer:
         """List all nodes."""
-        found = await self._find(self._deadline())
+        # Clients find the nodes by it: never refused for the lack of a primary.
+        request = GetMetadata(topics=(), is_stale_ok=True)
+        found = (await self._router.ask(request, deadline=self._deadline()))[0]
         return contract.MetadataAnswer(
             cluster_id=found.cluster_id, primary=found.primary, nodes=[_node_item(node) for node in found.nodes]
         )

@@ -181,6 +181,7 @@ class Gateway:
             "openapi": cluster.openapi,
             "docs": cluster.docs,
             "healthz": cluster.healthz,
+            "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
 

@@ -292,10 +292,17 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Return success if the process responds.",
     ),
     HttpRoute(
+        name="livez",
+        method="GET",
+        path="/livez",
+        section="Cluster",
+        summary="Return success if the process responds; a liveness probe restarts a node that does not.",
+    ),
+    HttpRoute(
         name="readyz",
         method="GET",
         path="/readyz",
         section="Cluster",
-        summary="Return success if the node is ready to serve, else 503.",
+        summary="Return success if the node can serve, else 503 with the reason: it starts, or it has no primary.",
     ),
 )

@@ -60,7 +60,7 @@ class AdminService:
             )
         if request.known_index > self._store.applied_index:
             await self._store.wait_known(request.known_index, caller.wait_ms(self._clock.monotonic_ms()))
-        view = await self._store.read()
+        view = self._store.view() if request.is_stale_ok else await self._store.read()
         return describe.describe_metadata(view, request, primary=self._store.primary), ()
 
     async def _list_clients(self, _: Caller, request: ListClients, __: memoryview) -> Answer:

@@ -275,7 +275,23 @@ class ChangeHandler:
         broker = self._store.view().brokers.get(request.broker)
         if broker is not None and broker.is_draining and broker.state is not BrokerState.REMOVED:
             return None
+        self._require_room(request.broker)
         return ChangeBrokerState(now_ms=now_ms, broker_id=request.broker, state=BrokerState.DRAINING)
+
+    def _require_room(self, leaver: NodeId) -> None:
+        """Refuse to drain a broker whose replicas have nowhere to go: it would drain forever."""
+        view = self._store.view()
+        broker = view.brokers.get(leaver)
+        if broker is None or broker.is_unwanted:
+            return  # `apply` refuses, or it is being drained already
+        left = count_brokers(view) - 1
+        for topic in view.active_topics():
+            if topic.replicas > left and any(leaver in one.replicas for one in view.partitions_of(topic.topic_id)):
+                raise ConflictError(
+                    f"not done: broker {leaver} holds replicas of topic {topic.name!r}, which has {topic.replicas} "
+                    f"replicas on different brokers, and only {left} would remain; add a broker first",
+                    code="too_few_brokers",
+                )
 
     async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatReceived:
         manager = self._manager

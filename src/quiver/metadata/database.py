@@ -11,16 +11,18 @@ log, synced on a majority before anything is acknowledged, replays them. See doc
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, Table, bindparam, create_engine, delete, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 from sqlalchemy.sql.dml import Delete, Insert
 
@@ -45,6 +47,17 @@ class DatabaseLostError(StorageError):
     code = "database_lost"
 
 
+class DatabaseOutdatedError(StorageError):
+    """Report that the database is older than this node left it: its server crashed and lost its last transactions."""
+
+    code = "database_outdated"
+
+    def __init__(self, message: str, found: LogPosition | None = None) -> None:
+        super().__init__(message)
+        self.found = found or LogPosition()
+        """The position that the database reflects."""
+
+
 class Transaction(msgspec.Struct, frozen=True):
     """The changes from one log position to a later one."""
 
@@ -63,6 +76,8 @@ class Database:
     def __init__(self, engine: Engine, *, schema: str | None) -> None:
         self._engine = engine
         self._schema = schema
+        self._running: Any = None
+        """The driver's connection of the running transaction."""
         self._writers = [_TableWriter(mapped, engine.dialect.name) for mapped in ROW_MAPPINGS]
 
     @property
@@ -93,6 +108,17 @@ class Database:
             found = [row for mapped in ROW_MAPPINGS for row in _load_rows(connection, mapped)]
         return MetadataState(found, counters=counters, position=position)
 
+    def attach(self) -> tuple[Counters, LogPosition]:
+        """Create or migrate the tables; return the counters and the log position that the database reflects.
+
+        Raises:
+            StorageError: the database cannot be used, or a newer program wrote it.
+            DatabaseLostError: the server is unreachable.
+        """
+        self.prepare()
+        with self._transaction() as connection:
+            return _load_meta(connection)
+
     def position(self) -> LogPosition:
         """Return the log position that the database reflects.
 
@@ -107,6 +133,7 @@ class Database:
 
         Raises:
             DatabaseLostError: the outcome is unknown; retry the same transaction.
+            DatabaseOutdatedError: not done; the database lacks earlier transactions: write all rows again.
             StorageError: not done, or another process has written to the database: this node must stop.
         """
         with self._transaction() as connection:
@@ -118,6 +145,13 @@ class Database:
                 mine = [(key[1], row) for key, row in transaction.changes.items() if key[0] is writer.row_table]
                 if mine:
                     writer.write(connection, mine)
+
+    def interrupt(self) -> None:
+        """Break off the running call, which then raises `DatabaseLostError`; only a database server can need it."""
+        driver = self._running
+        if self.name == "postgresql" and driver is not None and not driver.closed:
+            with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close every connection; idempotent."""
@@ -135,8 +169,10 @@ class Database:
     def _transaction(self) -> Iterator[Connection]:
         try:
             with self._engine.begin() as connection:
+                self._running = connection.connection.driver_connection
                 yield connection
-        except OperationalError as error:
+        except (OperationalError, InterfaceError, InternalError) as error:
+            # A server that is stopped, restarts, is full, or is a read-only standby for a while.
             if self.name == "postgresql":
                 raise DatabaseLostError(f"the metadata database is unreachable: {_one_line(error)}") from error
             raise StorageError(f"the metadata database failed: {_one_line(error)}") from error
@@ -144,6 +180,8 @@ class Database:
             raise StorageError(f"the metadata database failed: {_one_line(error)}") from error
         except msgspec.ValidationError as error:
             raise StorageError(f"the metadata database holds an invalid row: {error}") from error
+        finally:
+            self._running = None
 
 
 class _TableWriter:
@@ -284,6 +322,8 @@ def _advance(connection: Connection, transaction: Transaction) -> bool:
     found = _load_meta(connection)[1]
     if found == after:
         return False  # an earlier attempt was committed and its reply was lost
+    if found.index < before.index:
+        raise DatabaseOutdatedError(f"the metadata database is at index {found.index}, not {before.index}", found)
     raise StorageError(
         f"the metadata database is at index {found.index}, not at {before.index} where this node left it: "
         "check whether another node uses the same database"

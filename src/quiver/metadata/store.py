@@ -2,6 +2,7 @@
 
 Every node has one store; managers are voters of its Raft group, all other nodes learners. On the primary `submit` sends
 a command through the Raft log, in this order: on disk on a majority, applied, in the primary's database, acknowledged.
+While a database server is unreachable, nothing waits for it: the log is the durable copy.
 Every node serves reads from its own state; a linearizable read goes to the primary.
 
 Lifecycle: `open` loads the database; the owner opens the Raft member with `machine` and passes it to `attach`;
@@ -16,7 +17,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from quiver.clock import Clock
+from quiver.clock import Clock, Rng
 from quiver.config import MetadataSettings
 from quiver.errors import (
     DecodeError,
@@ -32,9 +33,9 @@ from quiver.features import LEVEL_MAX, explain_level
 from quiver.metadata.apply import check_level
 from quiver.metadata.change_log import ChangeLog, WatchEvent
 from quiver.metadata.commands import Command, decode_payload, encode_command
-from quiver.metadata.database import Database
+from quiver.metadata.database import Database, DatabaseLostError
 from quiver.metadata.database_writer import DatabaseWriter
-from quiver.metadata.state import View
+from quiver.metadata.state import LogPosition, MetadataState, View
 from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Role
@@ -69,6 +70,10 @@ class MetadataStatus(msgspec.Struct, frozen=True, kw_only=True):
     pending_rows: int
     submits: int
     failure: str | None
+    outage: str | None
+    """Why the database is unreachable, if it is."""
+    outage_ms: float
+    """How long it has been."""
 
 
 class MetadataStore:
@@ -106,21 +111,42 @@ class MetadataStore:
         *,
         executor: Executor,
         clock: Clock,
+        rng: Rng,
         on_failure: Callable[[StorageError], None],
+        has_log: bool = False,
         settings: MetadataSettings | None = None,
         level_max: int = LEVEL_MAX,
     ) -> MetadataStore:
         """Create or migrate the tables and load the state. `on_failure` must stop the node.
 
+        With `has_log`, a node whose database server is unreachable starts with an empty state: its log, the durable
+        copy, is replayed, and the database is written when it is back. Without a log, a wrong URL is more likely.
+
         Raises:
             StorageError: the database cannot be used, or a newer program wrote it.
+            DatabaseLostError: the database server is unreachable, and this node has no log.
         """
-        await executor.submit(database.prepare, Lane.SQL)
-        state = await executor.submit(database.load, Lane.SQL)
+        stored: LogPosition | None = None
+        try:
+            await executor.submit(database.prepare, Lane.SQL)
+            state = await executor.submit(database.load, Lane.SQL)
+            stored = state.position
+        except DatabaseLostError:
+            if not has_log:
+                raise
+            state = MetadataState()
         if state.counters.feature_level > level_max:
             raise StorageError(explain_level(state.counters.feature_level, level_max=level_max), code="unknown_version")
         machine = MetadataStateMachine(state, on_failure=on_failure, level_max=level_max)
-        writer = DatabaseWriter(database, executor, stored=state.position, on_failure=on_failure)
+        writer = DatabaseWriter(
+            database,
+            executor,
+            stored=stored,
+            view=lambda: machine.state.view(),  # noqa: PLW0108 - a restored snapshot replaces the state
+            clock=clock,
+            rng=rng,
+            on_failure=on_failure,
+        )
         change_log = ChangeLog(machine)
         machine.add_listener(writer)
         machine.add_listener(change_log)
@@ -237,7 +263,7 @@ class MetadataStore:
 
     def status(self) -> MetadataStatus:
         """Return a snapshot for people and metrics."""
-        failure = self.machine.failure or self._writer.failure
+        failure, outage = self.machine.failure or self._writer.failure, self._writer.outage
         return MetadataStatus(
             cluster_id=self.machine.state.counters.cluster_id,
             is_primary=self.is_primary,
@@ -250,12 +276,14 @@ class MetadataStore:
             pending_rows=self._writer.pending_rows,
             submits=self._submits,
             failure=None if failure is None else failure.message,
+            outage=None if outage is None else outage.reason,
+            outage_ms=0 if outage is None else self._clock.monotonic_ms() - outage.since_ms,
         )
 
     # -- writes ----------------------------------------------------------------------------------
 
     async def submit(self, command: Command[R]) -> R:
-        """Apply a command; return its result once a majority and this node's database have it.
+        """Apply a command; return its result once a majority and this node's database, if reachable, have it.
 
         Raises:
             RequestError: not done; `code` says why, the same on every manager.

@@ -90,6 +90,10 @@ class NodeDescribed(Response, frozen=True):
     """Replicas that do not serve, at most `PROBLEMS_MAX`."""
     partition_stops: int = 0
     """How often an error has stopped a partition since the node started."""
+    unready: str = ""
+    """Why the node is not ready; empty if it is."""
+    database_outage: str = ""
+    """Why the node's metadata database is unreachable; empty if it is reachable."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):

@@ -17,7 +17,7 @@ from contextlib import suppress
 from quiver.addresses import Address, format_address
 from quiver.backoff import Backoff
 from quiver.errors import RequestError
-from quiver.logs import RateLimitedLogger, facts
+from quiver.logs import facts
 from quiver.model import Buffer, NodeId
 from quiver.tasks import timeout
 from quiver.wire.connection import Connection, NetworkContext
@@ -36,6 +36,9 @@ from quiver.wire.tls import node_name
 
 logger = logging.getLogger(__name__)
 
+REASONS_MAX = 8
+"""Maximum number of logged reasons that a link remembers."""
+
 
 class Link:
     """Send messages to one peer, over a connection that is re-established whenever it breaks."""
@@ -49,7 +52,8 @@ class Link:
         self.messages_dropped = 0
         self.connects = 0
         self.last_error = ""
-        self._warnings = RateLimitedLogger(logger, context.clock)
+        self._reported: list[str] = []
+        """The newest reasons for which there is no connection that were logged since the last one."""
         self._outbox = Outbox()
         # The last connection that was dialled, and the same once its handshake is done, until it is lost.
         self._dialled: OutgoingConnection | None = None
@@ -174,6 +178,7 @@ class Link:
         """Start sending: the peer accepted the handshake."""
         self._connection, self._incarnation = connection, hello.incarnation
         self.connects += 1
+        self._reported.clear()
         logger.info("peer connected", extra=facts(peer=self.peer, address=self._address_name))
         self.context.on_greeted(hello)
         self.flush()
@@ -188,15 +193,12 @@ class Link:
         self.context.on_lost(self.peer)
 
     def _note_failure(self, error: str) -> None:
+        """Log each new reason once, not each attempt."""
         self.last_error = error
-        self._warnings.warn(
-            error,
-            "peer not connected",
-            peer=self.peer,
-            address=self._address_name,
-            error=error,
-            next_step="redial with backoff",
-        )
+        if error not in self._reported:
+            self._reported = [*self._reported[1 - REASONS_MAX :], error]
+            about = facts(peer=self.peer, address=self._address_name, error=error, next_step="redial with backoff")
+            logger.warning("peer not connected", extra=about)
 
     @property
     def _address_name(self) -> str:

@@ -109,6 +109,8 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
     topics: tuple[Name, ...] | None = None
     is_linearizable: bool = False
     """Whether the response must be no older than the request: the primary answers it."""
+    is_stale_ok: bool = False
+    """Whether a node without a primary answers, too, however old its metadata is: to find nodes, and in an outage."""
     groups: Annotated[tuple[GroupId, ...], Meta(max_length=RESULTS_MAX)] = ()
     """Groups of which a broker has files; the response says which of their topics have been purged."""
 

@@ -132,7 +132,9 @@ class Node(HarnessNode):
             clock=clock,
             rng=rng,
         )
-        self.store = await MetadataStore.open(self.database, executor=executor, clock=clock, on_failure=replicator.fail)
+        self.store = await MetadataStore.open(
+            self.database, executor=executor, clock=clock, rng=rng, on_failure=replicator.fail
+        )
         async with replicator:
             directory = f"{DIRECTORY}/metadata"
             self.store.attach(

@@ -253,6 +253,7 @@ def test_newest_deleted_topic_of_a_name_is_restored() -> None:
         (ForgetClientRequest(kind="consumer", id=9), NotFoundError, "unknown_consumer"),
         (DrainBroker(broker=NodeId(9)), NotFoundError, "unknown_broker"),
         (DrainBroker(broker=NodeId(9), is_undone=True), NotFoundError, "unknown_broker"),
+        (DrainBroker(broker=NodeId(1)), ConflictError, "too_few_brokers"),
         (RemoveBroker(broker=NodeId(1)), ConflictError, "not_drained"),
     ],
 )
@@ -458,7 +459,7 @@ def test_lost_answer_leaves_the_outcome_open() -> None:
 def test_request_that_bears_it_is_tried_again_when_its_answer_was_lost(request_: Request[Any]) -> None:
     async def test(world: World) -> None:
         await world.join(1, 2, 3)
-        await world.ask(CreateTopicRequest(topic="logs"))
+        await world.ask(CreateTopicRequest(topic="logs", replicas=2))
         lost: list[Request[Any]] = []
 
         def loses(request: Request[Any]) -> bool:

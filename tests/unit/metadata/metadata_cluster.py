@@ -69,7 +69,12 @@ class Manager(HarnessNode):
             settings=cluster.settings, log_settings=SMALL_LOG, executor=executor, clock=clock
         )
         self.store = await MetadataStore.open(
-            self.database, executor=executor, clock=clock, on_failure=replicator.fail, settings=cluster.metadata
+            self.database,
+            executor=executor,
+            clock=clock,
+            rng=self._make_rng(),
+            on_failure=replicator.fail,
+            settings=cluster.metadata,
         )
         async with replicator:
             member = await replicator.open_member(METADATA_GROUP, DIRECTORY, self.store.machine, bootstrap=bootstrap)

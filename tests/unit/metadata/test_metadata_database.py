@@ -35,7 +35,7 @@ from quiver.metadata.commands import (
     PlaceHoldCommand,
     PurgeTopic,
 )
-from quiver.metadata.database import Database, Transaction, open_database, sqlite_url
+from quiver.metadata.database import Database, DatabaseOutdatedError, Transaction, open_database, sqlite_url
 from quiver.metadata.migrations import MIGRATIONS, SCHEMA_VERSION
 from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition
 from quiver.metadata.state import Change, LogPosition, MetadataState
@@ -179,8 +179,18 @@ def test_database_that_somebody_else_writes_is_left_alone(database: Database) ->
     write_all(database, state, before=at(0, 0))
     state.advance_to(at(7))
     with pytest.raises(StorageError, match="another node uses the same database"):
-        write_all(database, state, before=at(6))
+        write_all(database, state, before=at(4))
     assert database.position() == at(5)
+
+
+def test_database_that_lost_transactions_is_not_written_over(database: Database) -> None:
+    state = formed_state()
+    state.advance_to(at(5))
+    write_all(database, state, before=at(0, 0))
+    state.advance_to(at(7))
+    with pytest.raises(DatabaseOutdatedError) as raised:
+        write_all(database, state, before=at(6))
+    assert raised.value.found == database.position() == at(5)
 
 
 def test_failed_transaction_leaves_rows_and_position_as_they_were(database: Database, path: Path) -> None:

@@ -13,12 +13,12 @@ from quiver.errors import OutcomeUnknownError, StorageError
 from quiver.metadata.apply import apply
 from quiver.metadata.change_log import ChangeLog, WatchEvent
 from quiver.metadata.commands import AnyCommand
-from quiver.metadata.database import DatabaseLostError, Transaction
-from quiver.metadata.database_writer import RETRY_MS_MAX, DatabaseWriter
+from quiver.metadata.database import DatabaseLostError, DatabaseOutdatedError, Transaction
+from quiver.metadata.database_writer import INTERRUPT_MS, STALL_MS, DatabaseWriter
 from quiver.metadata.rows import Table
-from quiver.metadata.state import Change, LogPosition, MetadataState
+from quiver.metadata.state import Change, Counters, LogPosition, MetadataState
 from quiver.model import Index, Term
-from quiver.testing import Latency, RandomStreams, SimulatedExecutor, SimulatedLoop
+from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedExecutor, SimulatedLoop
 
 
 def at(index: int) -> LogPosition:
@@ -31,28 +31,48 @@ class Notebook:
     def __init__(self) -> None:
         self.written: list[Transaction] = []
         self.failures: list[Exception] = []
+        self.position = at(0)
+        self.cluster_id = ""
+        self.interrupts = 0
+
+    def attach(self) -> tuple[Counters, LogPosition]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return Counters(cluster_id=self.cluster_id), self.position
 
     def write(self, transaction: Transaction) -> None:
         if self.failures:
             raise self.failures.pop(0)
         self.written.append(transaction)
 
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
 
 class World:
     """A state, and a projector behind it."""
 
-    def __init__(self) -> None:
-        streams = RandomStreams(1)
-        self.loop = SimulatedLoop(streams.schedule, time_max_s=600)
+    def __init__(
+        self, loop: SimulatedLoop, streams: RandomStreams, *, is_known: bool = True, latency_ms: int = 1
+    ) -> None:
+        self.loop = loop
         self.database = Notebook()
         self.failed: list[StorageError] = []
         self.state = formed_state()
         self.projector = DatabaseWriter(
             self.database,
-            SimulatedExecutor(self.loop, streams.disk, Latency(minimum_ms=1, spread_ms=1)),
-            stored=at(0),
+            SimulatedExecutor(self.loop, streams.disk, Latency(minimum_ms=latency_ms, spread_ms=1)),
+            stored=at(0) if is_known else None,
+            view=lambda: self.state.view(),
+            clock=SimulatedClock(self.loop),
+            rng=streams.schedule,
             on_failure=self.failed.append,
         )
+
+    async def wait_back(self) -> None:
+        while self.projector.outage is not None:  # noqa: ASYNC110 - simulated time
+            await asyncio.sleep(0.1)
+        await self.projector.wait_stored(self.state.position.index)
 
     def do(self, command: AnyCommand) -> Index:
         changes = apply(self.state, command).changes
@@ -61,12 +81,17 @@ class World:
         return self.state.position.index
 
 
-def run(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    world = World()
+def run(test: Callable[[World], Coroutine[Any, Any, None]], **options: Any) -> None:
+    streams = RandomStreams(1)
+    loop = SimulatedLoop(streams.schedule, time_max_s=600)
+
+    async def main() -> None:
+        await test(World(loop, streams, **options))
+
     try:
-        world.loop.run_until_complete(test(world))
+        loop.run_until_complete(main())
     finally:
-        world.loop.close()
+        loop.close()
 
 
 def test_what_gathers_goes_with_the_next_transaction() -> None:
@@ -109,23 +134,104 @@ def test_snapshot_drops_what_gathered_before_it() -> None:
 def test_lost_server_is_asked_again_for_the_same_transaction() -> None:
     async def test(world: World) -> None:
         world.database.failures = [DatabaseLostError("away")] * 5
-        await world.projector.wait_stored(world.do(register_broker(4)))
-        assert [item.after for item in world.database.written] == [at(1)]
+        first = world.do(register_broker(4))
+        await world.projector.wait_stored(first)  # the log has it
+        assert world.projector.outage is not None
+        assert world.projector.outage.reason == "away"
+        assert not world.database.written
+        second = world.do(register_consumer())
+        await world.projector.wait_stored(second)
+        await world.wait_back()
+        assert [(item.before, item.after) for item in world.database.written] == [(at(0), at(1)), (at(1), at(2))]
         assert not world.failed
 
     run(test)
 
 
-def test_server_that_stays_away_stops_the_manager() -> None:
+def test_server_that_stays_away_never_stops_the_node() -> None:
     async def test(world: World) -> None:
-        world.database.failures = [DatabaseLostError("away")] * 10_000
-        index = world.do(register_broker(4))
-        with pytest.raises(OutcomeUnknownError, match="away"):
-            await world.projector.wait_stored(index)
-        assert world.loop.time() >= RETRY_MS_MAX / 1000
-        assert [error.message for error in world.failed] == ["away"]
+        world.database.failures = [DatabaseLostError("away")] * 100
+        await world.projector.wait_stored(world.do(register_broker(4)))
+        await asyncio.sleep(120)
+        assert world.projector.outage is not None
+        assert (world.failed, world.projector.failure) == ([], None)
+        await world.projector.wait_stored(world.do(register_consumer()))
+        await world.projector.close()
+        assert world.database.interrupts == 1
+        tries = len(world.database.failures)
+        await asyncio.sleep(60)
+        assert len(world.database.failures) == tries, "a closed writer must not try again"
 
     run(test)
+
+
+def test_server_that_does_not_answer_is_unreachable() -> None:
+    async def test(world: World) -> None:
+        first = world.do(register_broker(4))
+        await world.projector.wait_stored(first)
+        assert world.projector.outage is not None
+        assert f"{STALL_MS} ms" in world.projector.outage.reason
+        interrupts = world.database.interrupts
+        await asyncio.sleep(INTERRUPT_MS / 1000)
+        assert (interrupts, world.database.interrupts) == (0, 1)
+        await world.wait_back()
+        assert world.projector.stored == at(1)
+
+    run(test, latency_ms=2 * INTERRUPT_MS)
+
+
+def test_server_that_lost_its_last_transactions_gets_all_rows() -> None:
+    async def test(world: World) -> None:
+        await world.projector.wait_stored(world.do(register_broker(4)))
+        await world.projector.wait_stored(world.do(register_broker(5)))
+        world.database.failures = [DatabaseOutdatedError("older", at(1))]
+        last = world.do(register_consumer())
+        await world.projector.wait_stored(last)
+        again = world.database.written[-1]
+        assert again.base is not None
+        assert (again.before, again.after, again.base.index, again.changes) == (at(1), at(3), 3, {})
+        assert world.projector.outage is None
+
+    run(test)
+
+
+def test_database_that_was_away_at_the_start_gets_all_rows() -> None:
+    async def test(world: World) -> None:
+        world.database.failures = [DatabaseLostError("away")] * 3
+        world.database.position = at(1)
+        last = [world.do(register_broker(4)), world.do(register_consumer())][-1]
+        await world.projector.wait_stored(last)
+        assert world.projector.stored == LogPosition()
+        await world.wait_back()
+        [written] = world.database.written
+        assert written.base is not None
+        assert (written.before, written.after) == (at(1), at(2))
+
+    run(test, is_known=False)
+
+
+def test_database_that_was_away_at_the_start_and_has_everything_is_left_alone() -> None:
+    async def test(world: World) -> None:
+        world.database.position = at(2)
+        world.do(register_broker(4))
+        await asyncio.sleep(10)
+        assert world.projector.outage is not None  # the log is still being replayed
+        world.do(register_consumer())
+        await world.wait_back()
+        assert world.projector.stored == at(2)
+        assert not world.database.written
+
+    run(test, is_known=False)
+
+
+def test_database_of_another_cluster_ends_the_node() -> None:
+    async def test(world: World) -> None:
+        world.database.cluster_id = "another"
+        world.do(register_broker(4))
+        await asyncio.sleep(10)
+        assert ["another" in error.message for error in world.failed] == [True]
+
+    run(test, is_known=False)
 
 
 @pytest.mark.parametrize("failure", [StorageError("full"), ZeroDivisionError("a mistake of ours")])

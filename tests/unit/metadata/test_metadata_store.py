@@ -368,7 +368,11 @@ def test_store_that_has_no_member_yet_takes_nothing() -> None:
         manager = cluster[1]
         executor = SimulatedExecutor(cluster.loop, cluster.streams.disk)
         store = await MetadataStore.open(
-            manager.database, executor=executor, clock=SimulatedClock(cluster.loop), on_failure=manager.failures.append
+            manager.database,
+            executor=executor,
+            clock=SimulatedClock(cluster.loop),
+            rng=cluster.streams.schedule,
+            on_failure=manager.failures.append,
         )
         with pytest.raises(NotPrimaryError, match="starting"):
             await store.submit(init_cluster())

@@ -23,7 +23,7 @@ from quiver.environment import NodeNetwork
 from quiver.errors import DamageError, StorageError
 from quiver.features import LEVEL_MAX
 from quiver.metadata import Database, open_database
-from quiver.metadata.database import Transaction
+from quiver.metadata.database import DatabaseLostError, Transaction
 from quiver.metrics import MetricFamily
 from quiver.model import Buffer, NodeId
 from quiver.node import Node
@@ -151,17 +151,20 @@ class SimulatedDatabase(Database):
         """The file as the platter has it; empty: there is none."""
         self._unsynced: list[Transaction] = []
         self._is_failing = False
+        self._is_away = False
 
     # -- what the node does ----------------------------------------------------------------------
 
     def prepare(self) -> int:
         """Make or migrate the tables, which is durable immediately."""
+        self._require_reachable()
         version = super().prepare()
         self._sync()
         return version
 
     def write(self, transaction: Transaction) -> None:
         """Commit a transaction, unless it is to fail."""
+        self._require_reachable()
         if self._is_failing:
             self._is_failing = False
             self.faults["error"] += 1
@@ -184,6 +187,10 @@ class SimulatedDatabase(Database):
         """Let the next transaction fail."""
         self._is_failing = True
 
+    def set_away(self, *, is_away: bool) -> None:
+        """Be unreachable, as a database server that is stopped, or be reachable again."""
+        self._is_away = is_away
+
     def crash(self, rng: Rng) -> None:
         """Become the database after a power loss: a seeded number of the newest transactions are gone."""
         kept = self._unsynced[: rng.randrange(len(self._unsynced) + 1)]
@@ -200,6 +207,11 @@ class SimulatedDatabase(Database):
         self.faults["lost"] += 1
         self._durable, self._unsynced = b"", []
         self._replace(b"")
+
+    def _require_reachable(self) -> None:
+        if self._is_away:
+            self.faults["unreachable"] += 1
+            raise DatabaseLostError("the metadata database is unreachable: connection refused")
 
     def _sync(self) -> None:
         self._durable, self._unsynced = bytes(self._driver().serialize()), []
@@ -243,6 +255,11 @@ class SimulatedHost(SimulatedMachine):
         """Lose the disk and the database but keep the id, which R22 forbids."""
         super().wipe()
         self.database.lose()
+
+    def heal(self) -> None:
+        """End the faults of the machine and of its database."""
+        super().heal()
+        self.database.set_away(is_away=False)
 
     # -- one process -----------------------------------------------------------------------------
 

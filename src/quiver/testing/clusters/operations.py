@@ -56,6 +56,17 @@ async def database_error(fault: FaultInjection[ClusterWorld]) -> None:
         host.database.fail_next()
 
 
+async def database_outage(fault: FaultInjection[ClusterWorld]) -> None:
+    """Make a node's database server unreachable for a while; a crash of the server loses its last transactions."""
+    host = fault.world.pick_node(fault.rng)
+    if host is not None:
+        host.database.set_away(is_away=True)
+        await fault.wait_over()
+        if fault.chance(0.3):
+            host.database.crash(fault.rng)
+        host.database.set_away(is_away=False)
+
+
 # -- operators ---------------------------------------------------------------------------------------
 
 
@@ -167,6 +178,7 @@ FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = 
     "broken_requests": broken_requests,
     "lost_database": lost_database,
     "database_error": database_error,
+    "database_outage": database_outage,
     "drain": drain,
     "undrain": undrain,
     "add_broker": add_broker,

@@ -64,6 +64,7 @@ FAULT_KINDS: Final[Mapping[str, int]] = {
     "wiped_disk": 3,
     "lost_database": 4,
     "database_error": 4,
+    "database_outage": 6,
     "clock_jump": 4,
     "clock_drift": 4,
 }
