@@ -35,6 +35,11 @@ def describe_metadata(status: MetadataStatus, *, node: int, snapshot_age_ms: int
             "quiver_metadata_stored_index", "Index of the metadata log that is in the database.", status.stored_index
         ),
         gauge("quiver_metadata_database_lag_entries", "Applied entries that are not in the database.", lag),
+        gauge(
+            "quiver_metadata_database_outage_seconds",
+            "Time since the database became unreachable; 0 while it is reachable.",
+            status.outage_ms / 1000,
+        ),
         gauge("quiver_metadata_pending_rows", "Rows that wait to be written to the database.", status.pending_rows),
         gauge("quiver_metadata_commands", "Metadata commands of this node in flight.", status.submits),
         counter("quiver_metadata_transactions_total", "Transactions of the database.", status.transactions),

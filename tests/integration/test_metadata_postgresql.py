@@ -169,6 +169,8 @@ def test_manager_outlives_a_restart_of_its_server(server: Server, tmp_path: Path
                 await asyncio.to_thread(server.stop)
                 await asyncio.sleep(0.5)
                 await asyncio.to_thread(server.start)
+            while manager.store.stored_index < manager.store.applied_index:  # noqa: ASYNC110 - a real server
+                await asyncio.sleep(0.05)
             digest = manager.store.view().digest()
             assert len(manager.store.view().consumers) == 800
             assert manager.database.load().view().digest() == digest
