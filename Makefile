@@ -28,7 +28,7 @@ PYTHONS ?= $(shell for python in $$(which -a python3 python3.11 python3.12 pytho
 # Seeded simulations give the same result on every Python, and Spark has its own; all else runs on each.
 DIFFERS := tests/unit tests/scenarios tests/integration tests/e2e
 
-.PHONY: help setup lock lint types unit check test test-pythons test-spark coverage bench fuzz sim chaos spark-cluster demo up docs clean
+.PHONY: help setup lock lint types unit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ sim: setup ## try to break SEEDS simulated consensus groups and CLUSTERS whole c
 chaos: setup ## kill KILLS real nodes under load and judge what clients were told, then run the system test for longer
 	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)
 	$(BIN)/python tests/chaos/run_system.py
+
+test-upgrade: setup ## upgrade, roll back and upgrade real nodes of the earlier program under load
+	$(BIN)/python tests/chaos/run_upgrade.py
 
 spark-cluster: setup ## run a Spark master and worker on this machine until Ctrl-C
 	$(BIN)/python -m quiver.spark.standalone

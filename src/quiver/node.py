@@ -118,6 +118,7 @@ class Node:
         tasks = await stack.enter_async_context(TaskScope())
         tasks.start(supervise("follow_peers", self._follow_peers, environment.rng))
         tasks.start(supervise("metadata_compaction", self._store.run_compaction, environment.rng))
+        tasks.start(self._record_level(identity))
         tasks.start(self._watch_failure(replicator))
         self._gateway = await self._open_gateway(stack)
         await self._open_roles(stack, replicator, identity)
@@ -138,6 +139,7 @@ class Node:
             node=self.id,
             cluster=self._settings.node.cluster,
             fresh=environment.fresh_identity,
+            level_max=environment.level_max,
         )
         identity = await environment.executor.submit(claim, Lane.RECOVERY)
         if identity.is_member and not environment.disk.exists(metadata_log(data)):
@@ -173,10 +175,29 @@ class Node:
             METADATA_GROUP, metadata_log(data), self._store.machine, bootstrap=bootstrap
         )
         if not identity.is_member:
-            joined = msgspec.structs.replace(identity, is_member=True)
-            await self._environment.executor.submit(partial(save_identity, self._environment.disk, data, joined))
+            await self._save_identity(msgspec.structs.replace(identity, is_member=True))
         self._store.attach(member)
         return member
+
+    async def _save_identity(self, identity: NodeIdentity) -> None:
+        save = partial(save_identity, self._environment.disk, self._settings.node.data, identity)
+        await self._environment.executor.submit(save)
+
+    async def _record_level(self, identity: NodeIdentity) -> None:
+        """Record each higher feature level in the data directory, so that an older program refuses to start on it."""
+        level = identity.level
+        while True:
+            await self._store.wait_level(level + 1)
+            if self._store.is_closed:
+                return
+            level = self._store.feature_level
+            seen = msgspec.structs.replace(identity, is_member=True, level=level, program=__version__)
+            try:
+                await self._save_identity(seen)
+            except OSError as error:
+                self._fail(StorageError(f"cannot record feature level {level} in the data directory: {error}"))
+                return
+            logger.info("feature level recorded", extra=facts(node=self.id, level=level))
 
     async def _open_roles(self, stack: AsyncExitStack, replicator: Replicator, identity: NodeIdentity) -> None:
         settings, environment = self._settings, self._environment

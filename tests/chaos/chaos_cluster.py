@@ -38,6 +38,8 @@ class NodeProcess:
     arguments: tuple[str, ...]
     prefix: tuple[str, ...] = ()
     """What the command is started by, if it does not run here."""
+    program: Path | None = None
+    """The folder with the program that it runs; None for the one under test."""
     is_paused: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _said: int = 0
@@ -74,7 +76,12 @@ class NodeProcess:
         ]
         command += ["--http", self.http, "--wire", self.wire, *self.arguments]
         with self.output.open("ab") as output:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment()
+            )
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ) if self.program is None else {**os.environ, "PYTHONPATH": str(self.program)}
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Return when it says that it is ready."""

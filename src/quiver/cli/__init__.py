@@ -25,7 +25,19 @@ __all__ = ["main"]
 
 SECTIONS = {
     "Records": ("produce", "consume", "tail"),
-    "Cluster": ("up", "node", "context", "status", "topic", "consumer", "producer", "hold", "broker", "manager"),
+    "Cluster": (
+        "up",
+        "node",
+        "context",
+        "status",
+        "topic",
+        "consumer",
+        "producer",
+        "hold",
+        "broker",
+        "manager",
+        "cluster",
+    ),
     "Spark": ("pipeline",),
     "Files": ("log", "metadata"),
     "Reference": ("config", "gateway", "cli"),
@@ -40,6 +52,7 @@ _MODULES = {
     "topic": "cluster",
     "hold": "cluster",
     "broker": "cluster",
+    "cluster": "upgrade",
     "cli": "reference",
     "gateway": "reference",
     "history": "sim",

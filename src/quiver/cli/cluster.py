@@ -35,7 +35,8 @@ def status(*, as_json: bool, url: str) -> None:
 
 
 def _print_nodes(overview: ClusterOverview) -> None:
-    click.echo(f"cluster {overview.cluster_id}, metadata at {overview.index}")
+    level = f"feature level {overview.feature_level}"
+    click.echo(f"cluster {overview.cluster_id} at {level}, metadata at {overview.index}")
     silent = [str(node.node) for node in overview.nodes if not node.is_alive]
     if overview.is_stale:
         _warn("there is no primary: this is what the nodes that answer last knew; nothing can be changed")
@@ -46,7 +47,7 @@ def _print_nodes(overview: ClusterOverview) -> None:
             _warn(f"node {node.node} is not ready: {node.unready}")
         if node.database_outage:
             _warn(f"node {node.node} serves from its log, without its database: {node.database_outage}")
-    columns = ("node", "pid", "roles", "state", "manager", "applied", "http", "wire")
+    columns = ("node", "pid", "version", "level", "roles", "state", "manager", "applied", "http", "wire")
     print_table(columns, [_node_cells(node) for node in overview.nodes])
 
 
@@ -61,6 +62,8 @@ def _node_cells(node: NodeOverview) -> tuple[Cell, ...]:
     return (
         node.node,
         node.pid,
+        node.version or None,
+        node.level_max,
         ",".join(node.roles),
         node.state if node.is_alive or node.state != "alive" else "no answer",
         manager,

@@ -34,6 +34,7 @@ from quiver.routing.transport import Transport
 from quiver.wire.admin_messages import (
     AddManager,
     ClientInfo,
+    ClusterUpgraded,
     DescribeNode,
     HoldInfo,
     ListClients,
@@ -41,6 +42,7 @@ from quiver.wire.admin_messages import (
     ManagersFound,
     RemoveManager,
     ReplicaInfo,
+    UpgradeCluster,
 )
 from quiver.wire.messages import (
     AddPartitionsRequest,
@@ -279,6 +281,16 @@ class AsyncCluster:
     async def rebalance(self) -> None:
         """Move replicas until all brokers hold a similar share; `status` shows the progress."""
         self._record_index(await self._ask(RebalanceBrokers()))
+
+    async def upgrade(self, level: int | None = None, *, is_dry_run: bool = False) -> ClusterUpgraded:
+        """Raise the cluster's feature level, to the highest known one unless another is given; it is never lowered.
+
+        Raises:
+            ConflictError: not done; the program of a node is too old or not known (`nodes_too_old`).
+        """
+        upgraded = await self._ask(UpgradeCluster(level=level, is_dry_run=is_dry_run))
+        self._cache.record_index(upgraded.index)
+        return upgraded
 
     async def managers(self) -> ManagersFound:
         """Return the managers, which vote on the metadata, and the standbys, which have the role only."""

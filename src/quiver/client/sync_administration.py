@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from quiver.client.cluster import AsyncCluster
 from quiver.client.overview import ClusterOverview
-from quiver.wire.admin_messages import ManagersFound
+from quiver.wire.admin_messages import ClusterUpgraded, ManagersFound
 from quiver.wire.messages import NodeInfo
 
 T = TypeVar("T")
@@ -48,6 +48,14 @@ class ClusterAdministration:
     def remove_manager(self, node: int) -> None:
         """Remove a node from the managers; it keeps its other roles. Returns when the change is committed."""
         self._run(self._cluster.remove_manager(node))
+
+    def upgrade(self, level: int | None = None, *, is_dry_run: bool = False) -> ClusterUpgraded:
+        """Raise the cluster's feature level, to the highest known one unless another is given; it is never lowered.
+
+        Raises:
+            ConflictError: not done; the program of a node is too old or not known (`nodes_too_old`).
+        """
+        return self._run(self._cluster.upgrade(level, is_dry_run=is_dry_run))
 
     def status(self) -> ClusterOverview:
         """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""

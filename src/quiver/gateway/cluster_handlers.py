@@ -26,6 +26,7 @@ from quiver.wire.admin_messages import (
     ListManagers,
     NodeDescribed,
     RemoveManager,
+    UpgradeCluster,
     manager_role,
 )
 from quiver.wire.messages import DrainBroker, GetMetadata, MetadataFound, NodeInfo, RemoveBroker
@@ -151,6 +152,21 @@ class ClusterHandlers:
     async def remove_broker(self, given: contract.BrokerQuery) -> contract.Answer:
         """Remove a broker from the cluster."""
         return await self._change(RemoveBroker(broker=NodeId(given.id)))
+
+    async def upgrade(self, given: contract.UpgradeBody) -> contract.UpgradeAnswer:
+        """Raise the cluster's feature level."""
+        request = UpgradeCluster(level=given.level, is_dry_run=given.dry_run)
+        done, _ = await self._router.ask(request, deadline=self._deadline())
+        self._router.cache.record_index(done.index)
+        return contract.UpgradeAnswer(
+            level=done.level,
+            level_before=done.level_before,
+            nodes=[
+                contract.NodeProgramItem(node=item.node, version=item.program, level_max=item.level_max)
+                for item in done.nodes
+            ],
+            refusal=done.refusal,
+        )
 
     async def list_managers(self, _: contract.Parameters) -> contract.ManagersAnswer:
         """Describe the metadata group; the applied index of an unreachable manager is null."""

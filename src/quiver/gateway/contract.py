@@ -402,6 +402,32 @@ class ManagersAnswer(Answer, frozen=True):
     managers: list[ManagerItem]
 
 
+class UpgradeBody(Parameters, frozen=True):
+    """An upgrade of the cluster's feature level."""
+
+    level: Annotated[
+        Annotated[int, Meta(ge=1, le=0xFFFF)] | None, Meta(description="Default: the highest that the primary knows.")
+    ] = None
+    dry_run: Annotated[bool, Meta(description="Change nothing; say whether it would be refused.")] = False
+
+
+class NodeProgramItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The program of a node; the level is null if the node has not reported it."""
+
+    node: int
+    version: str
+    level_max: int | None
+
+
+class UpgradeAnswer(Answer, frozen=True):
+    """The cluster's feature level before and after, and each node's program."""
+
+    level: int
+    level_before: int
+    nodes: list[NodeProgramItem]
+    refusal: Annotated[str, Meta(description="In a dry run: why the upgrade would be refused; else empty.")]
+
+
 class NodeItem(msgspec.Struct, frozen=True, kw_only=True):
     """A node and its addresses."""
 

@@ -173,6 +173,7 @@ class Gateway:
             "list_brokers": cluster.list_brokers,
             "drain_broker": cluster.drain_broker,
             "remove_broker": cluster.remove_broker,
+            "upgrade_cluster": cluster.upgrade,
             "add_manager": cluster.add_manager,
             "remove_manager": cluster.remove_manager,
             "list_managers": cluster.list_managers,

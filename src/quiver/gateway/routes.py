@@ -223,6 +223,17 @@ ROUTES: tuple[HttpRoute, ...] = (
         changes=True,
     ),
     HttpRoute(
+        name="upgrade_cluster",
+        method="POST",
+        path="/cluster/upgrade",
+        section="Cluster",
+        summary="Raise the feature level once all nodes know it.",
+        parameters=contract.UpgradeBody,
+        answer=contract.UpgradeAnswer,
+        failures=(409, 422, 504),
+        changes=True,
+    ),
+    HttpRoute(
         name="list_managers",
         method="GET",
         path="/managers",

@@ -256,6 +256,11 @@ class MetadataStore:
                 raise OutcomeUnknownError("may have been done: this node stopped to be the primary; list the managers")
             await self._change_log.wait_next()
 
+    async def wait_level(self, level: int) -> None:
+        """Return once the cluster's feature level is at least `level`, or the store closes."""
+        while self.feature_level < level and not self.is_closed:
+            await self._change_log.wait_next()
+
     async def wait_primary(self, *, is_primary: bool) -> None:
         """Return once this node is the primary, or no longer with `is_primary=False`; or the store closes."""
         while self.is_primary is not is_primary and not self.is_closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, UnknownVersionError
 from quiver.model import Index, Offset, Term
 from quiver.raft import Configuration, Entry, EntryKind
 from quiver.record import Batch, build_control_batch
@@ -18,6 +18,9 @@ CONTROL_NOOP = b"\x01"
 CONTROL_CONFIG = b"\x02"
 CONTROL_STATE = b"\x03"
 """A control batch of the layer above, such as cursor moves: an ordinary proposal to Raft."""
+
+CONFIGURATION_VERSION = 1
+"""Version of an encoded configuration, in its field `version`; absent means 1."""
 
 _configuration_decoder = msgspec.msgpack.Decoder(Configuration)
 
@@ -48,7 +51,8 @@ def decode_entry(batch: Batch) -> Entry:
     """Return the core's view of a batch.
 
     Raises:
-        DecodeError: the kind of a control batch is unknown, or its configuration is malformed.
+        UnknownVersionError: the kind of a control batch or the version of its configuration is unknown.
+        DecodeError: its configuration is malformed.
     """
     header = batch.header
     if not header.is_control:
@@ -62,11 +66,21 @@ def decode_entry(batch: Batch) -> Entry:
         case b"\x03":
             return Entry(header.index, header.term, EntryKind.DATA, batch.data)
         case kind:
-            raise DecodeError(f"unknown kind {kind!r} of a control batch")
+            raise UnknownVersionError(f"a control batch of unknown kind {kind!r}: upgrade this node")
 
 
 def _decode_configuration(data: bytes) -> Configuration:
     try:
-        return _configuration_decoder.decode(data)
+        version = _version_decoder.decode(data).version
+        if version <= CONFIGURATION_VERSION:
+            return _configuration_decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise DecodeError(f"malformed configuration in a control batch: {error}") from None
+    raise UnknownVersionError(f"a configuration of version {version} in a control batch: upgrade this node")
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int = CONFIGURATION_VERSION
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)

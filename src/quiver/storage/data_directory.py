@@ -2,7 +2,9 @@
 
 The file `identity.json` is written when the node first starts, and again when it has joined the cluster. From then on
 the directory rejects every other node id and cluster id, and a node whose metadata is gone knows that it must not start
-from scratch as if it had never been a member (R22). The operating system releases the lock when its holder dies.
+from scratch as if it had never been a member (R22). The file also has the highest feature level that the node has seen
+in its cluster, so that an older program does not touch the directory. The operating system releases the lock when its
+holder dies.
 
 Invariant: an existing identity file is complete: it is renamed into place after it was synced.
 """
@@ -16,14 +18,15 @@ from types import TracebackType
 import msgspec
 
 from quiver.errors import ConfigError, DamageError
+from quiver.features import LEVEL_MAX, LEVEL_MIN, explain_level
 from quiver.model import NodeId
 from quiver.storage.disk import Disk
 from quiver.storage.flush import write_all
 
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity.json"
-FORMAT_VERSION = 1
-"""Version of the directory layout; this program cannot read a newer one."""
+FORMAT_VERSION = 2
+"""Version of the identity file; this program cannot read a newer one. Version 1 has no feature level."""
 _TEMPORARY_NAME = IDENTITY_NAME + ".new"
 
 
@@ -87,15 +90,19 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Random; distinguishes this directory from another one created for the same node id."""
     is_member: bool = False
     """Whether this disk holds the node's member of the metadata group."""
-    version: int = FORMAT_VERSION
+    version: int = 1
+    level: int = LEVEL_MIN
+    """The highest feature level that the node has seen in its cluster."""
+    program: str = ""
+    """The version of the program that saw it."""
 
 
-def load_identity(disk: Disk, directory: str) -> NodeIdentity | None:
+def load_identity(disk: Disk, directory: str, *, level_max: int = LEVEL_MAX) -> NodeIdentity | None:
     """Return the identity of a directory's owner; None if it is unclaimed. Blocking.
 
     Raises:
         DamageError: the file is not valid.
-        ConfigError: a newer program wrote it.
+        ConfigError: a newer program wrote it, or this program is too old for its feature level.
     """
     path = f"{directory}/{IDENTITY_NAME}"
     if not disk.exists(path):
@@ -106,9 +113,8 @@ def load_identity(disk: Disk, directory: str) -> NodeIdentity | None:
     finally:
         file.close()
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if version > FORMAT_VERSION:
-            raise ConfigError(f"{path} is of version {version}, newer than this program's {FORMAT_VERSION}: upgrade it")
+        # In two steps: a newer program's file may have fields that this one does not know.
+        _check_version(path, msgspec.json.decode(data, type=_Versioned), level_max)
         return msgspec.json.decode(data, type=NodeIdentity)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise DamageError(f"{path} is damaged: {error}; the owner of this data is unknown") from None
@@ -122,7 +128,7 @@ def save_identity(disk: Disk, directory: str, identity: NodeIdentity) -> None:
         disk.remove(temporary)  # left by a save that a crash interrupted
     file = disk.open(temporary, create=True)
     try:
-        write_all(file, [msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n"], 0)
+        write_all(file, [msgspec.json.format(_encode(identity), indent=2) + b"\n"], 0)
         file.sync()
     finally:
         file.close()
@@ -130,14 +136,25 @@ def save_identity(disk: Disk, directory: str, identity: NodeIdentity) -> None:
     disk.sync_directory(directory)
 
 
-def claim_directory(disk: Disk, directory: str, *, node: NodeId, cluster: str, fresh: str) -> NodeIdentity:
+def _encode(identity: NodeIdentity) -> bytes:
+    """Encode the oldest version that says it all: a program of feature level 1 may still have to read it."""
+    if identity.level > LEVEL_MIN:
+        return msgspec.json.encode(msgspec.structs.replace(identity, version=FORMAT_VERSION))
+    fields = msgspec.to_builtins(identity)
+    del fields["level"], fields["program"]
+    return msgspec.json.encode(fields)
+
+
+def claim_directory(
+    disk: Disk, directory: str, *, node: NodeId, cluster: str, fresh: str, level_max: int = LEVEL_MAX
+) -> NodeIdentity:
     """Return the identity of this node's directory; claim an unclaimed one with identity `fresh`. Blocking.
 
     Raises:
-        ConfigError: it belongs to another node or cluster; nothing was changed.
+        ConfigError: it belongs to another node or cluster, or this program is too old; nothing was changed.
         DamageError: the identity file is damaged.
     """
-    found = load_identity(disk, directory)
+    found = load_identity(disk, directory, level_max=level_max)
     if found is None:
         found = NodeIdentity(node=node, cluster=cluster, identity=fresh)
         save_identity(disk, directory, found)
@@ -156,3 +173,13 @@ def claim_directory(disk: Disk, directory: str, *, node: NodeId, cluster: str, f
 
 class _Versioned(msgspec.Struct, frozen=True):
     version: int
+    level: int = LEVEL_MIN
+    program: str = ""
+
+
+def _check_version(path: str, found: _Versioned, level_max: int) -> None:
+    if found.level > level_max:
+        raise ConfigError(f"{path}: {explain_level(found.level, level_max=level_max, program=found.program)}")
+    if found.version > FORMAT_VERSION:
+        message = f"{path} is of version {found.version}, newer than this program's {FORMAT_VERSION}: upgrade it"
+        raise ConfigError(message)

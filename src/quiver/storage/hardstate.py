@@ -12,7 +12,7 @@ import struct
 
 import msgspec
 
-from quiver.errors import DamageError, RequestError
+from quiver.errors import DamageError, RequestError, StorageError
 from quiver.model import Buffer, Index, NodeId, Term
 from quiver.record.checksum import crc32c
 from quiver.storage.disk import Disk, File
@@ -24,6 +24,8 @@ SLOT_BYTES = 4096
 MEMBERSHIP_BYTES_MAX = SLOT_BYTES - 64
 
 _MAGIC = b"QVHS"
+_VERSION = 1
+"""Version of a slot, in its last byte; 0 means 1: slots had no version once."""
 _SLOT = struct.Struct("<4sIQQqQI")
 _CHECKSUM_END = 8
 
@@ -107,6 +109,7 @@ def read_slots(file: File) -> list[tuple[int, StoredHardState]]:
 
     Raises:
         DamageError: both slots were written and neither is intact.
+        StorageError: a newer program wrote it.
     """
     data = file.read(2 * SLOT_BYTES, 0)
     slots = [slot for position in (0, SLOT_BYTES) if (slot := _decode_slot(data[position : position + SLOT_BYTES]))]
@@ -122,7 +125,7 @@ def _encode_slot(sequence: int, state: StoredHardState) -> bytes:
     vote = -1 if state.vote is None else state.vote
     fields = (sequence, state.term, vote, state.commit_index, len(state.membership))
     slot = _SLOT.pack(_MAGIC, 0, *fields) + state.membership
-    slot = slot.ljust(SLOT_BYTES, b"\0")
+    slot = slot.ljust(SLOT_BYTES - 1, b"\0") + bytes((_VERSION,))
     checksum = crc32c(slot[_CHECKSUM_END:])
     return slot[:4] + checksum.to_bytes(4, "little") + slot[_CHECKSUM_END:]
 
@@ -133,6 +136,11 @@ def _decode_slot(slot: Buffer) -> tuple[int, StoredHardState] | None:
     magic, checksum, sequence, term, vote, commit_index, length = _SLOT.unpack_from(slot)
     if magic != _MAGIC or crc32c(slot[_CHECKSUM_END:]) != checksum:
         return None
+    if slot[-1] > _VERSION:
+        raise StorageError(
+            f"{HARD_STATE_NAME} has version {slot[-1]}, but this program reads version {_VERSION}: upgrade this node",
+            code="unknown_version",
+        )
     membership = bytes(slot[_SLOT.size : _SLOT.size + length])
     state = StoredHardState(
         term=term, vote=None if vote < 0 else NodeId(vote), commit_index=commit_index, membership=membership

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from quiver.errors import ConfigError, DamageError
@@ -53,9 +55,32 @@ def test_identity_that_cannot_be_read_is_damage_and_not_a_new_beginning(tmp_path
 
 
 def test_directory_of_a_newer_program_is_refused(tmp_path: Path) -> None:
-    (tmp_path / IDENTITY_NAME).write_text('{"version": 2, "shape": "round"}')
+    (tmp_path / IDENTITY_NAME).write_text('{"version": 3, "shape": "round"}')
     with pytest.raises(ConfigError, match="newer than this program"):
         claim(tmp_path)
+
+
+def test_directory_of_a_higher_feature_level_names_the_program_to_install(tmp_path: Path) -> None:
+    (tmp_path / IDENTITY_NAME).write_text('{"version": 2, "level": 7, "program": "9.1.0", "shape": "round"}')
+    with pytest.raises(
+        ConfigError, match=r"feature level 7, but this program knows levels 1 to .*quiver 9.1.0 or newer"
+    ):
+        claim(tmp_path)
+
+
+def test_identity_of_level_1_has_the_fields_that_its_programs_know(tmp_path: Path) -> None:
+    claimed = claim(tmp_path)
+    assert json.loads((tmp_path / IDENTITY_NAME).read_text()).keys() == {
+        "node",
+        "cluster",
+        "identity",
+        "is_member",
+        "version",
+    }
+    raised = msgspec.structs.replace(claimed, level=2, program="1.0")
+    save_identity(SystemDisk(), str(tmp_path), raised)
+    assert json.loads((tmp_path / IDENTITY_NAME).read_text())["version"] == 2
+    assert claim(tmp_path) == msgspec.structs.replace(raised, version=2)
 
 
 def test_directory_is_one_processs_at_a_time(tmp_path: Path) -> None:
