@@ -36,6 +36,7 @@ from quiver.gateway import Gateway, GatewayServices
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import METADATA_GROUP, BrokerState, MetadataStore, Table
+from quiver.metadata.recovery import LOST_PREFIX
 from quiver.metadata.rows import ALL_ROLES
 from quiver.metrics import MetricFamily
 from quiver.model import Index, NodeId
@@ -67,6 +68,7 @@ class Node:
         self._settings = settings
         self._environment = environment
         self._started_ms = environment.clock.wall_ms()
+        self._lost: frozenset[NodeId] = frozenset()
         self._managers = {NodeId(node): address for node, address in settings.node.managers.items()}
         self._stack = AsyncExitStack()
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -97,6 +99,7 @@ class Node:
     async def _open(self, stack: AsyncExitStack) -> None:
         environment = self._environment
         identity = await self._claim()
+        self._lost = frozenset(identity.lost)
         self._store = await MetadataStore.open(
             environment.database,
             executor=environment.executor,
@@ -374,9 +377,11 @@ class Node:
     # -- peers -----------------------------------------------------------------------------------
 
     def _other_managers(self) -> dict[NodeId, str]:
-        return {node: address for node, address in self._managers.items() if node != self.id}
+        return {node: at for node, at in self._managers.items() if node != self.id and node not in self._lost}
 
     def _identity_of(self, node: NodeId) -> str | None:
+        if node in self._lost:
+            return LOST_PREFIX  # nobody's identity
         broker = self._store.view().brokers.get(node)
         return None if broker is None else broker.identity
 
@@ -392,7 +397,7 @@ class Node:
                 if node not in self._managers:
                     self._network.remove_peer(node)
             for node, broker in nodes.items():
-                if node != self.id:
+                if node != self.id and node not in self._lost:
                     self._follow_peer(node, broker.wire_address)
             known = set(nodes)
 

@@ -39,7 +39,7 @@ SECTIONS = {
         "cluster",
     ),
     "Spark": ("pipeline",),
-    "Files": ("log", "metadata"),
+    "Files": ("log", "metadata", "recover"),
     "Reference": ("config", "gateway", "cli"),
     "Tests": ("sim", "history"),
 }

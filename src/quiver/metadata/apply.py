@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import msgspec
 
 from quiver.features import level_of
-from quiver.metadata import brokers, clients, topics
+from quiver.metadata import brokers, clients, recovery, topics
 from quiver.metadata.commands import (
     AbortMove,
     AddPartitionsCommand,
@@ -40,6 +40,7 @@ from quiver.metadata.commands import (
     PurgeTopic,
     RaiseLevel,
     RecordHeartbeats,
+    RecoverCluster,
     RegisterBroker,
     RegisterConsumerCommand,
     RegisterProducerCommand,
@@ -141,6 +142,8 @@ def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | Comm
             return topics.release_hold(state, command)
         case ExpireHold():
             return topics.expire_hold(state, command)
+        case RecoverCluster():
+            return recovery.recover(state, command)
         case _:
             assert_never(command)
 

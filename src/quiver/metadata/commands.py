@@ -342,6 +342,24 @@ class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):
     name: Text
 
 
+class RecoveredPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A partition that had lost the majority of its replicas."""
+
+    topic_id: TopicId
+    partition_id: PartitionId
+    replicas: tuple[Node, ...]
+    """What is left; the first one has the best log."""
+    is_recreated: bool = False
+    """Whether nothing is left: the partition begins again, empty, with these replicas."""
+
+
+class RecoverCluster(Command[CommandDone], frozen=True, tag="recover_cluster"):
+    """Remove nodes that are lost for good, majority or not. Only `quiver recover` writes it, into a stopped log."""
+
+    lost: tuple[Node, ...]
+    partitions: tuple[RecoveredPartition, ...] = ()
+
+
 AnyCommand = (
     InitCluster
     | RaiseLevel
@@ -370,6 +388,7 @@ AnyCommand = (
     | PlaceHoldCommand
     | ReleaseHoldCommand
     | ExpireHold
+    | RecoverCluster
 )
 
 # -- encoding -------------------------------------------------------------------------------------------

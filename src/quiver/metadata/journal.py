@@ -34,6 +34,7 @@ from quiver.metadata.commands import (
     PurgeTopic,
     RaiseLevel,
     RecordHeartbeats,
+    RecoverCluster,
     RegisterBroker,
     RegisterConsumerCommand,
     RegisterProducerCommand,
@@ -98,6 +99,8 @@ def _row(batch: Batch, *, is_applied: bool) -> JournalRow:
 def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
     """Return the subject of a command in a few words, and the broker that it concerns, if any."""
     match command:
+        case RecoverCluster():
+            return f"without nodes {list(command.lost)}, {len(command.partitions)} partitions", None
         case InitCluster():
             return f"cluster {command.cluster_id}", None
         case RaiseLevel():

@@ -95,6 +95,8 @@ class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The highest feature level that the node has seen in its cluster."""
     program: str = ""
     """The version of the program that saw it."""
+    lost: tuple[NodeId, ...] = ()
+    """Nodes that `quiver recover` gave up for good: whoever shows up as one of them is refused."""
 
 
 def load_identity(disk: Disk, directory: str, *, level_max: int = LEVEL_MAX) -> NodeIdentity | None:
@@ -141,7 +143,7 @@ def _encode(identity: NodeIdentity) -> bytes:
     if identity.level > LEVEL_MIN:
         return msgspec.json.encode(msgspec.structs.replace(identity, version=FORMAT_VERSION))
     fields = msgspec.to_builtins(identity)
-    del fields["level"], fields["program"]
+    del fields["level"], fields["program"], fields["lost"]
     return msgspec.json.encode(fields)
 
 

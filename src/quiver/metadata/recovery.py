@@ -1,0 +1,66 @@
+"""The decision about `RecoverCluster`: what the metadata says after a majority was lost for good. Pure.
+
+`quiver recover` writes the command into a survivor's log while no node runs; no request can submit it. It never
+refuses: what it names and the metadata does not have is skipped, so that the command does the same wherever it is
+applied, and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from quiver.metadata.commands import RecoverCluster, RecoveredPartition
+from quiver.metadata.decision import CommandDecision
+from quiver.metadata.rows import BrokerRow, BrokerState, MoveRow, PartitionRow, Table
+from quiver.metadata.state import Change, Counters, MetadataState, drop, put
+from quiver.model import GroupId, NodeId
+
+LOST_PREFIX = "lost:"
+"""Put before the identity of a lost node: the node itself, if it ever returns, is refused as another one."""
+
+
+def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
+    """Remove the lost nodes and their moves, and give partitions without a majority the replicas that are left."""
+    lost = frozenset(command.lost)
+    wanted = {(one.topic_id, one.partition_id): one for one in command.partitions}
+    moves: dict[int, MoveRow] = state.tables[Table.MOVES]
+    ended = [
+        move
+        for _, move in sorted(moves.items())
+        if move.target in lost or move.source in lost or (move.topic_id, move.partition_id) in wanted
+    ]
+    changes: list[Change] = [drop(move) for move in ended]
+    changes += _remove_brokers(state, lost, command.now_ms)
+    counters = state.counters
+    targets = {(move.topic_id, move.partition_id): move.target for move in ended}
+    for key in sorted({*wanted, *targets}):
+        partition: PartitionRow | None = state.tables[Table.PARTITIONS].get(key)
+        if partition is not None:
+            row, counters = _recovered(partition, wanted.get(key), targets.get(key), counters)
+            changes.append(put(row))
+    return CommandDecision(changes, counters)
+
+
+def _remove_brokers(state: MetadataState, lost: frozenset[NodeId], now_ms: int) -> Iterator[Change]:
+    for node in sorted(lost):
+        broker: BrokerRow | None = state.tables[Table.BROKERS].get(node)
+        if broker is not None and not broker.identity.startswith(LOST_PREFIX):
+            identity = LOST_PREFIX + broker.identity
+            yield put(msgspec.structs.replace(broker, identity=identity, state=BrokerState.REMOVED, changed_ms=now_ms))
+
+
+def _recovered(
+    partition: PartitionRow, given: RecoveredPartition | None, target: NodeId | None, counters: Counters
+) -> tuple[PartitionRow, Counters]:
+    """Return a partition without the target of a move that ended and, if it lost its majority, with what is left."""
+    row = msgspec.structs.replace(partition, learners=tuple(node for node in partition.learners if node != target))
+    if given is None:
+        return row, counters
+    row = msgspec.structs.replace(row, replicas=given.replicas, learners=(), leader=None)
+    if not given.is_recreated:
+        return row, counters
+    # A new group: whatever is left of the old one, on a disk that returns, must never meet it.
+    row = msgspec.structs.replace(row, group_id=counters.next_group_id, epoch=0)
+    return row, msgspec.structs.replace(counters, next_group_id=GroupId(counters.next_group_id + 1))

@@ -1,0 +1,217 @@
+"""`quiver recover`: let the survivors of a lost majority go on without the nodes that are lost for good.
+
+For each group that cannot elect a leader any more, the survivor with the best log (the highest last term, then the
+longest) becomes its only voter. It has everything that any of the survivors knows to be committed. What only the lost
+nodes had is lost: that may be acknowledged records, and nobody can say which. The plan says so for each partition.
+
+The lost nodes are fenced on every survivor before anything else is written (`identity.json`), and for all other nodes
+by the metadata (`RecoverCluster`): one that returns is refused by its identity, in both directions. Afterwards the
+cluster heals by itself: other survivors become voters again, and new brokers get replicas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+
+from quiver.errors import ConfigError, ConflictError
+from quiver.metadata import METADATA_GROUP, RecoverCluster
+from quiver.metadata.commands import RecoveredPartition, encode_command
+from quiver.metadata.rows import BrokerState, PartitionRow
+from quiver.metadata.state import View
+from quiver.model import GroupId, NodeId, PartitionId, Term, TopicId
+from quiver.operations.survivors import Copy, StoppedNodes, Survivor
+from quiver.raft import Configuration
+from quiver.raft.configuration import majority_of
+from quiver.replication.forcing import force_configuration
+from quiver.storage import DirectoryLock, save_identity
+
+
+class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to a partition whose majority is lost."""
+
+    topic: str
+    topic_id: TopicId
+    partition: PartitionId
+    group: GroupId
+    replicas: tuple[NodeId, ...]
+    """The replicas that are left, the one with the best log first; of a lost partition, where it begins again."""
+    best: Copy | None
+    """The copy that the partition goes on with; None if none is left."""
+    epoch: int
+
+    @property
+    def may_lose(self) -> str:
+        """Return what may be lost, in a sentence."""
+        if self.best is None:
+            return "ALL records: no survivor has a replica; the partition begins again, empty, at offset 0"
+        text = f"acknowledged records from offset {self.best.end_offset} on, if the lost nodes had any"
+        unsure = self.best.end_offset - self.best.committed_offset
+        if unsure:
+            text += f"; kept: {unsure} records before it that may never have been acknowledged"
+        if self.best.is_damaged:
+            text += "; this replica had lost acknowledged records to damage before"
+        return text
+
+
+class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `quiver recover` would do."""
+
+    cluster: str
+    survivors: tuple[NodeId, ...]
+    lost: tuple[NodeId, ...]
+    """Every other node of the cluster: taken as lost for good."""
+    manager: NodeId
+    """The survivor with the best copy of the metadata: the only manager afterwards."""
+    metadata: Copy
+    has_managers: bool
+    """Whether the survivors still have a majority of the managers."""
+    partitions: tuple[PartitionPlan, ...]
+    """The partitions that lost their majority."""
+    kept: int
+    """How many partitions still have a majority of their replicas, and lose nothing."""
+
+
+def lock_directories(stack: ExitStack, directories: Iterable[str]) -> None:
+    """Lock the data directories of stopped nodes.
+
+    Raises:
+        ConfigError: a node runs on one of them.
+    """
+    for data in dict.fromkeys(directories):
+        stack.enter_context(DirectoryLock(data))
+
+
+async def make_plan(nodes: StoppedNodes, directories: Sequence[str]) -> RecoveryPlan:
+    """Return what a recovery of these survivors would do; every node that is not among them counts as lost.
+
+    Raises:
+        ConflictError: nothing is to be recovered: no group has lost its majority (`majority_present`).
+        ConfigError: the directories are not those of one cluster's nodes.
+    """
+    found = await nodes.inspect(directories)
+    best = _best([one.copies[METADATA_GROUP] for one in found])
+    view = await nodes.read_metadata(best)
+    survivors = tuple(one.node for one in found)
+    registered = {node for node, row in view.brokers.items() if row.state is not BrokerState.REMOVED}
+    lost = tuple(sorted({*registered, *best.configuration.members}.difference(survivors)))
+    planned = [_plan_partition(view, row, found) for _, row in sorted(view.partitions.items())]
+    partitions = tuple(one for one in planned if one is not None)
+    has_managers = _has_majority(best.configuration, survivors)
+    if has_managers and not partitions:
+        raise ConflictError(
+            f"not done: the survivors {list(survivors)} have a majority of the managers and of every partition; "
+            "start them, and remove the lost nodes with `quiver broker remove`",
+            code="majority_present",
+        )
+    return RecoveryPlan(
+        cluster=found[0].identity.cluster,
+        survivors=survivors,
+        lost=lost,
+        manager=best.node,
+        metadata=best,
+        has_managers=has_managers,
+        partitions=_place_recreated(partitions, view, survivors),
+        kept=len(planned) - len(partitions),
+    )
+
+
+async def carry_out(nodes: StoppedNodes, plan: RecoveryPlan, directories: Sequence[str], *, now_ms: int) -> None:
+    """Do what a plan says; after a crash, make the plan and do it again.
+
+    Raises:
+        StorageError: the disk failed; some groups may be forced already.
+    """
+    storage = nodes.storage
+    found = await nodes.inspect(directories)
+    for one in found:  # fence first: from here on none of the survivors talks to a lost node
+        fenced = msgspec.structs.replace(one.identity, lost=tuple(sorted({*one.identity.lost, *plan.lost})))
+        await storage.submit(partial(save_identity, nodes.disk, one.data, fenced))
+    for partition in plan.partitions:
+        if partition.best is not None:
+            term = Term(1 + max(partition.epoch, *(copy.term for copy in _copies(found, partition.group))))
+            await force_configuration(storage, partition.best.directory, voter=partition.best.node, term=term)
+    command = RecoverCluster(
+        now_ms=now_ms,
+        lost=plan.lost,
+        partitions=tuple(
+            RecoveredPartition(
+                topic_id=one.topic_id,
+                partition_id=one.partition,
+                replicas=one.replicas,
+                is_recreated=one.best is None,
+            )
+            for one in plan.partitions
+        ),
+    )
+    term = Term(1 + max(copy.term for copy in _copies(found, METADATA_GROUP)))
+    directory, batches = plan.metadata.directory, [encode_command(command)]
+    await force_configuration(storage, directory, voter=plan.manager, term=term, batches=batches)
+
+
+def check_name(plan: RecoveryPlan, given: str) -> None:
+    """Demand that the operator has typed the cluster's name.
+
+    Raises:
+        ConfigError: it is another name; nothing was done.
+    """
+    if given != plan.cluster:
+        raise ConfigError(
+            f"not done: --yes-lose-data names {given!r}, and these nodes belong to cluster {plan.cluster!r}"
+        )
+
+
+# -- decisions ---------------------------------------------------------------------------------------
+
+
+def _plan_partition(view: View, row: PartitionRow, found: Sequence[Survivor]) -> PartitionPlan | None:
+    """Return what to do about a partition; None if its replicas still have a majority, by its log and its row."""
+    copies = _copies(found, row.group_id)
+    left = [copy.node for copy in copies]
+    voters = Configuration(voters=row.replicas)
+    best = _best(copies) if copies else None
+    if best is not None and _has_majority(best.configuration, left) and _has_majority(voters, left):
+        return None
+    nodes = (best.node, *(node for node in left if node in row.replicas and node != best.node)) if best else ()
+    return PartitionPlan(
+        topic=view.topics[row.topic_id].name,
+        topic_id=row.topic_id,
+        partition=row.partition_id,
+        group=row.group_id,
+        replicas=nodes,
+        best=best,
+        epoch=row.epoch,
+    )
+
+
+def _place_recreated(
+    partitions: tuple[PartitionPlan, ...], view: View, survivors: tuple[NodeId, ...]
+) -> tuple[PartitionPlan, ...]:
+    """Spread the partitions of which nothing is left over the surviving brokers."""
+    brokers = [node for node in survivors if node in view.brokers and "broker" in view.brokers[node].roles]
+    load = Counter(node for one in partitions for node in one.replicas)
+    placed = []
+    for one in partitions:
+        if one.best is None:
+            node = min(brokers or survivors, key=lambda node: (load[node], node))
+            load[node] += 1
+            one = msgspec.structs.replace(one, replicas=(node,))
+        placed.append(one)
+    return tuple(placed)
+
+
+def _copies(found: Sequence[Survivor], group: GroupId) -> list[Copy]:
+    return [one.copies[group] for one in found if group in one.copies]
+
+
+def _best(copies: Sequence[Copy]) -> Copy:
+    """Return the copy with the highest last term, of these the longest, of these one of a voter."""
+    return max(copies, key=lambda copy: (copy.rank, copy.configuration.is_voter(copy.node), -copy.node))
+
+
+def _has_majority(configuration: Configuration, nodes: Sequence[NodeId]) -> bool:
+    return all(majority_of(electorate, nodes) for electorate in configuration.electorates)
