@@ -47,6 +47,7 @@ LEVELS = (
         (
             "feature levels themselves: raising the level, and its record in metadata and data directories",
             "clients that expire, and their state in every partition with them",
+            "recovery of a lost majority",
         ),
     ),
 )

@@ -357,7 +357,7 @@ class RecoverCluster(Command[CommandDone], frozen=True, tag="recover_cluster"):
     """Remove nodes that are lost for good, majority or not. Only `quiver recover` writes it, into a stopped log."""
 
     lost: tuple[Node, ...]
-    partitions: tuple[RecoveredPartition, ...] = ()
+    recovered: tuple[RecoveredPartition, ...] = ()
 
 
 AnyCommand = (

@@ -100,7 +100,7 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
     """Return the subject of a command in a few words, and the broker that it concerns, if any."""
     match command:
         case RecoverCluster():
-            return f"without nodes {list(command.lost)}, {len(command.partitions)} partitions", None
+            return f"without nodes {list(command.lost)}, {len(command.recovered)} partitions", None
         case InitCluster():
             return f"cluster {command.cluster_id}", None
         case RaiseLevel():

@@ -1,8 +1,7 @@
 """The decision about `RecoverCluster`: what the metadata says after a majority was lost for good. Pure.
 
-`quiver recover` writes the command into a survivor's log while no node runs; no request can submit it. It never
-refuses: what it names and the metadata does not have is skipped, so that the command does the same wherever it is
-applied, and again.
+`quiver recover` writes the command into a survivor's log while no node runs. It never refuses: what it names and the
+metadata does not have is skipped, so that the command does the same wherever it is applied, and again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOST_PREFIX = "lost:"
 def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
     """Remove the lost nodes and their moves, and give partitions without a majority the replicas that are left."""
     lost = frozenset(command.lost)
-    wanted = {(one.topic_id, one.partition_id): one for one in command.partitions}
+    wanted = {(one.topic_id, one.partition_id): one for one in command.recovered if _is_possible(state, one, lost)}
     moves: dict[int, MoveRow] = state.tables[Table.MOVES]
     ended = [
         move
@@ -41,6 +40,15 @@ def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
             row, counters = _recovered(partition, wanted.get(key), targets.get(key), counters)
             changes.append(put(row))
     return CommandDecision(changes, counters)
+
+
+def _is_possible(state: MetadataState, one: RecoveredPartition, lost: frozenset[NodeId]) -> bool:
+    """Return whether a partition can have these replicas: it exists, and they are different brokers that are left."""
+    brokers: dict[NodeId, BrokerRow] = state.tables[Table.BROKERS]
+    is_known = (one.topic_id, one.partition_id) in state.tables[Table.PARTITIONS]
+    left = [node for node in one.replicas if node in brokers and brokers[node].state is not BrokerState.REMOVED]
+    is_left = bool(left) and left == list(one.replicas) and lost.isdisjoint(left)
+    return is_known and is_left and len(set(left)) == len(left)
 
 
 def _remove_brokers(state: MetadataState, lost: frozenset[NodeId], now_ms: int) -> Iterator[Change]:

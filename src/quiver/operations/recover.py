@@ -19,8 +19,9 @@ from functools import partial
 import msgspec
 
 from quiver.errors import ConfigError, ConflictError
-from quiver.metadata import METADATA_GROUP, RecoverCluster
-from quiver.metadata.commands import RecoveredPartition, encode_command
+from quiver.features import level_of
+from quiver.metadata import METADATA_GROUP, Command, CommandDone, RecoverCluster
+from quiver.metadata.commands import NodeLevel, RaiseLevel, RecoveredPartition, encode_command
 from quiver.metadata.rows import BrokerState, PartitionRow
 from quiver.metadata.state import View
 from quiver.model import GroupId, NodeId, PartitionId, Term, TopicId
@@ -72,6 +73,7 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the survivors still have a majority of the managers."""
     partitions: tuple[PartitionPlan, ...]
     """The partitions that lost their majority."""
+    feature_level: int
     kept: int
     """How many partitions still have a majority of their replicas, and lose nothing."""
 
@@ -116,6 +118,7 @@ async def make_plan(nodes: StoppedNodes, directories: Sequence[str]) -> Recovery
         metadata=best,
         has_managers=has_managers,
         partitions=_place_recreated(partitions, view, survivors),
+        feature_level=view.feature_level,
         kept=len(planned) - len(partitions),
     )
 
@@ -138,7 +141,7 @@ async def carry_out(nodes: StoppedNodes, plan: RecoveryPlan, directories: Sequen
     command = RecoverCluster(
         now_ms=now_ms,
         lost=plan.lost,
-        partitions=tuple(
+        recovered=tuple(
             RecoveredPartition(
                 topic_id=one.topic_id,
                 partition_id=one.partition,
@@ -149,7 +152,11 @@ async def carry_out(nodes: StoppedNodes, plan: RecoveryPlan, directories: Sequen
         ),
     )
     term = Term(1 + max(copy.term for copy in _copies(found, METADATA_GROUP)))
-    directory, batches = plan.metadata.directory, [encode_command(command)]
+    commands: list[Command[CommandDone]] = [command]
+    if (level := level_of(command)) > plan.feature_level:  # all survivors are started with this program next
+        nodes_known = tuple(NodeLevel(node=node, level=level) for node in (*plan.survivors, *plan.lost))
+        commands.insert(0, RaiseLevel(now_ms=now_ms, feature_level=level, nodes=nodes_known))
+    directory, batches = plan.metadata.directory, [encode_command(one) for one in commands]
     await force_configuration(storage, directory, voter=plan.manager, term=term, batches=batches)
 
 

@@ -22,7 +22,7 @@ from quiver.metadata.state import LogPosition, MetadataState, View
 from quiver.model import GroupId, Index, NodeId, Offset, Term
 from quiver.raft import Configuration
 from quiver.replication.member_files import MemberFiles, MemberStorage, open_files
-from quiver.storage import Disk, NodeIdentity, SystemDisk, TailBudget
+from quiver.storage import Disk, LogTimings, NodeIdentity, SystemDisk, TailBudget
 from quiver.storage.data_directory import load_identity, metadata_log, replicas
 from quiver.storage.executor import ThreadExecutor
 from quiver.storage.groups import GroupFolders
@@ -87,7 +87,7 @@ class StoppedNodes:
     def storage(self) -> MemberStorage:
         """Return the seams for opening a member's files."""
         settings = Settings().log
-        return MemberStorage(self.disk, self._executor, SystemClock(), settings, TailBudget(READ_BYTES))
+        return MemberStorage(self.disk, self._executor, SystemClock(), settings, TailBudget(READ_BYTES), LogTimings())
 
     async def inspect(self, directories: Sequence[str]) -> list[Survivor]:
         """Return what each data directory has, by node id.

@@ -9,7 +9,15 @@ import msgspec
 from hypothesis import strategies as st
 
 from quiver.features import LEVEL_MAX, LEVEL_MIN
-from quiver.metadata.commands import AnyCommand, Beat, LeaderReport, NodeLevel, SilentClient, TopicSelection
+from quiver.metadata.commands import (
+    AnyCommand,
+    Beat,
+    LeaderReport,
+    NodeLevel,
+    RecoveredPartition,
+    SilentClient,
+    TopicSelection,
+)
 from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
 from quiver.model import PartitionId
 
@@ -34,6 +42,17 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "cluster_id": st.sampled_from(["c1", "c1", "c1", "c2", ""]),
     "feature_level": LEVEL,
     "nodes": tuples(st.builds(NodeLevel, node=SMALL, level=LEVEL), max_size=5),
+    "lost": tuples(st.integers(1, 4), max_size=2),
+    "recovered": tuples(
+        st.builds(
+            RecoveredPartition,
+            topic_id=SMALL,
+            partition_id=SMALL,
+            replicas=tuples(st.integers(1, 4), max_size=2),
+            is_recreated=st.booleans(),
+        ),
+        max_size=2,
+    ),
     "broker_id": SMALL,
     "identity": st.sampled_from(["i", "i", "i", "other", ""]),
     "wire_address": st.sampled_from(["host:1", "host:2", ""]),
