@@ -102,6 +102,7 @@ MAY_OPEN_FILES = (
     "contexts.py",
     "storage/",
     "process.py",
+    "operations/",
     "cli/",
     "testing/",
     "spark/session.py",

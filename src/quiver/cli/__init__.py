@@ -39,7 +39,7 @@ SECTIONS = {
         "cluster",
     ),
     "Spark": ("pipeline",),
-    "Files": ("log", "metadata", "recover"),
+    "Files": ("log", "metadata", "backup", "recover"),
     "Reference": ("config", "gateway", "cli"),
     "Tests": ("sim", "history"),
 }

@@ -107,9 +107,18 @@ def topic_argument(command: Command) -> Command:
 
 def connect(url: str, **options: Any) -> quiver.Cluster:
     """Return a connection to the cluster that the running command's options name; use as ``with``."""
+    return quiver.connect(*((url,) if url else ()), **_connection_options(options))
+
+
+def connect_async(url: str, **options: Any) -> quiver.AsyncCluster:
+    """Return the same as `connect` for asyncio; use as ``async with``."""
+    return quiver.connect_async(*((url,) if url else ()), **_connection_options(options))
+
+
+def _connection_options(options: dict[str, Any]) -> dict[str, Any]:
     running = click.get_current_context(silent=True)
     named = {} if running is None else running.meta.get(_META, {})
-    return quiver.connect(*((url,) if url else ()), **{"client_name": "quiver-cli", **named, **options})
+    return {"client_name": "quiver-cli", **named, **options}
 
 
 def _complete_topic(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
