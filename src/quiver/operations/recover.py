@@ -31,6 +31,9 @@ from quiver.raft.configuration import majority_of
 from quiver.replication.forcing import force_configuration
 from quiver.storage import DirectoryLock, save_identity
 
+FENCE_LEVEL = 2
+"""The feature level from which on a data directory names lost nodes, and the metadata knows `RecoverCluster`."""
+
 
 class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to a partition whose majority is lost."""
@@ -132,7 +135,8 @@ async def carry_out(nodes: StoppedNodes, plan: RecoveryPlan, directories: Sequen
     storage = nodes.storage
     found = await nodes.inspect(directories)
     for one in found:  # fence first: from here on none of the survivors talks to a lost node
-        fenced = msgspec.structs.replace(one.identity, lost=tuple(sorted({*one.identity.lost, *plan.lost})))
+        lost = tuple(sorted({*one.identity.lost, *plan.lost}))
+        fenced = msgspec.structs.replace(one.identity, lost=lost, level=max(one.identity.level, FENCE_LEVEL))
         await storage.submit(partial(save_identity, nodes.disk, one.data, fenced))
     for partition in plan.partitions:
         if partition.best is not None:
