@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from object_store import CREDENTIALS
 
 import quiver
 from quiver.testing import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session", autouse=True)
+def credentials() -> Iterator[None]:
+    """Set credentials of object stores before Spark starts: tasks take them from the environment of its processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

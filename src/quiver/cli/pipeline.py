@@ -169,7 +169,7 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     short_help="Count log lines by level, source and message.",
     epilog=examples(
         "quiver pipeline analyze --topic logs",
-        "quiver pipeline analyze --topic logs --start earliest --once --report logs.html",
+        "quiver pipeline analyze --topic logs --once --report logs.html",
         "quiver pipeline analyze --topic logs --to-postgres postgresql://db/stats --checkpoint /srv/analyze",
     ),
 )

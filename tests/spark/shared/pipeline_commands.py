@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import quiver
 from quiver.spark.pipelines import Job, JobResult, JobRun
-from quiver.spark.pipelines.lake import open_lake, read_in_order
+from quiver.spark.pipelines.lake import FILE_SCHEMA, open_lake, read_in_order
 from quiver.spark.pipelines.place import Place
 from quiver.testing import LocalCluster
 
@@ -48,11 +48,11 @@ def in_topic(client: quiver.Cluster, topic: str, partition: int) -> Content:
     ]
 
 
-def in_lake(root: str, topic: str, partition: int) -> Content:
+def in_lake(place: str | Place, topic: str, partition: int) -> Content:
     """Return all archived records of a partition, in order; fail if an offset is missing or there twice."""
-    lake = open_lake(Place(root))
+    lake = open_lake(Place(place) if isinstance(place, str) else place)
     files = [file for file in lake.files(topic) if file.partition == partition]
-    rows: list[dict[str, Any]] = pa.Table.from_batches(read_in_order(lake.place, files)).to_pylist()
+    rows: list[dict[str, Any]] = pa.Table.from_batches(read_in_order(lake.place, files), FILE_SCHEMA).to_pylist()
     assert [row["offset"] for row in rows] == list(range(len(rows)))
     return [
         (

@@ -71,7 +71,7 @@ def survey_files(
     lost = [known for known in state.contents.values() if known.path in scanned or not is_in_place(known)]
     scans = look(changed, [known.content_end for known in lost if known.content_end is not None])
     found = [scan for scan in scans if not scan.problem and scan.file.size_bytes]
-    origins = find_origins(found, lost, state.by_path)
+    origins = find_origins(found, lost, state)
     fresh: list[SourceFile] = []
     same_as: dict[str, str] = {}
     unreadable = dict(problems) | {scan.file.path: scan.problem for scan in scans if scan.problem}
@@ -103,22 +103,28 @@ def is_in_place(known: SourceFile) -> bool:
         status = os.stat(known.path)
     except OSError:
         return False
-    return (known.size_bytes, known.mtime_ns) == (status.st_size, status.st_mtime_ns)
+    is_same_file = known.inode in (0, status.st_ino)
+    return is_same_file and (known.size_bytes, known.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
-def find_origins(
-    found: Sequence[FileScan], lost: Sequence[SourceFile], by_path: Mapping[str, SourceFile]
-) -> dict[str, SourceFile]:
+def find_origins(found: Sequence[FileScan], lost: Sequence[SourceFile], state: IngestState) -> dict[str, SourceFile]:
     """Return the ingested content that each file continues, by the file's path; each content for one file only."""
     left = sorted(lost, key=lambda known: -(known.content_end or 0))
     origins: dict[str, SourceFile] = {}
-    for is_evidence in (_is_same_file, lambda file, known: by_path.get(file.path) == known, _is_rotation):
-        for scan in found:
+
+    def claim(scans: Iterable[FileScan], is_evidence: Callable[[SourceFile, SourceFile], bool]) -> None:
+        for scan in scans:
             if scan.file.path not in origins:
                 known = next((one for one in left if is_evidence(scan.file, one) and scan.starts_with(one)), None)
                 if known is not None:
                     origins[scan.file.path] = known
                     left.remove(known)
+
+    claim(found, lambda file, known: file.digest == known.digest)
+    grown = [scan for scan in found if scan.file.digest not in state.digests]
+    claim(grown, _is_same_file)
+    claim(grown, lambda file, known: state.by_path.get(file.path) == known)
+    claim(grown, _is_rotation)
     return origins
 
 
