@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from quiver.broker.client_removals import ClientRemovals
+from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import BrokerRegistration, ClientKind, HeartbeatSender
 from quiver.broker.leader_balancer import LeaderBalancer
 from quiver.broker.membership import MembershipReconciler
@@ -131,6 +132,7 @@ class Broker:
             self._heartbeats.clients,
             clock=clock,
             long_polls_max=settings.broker.long_polls_max,
+            explainer=ReplicaExplainer(node, clock=clock, space=self._space, settings=settings.log),
         )
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []

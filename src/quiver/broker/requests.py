@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from quiver.broker.explanation import ReplicaExplainer
 from quiver.broker.heartbeats import ClientActivity
 from quiver.broker.replica_table import PartitionKey, ReplicaTable
 from quiver.clock import Clock
@@ -19,6 +20,7 @@ from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
+from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
@@ -56,11 +58,13 @@ class BrokerRequests:
         *,
         clock: Clock,
         long_polls_max: int,
+        explainer: ReplicaExplainer,
     ) -> None:
         self._table = table
         self._view = view
         self._clients = clients
         self._clock = clock
+        self._explainer = explainer
         self._polls_max = self._polls_left = long_polls_max
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
@@ -79,6 +83,7 @@ class BrokerRequests:
             MoveCursor: self._move_cursor,
             GetCursors: self._get_cursors,
             GetMembers: self._get_members,
+            ExplainReplica: self._explain_replica,
         }
 
     def metrics(self) -> Iterable[MetricFamily]:
@@ -195,7 +200,11 @@ class BrokerRequests:
         finally:
             self._polls_left += 1
 
-    # -- other nodes -----------------------------------------------------------------------------
+    # -- operators and other nodes ---------------------------------------------------------------
+
+    async def _explain_replica(self, _: Caller, request: ExplainReplica, __: memoryview) -> Answer:
+        key = (request.topic_id, request.partition_id)
+        return self._explainer.explain(self._table.get(key), self._view(), key), ()
 
     async def _get_members(self, _: Caller, request: GetMembers, __: memoryview) -> Answer:
         """Return a group's members, after a read barrier that proves that this node leads it."""

@@ -30,6 +30,8 @@ SECTIONS = {
         "node",
         "context",
         "status",
+        "explain",
+        "doctor",
         "topic",
         "consumer",
         "producer",

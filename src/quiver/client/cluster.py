@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
+from quiver.client.checkup import Checkup, check_cluster
 from quiver.client.consumer import AsyncConsumer, ConsumerCore, SeekTarget, parse_seek_target, require_arrow
 from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
 from quiver.client.diagnosis import Diagnose
 from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds
+from quiver.client.explanation import PartitionExplanation, explain_partition
 from quiver.client.holds import find_holds, place_hold, release_hold
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
 from quiver.client.overview import ClusterOverview, find_overview
@@ -307,6 +309,14 @@ class AsyncCluster:
     async def status(self) -> ClusterOverview:
         """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
         return await find_overview(self.router)
+
+    async def explain(self, topic: str, partition: int, offset: int | None = None) -> PartitionExplanation:
+        """Return who leads a partition, how far each replica is, and why it does not accept or deliver records."""
+        return await explain_partition(self.router, topic, partition, offset)
+
+    async def checkup(self) -> Checkup:
+        """Check the whole cluster and return what needs attention, the most severe findings first."""
+        return await check_cluster(self.router)
 
     async def clients(
         self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None

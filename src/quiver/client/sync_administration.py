@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from quiver.client.checkup import Checkup
 from quiver.client.cluster import AsyncCluster
+from quiver.client.explanation import PartitionExplanation
 from quiver.client.overview import ClusterOverview
 from quiver.wire.admin_messages import ClusterUpgraded, ManagersFound
 from quiver.wire.messages import NodeInfo
@@ -60,3 +62,11 @@ class ClusterAdministration:
     def status(self) -> ClusterOverview:
         """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
         return self._run(self._cluster.status())
+
+    def explain(self, topic: str, partition: int, offset: int | None = None) -> PartitionExplanation:
+        """Return who leads a partition, how far each replica is, and why it does not accept or deliver records."""
+        return self._run(self._cluster.explain(topic, partition, offset))
+
+    def checkup(self) -> Checkup:
+        """Check the whole cluster and return what needs attention, the most severe findings first."""
+        return self._run(self._cluster.checkup())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from quiver import __version__
+from quiver.client.explanation import explain_partition
 from quiver.clock import Clock
 from quiver.errors import QuiverError, UnavailableError
 from quiver.gateway import contract
@@ -205,6 +206,11 @@ class ClusterHandlers:
         return contract.MetadataAnswer(
             cluster_id=found.cluster_id, primary=found.primary, nodes=[_node_item(node) for node in found.nodes]
         )
+
+    async def explain(self, given: contract.ExplainQuery) -> contract.ExplanationAnswer:
+        """Explain a partition."""
+        found = await explain_partition(self._router, given.topic, given.partition_id, given.offset)
+        return contract.ExplanationAnswer(explanation=found)
 
     # -- requests --------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from quiver.client.explanation import PartitionExplanation
+
 NUMBER_MAX = 2**53
 """Largest integer that every JSON reader represents exactly."""
 PARTITIONS_MAX = 10_000
@@ -444,3 +446,17 @@ class MetadataAnswer(Answer, frozen=True):
     cluster_id: str
     primary: int | None
     nodes: list[NodeItem]
+
+
+class ExplainQuery(Parameters, frozen=True):
+    """A partition, and perhaps one of its records."""
+
+    topic: TopicName
+    partition_id: Id
+    offset: Annotated[Id | None, Meta(description="Also say whether this record can be read.")] = None
+
+
+class ExplanationAnswer(Answer, frozen=True):
+    """Who leads a partition, how far each replica is, and why it does not accept or deliver records."""
+
+    explanation: PartitionExplanation

@@ -178,6 +178,7 @@ class Gateway:
             "remove_manager": cluster.remove_manager,
             "list_managers": cluster.list_managers,
             "get_metadata": cluster.get_metadata,
+            "explain": cluster.explain,
             "metrics": cluster.metrics,
             "openapi": cluster.openapi,
             "docs": cluster.docs,

@@ -270,6 +270,16 @@ ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.MetadataAnswer,
     ),
     HttpRoute(
+        name="explain",
+        method="GET",
+        path="/explain",
+        section="Cluster",
+        summary="Explain a partition: who leads, how far each replica is, what is in the way of records.",
+        parameters=contract.ExplainQuery,
+        answer=contract.ExplanationAnswer,
+        failures=(404, 422),
+    ),
+    HttpRoute(
         name="metrics",
         method="GET",
         path="/metrics",

@@ -79,9 +79,11 @@ class MemberHistory:
             counters.leaderships_lost += self._role is Role.LEADER
             self._appends.clear()
         self._role = change.role
-        self.since_ms = self._clock.wall_ms()
-        event = MemberEvent(at_ms=self.since_ms, kind=change.role.value, epoch=change.term, leader=change.leader)
-        self.events.append(event)
+        now_ms, last = self._clock.wall_ms(), self.events[-1] if self.events else None
+        event = MemberEvent(at_ms=now_ms, kind=change.role.value, epoch=change.term, leader=change.leader)
+        if last is None or event != msgspec.structs.replace(last, at_ms=now_ms):  # a repeated attempt is no news
+            self.events.append(event)
+            self.since_ms = now_ms
 
     def note_members(self, configuration: Configuration, term: Term) -> None:
         """Record a change of the group's members that was appended to the log."""

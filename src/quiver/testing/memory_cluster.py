@@ -48,6 +48,7 @@ from quiver.testing.randomness import Latency
 from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
 from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
+from quiver.wire.explain_messages import ExplainReplica, ReplicaExplained
 from quiver.wire.messages import ConsumeMany, ManyConsumed, encode_consumed
 
 R = TypeVar("R", bound=requests.Response)
@@ -298,6 +299,10 @@ class MemoryCluster:
                 return self._list_clients(request)
             case admin_messages.DescribeNode():
                 return self._describe(node, request)
+            case ExplainReplica():
+                return self._explain(node, request)
+            case admin_messages.ListMoves():
+                return admin_messages.MovesFound()
             case wire.DrainBroker() | wire.RemoveBroker():
                 if request.broker not in self.nodes:
                     raise NotFoundError(f"there is no broker {request.broker}", code="unknown_broker")
@@ -473,6 +478,25 @@ class MemoryCluster:
         roles = ("manager", "broker", "gateway")
         return admin_messages.NodeDescribed(
             node=node, version="0", pid=0, roles=roles, started_ms=0, is_ready=True, replicas=tuple(replicas)
+        )
+
+    def _explain(self, node: NodeId, request: ExplainReplica) -> ReplicaExplained:
+        topic = next((one for one in self.topics.values() if one.topic_id == request.topic_id), None)
+        if topic is None:
+            return ReplicaExplained(node=node, state="missing")
+        partition = topic.partitions[request.partition_id]
+        return ReplicaExplained(
+            node=node,
+            state="open",
+            role="leader" if partition.leader == node else "follower",
+            epoch=partition.epoch,
+            leader=partition.leader,
+            is_ready=partition.leader == node,
+            first_offset=partition.first_offset,
+            log_end_offset=partition.end_offset,
+            high_watermark=partition.end_offset,
+            voters=tuple(self.nodes),
+            in_sync=tuple(self.nodes) if partition.leader == node else (),
         )
 
     # -- partitions ------------------------------------------------------------------------------

@@ -301,3 +301,17 @@ class UpgradeCluster(Request[ClusterUpgraded], frozen=True, tag="upgrade_cluster
 
     level: FeatureLevelNumber | None = None
     is_dry_run: bool = False
+
+
+AdminRequest = (
+    DescribeNode
+    | ListClients
+    | ListMoves
+    | AddManager
+    | RemoveManager
+    | ListManagers
+    | UpgradeCluster
+    | ListHolds
+    | PlaceHoldRequest
+    | ReleaseHoldRequest
+)

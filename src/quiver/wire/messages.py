@@ -20,18 +20,8 @@ from quiver.errors import DecodeError
 from quiver.features import LEVEL_MIN
 from quiver.model import Buffer, ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Record
-from quiver.wire.admin_messages import (
-    AddManager,
-    DescribeNode,
-    ListClients,
-    ListHolds,
-    ListManagers,
-    ListMoves,
-    PlaceHoldRequest,
-    ReleaseHoldRequest,
-    RemoveManager,
-    UpgradeCluster,
-)
+from quiver.wire.admin_messages import AdminRequest
+from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
 
 CONSUMERS_MAX = 1_000
@@ -563,10 +553,9 @@ class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
 
 
 AnyRequest = (
-    GetMetadata
-    | DescribeNode
-    | ListClients
-    | ListMoves
+    AdminRequest
+    | GetMetadata
+    | ExplainReplica
     | CreateTopicRequest
     | ConfigureTopicRequest
     | AddPartitionsRequest
@@ -575,16 +564,9 @@ AnyRequest = (
     | DrainBroker
     | RemoveBroker
     | RebalanceBrokers
-    | AddManager
-    | RemoveManager
-    | ListManagers
-    | UpgradeCluster
     | RegisterProducerRequest
     | RegisterConsumerRequest
     | ForgetClientRequest
-    | ListHolds
-    | PlaceHoldRequest
-    | ReleaseHoldRequest
     | Produce
     | Fetch
     | ReadReplica
