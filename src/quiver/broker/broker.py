@@ -81,8 +81,7 @@ class Broker:
     ) -> None:
         node = self._node = registration.node
         self._store, self._clock, self._rng = store, clock, rng
-        self._settings = settings
-        self._replicator = replicator
+        self._settings, self._replicator = settings, replicator
         self._table = ReplicaTable(
             node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
         )

@@ -65,7 +65,7 @@ def test_route_without_a_handler_is_a_mistake_of_ours() -> None:
 def test_every_route_is_found_and_answers_in_the_contracts_form(route: Any) -> None:
     path = route.path.replace("{topic}", "a.b-c").replace("{id}", "7")
     known = route.parameters.__struct_encode_fields__
-    given = {"topic": "t", "producer_id": 1, "consumer_id": "1"}
+    given = {"topic": "t", "producer_id": 1, "consumer_id": "1", "partition_id": 0}
     body = {} if "{" in route.path else {name: value for name, value in given.items() if name in known}
     response = ask(application(), request(route.method, path, msgspec.json.encode(body)))
     assert response.status == route.success
