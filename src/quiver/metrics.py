@@ -152,6 +152,9 @@ class MetricReader:
     def __contains__(self, name: str) -> bool:
         return name in self._families
 
+    def __bool__(self) -> bool:
+        return bool(self._families)
+
     def values(self, name: str) -> list[tuple[dict[str, str], float]]:
         """Return all label sets and values of a counter or gauge; none if it is not exposed."""
         family = self._families.get(name)

@@ -322,7 +322,7 @@ class Node:
         tls = self._settings.tls
         expiry = read_certificate_end(tls.certificate_file) if tls.certificate_file else None
         return [
-            *describe_node(described, now_ms=now_ms),
+            *describe_node(described, now_ms=now_ms, feature_level=self._store.view().feature_level),
             *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
             *(describe_manager(self._manager.status()) if self._manager is not None else ()),
             *await self._broker.metrics(),

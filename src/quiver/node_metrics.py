@@ -14,7 +14,7 @@ from quiver.metrics import MetricFamily, counter, gauge, labelled
 from quiver.wire.admin_messages import LagInfo, NodeDescribed
 
 
-def describe_node(node: NodeDescribed, *, now_ms: int) -> Iterable[MetricFamily]:
+def describe_node(node: NodeDescribed, *, now_ms: int, feature_level: int) -> Iterable[MetricFamily]:
     """Return the metrics of a node's identity."""
     labels = (("version", node.version), ("node", str(node.node)))
     return (
@@ -22,6 +22,11 @@ def describe_node(node: NodeDescribed, *, now_ms: int) -> Iterable[MetricFamily]
         gauge("quiver_node_uptime_seconds", "Time since the node started.", max(0, now_ms - node.started_ms) / 1000),
         gauge("quiver_node_ready", "Whether the node serves.", int(node.is_ready)),
         gauge("quiver_holds", "Retention holds in the cluster.", node.holds),
+        counter(
+            "quiver_partition_stops_total", "How often an error stopped a replica on this node.", node.partition_stops
+        ),
+        gauge("quiver_cluster_feature_level", "Feature level of the cluster.", feature_level),
+        gauge("quiver_node_feature_level", "Highest feature level that this node's program knows.", node.level_max),
     )
 
 

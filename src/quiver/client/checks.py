@@ -307,6 +307,17 @@ def _check_versions(report: ClusterReport) -> Iterator[ClusterFinding]:
                 sentence=f"its version {described.version} reports no metrics to this command",
                 advice="upgrade it to check it fully",
             )
+    levels = [described.level_max for _, described, _ in report.answers()]
+    used = [metrics.total("quiver_cluster_feature_level") or 0 for _, _, metrics in report.answers() if metrics]
+    if used and max(used) < min(levels) and len(levels) == len(report.nodes):
+        yield ClusterFinding(
+            severity="notice",
+            code="feature_level_low",
+            subject="cluster",
+            sentence=f"all nodes know feature level {min(levels)}, the cluster uses {max(used):.0f}",
+            advice="raise it once you will not go back to the previous version",
+            command="quiver cluster upgrade",
+        )
     if len(versions) > 1:
         shown = "; ".join(f"{version}: {_names(nodes)}" for version, nodes in sorted(versions.items()))
         yield ClusterFinding(

@@ -35,6 +35,7 @@ def metrics(**changes: float) -> dict[str, MetricFamily]:
         "process_open_fds": 100,
         "process_max_fds": 65536,
         "quiver_tls_certificate_expiry_timestamp_seconds": NOW_MS / 1000 + 300 * DAY_S,
+        "quiver_cluster_feature_level": 1,
         **changes,
     }
     return {name: gauge(name, "X.", value) for name, value in values.items()}
@@ -196,6 +197,12 @@ def draining() -> ClusterReport:
     return msgspec.structs.replace(healthy, metadata=msgspec.structs.replace(healthy.metadata, nodes=nodes))
 
 
+def all_upgraded() -> ClusterReport:
+    families = tuple(metrics(quiver_cluster_feature_level=1).values())
+    nodes = {node: NodeReport(described=described(node, level_max=2, metrics=families)) for node in NODES}
+    return msgspec.structs.replace(report(), nodes=nodes)
+
+
 FAULTS: dict[str, tuple[Callable[[], ClusterReport], str, str]] = {
     "node_missing": (lambda: without(3), "critical", "node 3"),
     "manager_missing": (lambda: without(3), "critical", "managers"),
@@ -228,6 +235,7 @@ FAULTS: dict[str, tuple[Callable[[], ClusterReport], str, str]] = {
     "clocks_differ": (lambda: with_clock(2, -3_000), "warning", "node 2, node 1"),
     "descriptors_short": (lambda: with_metrics(1, process_max_fds=1024), "warning", "node 1"),
     "versions_differ": (lambda: with_node(3, version="2"), "warning", "cluster"),
+    "feature_level_low": (all_upgraded, "notice", "cluster"),
     "node_reports_little": (lambda: with_node(3, metrics=()), "notice", "node 3"),
     "consumer_lags": (
         lambda: with_node(1, lags=(LagInfo(consumer="slow", topic="logs", records=2_000_000),)),

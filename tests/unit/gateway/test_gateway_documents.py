@@ -135,7 +135,7 @@ def test_records_are_counted() -> None:
 
 def test_every_figure_is_explained_before_its_first_value() -> None:
     explained: set[str] = set()
-    for line in Metrics().render(HTTP, describe_node(NODE, now_ms=0)).splitlines():
+    for line in Metrics().render(HTTP, describe_node(NODE, now_ms=0, feature_level=1)).splitlines():
         if line.startswith("# TYPE"):
             explained.add(line.split()[2])
         elif not line.startswith("#"):

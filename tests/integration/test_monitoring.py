@@ -1,0 +1,145 @@
+"""The monitoring page, the alert rules and the dashboard name exactly the metrics that a live node exposes.
+
+`promtool` checks rules, expressions and names where it is found: on the PATH, or as $PROMTOOL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from quiver.node_metrics import describe_certificate
+from quiver.testing import LocalCluster
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "quiver.json"
+PAGE = ROOT / "docs" / "operations" / "monitoring.md"
+PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
+
+NAME = re.compile(r"\b(?:quiver|process)_[a-z0-9_]+")
+SUFFIX = re.compile(r"_(?:bucket|sum|count)$")
+CONDITIONAL = {family.name for family in describe_certificate(1.0)}
+"""Metrics that only nodes with TLS expose."""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[str]:
+    with LocalCluster(nodes=1) as cluster, cluster.connect() as client:
+        client.create_topic("logs", partitions=1)
+        with client.producer("logs") as producer:
+            producer.send("one").result()
+        with urllib.request.urlopen(f"{cluster.urls[0]}/metrics", timeout=10) as answer:
+            yield answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def exposed(page: str) -> dict[str, str]:
+    """Return the kind of each metric."""
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, flags=re.MULTILINE))
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return [panel for panel in found if panel["type"] != "row"]
+
+
+def dashboard_expressions() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def find_unknown(expression: str, exposed: dict[str, str]) -> list[str]:
+    """Return the metrics of an expression that do not exist, or are used as what they are not."""
+    unknown = []
+    for name in NAME.findall(expression):
+        family = SUFFIX.sub("", name)
+        is_histogram = exposed.get(family) == "histogram"
+        is_known = name in CONDITIONAL or (is_histogram if family != name else name in exposed and not is_histogram)
+        unknown += [] if is_known else [name]
+    return unknown
+
+
+def run_promtool(*arguments: str, text: str = "") -> str:
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *arguments], input=text, capture_output=True, text=True, timeout=60, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_page_lists_exactly_the_metrics_that_a_node_exposes(exposed: dict[str, str]) -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("| `quiver_", "| `process_"))]
+    documented = [row.split("`")[1] for row in rows]
+    assert sorted(documented) == sorted(set(documented))
+    assert set(documented) == set(exposed) | CONDITIONAL
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == 4, row
+        assert all(cells[2:]), row
+
+
+def test_labels_on_the_page_are_those_of_the_node(page: str) -> None:
+    labels: dict[str, set[str]] = {}
+    for name, shown in re.findall(
+        r"^((?:quiver|process)_\w+?)(?:_bucket|_sum|_count)?\{(.*)\} ", page, flags=re.MULTILINE
+    ):
+        labels.setdefault(name, set()).update(set(re.findall(r'(\w+)="', shown)) - {"le"})
+    for row in PAGE.read_text().splitlines():
+        if row.startswith("| `quiver_"):
+            name, shown = row.split("`")[1], row.split("|")[2]
+            found = labels.get(name)
+            assert found is None or found == {one.strip() for one in shown.split(",") if one.strip()}, row
+
+
+def test_alerts_use_metrics_that_exist_and_say_what_to_do(exposed: dict[str, str]) -> None:
+    assert len(rules()) >= 15
+    assert len({rule["alert"] for rule in rules()}) == len(rules())
+    for rule in rules():
+        assert rule["alert"].startswith("Quiver")
+        assert NAME.search(rule["expr"]) or "up{" in rule["expr"], rule["alert"]
+        assert find_unknown(rule["expr"], exposed) == [], rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_dashboard_uses_metrics_that_exist(exposed: dict[str, str]) -> None:
+    ids = [panel["id"] for panel in panels()]
+    assert len(ids) == len(set(ids))
+    for panel in panels():
+        assert panel["targets"], panel["title"]
+    for expression in dashboard_expressions():
+        assert NAME.search(expression), expression
+        assert find_unknown(expression, exposed) == [], expression
+
+
+def test_unknown_and_misused_metrics_are_found(exposed: dict[str, str]) -> None:
+    assert find_unknown("rate(quiver_nothing_total[5m])", exposed) == ["quiver_nothing_total"]
+    assert find_unknown("quiver_produce_stage_seconds > 1", exposed) == ["quiver_produce_stage_seconds"]
+    assert find_unknown("quiver_holds_bucket", exposed) == ["quiver_holds_bucket"]
+    assert find_unknown("sum(quiver_produce_stage_seconds_count)", exposed) == []
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_promtool_accepts_rules_expressions_and_names(page: str, tmp_path: Path) -> None:
+    assert run_promtool("check", "rules", str(RULES)) == ""
+    expressions = [
+        expression.replace("$instance", ".*").replace("$__rate_interval", "5m")
+        for expression in dashboard_expressions()
+    ]
+    as_rules = [{"record": f"panel:{number}", "expr": one} for number, one in enumerate(expressions)]
+    checked = tmp_path / "dashboard.yml"
+    checked.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": as_rules}]}))
+    assert run_promtool("check", "rules", str(checked)) == ""
+    assert run_promtool("check", "metrics", text=page) == ""
