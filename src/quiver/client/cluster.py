@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
-from quiver.client.checkup import Checkup, check_cluster
+from quiver.client.administration import AsyncClusterAdministration
 from quiver.client.consumer import AsyncConsumer, ConsumerCore, SeekTarget, parse_seek_target, require_arrow
 from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
 from quiver.client.diagnosis import Diagnose
 from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds
-from quiver.client.explanation import PartitionExplanation, explain_partition
 from quiver.client.holds import find_holds, place_hold, release_hold
 from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
-from quiver.client.overview import ClusterOverview, find_overview
 from quiver.client.producer import AsyncProducer, ProducerCore
 from quiver.client.ranges import OffsetSpecs, RangeReader, ReplicaReader, TopicOffsets, find_offsets
 from quiver.clock import Clock, Rng
@@ -34,34 +32,24 @@ from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.routing.transport import Transport
 from quiver.wire.admin_messages import (
-    AddManager,
     ClientInfo,
-    ClusterUpgraded,
     DescribeNode,
     HoldInfo,
     ListClients,
-    ListManagers,
-    ManagersFound,
-    RemoveManager,
     ReplicaInfo,
-    UpgradeCluster,
 )
 from quiver.wire.messages import (
     AddPartitionsRequest,
     ConfigureTopicRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
-    DrainBroker,
     ForgetClientRequest,
     GetMetadata,
-    NodeInfo,
-    RebalanceBrokers,
-    RemoveBroker,
     RestoreTopicRequest,
     RetentionInfo,
     TopicInfo,
 )
-from quiver.wire.requests import Done, R, Request
+from quiver.wire.requests import Done, Request
 
 if TYPE_CHECKING:
     from quiver.client.digest_reporter import DigestReporter
@@ -94,7 +82,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionDescription, ...]
 
 
-class AsyncCluster:
+class AsyncCluster(AsyncClusterAdministration):
     """Use a cluster from asyncio; made by `quiver.connect_async`.
 
     Example:
@@ -265,58 +253,7 @@ class AsyncCluster:
             ),
         )
 
-    # -- brokers and clients ---------------------------------------------------------------------
-
-    async def brokers(self) -> list[NodeInfo]:
-        """Return all nodes, sorted by id."""
-        await self.router.refresh_all(deadline=self.router.deadline())
-        return sorted(self._cache.nodes.values(), key=lambda node: node.node)
-
-    async def drain(self, broker: int, *, is_undone: bool = False) -> None:
-        """Move all replicas off a broker; with `is_undone`, let it hold replicas again."""
-        self._record_index(await self._ask(DrainBroker(broker=NodeId(broker), is_undone=is_undone)))
-
-    async def remove(self, broker: int) -> None:
-        """Remove a broker from the cluster; it must be drained, or dead and without replicas."""
-        self._record_index(await self._ask(RemoveBroker(broker=NodeId(broker))))
-
-    async def rebalance(self) -> None:
-        """Move replicas until all brokers hold a similar share; `status` shows the progress."""
-        self._record_index(await self._ask(RebalanceBrokers()))
-
-    async def upgrade(self, level: int | None = None, *, is_dry_run: bool = False) -> ClusterUpgraded:
-        """Raise the cluster's feature level, to the highest known one unless another is given; it is never lowered.
-
-        Raises:
-            ConflictError: not done; the program of a node is too old or not known (`nodes_too_old`).
-        """
-        upgraded = await self._ask(UpgradeCluster(level=level, is_dry_run=is_dry_run))
-        self._cache.record_index(upgraded.index)
-        return upgraded
-
-    async def managers(self) -> ManagersFound:
-        """Return the managers, which vote on the metadata, and the standbys, which have the role only."""
-        return await self._ask(ListManagers())
-
-    async def add_manager(self, node: int) -> None:
-        """Make a node that has the role manager a manager; returns when the change is committed."""
-        self._record_index(await self._ask(AddManager(node=NodeId(node))))
-
-    async def remove_manager(self, node: int) -> None:
-        """Remove a node from the managers; it keeps its other roles. Returns when the change is committed."""
-        self._record_index(await self._ask(RemoveManager(node=NodeId(node))))
-
-    async def status(self) -> ClusterOverview:
-        """Return the state of the whole cluster: all nodes now, all partitions as reported by their leaders."""
-        return await find_overview(self.router)
-
-    async def explain(self, topic: str, partition: int, offset: int | None = None) -> PartitionExplanation:
-        """Return who leads a partition, how far each replica is, and why it does not accept or deliver records."""
-        return await explain_partition(self.router, topic, partition, offset)
-
-    async def checkup(self) -> Checkup:
-        """Check the whole cluster and return what needs attention, the most severe findings first."""
-        return await check_cluster(self.router)
+    # -- clients ---------------------------------------------------------------------------------
 
     async def clients(
         self, kind: Literal["producer", "consumer", ""] = "", topic: str | None = None
@@ -570,15 +507,9 @@ class AsyncCluster:
         producer = await self.producer(digest_reporter.TOPIC)
         return digest_reporter.DigestReporter(producer.core, role=role, name=name, topic=topic, topic_id=info.topic_id)
 
-    async def _ask(self, request: Request[R]) -> R:
-        return (await self.router.ask(request, deadline=self.router.deadline()))[0]
-
     async def _change(self, request: Request[Done], topic: str) -> None:
         self._record_index(await self._ask(request))
         self._cache.forget_topic(topic)
-
-    def _record_index(self, done: Done) -> None:
-        self._cache.record_index(done.index)
 
     async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:
         """Return the leaders' reports of a topic's partitions, without those whose leader does not answer."""
