@@ -55,6 +55,28 @@ def test_finding_is_printed_with_its_replay_command(monkeypatch: pytest.MonkeyPa
     assert output.endswith("replay: quiver sim --seed 15\n")
 
 
+def spin_at_the_first_fault(_: Nemesis[Any], *__: object) -> None:
+    while True:  # as a coroutine does whose wait returns without waiting
+        pass
+
+
+def test_seed_that_never_yields_is_a_finding_with_its_stack(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+    monkeypatch.setattr(Nemesis, "begin", spin_at_the_first_fault)
+    assert main(["sim", "--seed", "15", "--seed-seconds", "1"]) == 1
+    output = capsys.readouterr().out
+    assert "finding: F3: the seed did not end within 1 s of processor time" in output
+    assert "spin_at_the_first_fault" in output
+
+
+def test_campaign_goes_on_after_a_seed_that_did_not_end(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+    monkeypatch.setattr(Nemesis, "begin", spin_at_the_first_fault)
+    arguments = ["sim", "--seeds", "2", "--first", "15", "--jobs", "1", "--seed-seconds", "0.5"]
+    assert main(arguments) == 1
+    output = capsys.readouterr().out
+    assert output.count("replay: quiver sim --seed") == 2
+    assert output.endswith("findings=2\n")
+
+
 def test_campaign_with_a_finding_fails(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setattr(Nemesis, "begin", break_at_the_first_fault)
     assert main(["sim", "--seeds", "2", "--first", "15", "--jobs", "1"]) == 1

@@ -22,6 +22,7 @@ from quiver.testing.clusters.model import ClusterModel
 from quiver.testing.groups.model import GroupModel
 from quiver.testing.history import HistoryError, check_history, parse_history
 from quiver.testing.simulator.campaign import CampaignSummary, run_campaign, shrink
+from quiver.testing.simulator.limits import SECONDS_MAX
 from quiver.testing.simulator.report import SeedReport
 from quiver.testing.simulator.runner import Model, run_seed
 
@@ -47,6 +48,14 @@ _TAIL_LINES = 50
     help="Number of parallel processes.",
 )
 @click.option(
+    "--seed-seconds",
+    "seed_seconds_max",
+    type=click.FloatRange(min=0, min_open=True),
+    default=SECONDS_MAX,
+    show_default=True,
+    help="Processor time that one seed may use; a seed that does not end is a finding, and the next one begins.",
+)
+@click.option(
     "--cluster", "is_cluster", is_flag=True, help="Run whole nodes: managers, brokers, moves and SDK clients."
 )
 @json_option
@@ -59,6 +68,7 @@ def sim(
     minutes: float | None,
     seed: int | None,
     jobs: int,
+    seed_seconds_max: float,
     is_cluster: bool,
     as_json: bool,
 ) -> None:
@@ -69,11 +79,12 @@ def sim(
     """
     model: Model[Any, Any] = ClusterModel() if is_cluster else GroupModel()
     if seed is not None:
-        is_clean = _run_one(model, seed, as_json=as_json)
+        is_clean = _run_one(model, seed, seconds_max=seed_seconds_max, as_json=as_json)
     else:
         seconds_max = None if minutes is None else minutes * 60
         seeds = range(first_seed, first_seed + count)
-        summary = _run_many(model, seeds, jobs=jobs, seconds_max=seconds_max)
+        limits = (seconds_max, seed_seconds_max)
+        summary = _run_many(model, seeds, jobs=jobs, limits=limits)
         if as_json:
             print_json(_facts(summary))
         else:
@@ -83,8 +94,8 @@ def sim(
         context.exit(FOUND)
 
 
-def _run_one(model: Model[Any, Any], seed: int, *, as_json: bool) -> bool:
-    report = run_seed(model, seed)
+def _run_one(model: Model[Any, Any], seed: int, *, seconds_max: float, as_json: bool) -> bool:
+    report = run_seed(model, seed, seconds_max=seconds_max)
     if as_json:
         print_json(report)
         return report.finding is None
@@ -106,7 +117,10 @@ def _run_one(model: Model[Any, Any], seed: int, *, as_json: bool) -> bool:
     return False
 
 
-def _run_many(model: Model[Any, Any], seeds: range, *, jobs: int, seconds_max: float | None) -> CampaignSummary:
+def _run_many(
+    model: Model[Any, Any], seeds: range, *, jobs: int, limits: tuple[float | None, float]
+) -> CampaignSummary:
+    """Run a campaign; `limits` are its real time, if limited, and the processor time of each seed."""
     columns = (
         TextColumn("seeds"),
         BarColumn(),
@@ -123,7 +137,10 @@ def _run_many(model: Model[Any, Any], seeds: range, *, jobs: int, seconds_max: f
                 console.print(f"seed {report.seed}: {report.finding}", markup=False, highlight=False)
             progress.advance(bar)
 
-        return run_campaign(model, seeds, jobs=jobs, seconds_max=seconds_max, on_report=show)
+        seconds_max, seed_seconds_max = limits
+        return run_campaign(
+            model, seeds, jobs=jobs, seconds_max=seconds_max, seed_seconds_max=seed_seconds_max, on_report=show
+        )
 
 
 def _print_summary(summary: CampaignSummary) -> None:

@@ -15,7 +15,7 @@ from quiver.testing.clock import SimulatedClock
 from quiver.testing.disk import SimulatedDisk, SimulatedFile
 from quiver.testing.disk_faults import DiskFaults, PowerLoss
 from quiver.testing.executor import SimulatedExecutor
-from quiver.testing.loop import Deadlock, LimitReached, SimulatedLoop, UnhandledError
+from quiver.testing.loop import Deadlock, LimitReached, SimulatedLoop, Spinning, UnhandledError
 from quiver.testing.network import NetworkFaults, SimulatedNetwork, SimulatedPort
 from quiver.testing.randomness import Latency, RandomStreams
 from quiver.testing.scheduling import HostAccessError
@@ -44,6 +44,7 @@ __all__ = [
     "SimulatedPort",
     "SimulatedRequester",
     "SimulatedTransport",
+    "Spinning",
     "Trace",
     "TransportFaults",
     "UnhandledError",

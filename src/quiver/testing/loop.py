@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import io
 import sys
 import threading
 import weakref
@@ -48,6 +49,9 @@ T = TypeVar("T")
 EVENTS_MAX = 50_000_000
 """How many callbacks one run may take by default: minutes of real time."""
 
+STILL_EVENTS_MAX = 1_000_000
+"""How many callbacks may run by default before virtual time passes: more mean that something spins."""
+
 TIME_MAX_S = 30 * 24 * 3600.0
 """How far virtual time may go by default: a forgotten periodic timer must not run forever."""
 
@@ -61,6 +65,10 @@ class Deadlock(RuntimeError):  # noqa: N818 - it names a state, as in every text
 
 class LimitReached(RuntimeError):  # noqa: N818 - the run is cut off, nothing in it need be wrong
     """Report that a run took more callbacks or more virtual time than it may."""
+
+
+class Spinning(RuntimeError):  # noqa: N818 - it names a state, as `Deadlock`
+    """Report that callbacks run and run although no time passes: a loop whose wait returns without waiting."""
 
 
 class UnhandledError(RuntimeError):
@@ -92,7 +100,8 @@ class _NumberedTask(asyncio.Task[T]):
 class SimulatedLoop(HostlessLoop):
     """Run coroutines on virtual time, in an order drawn from `rng`.
 
-    With a `trace`, every step is hashed into it. `events_max` and `time_max_s` bound a run.
+    With a `trace`, every step is hashed into it. `events_max` and `time_max_s` bound a run, and `still_events_max` the
+    callbacks at one moment of virtual time.
     """
 
     def __init__(
@@ -103,9 +112,13 @@ class SimulatedLoop(HostlessLoop):
         trace: Trace | None = None,
         events_max: int = EVENTS_MAX,
         time_max_s: float = TIME_MAX_S,
+        still_events_max: int = STILL_EVENTS_MAX,
     ) -> None:
         self.now_ns = 0
         self.event_count = 0
+        self._still_events_max = still_events_max
+        self._still_until = still_events_max
+        """The event count by which time must have passed."""
         self.running_node: Hashable | None = None
         """The node whose callback ran last, for `after_event`; None: it belongs to no node."""
         self._ready: ReadyQueue = ShuffledQueue(rng) if policy == "shuffle" else FifoQueue()
@@ -422,6 +435,8 @@ class SimulatedLoop(HostlessLoop):
                 hook()
             if unhandled:
                 self._raise_unhandled()
+            if self.event_count >= self._still_until:
+                self._check_progress(event)
             if self.event_count >= self._events_max:
                 raise LimitReached(f"{self.event_count} callbacks ran, at {self.time()} s; {self._describe_tasks()}")
 
@@ -458,6 +473,18 @@ class SimulatedLoop(HostlessLoop):
         if timers[0][0] > self._time_max_ns:
             raise LimitReached(f"the next timer is beyond {self._time_max_ns / 1e9} s; {self._describe_tasks()}")
         self.now_ns = timers[0][0]
+        self._still_until = self.event_count + self._still_events_max
+
+    def _check_progress(self, event: ScheduledCallback) -> None:
+        """Raise `Spinning` with the stack of the task that ran last: no time has passed for very long."""
+        task = getattr(event.callback, "__self__", None)
+        text = repr(event)
+        if isinstance(task, asyncio.Task):
+            with io.StringIO() as file:
+                task.print_stack(file=file)
+                text = file.getvalue()
+        count, node = self._still_events_max, self.running_node
+        raise Spinning(f"{count} callbacks of node {node} ran at {self.time()} s while no time passed; last: {text}")
 
     def _divert(self, event: ScheduledCallback) -> None:
         """Keep an event of a node that does not run."""

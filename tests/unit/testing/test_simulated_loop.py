@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 
 import pytest
 
-from quiver.testing import Deadlock, HostAccessError, LimitReached, SimulatedLoop, Trace, UnhandledError
+from quiver.testing import Deadlock, HostAccessError, LimitReached, SimulatedLoop, Spinning, Trace, UnhandledError
 
 HOUR_S = 3600.0
 
@@ -405,3 +405,27 @@ def trace_of(seed: int) -> str:
 def test_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
     assert trace_of(1) == trace_of(1)
     assert trace_of(1) != trace_of(2)
+
+
+def test_callbacks_without_time_passing_are_reported_with_the_stack() -> None:
+    async def spin_forever() -> None:
+        while True:  # noqa: ASYNC110 - it is the fault
+            await asyncio.sleep(0)
+
+    loop = SimulatedLoop(random.Random(1), still_events_max=500)
+    with pytest.raises(Spinning, match=r"(?s)500 callbacks.*spin_forever"):
+        loop.run_until_complete(spin_forever())
+    loop.close()
+
+
+def test_many_callbacks_are_fine_while_time_passes() -> None:
+    async def work() -> None:
+        for _ in range(20):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+
+    loop = SimulatedLoop(random.Random(1), still_events_max=500)
+    loop.run_until_complete(work())
+    assert loop.event_count > 1_000
+    loop.close()

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from quiver.testing.simulator.limits import SECONDS_MAX
 from quiver.testing.simulator.report import SeedReport
 from quiver.testing.simulator.runner import Model, run_seed
 
@@ -81,12 +82,17 @@ def run_campaign(
     *,
     jobs: int,
     seconds_max: float | None = None,
+    seed_seconds_max: float = SECONDS_MAX,
     on_report: Callable[[SeedReport], None] | None = None,
 ) -> CampaignSummary:
-    """Run seeds in `jobs` processes until all are done or the time is up; call `on_report` with each report."""
+    """Run seeds in `jobs` processes until all are done or the time is up; call `on_report` with each report.
+
+    A seed that uses more than `seed_seconds_max` of processor time is reported as a finding, and the next one begins.
+    """
     summary = CampaignSummary(model.required_faults)
     started = time.monotonic()
-    for report in _reports(model, seeds, jobs, started + seconds_max if seconds_max is not None else None):
+    run = partial(run_seed, model, seconds_max=seed_seconds_max)
+    for report in _reports(run, seeds, jobs, started + seconds_max if seconds_max is not None else None):
         summary.add(report)
         if on_report is not None:
             on_report(report)
@@ -94,8 +100,9 @@ def run_campaign(
     return summary
 
 
-def _reports(model: Model[Any, Any], seeds: Sequence[int], jobs: int, deadline: float | None) -> Iterator[SeedReport]:
-    run = partial(run_seed, model)
+def _reports(
+    run: Callable[[int], SeedReport], seeds: Sequence[int], jobs: int, deadline: float | None
+) -> Iterator[SeedReport]:
     waiting = iter(seeds)
     if jobs == 1:
         for seed in waiting:
@@ -128,8 +135,11 @@ Rerun = Callable[[frozenset[int]], SeedReport]
 
 
 def shrink(report: SeedReport, model: Model[Any, Any], *, runs_max: int = RUNS_MAX) -> SeedReport | None:
-    """Return the report of the shortest failing schedule found for a report's seed; None if the seed does not fail."""
-    if report.finding is None:
+    """Return the report of the shortest failing schedule found for a report's seed.
+
+    None if the seed does not fail, or did not end: every further run might not end, either.
+    """
+    if report.finding is None or report.is_cut_off:
         return None
     numbers = list(range(len(report.schedule)))
     return ScheduleShrinker(

@@ -26,6 +26,10 @@ class Violation(SystemExit):
         self.invariant = invariant
 
 
+class CutOff(Violation):
+    """Report a seed that did not end within its limit."""
+
+
 def violated(invariant: str, message: str, **facts: object) -> NoReturn:
     """Fail the run; `facts` are shown with the message."""
     detail = " ".join(f"{key}={value}" for key, value in facts.items())
@@ -46,6 +50,8 @@ class SeedReport:
     is_cluster: bool = False
     """Whether the cluster model was run."""
     finding: str | None = None
+    is_cut_off: bool = False
+    """Whether the finding is that the seed did not end."""
     digest: str = ""
     events: int = 0
     simulated_ms: int = 0

@@ -22,16 +22,19 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from quiver.clock import Rng
 from quiver.errors import InvariantBroken
-from quiver.testing.loop import SimulatedLoop
+from quiver.testing.loop import LimitReached, SimulatedLoop, Spinning
 from quiver.testing.randomness import RandomStreams
 from quiver.testing.simulator.faults import FaultInjection
-from quiver.testing.simulator.report import SeedReport, Violation, describe
+from quiver.testing.simulator.limits import SECONDS_MAX, limit_seconds
+from quiver.testing.simulator.report import CutOff, SeedReport, Violation, describe
 from quiver.testing.simulator.world import SimulatedWorld, SimulationKnobs, SimulationRun
 from quiver.testing.trace import Trace
 
 K = TypeVar("K", bound=SimulationKnobs)
 W = TypeVar("W", bound=SimulatedWorld[Any, Any])
 
+STILL_EVENTS_MAX = 100_000
+"""Callbacks that may run at one moment of virtual time: more than whole runs of many seeds take."""
 CALM_SHARE = 0.25
 """Share of the time without new faults, in stretches."""
 _CALM_STRETCH_MS = (1_000, 4_000)
@@ -72,28 +75,45 @@ class Model(Protocol[K, W]):
         """Add the model's own figures to a report."""
 
 
-def run_seed(model: Model[K, W], seed: int, *, left_out: frozenset[int] = frozenset()) -> SeedReport:
-    """Run one seed; `left_out` omits faults of the schedule by number."""
+def run_seed(
+    model: Model[K, W], seed: int, *, left_out: frozenset[int] = frozenset(), seconds_max: float = SECONDS_MAX
+) -> SeedReport:
+    """Run one seed; `left_out` omits faults of the schedule by number, `seconds_max` limits its processor time."""
     streams = _streams(model, seed)
     knobs = model.draw_knobs(streams.stream("knobs"))
     schedule = [fault for fault in plan_faults(streams.stream("faults"), knobs) if fault.number not in left_out]
-    return run_schedule(model, seed, knobs, schedule)
+    return run_schedule(model, seed, knobs, schedule, seconds_max=seconds_max)
 
 
-def run_schedule(model: Model[K, W], seed: int, knobs: K, schedule: Sequence[PlannedFault]) -> SeedReport:
+def run_schedule(
+    model: Model[K, W],
+    seed: int,
+    knobs: K,
+    schedule: Sequence[PlannedFault],
+    *,
+    seconds_max: float = SECONDS_MAX,
+) -> SeedReport:
     """Run these knobs and faults; the seed decides everything else."""
     streams = _streams(model, seed)
     trace = Trace()
-    loop = SimulatedLoop(streams.schedule, trace=trace, events_max=model.events_max, time_max_s=model.time_max_s)
+    loop = SimulatedLoop(
+        streams.schedule,
+        trace=trace,
+        events_max=model.events_max,
+        time_max_s=model.time_max_s,
+        still_events_max=STILL_EVENTS_MAX,
+    )
     world = model.make_world(SimulationRun(loop, trace, streams), knobs)
     nemesis = Nemesis(world, schedule, model.faults)
     report = SeedReport(seed, is_cluster=model.is_cluster, schedule=[str(fault) for fault in schedule])
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        loop.run_until_complete(_run(model, world, nemesis))
+        with limit_seconds(seconds_max):
+            loop.run_until_complete(_run(model, world, nemesis))
     except (Exception, InvariantBroken, Violation) as error:  # noqa: BLE001 - whatever ends a run is its finding
         report.finding = describe(error)
+        report.is_cut_off = isinstance(error, CutOff | Spinning | LimitReached)
     finally:
         logging.disable(level)
         _fill(report, world, nemesis)
