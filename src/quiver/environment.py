@@ -18,6 +18,7 @@ from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
 from quiver.config import Settings
 from quiver.features import LEVEL_MAX
+from quiver.loop_watchdog import LoopWatchdog
 from quiver.metadata import Database, open_database, sqlite_url
 from quiver.metrics import MetricFamily
 from quiver.model import NodeId
@@ -113,19 +114,22 @@ class SystemEnvironment:
         self.fresh_identity = secrets.token_hex(16)
         self.level_max = LEVEL_MAX
         self._settings = settings
+        self._watchdog = LoopWatchdog(alarm_ms=node.loop_lag_alarm_ms)
         measure_gc()
 
     async def __aenter__(self) -> Self:
+        self._watchdog.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watchdog.stop()
         self._threads.close()
 
     def metrics(self) -> Iterable[MetricFamily]:
         """Return the metrics of this process and of its executor."""
-        return (*describe_process(), *describe_lanes(self._threads.status()))
+        return (*describe_process(), *describe_lanes(self._threads.status()), *self._watchdog.metrics())
 
     @asynccontextmanager
     async def open_network(

@@ -90,14 +90,17 @@ def describe_fault(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}"
 
 
-async def supervise(name: str, run: Callable[[], Awaitable[None]], rng: Rng) -> None:
+async def supervise(name: str, run: Callable[[], Awaitable[None]], rng: Rng | None = None) -> None:
     """Run a background loop of a node until it returns; start it again after a pause if an error of ours ends it.
+
+    With `rng` the pauses vary, for loops that run on many nodes and ask the same one.
 
     Raises:
         StorageError: the disk failed; the node stops.
         Exception: a defect, which ends the node.
     """
-    loop, backoff = asyncio.get_running_loop(), Backoff(rng, first_ms=PAUSE_MS_FIRST, max_ms=PAUSE_MS_MAX)
+    loop = asyncio.get_running_loop()
+    backoff = Backoff(rng or _NoJitter(), first_ms=PAUSE_MS_FIRST, max_ms=PAUSE_MS_MAX)
     while True:
         begun = loop.time()
         try:
@@ -114,3 +117,13 @@ async def supervise(name: str, run: Callable[[], Awaitable[None]], rng: Rng) -> 
             await asyncio.sleep(pause_ms / 1000)
         else:
             return
+
+
+class _NoJitter:
+    """The `Rng` of pauses that do not vary."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def randrange(self, stop: int) -> int:
+        return stop - 1

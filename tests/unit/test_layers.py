@@ -25,7 +25,7 @@ LAYERS = (
     ("metrics",),
     ("config",),
     ("logs",),
-    ("faults",),
+    ("faults", "loop_watchdog"),
     ("record",),
     ("raft",),
     ("storage",),

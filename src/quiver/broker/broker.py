@@ -29,7 +29,7 @@ from quiver.errors import StorageError
 from quiver.faults import supervise
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
-from quiver.metrics import MetricFamily
+from quiver.metrics import MetricFamily, counter
 from quiver.model import NodeId, Term, TopicId
 from quiver.partition import Meters, Replica
 from quiver.raft import Role
@@ -251,6 +251,11 @@ class Broker:
         totals = await collect(self._table, now_ms=self._clock.monotonic_ms(), wall_ms=self._clock.wall_ms())
         return [
             *describe_totals(totals),
+            counter(
+                "quiver_partition_stops_total",
+                "Times that an error stopped a replica on this node; it is reopened after a pause.",
+                self._replica_manager.stops,
+            ),
             *describe_replication(self._replicator, self._meters),
             *describe_topics(self._meters, self._store.view(), topics_max=self._settings.broker.metric_topics_max),
             *self._requests.metrics(),

@@ -47,6 +47,9 @@ def _print_nodes(overview: ClusterOverview) -> None:
             _warn(f"node {node.node} is not ready: {node.unready}")
         if node.database_outage:
             _warn(f"node {node.node} serves from its log, without its database: {node.database_outage}")
+        for found in node.problems:
+            what = "metadata" if found.partition_id is None else f"partition {found.topic}/{found.partition_id}"
+            _warn(f"{what} on node {node.node} is {found.state}: {found.problem}")
     columns = ("node", "pid", "version", "level", "roles", "state", "manager", "applied", "http", "wire")
     print_table(columns, [_node_cells(node) for node in overview.nodes])
 

@@ -21,6 +21,7 @@ from quiver.wire.admin_messages import (
     ListMoves,
     MoveInfo,
     NodeDescribed,
+    ProblemInfo,
     ReplicaInfo,
 )
 from quiver.wire.messages import GetMetadata, MetadataFound, NodeInfo, PartitionInfo, RetentionInfo
@@ -54,6 +55,8 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     applied_index: Index | None = None
     stored_index: Index | None = None
     """Index up to which the metadata is in its database."""
+    problems: tuple[ProblemInfo, ...] = ()
+    """Its replicas that do not serve, and its copy of the metadata if that has stopped."""
     unready: str = ""
     """Why it is not ready, if it answered."""
     database_outage: str = ""
@@ -197,6 +200,7 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
         started_ms=answer.started_ms,
         applied_index=answer.applied_index,
         stored_index=answer.stored_index,
+        problems=answer.problems,
     )
 
 

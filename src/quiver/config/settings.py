@@ -85,6 +85,15 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             description="URL of the metadata database (postgresql+psycopg://…); empty for SQLite in the data directory."
         ),
     ] = ""
+    loop_lag_alarm_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=60_000,
+            description="Time after which an event loop that stands still is logged with its stack, at most every 10 "
+            "seconds; 0 turns the alarm off. Lower it to find what delays answers, at the cost of more log lines.",
+        ),
+    ] = 500
 
     def __post_init__(self) -> None:
         unknown = sorted(self.role_names - set(ROLES))

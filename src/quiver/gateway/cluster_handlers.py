@@ -86,6 +86,12 @@ class ClusterHandlers:
             message=_describe_role(node),
             uptime_ms=max(0, self._clock.wall_ms() - node.started_ms),
             is_ready=node.is_ready,
+            problems=[
+                contract.ReplicaProblemItem(
+                    state=found.state, problem=found.problem, topic=found.topic or None, partition=found.partition_id
+                )
+                for found in node.problems
+            ],
         )
 
     async def metrics(self, _: contract.Parameters) -> HttpResponse:

@@ -325,6 +325,18 @@ class NodeStatusAnswer(Answer, frozen=True):
     message: str
     uptime_ms: int
     is_ready: bool
+    problems: list[ReplicaProblemItem] = []
+    """Replicas on this node that do not serve, and its copy of the metadata if that has stopped."""
+
+
+class ReplicaProblemItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that does not serve; without a topic it is the node's copy of the metadata."""
+
+    state: str
+    """needs_upgrade: a newer program wrote the next entry. stopped: an error stopped it; it is reopened. unusable."""
+    problem: str
+    topic: str | None = None
+    partition: int | None = None
 
 
 class BrokerHealthItem(msgspec.Struct, frozen=True, kw_only=True):

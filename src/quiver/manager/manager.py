@@ -20,6 +20,7 @@ import msgspec
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.errors import OutcomeUnknownError, RequestError, UnavailableError
+from quiver.faults import supervise
 from quiver.logs import facts
 from quiver.manager.liveness import Liveness
 from quiver.manager.repairs import plan_members, plan_repairs
@@ -193,7 +194,7 @@ class Manager:
         """Do the primary's work until leadership ends."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                work = tasks.create_task(self._serve())
+                work = tasks.create_task(supervise("primary", self._serve))
                 await self._store.wait_primary(is_primary=False)
                 work.cancel()
         finally:

@@ -63,10 +63,17 @@ class ApplyOutcome(msgspec.Struct, frozen=True):
 
 
 def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
-    """Apply a command to a state, or refuse it and leave the state unchanged."""
+    """Apply a command to a state, or refuse it and leave the state unchanged; never raises.
+
+    A command that makes this code fail is refused as `bad_command`: it is in the log of every member, and would end all
+    of them, again after each restart.
+    """
     if not state.counters.cluster_id and not isinstance(command, InitCluster):
         return ApplyOutcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet; retry"))
-    decision = check_level(state, command) or _decide(state, command)
+    try:
+        decision = check_level(state, command) or _decide(state, command)
+    except Exception as error:  # noqa: BLE001 - a decision changes nothing, so that nothing is half done
+        decision = refuse("bad_command", f"not done: this program has a defect and fails on the command: {error!r}")
     if isinstance(decision, CommandRefusal):
         return ApplyOutcome(refusal=decision)
     changes = tuple(decision.changes)

@@ -12,7 +12,7 @@ default that means the same as its absence did; see `quiver.features` for when i
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -396,6 +396,7 @@ AnyCommand = (
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
 _MARK = bytes((CONTROL_STATE,))
+_NAMES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyCommand))
 
 
 def encode_command(command: Command[Any]) -> bytes:
@@ -451,13 +452,16 @@ def command_name(command: Command[Any]) -> str:
 
 
 def _undecodable(body: memoryview, error: Exception) -> DecodeError:
-    """Return the error for an undecodable command: a complete map with a type was written by a newer program."""
+    """Return the error for an undecodable command: a newer program wrote an unknown name, field or enumeration value.
+
+    Anything else is malformed: the version says which programs can read it, and this one is among them.
+    """
     try:
         found = msgspec.msgpack.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError):
         return DecodeError(f"a command that cannot be read: {error}")
-    if isinstance(found, dict) and isinstance(found.get("type"), str):
-        return UnknownCommandError(
-            f"a command {found['type']!r} that this program cannot read ({error}): upgrade this node"
-        )
+    name = found.get("type") if isinstance(found, dict) else None
+    is_new = name not in _NAMES or any(text in str(error) for text in ("unknown field", "Invalid enum value"))
+    if isinstance(name, str) and is_new:
+        return UnknownCommandError(f"a command {name!r} that this program cannot read ({error}): upgrade this node")
     return DecodeError(f"a command that cannot be read: {error}")

@@ -78,6 +78,7 @@ _OUT_OF_RANGE = (
     "bad_name",
     "no_topics",
     "bad_hold",
+    "bad_command",
 )
 
 

@@ -310,8 +310,9 @@ class MetadataState:
         table[row.key] = row  # not delete and insert: copying a dict without gaps is several times faster
 
     def _drop(self, table: Table, key: object) -> None:
-        row = self.tables[table].pop(key)
-        self.names[table].pop(_name(row), None)
+        row = self.tables[table].pop(key, None)
+        if row is not None:
+            self.names[table].pop(_name(row), None)
 
 
 def _name(row: AnyRow) -> str:

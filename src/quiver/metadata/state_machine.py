@@ -5,22 +5,30 @@ lags but never differs. After a crash the state is loaded from the database. The
 newest snapshot; entries that the database already has are skipped by index and the rest are applied, so every command
 is applied exactly once, whatever the positions of snapshot and database.
 
-It stops permanently and calls `on_failure` rather than skip an entry that it cannot decode, follow a cluster to a
-feature level that this program does not know, or continue with a database that belongs to another log.
+Nothing in the log ends a node. A command that is malformed, or that makes this program fail, is refused as
+`bad_command` on every member and counted. One of a newer program is never skipped: `apply` stops before it.
+
+It stops permanently and calls `on_failure` rather than follow a cluster to a feature level that this program does not
+know, or continue with a database that belongs to another log.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from quiver.errors import DecodeError, StorageError, invariant
+from quiver.errors import DecodeError, StorageError, UnknownVersionError, invariant
 from quiver.features import LEVEL_MAX, explain_level
+from quiver.logs import facts
 from quiver.metadata.apply import ApplyOutcome, apply
 from quiver.metadata.commands import decode_command
+from quiver.metadata.decision import refuse
 from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
 from quiver.model import Index
 from quiver.record import Batch
+
+logger = logging.getLogger(__name__)
 
 OUTCOMES_MAX = 65_536
 """Maximum number of kept outcomes; a proposer fetches its own one turn of the loop after it was applied."""
@@ -59,6 +67,8 @@ class MetadataStateMachine:
         """Commands applied since the start of this process, refused ones included."""
         self.skipped_entries = 0
         """Replayed entries that the database had already."""
+        self.bad_commands = 0
+        """Commands refused since the start of this process because they are malformed or made this program fail."""
 
     @property
     def state(self) -> MetadataState:
@@ -80,13 +90,18 @@ class MetadataStateMachine:
         self._listeners.append(listener)
 
     def apply(self, batches: Sequence[Batch]) -> None:
-        """Apply committed batches in order."""
+        """Apply committed batches in order; see `StateMachine.apply`."""
         changes: list[Change] = []
         before = self._state.position
-        for batch in batches:
-            if self._failure is not None:
-                break
-            changes += self._apply_one(batch)
+        try:
+            for batch in batches:
+                if self._failure is not None:
+                    break
+                changes += self._apply_one(batch)
+        finally:
+            self._tell(changes, before)
+
+    def _tell(self, changes: Sequence[Change], before: LogPosition) -> None:
         if self._state.position != before:
             for listener in self._listeners:
                 listener.add(changes, self._state.counters, self._state.position)
@@ -104,12 +119,17 @@ class MetadataStateMachine:
         return self._state.view().encode()
 
     def restore(self, state: bytes) -> None:
-        """Replace the state by a snapshot, unless the state is as new; empty bytes mean the initial state."""
+        """Replace the state by a snapshot, unless the state is as new; empty bytes mean the initial state.
+
+        Raises:
+            UnknownVersionError: this program cannot read the snapshot; the state is unchanged.
+        """
         try:
             restored = MetadataState.decode(state, level_max=self.level_max)
+        except UnknownVersionError:
+            raise
         except DecodeError as error:
-            self._fail(StorageError(error.message))
-            return
+            raise UnknownVersionError(error.message) from error
         ours, theirs = self._state.counters.cluster_id, restored.counters.cluster_id
         if ours and theirs and ours != theirs:
             self._fail(StorageError(f"the database belongs to cluster {ours}, the log to cluster {theirs}"))
@@ -136,18 +156,24 @@ class MetadataStateMachine:
         invariant(found.index == position.index + 1, "entries are applied one by one", at=position, found=found)
         try:
             command = decode_command(batch, level_max=self.level_max)
+        except UnknownVersionError as error:
+            raise UnknownVersionError(f"the metadata log holds at index {found.index} {error.message}") from error
         except DecodeError as error:
-            self._fail(StorageError(f"the metadata log holds at index {found.index} {error.message}"))
-            return ()
-        changes: Sequence[Change] = ()
-        if command is not None:
-            outcome = apply(self._state, command)
-            changes = outcome.changes
-            self.applied_commands += 1
-            self._keep(found.index, outcome)
+            outcome = ApplyOutcome(refusal=refuse("bad_command", f"not done: {error.message}"))
+        else:
+            outcome = ApplyOutcome() if command is None else apply(self._state, command)
+            self.applied_commands += command is not None
+        self._note(found.index, outcome)
         self._state.advance_to(found)
         self._check_level()
-        return changes
+        return outcome.changes
+
+    def _note(self, index: Index, outcome: ApplyOutcome) -> None:
+        if outcome.refusal is not None and outcome.refusal.code == "bad_command":
+            self.bad_commands += 1
+            logger.error("command refused", extra=facts(index=index, reason=outcome.refusal.message))
+        if outcome.refusal is not None or outcome.result is not None:
+            self._keep(index, outcome)
 
     def _check_level(self) -> None:
         level = self._state.counters.feature_level

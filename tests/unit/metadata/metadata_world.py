@@ -16,10 +16,12 @@ from quiver.metadata.commands import (
     RegisterConsumerCommand,
     RegisterProducerCommand,
     TopicSelection,
+    encode_command,
 )
 from quiver.metadata.rows import BrokerState
 from quiver.metadata.state import MetadataState
-from quiver.model import NodeId, PartitionId
+from quiver.model import Index, NodeId, Offset, PartitionId, Term
+from quiver.record import Batch, stamp
 
 NOW_MS = 1_000_000
 
@@ -89,3 +91,13 @@ def refused(state: MetadataState, command: AnyCommand) -> str:
     assert outcome.refusal.error().code == outcome.refusal.code
     assert outcome.refusal.message.startswith("not done: ")
     return outcome.refusal.code
+
+
+def entry(data: bytes, index: int, term: int = 1) -> Batch:
+    """Return a batch as it is in the log."""
+    return Batch.decode(stamp(data, term=Term(term), index=Index(index), base_offset=Offset(0), append_timestamp=index))
+
+
+def log(*commands: AnyCommand, first_index: int = 1) -> list[Batch]:
+    """Return commands as they are in the log."""
+    return [entry(encode_command(command), index) for index, command in enumerate(commands, start=first_index)]

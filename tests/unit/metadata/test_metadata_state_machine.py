@@ -6,25 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from metadata_world import create_topic, formed_state, init_cluster, register_broker, register_consumer
+from metadata_world import create_topic, entry, formed_state, init_cluster, log, register_broker, register_consumer
 
-from quiver.errors import InvariantBroken, StorageError
+from quiver.errors import InvariantBroken, StorageError, UnknownVersionError
 from quiver.metadata import state_machine as machine_module
-from quiver.metadata.commands import CONTROL_STATE, AnyCommand, encode_command
+from quiver.metadata.commands import CONTROL_STATE, AnyCommand
 from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
 from quiver.metadata.state_machine import MetadataStateMachine
-from quiver.model import Index, Offset, Term
-from quiver.record import Batch, build_batch, build_control_batch, stamp
+from quiver.model import Index, Term
+from quiver.record import build_batch, build_control_batch
 
 BEGINNING: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
-
-
-def entry(data: bytes, index: int, term: int = 1) -> Batch:
-    return Batch.decode(stamp(data, term=Term(term), index=Index(index), base_offset=Offset(0), append_timestamp=index))
-
-
-def log(*commands: AnyCommand, first_index: int = 1) -> list[Batch]:
-    return [entry(encode_command(command), index) for index, command in enumerate(commands, start=first_index)]
 
 
 class Listener:
@@ -94,27 +86,31 @@ def test_gap_in_the_log_ends_the_process() -> None:
     [
         (build_control_batch(bytes((CONTROL_STATE, 7)), timestamp=1), "version 7"),
         (build_control_batch(bytes((CONTROL_STATE, 1)) + msgspec.msgpack.encode({"type": "x"}), timestamp=1), "'x'"),
-        (build_batch([b"value"], timestamp=1), "records"),
     ],
 )
-def test_entry_that_cannot_be_read_stops_the_machine_where_it_is(data: bytes, says: str) -> None:
+def test_entry_of_a_newer_program_stops_the_machine_before_it(data: bytes, says: str) -> None:
     machine, listener, failures = made()
-    before = log(*BEGINNING)
-    machine.apply([*before, entry(data, 6), *log(register_consumer(), first_index=7)])
-    assert [says in failure.message for failure in failures] == [True]
-    assert "index 6" in failures[0].message
-    assert listener.added[-1][1].index == machine.state.position.index == 5
-    machine.apply(log(register_consumer(), first_index=8))
-    assert (len(failures), machine.applied_commands) == (1, 5)
-    with pytest.raises(StorageError):
-        machine.snapshot()
+    with pytest.raises(UnknownVersionError, match=f"(?s)index 6.*{says}"):
+        machine.apply([*log(*BEGINNING), entry(data, 6), *log(register_consumer(), first_index=7)])
+    assert listener.added[-1][1].index == machine.applied_index == 5
+    assert (failures, machine.applied_commands) == ([], 5)
+    assert MetadataState.decode(machine.snapshot()).position.index == 5
 
 
-def test_snapshot_that_cannot_be_read_stops_the_machine() -> None:
+def test_malformed_entry_is_refused_and_the_next_one_applied() -> None:
     machine, listener, failures = made()
-    machine.restore(b"\x09")
-    assert "version 9" in failures[0].message
-    assert (machine.failure, listener.replaced) == (failures[0], [])
+    bad = entry(build_batch([b"value"], timestamp=1), 6)
+    machine.apply([*log(*BEGINNING), bad, *log(register_consumer(), first_index=7)])
+    assert listener.added[-1][1].index == machine.applied_index == 7
+    assert (failures, machine.bad_commands, machine.applied_commands) == ([], 1, 6)
+
+
+def test_snapshot_that_cannot_be_read_changes_nothing() -> None:
+    machine, listener, failures = made()
+    for snapshot in (b"\x09", b"\x01garbage"):
+        with pytest.raises(UnknownVersionError):
+            machine.restore(snapshot)
+    assert (machine.failure, failures, listener.replaced) == (None, [], [])
 
 
 def test_snapshot_of_another_cluster_stops_the_machine() -> None:

@@ -30,8 +30,8 @@ def limit_seconds(seconds: float) -> Iterator[None]:
         return
 
     def give_up(_: int, frame: FrameType | None) -> None:
-        places = [f"{at.filename.rpartition('/')[2]}:{at.lineno} {at.name}" for at in traceback.extract_stack(frame)]
-        stack = " > ".join(places[-_FRAMES_SHOWN:])
+        frames = traceback.extract_stack(frame, limit=_FRAMES_SHOWN)
+        stack = " > ".join(f"{at.filename.rpartition('/')[2]}:{at.lineno} {at.name}" for at in frames)
         raise CutOff("F3", f"the seed did not end within {seconds:g} s of processor time, at {stack}")
 
     before = signal.signal(signal.SIGPROF, give_up)
