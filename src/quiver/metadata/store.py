@@ -280,7 +280,9 @@ class MetadataStore:
             transactions=self._writer.transactions,
             pending_rows=self._writer.pending_rows,
             submits=self._submits,
-            failure=None if failure is None else failure.message,
+            failure=(self._member.needs_upgrade or None if self._member is not None else None)
+            if failure is None
+            else failure.message,
             outage=None if outage is None else outage.reason,
             outage_ms=0 if outage is None else self._clock.monotonic_ms() - outage.since_ms,
         )
