@@ -18,12 +18,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quiver.client.cluster import AsyncCluster, PartitionDescription, TopicDescription
+    from quiver.client.cluster import AsyncCluster
     from quiver.client.connection import connect, connect_async
     from quiver.client.consumer import AsyncConsumer
     from quiver.client.delivery import Deliveries, Delivery, Position, Span
     from quiver.client.producer import AsyncProducer
+    from quiver.client.ranges import ReadProgress
+    from quiver.client.scan import AsyncScan, Scan
     from quiver.client.sync import Cluster, Consumer, Producer
+    from quiver.client.topics import PartitionDescription, TopicDescription
     from quiver.errors import (
         ConflictError,
         FencedError,
@@ -46,12 +49,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "quiver.client.cluster": ("AsyncCluster", "PartitionDescription", "TopicDescription"),
+    "quiver.client.cluster": ("AsyncCluster",),
     "quiver.client.connection": ("connect", "connect_async"),
     "quiver.client.consumer": ("AsyncConsumer",),
     "quiver.client.delivery": ("Deliveries", "Delivery", "Position", "Span"),
     "quiver.client.producer": ("AsyncProducer",),
+    "quiver.client.ranges": ("ReadProgress",),
+    "quiver.client.scan": ("AsyncScan", "Scan"),
     "quiver.client.sync": ("Cluster", "Consumer", "Producer"),
+    "quiver.client.topics": ("PartitionDescription", "TopicDescription"),
     "quiver.errors": (
         "ConflictError",
         "FencedError",
@@ -77,6 +83,7 @@ __all__ = [
     "AsyncCluster",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncScan",
     "ClientInfo",
     "Cluster",
     "ConflictError",
@@ -96,9 +103,11 @@ __all__ = [
     "Position",
     "Producer",
     "QuiverError",
+    "ReadProgress",
     "Record",
     "RequestError",
     "RetentionInfo",
+    "Scan",
     "Span",
     "TooLargeError",
     "TopicDescription",

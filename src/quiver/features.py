@@ -48,9 +48,12 @@ LEVELS = (
             "feature levels themselves: raising the level, and its record in metadata and data directories",
             "clients that expire, and their state in every partition with them",
             "recovery of a lost majority",
+            "sessions: of the users of one consumer name, only the newest reads and commits",
         ),
     ),
 )
+SESSIONS_LEVEL = 2
+"""The level from which partitions know sessions of consumers."""
 LEVEL_MIN = LEVELS[0].level
 """The lowest level whose data this program reads, and which it assumes of a program that names none."""
 LEVEL_MAX = LEVELS[-1].level

@@ -118,6 +118,8 @@ class BrokerRequests:
 
     async def _fetch(self, caller: Caller, request: Fetch, _: memoryview) -> Answer:
         replica = self._table.find_leader(request.topic_id, request.partition_id)
+        if request.reader is not None:
+            replica.check_session(*request.reader)
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.fetch(request.offset, bytes_max=request.bytes_max, wait_ms=wait_ms)
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)
@@ -166,7 +168,9 @@ class BrokerRequests:
         replica, view = self._table.find_leader(request.topic_id, request.partition_id), self._view()
         for consumer_id, _offset in request.cursors:
             self._admit_consumer(view, consumer_id, request)
-        await replica.move_cursors(request.cursors, only_new=request.only_new, checked_index=view.index)
+        await replica.move_cursors(
+            request.cursors, only_new=request.only_new, session=request.session, checked_index=view.index
+        )
         return Done(), ()
 
     async def _get_cursors(self, _: Caller, request: GetCursors, __: memoryview) -> Answer:

@@ -33,7 +33,7 @@ from quiver.cli.options import (
     url_option,
 )
 from quiver.cli.output import describe_record, format_count, format_time, printable
-from quiver.client.consumer import require_arrow
+from quiver.client.frames import require_arrow
 from quiver.record.batch import Record
 
 POLL_S = 0.5

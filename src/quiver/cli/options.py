@@ -19,7 +19,7 @@ from quiver.contexts import DEFAULT_URL
 from quiver.errors import QuiverError
 
 if TYPE_CHECKING:
-    from quiver.client.consumer import SeekTarget
+    from quiver.client.consumer_core import SeekTarget
 
 COMPLETION_TIMEOUT_S = 2.0
 """How long the completion of a topic's name may keep a shell waiting for the cluster."""

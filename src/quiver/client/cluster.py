@@ -6,8 +6,10 @@ Every call has one total deadline for all its attempts (`timeout`). It returns a
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from copy import copy
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
@@ -15,17 +17,30 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 import msgspec
 
 from quiver.client.administration import AsyncClusterAdministration
-from quiver.client.consumer import AsyncConsumer, ConsumerCore, SeekTarget, parse_seek_target, require_arrow
+from quiver.client.consumer import AsyncConsumer, parse_seek_target
+from quiver.client.consumer_core import ConsumerCore, SeekTarget, parse_subscription
 from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
 from quiver.client.diagnosis import Diagnose
 from quiver.client.discovery import HttpGet, explain_failure, http_get, locate, parse_seeds
+from quiver.client.frames import require_arrow
 from quiver.client.holds import find_holds, place_hold, release_hold
-from quiver.client.options import ClusterOptions, ConsumerOptions, ProducerOptions, check_options, to_compression, to_ms
+from quiver.client.options import (
+    ClusterOptions,
+    ConsumerOptions,
+    ProducerOptions,
+    check_options,
+    default_delivery_timeout_ms,
+    to_compression,
+    to_ms,
+)
+from quiver.client.presentation import describe, html_rows
 from quiver.client.producer import AsyncProducer, ProducerCore
-from quiver.client.ranges import OffsetSpecs, RangeReader, ReplicaReader, TopicOffsets, find_offsets
+from quiver.client.ranges import OffsetSpecs, OnProgress, RangeReader, ReplicaReader, TopicOffsets, find_offsets
+from quiver.client.scan import AsyncScan, ScanBound, plan_scan
+from quiver.client.topics import TopicDescription, describe_topic
 from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, RequestError, UnavailableError
-from quiver.model import ConsumerId, NodeId, PartitionId, TopicId
+from quiver.model import ConsumerId, PartitionId
 from quiver.record import Batch
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
@@ -33,10 +48,8 @@ from quiver.routing.router import Router
 from quiver.routing.transport import Transport
 from quiver.wire.admin_messages import (
     ClientInfo,
-    DescribeNode,
     HoldInfo,
     ListClients,
-    ReplicaInfo,
 )
 from quiver.wire.messages import (
     AddPartitionsRequest,
@@ -47,39 +60,18 @@ from quiver.wire.messages import (
     GetMetadata,
     RestoreTopicRequest,
     RetentionInfo,
-    TopicInfo,
 )
 from quiver.wire.requests import Done, Request
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from quiver.client.digest_reporter import DigestReporter
 
 REACH_MS_MAX: Final = 1_300
 """Time after which addresses that do not answer are diagnosed: with it, a wrong address is reported in two seconds."""
 CONNECT_MS_MAX: Final = 10_000
 """Longest time for the first contact with nodes that are there and slow."""
-
-
-class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as its leader reports it; fields that only a leader knows are None while no leader answers."""
-
-    partition: PartitionId
-    leader: NodeId | None
-    replicas: tuple[NodeId, ...]
-    in_sync: tuple[NodeId, ...] = ()
-    first_offset: int | None = None
-    end_offset: int | None = None
-    bytes: int | None = None
-
-
-class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic with its partitions."""
-
-    topic: str
-    topic_id: TopicId
-    replicas: int
-    retention: RetentionInfo
-    partitions: tuple[PartitionDescription, ...]
 
 
 class AsyncCluster(AsyncClusterAdministration):
@@ -175,6 +167,28 @@ class AsyncCluster(AsyncClusterAdministration):
         """The id of the cluster, empty until a node has answered."""
         return self._cache.cluster_id
 
+    def with_timeout(self, timeout: float) -> Self:
+        """Return this cluster with another timeout of its calls: `cluster.with_timeout(2).list_topics()`.
+
+        Both use the same connections; closing one closes the other. Producers and consumers keep the timeout of the
+        object that made them.
+        """
+        other = copy(self)
+        other.options = msgspec.structs.replace(self.options, timeout_ms=to_ms(timeout, "timeout"))
+        check_options(other.options)
+        other.router = self.router.with_options(other.options)
+        other._cursors = NamedCursors(other.router)
+        return other
+
+    def __repr__(self) -> str:
+        addresses = tuple(node.wire_address for node in self._cache.nodes.values())
+        return describe(type(self), {"cluster_id": self.cluster_id, "nodes": addresses})
+
+    def _repr_html_(self) -> str:
+        nodes = sorted(self._cache.nodes.values(), key=lambda node: node.node)
+        rows = [(node.node, node.state, node.wire_address, node.http_address) for node in nodes]
+        return html_rows(f"cluster {self.cluster_id}", ("node", "state", "wire", "http"), rows)
+
     # -- topics ----------------------------------------------------------------------------------
 
     async def create_topic(
@@ -230,28 +244,7 @@ class AsyncCluster(AsyncClusterAdministration):
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Return a topic with the state of every partition, as reported by its leader."""
-        info = await self.router.find_topic(topic, deadline=self.router.deadline(), age_ms_max=0)
-        replicas = await self._replicas_of(info)
-        return TopicDescription(
-            topic=info.topic,
-            topic_id=info.topic_id,
-            replicas=info.replicas,
-            retention=info.retention,
-            partitions=tuple(
-                PartitionDescription(
-                    partition=partition.partition_id,
-                    leader=partition.leader
-                    if (found := replicas.get(partition.partition_id)) is None
-                    else found.leader,
-                    replicas=partition.replicas,
-                    in_sync=found.in_sync if found else (),
-                    first_offset=found.first_offset if found else None,
-                    end_offset=found.end_offset if found else None,
-                    bytes=found.bytes if found else None,
-                )
-                for partition in info.partitions
-            ),
-        )
+        return await describe_topic(self.router, topic)
 
     # -- clients ---------------------------------------------------------------------------------
 
@@ -313,21 +306,26 @@ class AsyncCluster(AsyncClusterAdministration):
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 64 << 20,
         compression: Literal["lz4", "zstd"] | None = None,
-        delivery_timeout: float = 60.0,
+        delivery_timeout: float | None = None,
         digests: bool = False,
+        create_topic: bool = True,
     ) -> AsyncProducer:
         """Register a producer for a topic and return it.
 
         With a `name` it continues the sequence of an earlier producer of that name, and fences that one. `partitions`
-        receive the records without key and partition; empty means all. With `digests` it publishes digests of
-        acknowledged records, for audits.
+        receive the records without key and partition; empty means all. A record fails `delivery_timeout` seconds after
+        it was accepted (default: 60, or the cluster's `timeout` if less than 30 were asked for). With `digests` it
+        publishes digests of acknowledged records, for audits. A missing topic is created, unless `create_topic` is
+        false or the cluster's setting `manager.creates_topics` is: then it is an error (`unknown_topic`).
         """
         options = ProducerOptions(
             linger_ms=linger_ms,
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
             compression=to_compression(compression),
-            delivery_timeout_ms=to_ms(delivery_timeout, "delivery_timeout"),
+            delivery_timeout_ms=default_delivery_timeout_ms(self.options.timeout_ms)
+            if delivery_timeout is None
+            else to_ms(delivery_timeout, "delivery_timeout"),
         )
         check_options(options)
         core = await ProducerCore.open(
@@ -337,6 +335,7 @@ class AsyncCluster(AsyncClusterAdministration):
             partitions=tuple(map(PartitionId, partitions)),
             options=options,
             deadline=self.router.deadline(),
+            is_creating=create_topic,
         )
         if digests:
             core.digest_reporter = await self._make_digest_reporter(
@@ -347,7 +346,7 @@ class AsyncCluster(AsyncClusterAdministration):
 
     async def consumer(
         self,
-        topic: str,
+        topic: str | re.Pattern[str] | Iterable[str],
         name: str | None = None,
         *,
         consumer_id: int | None = None,
@@ -360,10 +359,12 @@ class AsyncCluster(AsyncClusterAdministration):
         prefetch_bytes: int = 16 << 20,
         digests: bool = False,
     ) -> AsyncConsumer:
-        """Return a consumer of a topic's records.
+        """Return a consumer of the records of a topic, of several topics, or of all topics that match a pattern.
 
-        With a `name`, or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last
-        commit, a new consumer at `start`. Without a name it starts at `start` and leaves no state in the cluster.
+        A pattern (`re.compile("logs-.*")`) matches whole names, also of topics that are created later. With a `name`,
+        or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last commit, a new
+        consumer at `start`. A name has one user at a time: the newest one, and earlier ones get `FencedError`. Without
+        a name it starts at `start` and leaves no state in the cluster.
         `auto_commit` (seconds) is the interval of automatic commits of the records that the application has finished.
         `idle_timeout` (seconds) ends an iteration after so long without a record. With `digests` it publishes digests
         of received records under its name, for audits.
@@ -378,15 +379,20 @@ class AsyncCluster(AsyncClusterAdministration):
             prefetch_bytes=prefetch_bytes,
         )
         check_options(options)
+        subscription = parse_subscription(topic, partitions)
+        if digests and subscription.pattern is not None:
+            raise RequestError("digests need topics by name, not a pattern", code="bad_topics")
         core = await ConsumerCore.open(
             self.router,
-            topic=topic,
+            subscription,
             name=name or "",
             consumer_id=consumer_id,
-            partitions=tuple(map(PartitionId, partitions)),
             options=options,
             deadline=self.router.deadline(),
-            digest_reporter=await self._make_digest_reporter("consumer", name, topic) if digests and name else None,
+            digest_reporters={
+                one: await self._make_digest_reporter("consumer", name or "", one)
+                for one in (subscription.topics if digests else ())
+            },
         )
         self._made.push_async_callback(core.close)
         idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
@@ -457,6 +463,37 @@ class AsyncCluster(AsyncClusterAdministration):
         )
         return _read(reader)
 
+    async def scan(
+        self,
+        topic: str,
+        *,
+        start: ScanBound = "earliest",
+        end: ScanBound = "latest",
+        partitions: Iterable[int] = (),
+        schema: pa.Schema | None = None,
+        with_headers: bool = False,
+        progress: OnProgress | None = None,
+        fetch_bytes: int = 4 << 20,
+    ) -> AsyncScan:
+        """Return a bounded read of a topic, as a stream of Arrow batches; leaves no state in the cluster.
+
+        `start` and `end` are "earliest", "latest", an offset, a `datetime`, or an offset by partition; the end is at
+        most the current one. With a `schema`, values are JSON objects and become its columns. `progress` is called with
+        a `ReadProgress` after each fetch.
+        """
+        plan = await plan_scan(
+            self.router,
+            topic,
+            start=start,
+            end=end,
+            partitions=tuple(partitions),
+            schema=schema,
+            is_with_headers=with_headers,
+            fetch_bytes=fetch_bytes,
+            on_progress=progress,
+        )
+        return AsyncScan(plan, self.router)
+
     async def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that stores its own offsets."""
         await self._cursors.move(topic, name, offsets)
@@ -510,21 +547,6 @@ class AsyncCluster(AsyncClusterAdministration):
     async def _change(self, request: Request[Done], topic: str) -> None:
         self._record_index(await self._ask(request))
         self._cache.forget_topic(topic)
-
-    async def _replicas_of(self, topic: TopicInfo) -> dict[PartitionId, ReplicaInfo]:
-        """Return the leaders' reports of a topic's partitions, without those whose leader does not answer."""
-        found: dict[PartitionId, ReplicaInfo] = {}
-        nodes = {node for partition in topic.partitions for node in partition.replicas}
-        request = DescribeNode(with_replicas=True, topic=topic.topic)
-        for node in sorted(nodes & self._cache.nodes.keys()):
-            address = self._cache.nodes[node].wire_address
-            try:
-                described = await self.router.ask_at(address, request, deadline=self.router.deadline())
-            except (UnavailableError, NotFoundError):
-                continue
-            leads = [replica for replica in described.replicas if replica.leader == node]
-            found.update((replica.partition_id, replica) for replica in leads)
-        return found
 
 
 async def _read(reader: RangeReader) -> AsyncIterator[Batch]:

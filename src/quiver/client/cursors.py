@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -31,35 +31,55 @@ from quiver.wire.messages import (
     TopicInfo,
 )
 
+SESSION_BITS: Final = 20
+"""Random bits of a session: they order users of a name that registered at the same index of the metadata."""
+
+
+async def register_consumer(
+    router: Router,
+    topics: Sequence[str],
+    *,
+    name: str,
+    consumer_id: int | None,
+    partitions: Sequence[PartitionId] = (),
+    start: Literal["earliest", "latest"] = "earliest",
+    deadline: Deadline,
+) -> tuple[ConsumerId, int]:
+    """Register a consumer for topics, or find its earlier registration; return its id, and a session.
+
+    A later registration of the same consumer has a higher session, wherever it is made.
+    """
+    request = RegisterConsumerRequest(
+        topics=tuple(Selection(topic=topic, partitions=tuple(partitions)) for topic in topics),
+        consumer_id=None if consumer_id is None else ConsumerId(consumer_id),
+        start=start,
+        request_id=name,
+    )
+    registered, _ = await router.ask(request, deadline=deadline)
+    router.cache.record_index(registered.index)
+    session = registered.index << SESSION_BITS | router.rng.randrange(1 << SESSION_BITS)
+    return registered.consumer_id, session
+
 
 class ConsumerCursors:
-    """The cursors of one consumer in one topic."""
+    """The cursors of one consumer in one topic.
 
-    def __init__(self, router: Router, topic: str, consumer_id: ConsumerId | None = None) -> None:
+    With a `session`, `find_start` takes over a partition's cursor from sessions before it, whose moves and fetches are
+    then refused with `FencedError`. Without one, cursors move whoever reads: for operators, and for programs that store
+    their own offsets.
+    """
+
+    def __init__(self, router: Router, topic: str, consumer_id: ConsumerId | None = None, *, session: int = 0) -> None:
         self.consumer_id = consumer_id
         """None: a consumer without a name, which is not registered."""
         self._router = router
         self._topic = topic
+        self._session = session
 
-    async def register(
-        self,
-        *,
-        name: str,
-        consumer_id: int | None,
-        partitions: Sequence[PartitionId],
-        start: Literal["earliest", "latest"],
-        deadline: Deadline,
-    ) -> None:
-        """Register the consumer, or find its earlier registration."""
-        request = RegisterConsumerRequest(
-            topics=(Selection(topic=self._topic, partitions=tuple(partitions)),),
-            consumer_id=None if consumer_id is None else ConsumerId(consumer_id),
-            start=start,
-            request_id=name,
-        )
-        registered, _ = await self._router.ask(request, deadline=deadline)
-        self._router.cache.record_index(registered.index)
-        self.consumer_id = registered.consumer_id
+    @property
+    def reader_id(self) -> tuple[ConsumerId, int] | None:
+        """The consumer and session in whose name records are fetched; None without a session."""
+        return (self.consumer_id, self._session) if self.consumer_id is not None and self._session else None
 
     async def find_start(
         self, partition_id: PartitionId, start: Literal["earliest", "latest"], *, deadline: Deadline
@@ -105,6 +125,7 @@ class ConsumerCursors:
                 partition_id=partition_id,
                 cursors=(cursor,),
                 only_new=only_new,
+                session=self._session,
             )
 
         await self._router.ask_leader(self._topic, partition_id, build, deadline=deadline)
@@ -122,8 +143,10 @@ class NamedCursors:
         deadline = self._router.deadline()
         cursors = self._known.get((topic, name))
         if cursors is None:
-            cursors = ConsumerCursors(self._router, topic)
-            await cursors.register(name=name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
+            consumer_id, _ = await register_consumer(
+                self._router, (topic,), name=name, consumer_id=None, deadline=deadline
+            )
+            cursors = ConsumerCursors(self._router, topic, consumer_id)
             self._known[topic, name] = cursors
         try:
             await asyncio.gather(

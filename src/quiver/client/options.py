@@ -71,6 +71,12 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Interval of the check for partitions that were added to the topic."""
 
 
+def default_delivery_timeout_ms(timeout_ms: int) -> int:
+    """Return how long a record is tried if nothing else was asked for: no longer than a call that was made short."""
+    is_short = timeout_ms < ClusterOptions().timeout_ms
+    return timeout_ms if is_short else ProducerOptions().delivery_timeout_ms
+
+
 def to_ms(seconds: float, name: str) -> int:
     """Convert seconds to milliseconds; raise `OutOfRangeError` outside the allowed range."""
     if not 0 <= seconds <= TIME_MS_MAX / 1000:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from quiver.client.options import ConsumerOptions
 from quiver.errors import DamageError, QuiverError, TrimmedError
-from quiver.model import Offset, PartitionId
+from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, decode_batches
 from quiver.routing.router import Router
 from quiver.tasks import TaskSet
@@ -43,8 +43,13 @@ class PartitionPrefetcher:
         tasks: TaskSet,
         on_change: Callable[[], object],
         digest_reporter: DigestReporter | None = None,
+        reader_id: tuple[ConsumerId, int] | None = None,
     ) -> None:
-        """Start at `position`; `on_change` is called when a batch was buffered or fetching failed."""
+        """Start at `position`; `on_change` is called when a batch was buffered or fetching failed.
+
+        With a `reader_id`, a consumer and its session, fetches fail once a later session of the consumer reads.
+        """
+        self._reader_id = reader_id
         self.topic, self.partition_id = topic, partition_id
         self.position = position
         self.committed: Offset | None = None
@@ -147,6 +152,7 @@ class PartitionPrefetcher:
                 offset=offset,
                 bytes_max=self._options.fetch_bytes,
                 wait_ms=wait_ms,
+                reader=self._reader_id,
             )
 
         deadline = self._router.deadline()

@@ -13,6 +13,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from quiver.client.accumulator import Accumulator
 from quiver.client.batching import (
     RECORD_BYTES,
@@ -32,6 +34,7 @@ from quiver.client.batching import (
 )
 from quiver.client.delivery import Deliveries, Delivery, Outcome, copy_error
 from quiver.client.options import ProducerOptions
+from quiver.client.presentation import describe, html_table
 from quiver.client.sender import PartitionSender, ProducerIdentity
 from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import PartitionId, ProducerId
@@ -39,6 +42,7 @@ from quiver.record import Batch, Value
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.tasks import TaskSet
+from quiver.tasks import timeout as within
 from quiver.wire.messages import TopicInfo
 
 if TYPE_CHECKING:
@@ -90,9 +94,10 @@ class ProducerCore:
         partitions: tuple[PartitionId, ...],
         options: ProducerOptions,
         deadline: Deadline,
+        is_creating: bool = True,
     ) -> ProducerCore:
-        """Register a producer and return it."""
-        identity = ProducerIdentity(router, topic=topic, partitions=partitions, name=name)
+        """Register a producer and return it; a missing topic is created if `is_creating`."""
+        identity = ProducerIdentity(router, topic=topic, partitions=partitions, name=name, is_creating=is_creating)
         await identity.register(deadline=deadline)
         # Not from the cache: the topic may have been deleted and created again since.
         info = await router.find_topic(topic, deadline=deadline, age_ms_max=0)
@@ -321,6 +326,20 @@ def record_bytes(value: Value, key: Value) -> int:
     return RECORD_BYTES + len(to_bytes(value) or b"") + len(to_bytes(key) or b"")
 
 
+def encode_json(value: Any) -> bytes:
+    """Return a value as JSON; dates become ISO 8601. Raises `RequestError` for what JSON cannot hold."""
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"not sent: the value cannot be written as JSON: {error}", code="bad_json") from error
+
+
+def late_error(timeout: float) -> OutcomeUnknownError:
+    """Return the error of a flush that took too long."""
+    message = f"may have been done: not every outcome is known within {timeout} s; the rest is still in flight"
+    return OutcomeUnknownError(message, code="timeout")
+
+
 async def wait_settled(outcome: Outcome) -> None:
     """Wait until the outcome of a batch is known, success or failure."""
     with suppress(QuiverError):
@@ -381,6 +400,17 @@ class AsyncProducer:
             )
         return delivery
 
+    def send_json(
+        self,
+        value: Any,
+        key: Value = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: RecordHeaders | None = None,
+    ) -> Delivery:
+        """Accept a record whose value is JSON, made of any value that JSON can hold; otherwise as `send`."""
+        return self.send(encode_json(value), key, partition, timestamp, headers)
+
     async def wait_room(self, size_bytes: int = 1) -> None:
         """Wait until the buffer has room for `size_bytes` more."""
         accumulator = self.core.accumulator
@@ -414,13 +444,19 @@ class AsyncProducer:
         """
         return await self.core.next_sequence(partition, deadline=self._router.deadline())
 
-    async def flush(self) -> None:
-        """Send all records accepted so far and wait until every outcome is known.
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - ends the wait, not the sending
+        """Send all records accepted so far and wait until every outcome is known, at most `timeout` seconds.
 
         Raises:
+            OutcomeUnknownError: not every outcome is known after `timeout`; the records are still being sent.
             QuiverError: the first failure of any record since the last flush.
         """
-        await self.core.drain()
+        try:
+            async with within(timeout):
+                await self.core.drain()
+        except TimeoutError:
+            assert timeout is not None
+            raise late_error(timeout) from None
         if (error := self.core.pop_error()) is not None:
             raise error
 
@@ -433,6 +469,21 @@ class AsyncProducer:
     async def abort(self) -> None:
         """Close without sending pending records; their deliveries fail as not done, or unknown if they were sent."""
         await self.core.close(is_draining=False)
+
+    def __repr__(self) -> str:
+        return describe(type(self), self.facts())
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self), self.facts())
+
+    def facts(self) -> dict[str, object]:
+        """Return what this producer knows of itself. For use inside the SDK only."""
+        return {
+            "topic": self.topic,
+            "name": self.core.identity.name or None,
+            "producer_id": self.producer_id,
+            "pending_bytes": self.pending_bytes,
+        }
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ pipeline audit`). It returns committed records as that node knows them, and wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -38,6 +38,19 @@ REPLICA_POLL_S: Final = 0.1
 """Interval of polls of a replica that does not know yet that the records are committed."""
 REPLICA_LAG_MS_MAX: Final = 5_000
 """How long to wait for such a replica: several times the usual delay of the commit index."""
+
+
+class ReadProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a long read is; `total` is the number of records to read, None if it is not known."""
+
+    records: int
+    bytes: int
+    """Bytes of the batches that were read, as stored: compressed, if they are."""
+    total: int | None = None
+
+
+OnProgress = Callable[[ReadProgress], object]
+"""Called after each batch of a long read, on the client's event loop; it must not block."""
 
 
 class TopicOffsets(msgspec.Struct, frozen=True, kw_only=True):

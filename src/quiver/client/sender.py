@@ -310,12 +310,21 @@ class ProducerIdentity:
     before. It is fenced itself when another producer registers under the same name.
     """
 
-    def __init__(self, router: Router, *, topic: str, partitions: tuple[PartitionId, ...], name: str) -> None:
+    def __init__(
+        self,
+        router: Router,
+        *,
+        topic: str,
+        partitions: tuple[PartitionId, ...],
+        name: str,
+        is_creating: bool = True,
+    ) -> None:
         self.producer_id = ProducerId(-1)
         self.epoch = -1
         self.name = name
         self._router = router
         self._topics = (Selection(topic=topic, partitions=partitions),)
+        self._is_creating = is_creating
         self._renewing = asyncio.Lock()
 
     @property
@@ -326,7 +335,9 @@ class ProducerIdentity:
     async def register(self, *, deadline: Deadline) -> None:
         """Get an id, or the existing id of this name with a new epoch."""
         known_id = self.producer_id if self.producer_id >= 0 else None
-        request = RegisterProducerRequest(topics=self._topics, name=self.name, producer_id=known_id)
+        request = RegisterProducerRequest(
+            topics=self._topics, name=self.name, producer_id=known_id, creates_topics=self._is_creating
+        )
         registered, _ = await self._router.ask(request, deadline=deadline)
         self._router.cache.record_index(registered.index)
         self.producer_id, self.epoch = registered.producer_id, registered.epoch

@@ -9,31 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import threading
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
+import re
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from quiver.client.batching import RecordHeaders
-from quiver.client.cluster import AsyncCluster, TopicDescription
-from quiver.client.consumer import AsyncConsumer, SeekTarget, iterate
+from quiver.client.cluster import AsyncCluster
+from quiver.client.consumer_core import SeekTarget
 from quiver.client.cursors import PartitionLag
-from quiver.client.delivery import Deliveries, Delivery, Outcome
-from quiver.client.producer import AsyncProducer, record_bytes
-from quiver.client.ranges import OffsetSpecs, RangeReader, ReplicaReader, TopicOffsets
+from quiver.client.ranges import OffsetSpecs, OnProgress, RangeReader, ReplicaReader, TopicOffsets
+from quiver.client.scan import Scan, ScanBound, plan_scan
 from quiver.client.sync_administration import ClusterAdministration
+from quiver.client.sync_consumer import Consumer
+from quiver.client.sync_producer import Producer
 from quiver.client.thread import LoopThread
-from quiver.errors import OverloadedError, QuiverError, RequestError
-from quiver.model import ConsumerId, Offset, PartitionId, ProducerId
-from quiver.record import Batch, Record, Value
+from quiver.client.topics import TopicDescription
+from quiver.errors import QuiverError, RequestError
+from quiver.record import Batch
 from quiver.tasks import timeout
 from quiver.wire.admin_messages import ClientInfo, HoldInfo
 from quiver.wire.messages import RetentionInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+__all__ = ["Cluster", "Consumer", "Producer"]
 
 T = TypeVar("T")
 
@@ -96,6 +99,22 @@ class Cluster(ClusterAdministration):
     def cluster_id(self) -> str:
         """The id of the cluster, empty until a node has answered."""
         return self._cluster.cluster_id
+
+    def with_timeout(self, timeout: float) -> Self:
+        """Return this cluster with another timeout of its calls: `cluster.with_timeout(2).list_topics()`.
+
+        Both use the same connections; closing one closes the other. Producers and consumers keep the timeout of the
+        object that made them.
+        """
+        other = copy(self)
+        other._cluster = self._cluster.with_timeout(timeout)
+        return other
+
+    def __repr__(self) -> str:
+        return repr(self._cluster).replace("<AsyncCluster", "<Cluster", 1)
+
+    def _repr_html_(self) -> str:
+        return self._cluster._repr_html_()
 
     # -- topics ----------------------------------------------------------------------------------
 
@@ -182,14 +201,17 @@ class Cluster(ClusterAdministration):
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 64 << 20,
         compression: Literal["lz4", "zstd"] | None = None,
-        delivery_timeout: float = 60.0,
+        delivery_timeout: float | None = None,
         digests: bool = False,
+        create_topic: bool = True,
     ) -> Producer:
         """Register a producer for a topic and return it.
 
         With a `name` it continues the sequence of an earlier producer of that name, and fences that one. `partitions`
-        receive the records without key and partition; empty means all. With `digests` it publishes digests of
-        acknowledged records, for audits.
+        receive the records without key and partition; empty means all. A record fails `delivery_timeout` seconds after
+        it was accepted (default: 60, or the cluster's `timeout` if less than 30 were asked for). With `digests` it
+        publishes digests of acknowledged records, for audits. A missing topic is created, unless `create_topic` is
+        false or the cluster's setting `manager.creates_topics` is: then it is an error (`unknown_topic`).
         """
         opening = self._cluster.producer(
             topic,
@@ -201,12 +223,13 @@ class Cluster(ClusterAdministration):
             compression=compression,
             delivery_timeout=delivery_timeout,
             digests=digests,
+            create_topic=create_topic,
         )
         return Producer(self._run(opening), self._thread, timeout_ms=self._cluster.options.timeout_ms)
 
     def consumer(
         self,
-        topic: str,
+        topic: str | re.Pattern[str] | Iterable[str],
         name: str | None = None,
         *,
         consumer_id: int | None = None,
@@ -219,10 +242,12 @@ class Cluster(ClusterAdministration):
         prefetch_bytes: int = 16 << 20,
         digests: bool = False,
     ) -> Consumer:
-        """Return a consumer of a topic's records.
+        """Return a consumer of the records of a topic, of several topics, or of all topics that match a pattern.
 
-        With a `name`, or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last
-        commit, a new consumer at `start`. Without a name it starts at `start` and leaves no state in the cluster.
+        A pattern (`re.compile("logs-.*")`) matches whole names, also of topics that are created later. With a `name`,
+        or the `consumer_id` of an earlier one, the cluster stores its cursors: it resumes at the last commit, a new
+        consumer at `start`. A name has one user at a time: the newest one, and earlier ones get `FencedError`. Without
+        a name it starts at `start` and leaves no state in the cluster.
         `auto_commit` (seconds) is the interval of automatic commits of the records that the application has finished.
         `idle_timeout` (seconds) ends an iteration after so long without a record. With `digests` it publishes digests
         of received records under its name, for audits.
@@ -317,6 +342,37 @@ class Cluster(ClusterAdministration):
         finally:
             self._run(close())
 
+    def scan(
+        self,
+        topic: str,
+        *,
+        start: ScanBound = "earliest",
+        end: ScanBound = "latest",
+        partitions: Iterable[int] = (),
+        schema: pa.Schema | None = None,
+        with_headers: bool = False,
+        progress: OnProgress | None = None,
+        fetch_bytes: int = 4 << 20,
+    ) -> Scan:
+        """Return a bounded read of a topic, as a stream of Arrow batches; leaves no state in the cluster.
+
+        `start` and `end` are "earliest", "latest", an offset, a `datetime`, or an offset by partition; the end is at
+        most the current one. With a `schema`, values are JSON objects and become its columns. `progress` is called with
+        a `ReadProgress` after each fetch.
+        """
+        planning = plan_scan(
+            self._cluster.router,
+            topic,
+            start=start,
+            end=end,
+            partitions=tuple(partitions),
+            schema=schema,
+            is_with_headers=with_headers,
+            fetch_bytes=fetch_bytes,
+            on_progress=progress,
+        )
+        return Scan(self._run(planning), self._cluster.router, self._run)
+
     def move_cursors(self, topic: str, name: str, offsets: Mapping[int, int]) -> None:
         """Set the cursors of a named consumer, by partition, for a program that stores its own offsets."""
         self._run(self._cluster.move_cursors(topic, name, offsets))
@@ -379,200 +435,3 @@ class Cluster(ClusterAdministration):
         if self._owner_task is not None:
             async with timeout(timeout_s):
                 await self._owner_task
-
-
-class Producer:
-    """Send records to a topic; made by `Cluster.producer`.
-
-    Example:
-        producer = cluster.producer("logs", name="web-1")
-        position = producer.send("hello").result()
-        producer.send_many(f"line {number}" for number in range(1000))
-        producer.flush()
-    """
-
-    def __init__(self, producer: AsyncProducer, thread: LoopThread, *, timeout_ms: int) -> None:
-        self._producer = producer
-        self._thread = thread
-        self._timeout_s = timeout_ms / 1000
-        self._add = producer.core.add
-
-    @property
-    def producer_id(self) -> ProducerId:
-        """The id that the cluster assigned; a name always gets the same id."""
-        return self._producer.producer_id
-
-    @property
-    def topic(self) -> str:
-        """The topic of this producer."""
-        return self._producer.topic
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of accepted records whose outcome is not known yet."""
-        return self._producer.pending_bytes
-
-    def send(
-        self,
-        value: Value,
-        key: Value = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-        headers: RecordHeaders | None = None,
-    ) -> Delivery:
-        """Accept a record and return a delivery; `.result()` waits for the partition and offset.
-
-        The partition is the given one, else the hash of the key, else any. Waits only while the buffer is full.
-
-        Raises:
-            OverloadedError: the buffer stayed full for `timeout`; the record was not accepted.
-            FencedError: another producer registered under the same name; this record was not accepted.
-            RequestError: the record is not valid; it was not accepted.
-        """
-        delivery = self._add(value, key, partition, timestamp, headers)
-        while delivery is None:
-            self._wait_room(record_bytes(value, key))
-            delivery = self._add(value, key, partition, timestamp, headers)
-        return delivery
-
-    def send_many(self, values: Any, key: Value = None, partition: int | None = None) -> Deliveries:
-        """Accept many records, waiting while the buffer is full; return one delivery for all of them.
-
-        `values` is an iterable of text and bytes, an Arrow array, or columns: an Arrow table, a pandas or polars frame,
-        or a mapping, with `value` and optionally `key`, `timestamp` and `headers`. A batch that was read is sent
-        unchanged. Without a partition or key they are spread over the partitions batch by batch.
-        """
-        parts: list[tuple[Outcome, int, int]] = []
-        for put, size_bytes, count in self._producer.core.chunks(values, key, partition):
-            while (placed := put()) is None:
-                self._wait_room(size_bytes)
-            parts.append((*placed, count))
-        return Deliveries(parts)
-
-    def next_sequence(self, partition: int) -> int:
-        """Return the sequence of the next record for a partition: the number of records this producer ever sent there.
-
-        Right after a restart under the same name it is the number of records that the partition already has: skip so
-        many to resume exactly.
-        """
-        return self._thread.run(self._producer.next_sequence(partition))
-
-    def flush(self) -> None:
-        """Send all records accepted so far and wait until every outcome is known.
-
-        Raises:
-            QuiverError: the first failure of any record since the last flush.
-        """
-        self._thread.run(self._producer.flush())
-
-    def close(self) -> None:
-        """Flush, then close; idempotent. Raises as `flush`."""
-        self._thread.run(self._producer.close())
-
-    def abort(self) -> None:
-        """Close without sending pending records; their deliveries fail as not done, or unknown if they were sent."""
-        self._thread.run(self._producer.abort())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.run(self._producer.__aexit__(kind, error, trace))
-
-    def _wait_room(self, size_bytes: int) -> None:
-        if not self._producer.core.accumulator.wait_room(size_bytes, self._timeout_s):
-            message = f"not sent: the buffer was full for {self._timeout_s} s; retry, or raise buffer_bytes"
-            raise OverloadedError(message, code="buffer_full")
-
-
-class Consumer:
-    """Read a topic's records; made by `Cluster.consumer`.
-
-    Example:
-        consumer = cluster.consumer("logs", name="report", idle_timeout=5)
-        for record in consumer:
-            print(record.partition, record.offset, record.text)
-        consumer.commit()
-    """
-
-    def __init__(self, consumer: AsyncConsumer, thread: LoopThread) -> None:
-        self._consumer = consumer
-        self._thread = thread
-        self._consuming = threading.Lock()
-
-    @property
-    def consumer_id(self) -> ConsumerId | None:
-        """The id that the cluster assigned; None for a consumer without a name."""
-        return self._consumer.consumer_id
-
-    @property
-    def topic(self) -> str:
-        """The topic of this consumer."""
-        return self._consumer.topic
-
-    @property
-    def partitions(self) -> tuple[int, ...]:
-        """The partitions that this consumer reads, sorted."""
-        return self._consumer.partitions
-
-    @property
-    def skipped_count(self) -> int:
-        """Records that retention removed before they were read (with `on_trimmed="earliest"`)."""
-        return self._consumer.skipped_count
-
-    def __iter__(self) -> Iterator[Record]:
-        """Yield records as they arrive, forever, or until none arrived for `idle_timeout`."""
-        while (found := self._thread.run(self._consumer.wait_batch())) is not None:
-            yield from iterate(*found)
-
-    def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
-        """Return the available records, at most `max_records`; wait at most `timeout` seconds for the first."""
-        with self._consuming:
-            return self._thread.run(self._consumer.poll(max_records, timeout))
-
-    def fetch_arrow(
-        self, max_records: int = 1_000_000, timeout: float = 5.0, *, with_headers: bool = False
-    ) -> pa.Table:
-        """Return records as a `pyarrow.Table`: topic, partition, offset, timestamp, key, value, optionally headers.
-
-        Returns at `max_records`, at the current end of all partitions, or after `timeout` seconds with the records that
-        arrived until then.
-        """
-        with self._consuming:
-            return self._thread.run(self._consumer.fetch_arrow(max_records, timeout, with_headers=with_headers))
-
-    def commit(self) -> None:
-        """Store the positions as cursors in the cluster: every record returned so far counts as processed."""
-        self._thread.run(self._consumer.commit())
-
-    def seek(
-        self, partition: int, offset: SeekTarget | None = None, *, timestamp: int | datetime | None = None
-    ) -> None:
-        """Continue in a partition at an offset, "earliest", "latest", or the first record since a timestamp."""
-        self._thread.run(self._consumer.seek(partition, offset, timestamp=timestamp))
-
-    def position(self, partition: int) -> Offset:
-        """Return the offset of the next record to return from a partition."""
-        return self._consumer.position(partition)
-
-    def size(self) -> int:
-        """Return the exact number of committed records that this consumer has not returned yet."""
-        return self._thread.run(self._consumer.size())
-
-    def end_offsets(self) -> dict[PartitionId, Offset]:
-        """Return the current end offset of each partition: the offset that the next produced record gets."""
-        return self._thread.run(self._consumer.end_offsets())
-
-    def close(self) -> None:
-        """Commit if `auto_commit` is set, then close; idempotent."""
-        self._thread.run(self._consumer.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.run(self._consumer.__aexit__(kind, error, trace))

@@ -36,6 +36,13 @@ class MetadataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Failure detection, replica placement and repair by the managers."""
 
+    creates_topics: Annotated[
+        bool,
+        Meta(
+            description="Whether a producer that registers for a topic that does not exist creates it; turn it off, on "
+            "all nodes with the manager role, so that a mistyped name is an error (`unknown_topic`)."
+        ),
+    ] = True
     heartbeat_interval_ms: Annotated[
         int, Meta(ge=10, le=60_000, description="Milliseconds between two heartbeats of a node to the primary.")
     ] = 1_000

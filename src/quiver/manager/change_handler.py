@@ -304,7 +304,7 @@ class ChangeHandler:
         view = self._store.view()
         if request.producer_id is None or request.producer_id in view.producers:
             for selection in request.topics:
-                if view.topic(selection.topic) is None:
+                if view.topic(selection.topic) is None and request.creates_topics and self._settings.creates_topics:
                     await self._create_missing(selection.topic)
         registered = await self._store.submit(
             RegisterProducerCommand(

@@ -3,6 +3,9 @@
 The leader tracks the *planned* position of each cursor, after every move in flight, and plans the next read from there,
 so that two reads of one consumer never get the same record. A plan depends on the plans before it: when an entry fails,
 all later moves are refused as well, and planning restarts from the committed cursors.
+
+A *session* numbers the users of a consumer. It begins with an entry of the partition, and from then on moves of earlier
+sessions are refused: a consumer that was opened again elsewhere cannot move the cursor of its successor.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
+from quiver.errors import FencedError, OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
 from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.entries import CursorsEntry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
@@ -30,6 +33,8 @@ class CursorMoves:
         self._planned: dict[ConsumerId, Offset] = {}
         """Positions of the cursors whose moves are in flight or queued."""
         self._queued: dict[ConsumerId, Offset] = {}
+        self._planned_sessions: dict[ConsumerId, int] = {}
+        self._queued_sessions: dict[ConsumerId, int] = {}
         self._queued_done: asyncio.Future[None] | None = None
         self._in_flight_done: asyncio.Future[None] | None = None
         gate.on_new_term.append(self._reset)
@@ -41,8 +46,30 @@ class CursorMoves:
             return self._state.cursor(consumer_id)
         return max(planned, self._state.first_offset)
 
-    def move(self, moves: Mapping[ConsumerId, Offset], *, checked_index: Index | None = None) -> asyncio.Future[None]:
-        """Start to move cursors; call it in the turn of the event loop in which `ProposalGate.wait_ready` returned.
+    def check_session(self, consumer_id: ConsumerId, session: int) -> bool:
+        """Return whether a session is new to the partition.
+
+        Raises:
+            FencedError: not done; a later session of the consumer exists.
+        """
+        current = self._planned_sessions.get(consumer_id, self._state.sessions.get(consumer_id, 0))
+        if session < current:
+            raise FencedError(
+                f"not done: consumer {consumer_id} was opened again since, and the newer one reads this partition now; "
+                "use another name to read beside it"
+            )
+        return session > current
+
+    def move(
+        self,
+        moves: Mapping[ConsumerId, Offset],
+        *,
+        sessions: Mapping[ConsumerId, int] | None = None,
+        checked_index: Index | None = None,
+    ) -> asyncio.Future[None]:
+        """Start to move cursors and to begin `sessions`, which are new to the partition.
+
+        Call it in the turn of the event loop in which `ProposalGate.wait_ready` returned.
 
         `checked_index` is the metadata index at which the consumers were found to be registered.
 
@@ -66,6 +93,8 @@ class CursorMoves:
         done = self._queued_done
         self._planned.update(moves)
         self._queued.update(moves)
+        self._planned_sessions.update(sessions or {})
+        self._queued_sessions.update(sessions or {})
         if self._in_flight_done is None:
             self._send()
         return done
@@ -81,13 +110,15 @@ class CursorMoves:
             return
         done, self._queued_done = self._queued_done, None
         moves, self._queued = self._queued, {}
+        sessions, self._queued_sessions = self._queued_sessions, {}
         assert done is not None, "moves are queued"
         self._in_flight_done = done
         if not self._gate.is_ready:
             self._fail(UnavailableError("not done: this node lost leadership of the partition; retry"))
             return
         try:
-            proposed = self._gate.propose_entry(CursorsEntry(tuple(sorted(moves.items()))))
+            entry = CursorsEntry(tuple(sorted(moves.items())), tuple(sorted(sessions.items())))
+            proposed = self._gate.propose_entry(entry)
         except QuiverError as error:
             self._fail(error)
             return
@@ -104,6 +135,8 @@ class CursorMoves:
         for consumer_id, offset in moves.items():
             if self._planned.get(consumer_id) == offset and consumer_id not in self._queued:
                 del self._planned[consumer_id]
+        begun = self._state.sessions
+        self._planned_sessions = {id_: one for id_, one in self._planned_sessions.items() if one > begun.get(id_, 0)}
         if not done.done():
             done.set_result(None)
         self._send_queued()
@@ -122,8 +155,8 @@ class CursorMoves:
         """Drop all plans: the outcome of moves in flight is unknown, queued moves were not done."""
         in_flight, self._in_flight_done = self._in_flight_done, None
         queued, self._queued_done = self._queued_done, None
-        self._planned.clear()
-        self._queued.clear()
+        for plans in (self._planned, self._queued, self._planned_sessions, self._queued_sessions):
+            plans.clear()
         _reject(
             in_flight,
             OutcomeUnknownError("may have been done: this node lost leadership before the cursor's move was committed"),

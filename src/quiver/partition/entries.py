@@ -71,6 +71,8 @@ class StateSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """The state snapshot of the last trim and those since, oldest first."""
     metadata_index: Index = Index(0)
     """Metadata index by which clients were last found to be removed; a check against older metadata may admit them."""
+    sessions: tuple[tuple[ConsumerId, int], ...] = ()
+    """The last session of each consumer that has one, sorted by consumer."""
 
 
 class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -81,9 +83,10 @@ class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class CursorsEntry(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Sets consumers' cursors."""
+    """Sets consumers' cursors, and the sessions of consumers that have begun to use them."""
 
     cursors: tuple[tuple[ConsumerId, Offset], ...]
+    sessions: tuple[tuple[ConsumerId, int], ...] = ()
 
 
 class StateSnapshotEntry(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -56,6 +56,11 @@ class ProposalGate:
         """Return whether this replica leads, has caught up, and may propose immediately."""
         return self._resumed is None and self.is_current
 
+    @property
+    def feature_level(self) -> int:
+        """The feature level of the cluster, as this node knows it."""
+        return self._feature_level()
+
     async def wait_ready(self) -> None:
         """Wait until this replica may check and propose; holds until the caller suspends again.
 

@@ -24,7 +24,7 @@ from quiver.errors import (
     OverloadedError,
     UnavailableError,
 )
-from quiver.features import LEVEL_MAX
+from quiver.features import LEVEL_MAX, SESSIONS_LEVEL
 from quiver.metrics import now_s
 from quiver.model import NO_PRODUCER, Buffer, ConsumerId, GroupId, Index, NodeId, Offset, ProducerId, Term
 from quiver.partition.client_cleaner import FindClients
@@ -407,11 +407,15 @@ class Replica:
         cursors: Iterable[tuple[ConsumerId, Offset | Literal["latest"]]],
         *,
         only_new: bool = False,
+        session: int = 0,
         checked_index: Index | None = None,
     ) -> None:
         """Set consumers' cursors, all or none; with `only_new`, skip consumers that already have one.
 
+        With a `session`, it becomes the session of the consumers, which ends their earlier ones.
+
         Raises:
+            FencedError: not done; a later session of a consumer exists.
             OutOfRangeError: not done; an offset is beyond the high watermark.
             UnavailableError: not done; this replica does not lead or is overloaded.
             OutcomeUnknownError: it may have been done.
@@ -428,9 +432,19 @@ class Replica:
                 raise OutOfRangeError(f"{message} {end_offset}", code="offset_out_of_range")
         if only_new:
             moves = {consumer: offset for consumer, offset in moves.items() if self._moves.planned(consumer) is None}
-        moved = self._moves.move(moves, checked_index=checked_index) if moves else self._moves.settled()
+        session = session if self._gate.feature_level >= SESSIONS_LEVEL else 0
+        begun = {one: session for one, _ in wanted if session and self._moves.check_session(one, session)}
+        moved = (
+            self._moves.move(moves, sessions=begun, checked_index=checked_index)
+            if moves or begun
+            else self._moves.settled()
+        )
         if moved is not None:
             await asyncio.shield(moved)
+
+    def check_session(self, consumer_id: ConsumerId, session: int) -> None:
+        """Raise `FencedError` if a later session of a consumer exists, as far as this replica knows."""
+        self._moves.check_session(consumer_id, session)
 
     async def get_cursors(self, consumer_ids: Sequence[ConsumerId]) -> CursorsResult:
         """Return the consumers' cursors. Linearizable.

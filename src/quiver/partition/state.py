@@ -60,6 +60,8 @@ class PartitionState:
     def __init__(self) -> None:
         self.producers = ProducerTable()
         self.cursors: dict[ConsumerId, Offset] = {}
+        self.sessions: dict[ConsumerId, int] = {}
+        """The last session of consumers that have one: moves of earlier sessions are refused."""
         self.applied_index = Index(0)
         self.end_offset = Offset(0)
         """The high watermark: the first offset not known to be committed."""
@@ -133,6 +135,7 @@ class PartitionState:
             cursors=tuple(sorted(self.cursors.items())),
             trim_points=tuple(self.trim_points),
             metadata_index=self.metadata_index,
+            sessions=tuple(sorted(self.sessions.items())),
         )
 
     def cursor(self, consumer_id: ConsumerId) -> Offset | None:
@@ -166,8 +169,9 @@ class PartitionState:
                 pass  # an entry of the replication layer
             case FenceEntry(producer_id, epoch):
                 self.producers.fence(producer_id, epoch, batch.header.index)
-            case CursorsEntry(cursors):
+            case CursorsEntry(cursors, sessions):
                 self.cursors.update(cursors)
+                self.sessions.update(sessions)
             case StateSnapshotEntry(contents):
                 self._apply_snapshot(contents, batch)
             case TrimEntry(index, offset):
@@ -195,11 +199,13 @@ class PartitionState:
         self.producers.forget(entry.producers)
         for consumer_id in entry.consumers:
             self.cursors.pop(consumer_id, None)
+            self.sessions.pop(consumer_id, None)
         self.metadata_index = max(self.metadata_index, entry.metadata_index)
 
     def _replace(self, contents: StateSnapshot) -> None:
         self.producers.replace(contents.producers)
         self.cursors = dict(contents.cursors)
+        self.sessions = dict(contents.sessions)
         self.first_offset = contents.first_offset
         self.trimmed_index = contents.trimmed_index
         self.record_bytes = contents.record_bytes

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Final, Generic, TypeVar, cast, overload
+from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
@@ -54,6 +54,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
     partition: PartitionId | None = None
     """The partition it was read from, if the reader set it."""
+    topic: str | None = None
+    """The topic it was read from, if the reader set it."""
 
     @property
     def text(self) -> str | None:
@@ -65,17 +67,31 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         except UnicodeDecodeError as error:
             raise DecodeError(f"the value at offset {self.offset} is not UTF-8: {error}") from error
 
+    def json(self) -> Any:
+        """Return the value, parsed as JSON, None for a null; raises `DecodeError` if it is not JSON."""
+        if self.value is None:
+            return None
+        try:
+            return msgspec.json.decode(self.value)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DecodeError(f"the value at offset {self.offset} is not JSON: {error}") from error
+
 
 class Records(Sequence[Record]):
     """A lazy, immutable sequence of some of a batch's records; a slice of it is another one."""
 
-    __slots__ = ("_columns", "_header", "_partition", "_positions")
+    __slots__ = ("_columns", "_header", "_partition", "_positions", "_topic")
 
     def __init__(
-        self, columns: Columns, header: BatchHeader, positions: range, partition: PartitionId | None = None
+        self,
+        columns: Columns,
+        header: BatchHeader,
+        positions: range,
+        partition: PartitionId | None = None,
+        topic: str | None = None,
     ) -> None:
         """Take decoded columns, which of their positions the sequence consists of, and what records say of it."""
-        self._partition = partition
+        self._partition, self._topic = partition, topic
         self._columns = columns
         self._header = header
         self._positions = positions
@@ -89,7 +105,7 @@ class Records(Sequence[Record]):
     def __getitem__(self, at: slice) -> Records: ...
     def __getitem__(self, at: int | slice) -> Record | Records:
         if isinstance(at, slice):
-            return Records(self._columns, self._header, self._positions[at], self._partition)
+            return Records(self._columns, self._header, self._positions[at], self._partition, self._topic)
         position = self._positions[at]
         return next(self._read(first=position, end=position + 1))
 
@@ -109,7 +125,14 @@ class Records(Sequence[Record]):
         values = columns.values.to_list(first=first, end=end)
         headers = map(columns.headers.__getitem__, range(first, end)) if columns.headers else repeat(())
         return map(
-            Record, cast("Iterable[Offset]", offsets), timestamps, keys, values, headers, repeat(self._partition)
+            Record,
+            cast("Iterable[Offset]", offsets),
+            timestamps,
+            keys,
+            values,
+            headers,
+            repeat(self._partition),
+            repeat(self._topic),
         )
 
 
@@ -174,12 +197,14 @@ class Batch:
         end_offset: Offset | None = None,
         *,
         partition: PartitionId | None = None,
+        topic: str | None = None,
     ) -> Records:
         """Return the records from `first_offset` up to `end_offset`, as far as they are in this batch.
 
-        `partition` is what they say of where they come from: a batch does not know.
+        `partition` and `topic` are what they say of where they come from: a batch does not know.
         """
-        return Records(self._decode_columns(), self.header, self.positions(first_offset, end_offset), partition)
+        positions = self.positions(first_offset, end_offset)
+        return Records(self._decode_columns(), self.header, positions, partition, topic)
 
     def values(self, first_offset: Offset | None = None, end_offset: Offset | None = None) -> list[bytes | None]:
         """Return the values from `first_offset` up to `end_offset`, as far as they are in this batch."""

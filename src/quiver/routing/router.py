@@ -9,7 +9,9 @@ that this router has seen (`known_index`), so that a node that lags behind catch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -29,6 +31,7 @@ from quiver.model import Buffer, NodeId, PartitionId
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline, Retry, RetryBudget
 from quiver.routing.transport import Transport
+from quiver.tasks import timeout
 from quiver.wire.messages import GetMetadata, TopicInfo
 from quiver.wire.requests import R, Request
 
@@ -61,6 +64,12 @@ class Router:
         self._transport = transport
         self._budget = RetryBudget(clock)
         self._refreshing = asyncio.Lock()
+
+    def with_options(self, options: RouterOptions) -> Router:
+        """Return a router with other options that shares connections, cache and retry budget."""
+        other = copy(self)
+        other.options = options
+        return other
 
     def deadline(self, timeout_ms: int | None = None) -> Deadline:
         """Return the end of a call that begins now."""
@@ -121,7 +130,7 @@ class Router:
         if known is not None:
             return known
         asked_ms = self.clock.monotonic_ms()
-        async with self._refreshing:
+        async with self._own_refresh(deadline):
             # A caller that waited for another refresh uses its result instead of asking again.
             waited_ms = self.clock.monotonic_ms() - asked_ms
             known = self.cache.topic(name, age_ms_max=waited_ms) if waited_ms else None
@@ -133,6 +142,20 @@ class Router:
         if known is None:
             raise NotFoundError(f"unknown topic {name!r}", code="unknown_topic")
         return known
+
+    @asynccontextmanager
+    async def _own_refresh(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Serialize refreshes; a caller waits for those of others, whose deadlines may be later, until its own."""
+        try:
+            async with timeout(deadline.remaining_ms / 1000):
+                await self._refreshing.acquire()
+        except TimeoutError:
+            message = "not done: the deadline passed while metadata was fetched"
+            raise UnavailableError(message, code="deadline") from None
+        try:
+            yield
+        finally:
+            self._refreshing.release()
 
     async def refresh_all(self, *, deadline: Deadline) -> tuple[TopicInfo, ...]:
         """Refresh all cached metadata; return all topics."""

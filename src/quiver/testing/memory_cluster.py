@@ -85,7 +85,15 @@ class MemoryPartition:
         self.end_offset = Offset(0)
         self.producers: dict[ProducerId, _Sent] = {}
         self.cursors: dict[ConsumerId, Offset] = {}
+        self.sessions: dict[ConsumerId, int] = {}
         self.grown = asyncio.Event()
+
+    def begin_session(self, consumer_id: ConsumerId, session: int) -> None:
+        """Begin a session of a consumer; raise if a later one has begun."""
+        if session < self.sessions.get(consumer_id, 0):
+            raise FencedError(f"consumer {consumer_id} was opened again since")
+        if session:
+            self.sessions[consumer_id] = session
 
     def values(self) -> list[bytes | None]:
         """Return every value, in order."""
@@ -556,6 +564,8 @@ class MemoryCluster:
         return ManyConsumed(), [encode_consumed(consumed)]
 
     async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[requests.Response, list[bytes]]:
+        if request.reader is not None:
+            partition.begin_session(*request.reader)
         partition.require_offset(request.offset)
         if request.offset == partition.end_offset and request.wait_ms:
             await partition.wait_grown(request.wait_ms)
@@ -574,6 +584,8 @@ class MemoryCluster:
                 return wire.OffsetFound(offset=next(found, partition.end_offset))
             case wire.MoveCursor():
                 for consumer_id, offset in request.cursors:
+                    if request.session:
+                        partition.begin_session(consumer_id, request.session)
                     if not (request.only_new and consumer_id in partition.cursors):
                         partition.cursors[consumer_id] = partition.end_offset if offset == "latest" else offset
                 return self._done()

@@ -223,6 +223,8 @@ class RegisterProducerRequest(Request[ProducerRegistered], frozen=True, tag="reg
     topics: tuple[Selection, ...]
     name: Name = ""
     producer_id: ProducerId | None = None
+    creates_topics: bool = True
+    """Whether topics that do not exist are created, if the cluster's settings allow it."""
 
     @property
     def is_idempotent(self) -> bool:
@@ -313,6 +315,8 @@ class Fetch(Request[Fetched], frozen=True, tag="fetch"):
     offset: Offset
     bytes_max: Count = 1024 * 1024
     wait_ms: Count = 0
+    reader: tuple[ConsumerId, int] | None = None
+    """A consumer and its session: the fetch is refused (`fenced`) once a later session of it has moved the cursor."""
 
 
 class ReplicaRead(Response, frozen=True):
@@ -424,7 +428,10 @@ def decode_consumed(payload: Buffer) -> list[Record | None]:
 
 
 class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
-    """Set consumers' cursors; with `only_new`, leave existing cursors unchanged."""
+    """Set consumers' cursors; with `only_new`, leave existing cursors unchanged.
+
+    A `session` other than 0 becomes the session of the consumers; the move is refused (`fenced`) if a later one exists.
+    """
 
     response = Done
     waits_for_index = True
@@ -433,6 +440,7 @@ class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
     partition_id: PartitionId
     cursors: tuple[tuple[ConsumerId, Offset | Literal["latest"]], ...]
     only_new: bool = False
+    session: int = 0
 
 
 class CursorsFound(Response, frozen=True):

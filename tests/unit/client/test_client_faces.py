@@ -16,23 +16,27 @@ import pytest
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.producer import AsyncProducer
+from quiver.client.scan import AsyncScan, Scan
 from quiver.client.sync import Cluster, Consumer, Producer
 
-FACES: dict[type, type] = {Cluster: AsyncCluster, Producer: AsyncProducer, Consumer: AsyncConsumer}
+FACES: dict[type, type] = {Cluster: AsyncCluster, Producer: AsyncProducer, Consumer: AsyncConsumer, Scan: AsyncScan}
 
 EXCEPTIONS: dict[str, str] = {
     "AsyncCluster.open: only in the asyncio class": "`Cluster` opens itself: its constructor may block",
     "AsyncProducer.wait_room: only in the asyncio class": "blocking `send` and `send_many` wait for room themselves",
+    "AsyncConsumer.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
+    "AsyncProducer.facts: only in the asyncio class": "for the SDK alone: both faces show the same facts",
     "AsyncConsumer.wait_batch: only in the asyncio class": "for the SDK alone: `Consumer` iterates over its batches",
     "Cluster.read_range: returns Generator[Batch, None, None] and AsyncIterator[Batch]": "`close` ends it early",
     "Cluster.read_replica: returns Generator[Batch, None, None] and AsyncIterator[Batch]": "`close` ends it early",
+    "Scan.to_reader: only in the blocking class": "an Arrow reader blocks",
     "Producer.send: first lines differ": "`result()` waits for a delivery in threads, `await` in asyncio",
 }
 """Every difference between the two faces, and its reason."""
 
 _SPECIAL_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
 _AWAITABLE = re.compile(r"^Awaitable\[(.*)\]$")
-_ASYNC = re.compile(r"\bAsync(?=Iterator\b|Producer\b|Consumer\b)")
+_ASYNC = re.compile(r"\bAsync(?=Iterator\b|Producer\b|Consumer\b|Scan\b)")
 
 
 def compare(face: type, asyncio_face: type) -> list[str]:

@@ -91,7 +91,7 @@ def test_both_faces_have_the_same_methods() -> None:
         awaited = {name for name in vars(other) if not name.startswith("_")}
         assert own <= awaited
         # What only asyncio has: opening by hand, waiting for room by hand, and a step of the iteration.
-        assert awaited - own <= {"open", "wait_room", "wait_batch"}
+        assert awaited - own <= {"open", "wait_room", "wait_batch", "facts"}
 
 
 def test_many_threads_share_a_producer(cluster: Cluster, memory: MemoryCluster) -> None:

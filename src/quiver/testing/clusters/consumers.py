@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiver.client.consumer import AsyncConsumer
-from quiver.client.cursors import ConsumerCursors
+from quiver.client.cursors import ConsumerCursors, register_consumer
 from quiver.client.prefetch import find_offset
 from quiver.config import KIB
 from quiver.errors import QuiverError
@@ -117,10 +117,11 @@ class ConsumeWorkload(ClientWorkload):
 
     async def begin(self) -> None:
         """Register under the name."""
-        cursors = ConsumerCursors(self.cluster.router, self.topic.name)
-        deadline = self.cluster.router.deadline()
-        await cursors.register(name=self.name, consumer_id=None, partitions=(), start="earliest", deadline=deadline)
-        self._cursors = cursors
+        router = self.cluster.router
+        registering = register_consumer(
+            router, (self.topic.name,), name=self.name, consumer_id=None, deadline=router.deadline()
+        )
+        self._cursors = ConsumerCursors(router, self.topic.name, (await registering)[0])
 
     async def step(self) -> None:
         """Take some records of a partition."""
