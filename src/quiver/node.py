@@ -43,6 +43,7 @@ from quiver.model import Index, NodeId
 from quiver.node_metrics import describe_certificate, describe_lags, describe_manager, describe_metadata, describe_node
 from quiver.process import read_certificate_end
 from quiver.raft import Configuration
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
 from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
 from quiver.storage.data_directory import metadata_log, replicas
@@ -73,6 +74,7 @@ class Node:
         self._stack = AsyncExitStack()
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._is_ready = asyncio.Event()
+        self._decoded = DecodedBatchBudget(settings.gateway.decoded_bytes_max)
         self._network: NodeNetwork
         self._store: MetadataStore
         self._member: Member
@@ -243,6 +245,7 @@ class Node:
             clock=environment.clock,
             rng=environment.rng,
             directory=replicas(settings.node.data),
+            decoded=self._decoded,
         )
         await stack.enter_async_context(self._broker)
         self._dispatcher.add(admin.handlers() | self._broker.handlers() | {DescribeNode: self._handle_describe})
@@ -259,6 +262,7 @@ class Node:
             transport=self._network.transport,
             view=self._store.view,
             on_client_seen=lambda kind, id_: self._broker.record_client(kind, id_),  # noqa: PLW0108 - the broker is made later
+            decoded=self._decoded,
         )
         gateway = Gateway(
             services,

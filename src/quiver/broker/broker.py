@@ -33,6 +33,7 @@ from quiver.metrics import MetricFamily, counter
 from quiver.model import NodeId, Term, TopicId
 from quiver.partition import Meters, Replica
 from quiver.raft import Role
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
 from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
 from quiver.wire.admin_messages import PROBLEMS_MAX, LagInfo, ProblemInfo, ReplicaInfo
@@ -78,13 +79,13 @@ class Broker:
         clock: Clock,
         rng: Rng,
         directory: str,
+        decoded: DecodedBatchBudget | None = None,
     ) -> None:
         node = self._node = registration.node
         self._store, self._clock, self._rng = store, clock, rng
         self._settings, self._replicator = settings, replicator
-        self._table = ReplicaTable(
-            node, store.view, clock=clock, silence_ms_max=2 * settings.replication.election_timeout_ms
-        )
+        silence_ms_max = 2 * settings.replication.election_timeout_ms
+        self._table = ReplicaTable(node, store.view, clock=clock, silence_ms_max=silence_ms_max)
         self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
         self._meters = Meters()
         self._retention = RetentionUpdater(self._table, store)
@@ -103,6 +104,7 @@ class Broker:
             settings=settings,
             space=self._space,
             meters=self._meters,
+            decoded=decoded or DecodedBatchBudget(settings.gateway.decoded_bytes_max),
             on_open=self._handle_open,
         )
         self._heartbeats = HeartbeatSender(
@@ -114,17 +116,14 @@ class Broker:
             delay_ms=settings.broker.report_delay_ms,
             client_report_ms=settings.manager.client_report_ms,
             leads=self._leads,
+            is_full=lambda: self._space.is_full,
             on_failure=replicator.fail,
         )
+        report_soon = self._heartbeats.send_soon
         self._membership = MembershipReconciler(
-            node,
-            table=self._table,
-            store=store,
-            router=router,
-            clock=clock,
-            request_report=self._heartbeats.send_soon,
+            node, table=self._table, store=store, router=router, clock=clock, request_report=report_soon
         )
-        self._balancer = LeaderBalancer(node, table=self._table, store=store, clock=clock, settings=settings.broker)
+        self._balancer = self._make_balancer()
         self._requests = BrokerRequests(
             self._table,
             store.view,
@@ -135,6 +134,17 @@ class Broker:
         )
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []
+
+    def _make_balancer(self) -> LeaderBalancer:
+        return LeaderBalancer(
+            self._node,
+            table=self._table,
+            store=self._store,
+            clock=self._clock,
+            settings=self._settings.broker,
+            is_full=lambda: self._space.is_full,
+            full_nodes=lambda: self._heartbeats.full_nodes,
+        )
 
     # -- life ------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Sends heartbeats to the primary: this node is alive, which partitions it leads, which clients it has seen.
 
+A heartbeat also says whether this node's disk is nearly full; the answer names all such nodes.
+
 One heartbeat per interval, plus one within `broker.report_delay_ms` after this node becomes a leader, so that clients
 find the new leader soon. A node registers at its start, since its addresses may have changed, and whenever the
 primary does not know it. It retries forever: an unreachable primary is tried again with the next heartbeat, which also
@@ -102,9 +104,12 @@ class HeartbeatSender:
         delay_ms: int,
         client_report_ms: int = 0,
         leads: Callable[[], Iterable[LeaderInfo]] = tuple,
+        is_full: Callable[[], bool] = lambda: False,
         on_failure: Callable[[StorageError], None],
     ) -> None:
         self.clients = ClientActivity(clock, report_ms=client_report_ms)
+        self.full_nodes: frozenset[NodeId] = frozenset()
+        """The nodes whose disk is nearly full, by the primary's last answer."""
         self._introduction = registration
         self._router = router
         self._clock = clock
@@ -112,6 +117,7 @@ class HeartbeatSender:
         self._interval_ms = interval_ms
         self._delay_ms = delay_ms
         self._leads = leads
+        self._is_full = is_full
         self._on_failure = on_failure
         self._reported: dict[tuple[TopicId, PartitionId], int] = {}
         """Per partition, the newest epoch of this node's leadership that the primary has acknowledged."""
@@ -149,6 +155,7 @@ class HeartbeatSender:
             identity=me.identity,
             leads=leads,
             clients=beats,
+            is_full=self._is_full(),
             level_max=me.level_max,
             program=me.program,
         )
@@ -156,6 +163,7 @@ class HeartbeatSender:
             if not self._is_registered:
                 self._is_registered = await self._register()  # its addresses may have changed since its last run
             taken = await self._router.ask_primary(request)
+            self.full_nodes = frozenset(taken.full_nodes)
             if taken.is_known:
                 self._reported.update({_key_of(lead): lead.epoch for lead in leads})
                 self._registered.set()

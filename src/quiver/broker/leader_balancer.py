@@ -4,13 +4,17 @@ After a failover, leadership is distributed by chance. Managers place preferred 
 leadership back balances the load again. That happens some time after this node became the leader, for a few partitions
 at a time, and never while the partition moves. A node that stops transfers everything that it leads, so that clients
 wait for a transfer instead of an election.
+
+A node whose disk is full transfers everything that it leads to replicas in sync that have room: within a second, and
+again if it is elected. Producers then wait for a transfer instead of for an operator. Without such a replica it keeps
+leading, so that consumers are served, and rejects records. No leadership is balanced to a full node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from quiver.broker.membership import find_move
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaTable
@@ -34,13 +38,23 @@ class LeaderBalancer:
     """Balances the leadership of the partitions that this node leads."""
 
     def __init__(
-        self, node: NodeId, *, table: ReplicaTable, store: MetadataStore, clock: Clock, settings: BrokerSettings
+        self,
+        node: NodeId,
+        *,
+        table: ReplicaTable,
+        store: MetadataStore,
+        clock: Clock,
+        settings: BrokerSettings,
+        is_full: Callable[[], bool],
+        full_nodes: Callable[[], Collection[NodeId]],
     ) -> None:
         self._node = node
         self._table = table
         self._store = store
         self._clock = clock
         self._settings = settings
+        self._is_full = is_full
+        self._full_nodes = full_nodes
         self._since_ms: dict[PartitionKey, int] = {}
 
     def note_leader(self, key: PartitionKey) -> None:
@@ -55,7 +69,10 @@ class LeaderBalancer:
         """Transfer leadership to preferred replicas periodically, until cancelled."""
         while True:
             await asyncio.sleep(BALANCE_INTERVAL_MS / 1000)
-            self._balance()
+            if self._is_full():
+                self._make_way()
+            else:
+                self._balance()
 
     async def transfer_all(self) -> None:
         """Transfer every partition that this node leads to a replica in sync, within `broker.stop_timeout_ms`."""
@@ -68,6 +85,14 @@ class LeaderBalancer:
             for replica, others in led:
                 _transfer(replica, others[0])
             await asyncio.sleep(TRANSFER_INTERVAL_MS / 1000)
+
+    def _make_way(self) -> None:
+        """Transfer every partition that this full node leads to a replica in sync that has room, if there is one."""
+        full_nodes = self._full_nodes()
+        for hosted, replica in self._table.led():
+            with_room = [node for node in self._others(replica) if node not in full_nodes]
+            if with_room and _transfer(replica, with_room[0]):
+                logger.info("disk full, leadership transferred", extra=facts(group=hosted.group, to=with_room[0]))
 
     def _balance(self) -> None:
         room = self._settings.leader_transfers_max
@@ -91,6 +116,7 @@ class LeaderBalancer:
             preferred = self._preferred(hosted)
             broker = None if preferred is None else view.brokers.get(preferred)
             is_eligible = broker is not None and broker.state is BrokerState.ALIVE and preferred != self._node
+            is_eligible = is_eligible and preferred not in self._full_nodes()
             if is_eligible and find_move(view, hosted.key) is None:
                 yield hosted, replica
 

@@ -46,6 +46,7 @@ from quiver.metadata import (
 from quiver.model import GroupId, Index, NodeId
 from quiver.partition import Meters, PartitionState, Replica
 from quiver.raft import Configuration
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
 from quiver.storage import DiskSpace, Executor, GroupFolders, Lane
 from quiver.wire.messages import GetMetadata
@@ -81,6 +82,7 @@ class ReplicaManager:
         settings: Settings,
         space: DiskSpace,
         meters: Meters,
+        decoded: DecodedBatchBudget,
         on_open: Callable[[HostedReplica, Replica], None],
     ) -> None:
         self._node = node
@@ -96,6 +98,7 @@ class ReplicaManager:
         self._settings = settings
         self._space = space
         self._meters = meters
+        self._decoded = decoded
         self._on_open = on_open
         self._keys: dict[GroupId, PartitionKey] = {}
         self._present: set[GroupId] = set()
@@ -355,6 +358,7 @@ class ReplicaManager:
             space=self._space,
             meter=meter,
             feature_level=lambda: self._store.feature_level,
+            decoded=self._decoded,
         )
 
     # -- removing --------------------------------------------------------------------------------

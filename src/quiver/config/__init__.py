@@ -1,4 +1,4 @@
-"""The settings of a node: `settings`, `managers` and `network` declare them, `loading` finds their values."""
+"""The settings of a node: `settings`, `managers`, `network`, `storage` declare them, `loading` finds their values."""
 
 from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
 from quiver.config.managers import ManagerSettings, MetadataSettings
@@ -6,15 +6,13 @@ from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSe
 from quiver.config.settings import (
     ROLES,
     BrokerSettings,
-    Durability,
-    ExecutorSettings,
     LoggingSettings,
-    LogSettings,
     NodeSettings,
     PartitionSettings,
     ReplicationSettings,
     Settings,
 )
+from quiver.config.storage import Durability, ExecutorSettings, LogSettings
 
 __all__ = [
     "ENVIRONMENT_PREFIX",

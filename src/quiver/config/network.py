@@ -214,6 +214,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "body_bytes_max; raise it for many large requests, at the cost of memory.",
         ),
     ] = 128 * MIB
+    decoded_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            le=64 * 1024 * MIB,
+            description="Memory in bytes for batches that the node has decoded for HTTP consumers, cached or in use, "
+            "of all partitions. Cached ones are evicted first; requests that find all of it in use wait, and get "
+            "503 (not done) at their timeout. Raise it for many HTTP consumers at different positions.",
+        ),
+    ] = 128 * MIB
     idle_timeout_ms: Annotated[
         int, Meta(ge=10, le=3_600_000, description="Milliseconds without a request after which a connection is closed.")
     ] = 75_000

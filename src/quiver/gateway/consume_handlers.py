@@ -29,7 +29,7 @@ from quiver.gateway.produce_handlers import OnClientSeen
 from quiver.gateway.registrations import Registrations, TopicAccess
 from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
-from quiver.record.batch import DecodedBatchCache
+from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_or_raise
 from quiver.wire.messages import (
@@ -60,6 +60,7 @@ class ConsumeHandlers:
         rng: Rng,
         on_client_seen: OnClientSeen,
         settings: GatewaySettings,
+        decoded: DecodedBatchBudget,
     ) -> None:
         self._router = router
         self._registrations = registrations
@@ -70,7 +71,8 @@ class ConsumeHandlers:
         self._settings = settings
         self._last_partitions: dict[tuple[int, TopicId], PartitionId] = {}
         """By consumer and topic, the partition that returned a record last."""
-        self._batch_cache: BatchCache = DecodedBatchCache(bytes_max=CACHED_BYTES_MAX)
+        self._decoded = decoded
+        self._batch_cache: BatchCache = DecodedBatchCache(bytes_max=CACHED_BYTES_MAX, budget=decoded)
         self._coalescer = ConsumeCoalescer(router, self._respond, nothing=NOTHING)
 
     async def close(self) -> None:
@@ -176,21 +178,25 @@ class ConsumeHandlers:
         partitions = access.choose(given.partition_id)
         reader = self._reader(access, given.consumer_id, deadline)
         self._on_client_seen("consumer", given.consumer_id)
-        if len(partitions) == 1:
-            records = await reader.consume(partitions[0], count, offset=given.offset, wait_ms=wait_ms)
-        else:
-            records = await self._consume_round_robin(reader, partitions, count, wait_ms=wait_ms)
+        records = await self._consume_round_robin(reader, partitions, count, offset=given.offset, wait_ms=wait_ms)
         size_bytes = sum(len(record.value or b"") for _, record in records)
         self._metrics.count_consumed(records=len(records), size_bytes=size_bytes)
         return records
 
     async def _consume_round_robin(
-        self, reader: PartitionReader, partitions: Sequence[PartitionId], count: int, *, wait_ms: int
+        self,
+        reader: PartitionReader,
+        partitions: Sequence[PartitionId],
+        count: int,
+        *,
+        offset: int | None,
+        wait_ms: int,
     ) -> ConsumedRecords:
+        """Consume from the partitions in turn; if they are empty, watch them, which holds no memory for batches."""
         until_ms = self._clock.monotonic_ms() + wait_ms
         key = (reader.consumer_id, reader.access.topic.topic_id)
         while True:
-            records = await reader.consume_from_any(self._order(key, partitions), count)
+            records = await reader.consume_from_any(self._order(key, partitions), count, offset=offset)
             if records:
                 self._remember(key, records[-1][0])
                 return records
@@ -213,7 +219,9 @@ class ConsumeHandlers:
             del self._last_partitions[next(iter(self._last_partitions))]
 
     def _reader(self, access: TopicAccess, consumer_id: int, deadline: Deadline) -> PartitionReader:
-        return PartitionReader(self._router, self._batch_cache, access, ConsumerId(consumer_id), deadline)
+        return PartitionReader(
+            self._router, self._batch_cache, self._decoded, access, ConsumerId(consumer_id), deadline
+        )
 
     async def _access(self, given: contract.ConsumeQuery | contract.SizeQuery, deadline: Deadline) -> TopicAccess:
         return await self._registrations.consumer(given.consumer_id, given.topic, deadline=deadline)

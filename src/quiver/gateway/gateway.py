@@ -27,6 +27,7 @@ from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
 from quiver.metadata import View
 from quiver.model import NodeId
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.routing.loopback import LoopbackTransport
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.router import Router, RouterOptions
@@ -48,6 +49,8 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """This node's copy of the metadata."""
     on_client_seen: OnClientSeen
     """Called with each client that sends a request, to record that it is alive."""
+    decoded: DecodedBatchBudget
+    """The memory for decoded batches, shared with the node's replicas."""
 
 
 class Gateway:
@@ -153,6 +156,7 @@ class Gateway:
             rng=rng,
             on_client_seen=services.on_client_seen,
             settings=settings,
+            decoded=services.decoded,
         )
         return {
             "list_topics": topics.list_topics,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError
+from quiver.errors import DecodeError, OutcomeUnknownError, OverloadedError, QuiverError
 from quiver.gateway.registrations import TopicAccess
 from quiver.model import ConsumerId, Offset, PartitionId, TopicId
 from quiver.record import Record
-from quiver.record.batch import DecodedBatchCache, decode_batches_cached
+from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, Reservation, decode_batches_cached
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.wire.messages import (
@@ -28,6 +28,9 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 RECORD_BYTES_ESTIMATE = 1024
 """Estimated record size, from which the first read's byte limit follows: batches beyond it would be read in vain."""
 
+RESERVED_BYTES_MIN = 256 * 1024
+"""What a request reserves at least: the batch of a single record is decoded whole."""
+
 BatchCache = DecodedBatchCache[tuple[tuple[TopicId, PartitionId], bytes]]
 ConsumedRecords = list[tuple[PartitionId, Record]]
 
@@ -39,6 +42,7 @@ class PartitionReader:
         self,
         router: Router,
         batch_cache: BatchCache,
+        decoded: DecodedBatchBudget,
         access: TopicAccess,
         consumer_id: ConsumerId,
         deadline: Deadline,
@@ -47,19 +51,22 @@ class PartitionReader:
         self.consumer_id = consumer_id
         self._router = router
         self._batch_cache = batch_cache
+        self._decoded = decoded
         self._topic = access.topic.name
         self._deadline = deadline
         self._cursors: dict[PartitionId, Offset] = {}
         """The consumer's cursors, by partition, as of the last answer."""
 
-    async def consume(
-        self, partition_id: PartitionId, count: int, *, offset: int | None = None, wait_ms: int = 0
-    ) -> ConsumedRecords:
-        """Consume up to `count` records of a partition, from the cursor or from an offset."""
+    async def consume(self, partition_id: PartitionId, count: int, *, offset: int | None = None) -> ConsumedRecords:
+        """Consume up to `count` records of a partition, from the cursor or from an offset.
+
+        Waits, within the call's deadline, while the requests in progress use all memory for decoded batches.
+
+        Raises:
+            OverloadedError: not done; there was no memory until the deadline.
+        """
         bytes_max = 1 if count == 1 else min(BATCH_BYTES_MAX, count * RECORD_BYTES_ESTIMATE)
-        records, consumed = await self._request(
-            partition_id, count, offset=offset, bytes_max=bytes_max, wait_ms=wait_ms
-        )
+        records, consumed = await self._request(partition_id, count, offset=offset, bytes_max=bytes_max)
         if records and len(records) < count and consumed.cursor < consumed.end_offset and bytes_max < BATCH_BYTES_MAX:
             # The records are larger than the estimate: read once more with the full limit.
             left, cursor = count - len(records), None if offset is None else consumed.cursor
@@ -68,7 +75,23 @@ class PartitionReader:
         return records
 
     async def _request(
-        self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int, wait_ms: int = 0
+        self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int
+    ) -> tuple[ConsumedRecords, Consumed]:
+        reserved = await self._reserve(max(bytes_max, RESERVED_BYTES_MIN))
+        with reserved:
+            return await self._consume(partition_id, count, offset=offset, bytes_max=bytes_max)
+
+    async def _reserve(self, size_bytes: int) -> Reservation:
+        """Reserve memory before the cursor moves: afterwards a refusal would lose records."""
+        retry = self._router.retry(self._deadline, is_read=True)
+        while True:
+            try:
+                return self._decoded.reserve(size_bytes)
+            except OverloadedError as error:
+                await retry.wait_turn(error)
+
+    async def _consume(
+        self, partition_id: PartitionId, count: int, *, offset: int | None, bytes_max: int
     ) -> tuple[ConsumedRecords, Consumed]:
         consumed, payload = await self._router.ask_leader(
             self._topic,
@@ -80,10 +103,8 @@ class PartitionReader:
                 offset=None if offset is None else Offset(offset),
                 records_max=count,
                 bytes_max=bytes_max,
-                wait_ms=wait_ms,
             ),
             deadline=self._deadline,
-            wait_ms=wait_ms,
         )
         self._cursors[partition_id] = consumed.cursor
         return self._decode(partition_id, payload, consumed), consumed
@@ -99,7 +120,9 @@ class PartitionReader:
             message = f"unknown: the answer of partition {partition_id} is damaged: {error}"
             raise OutcomeUnknownError(message, code="damaged") from error
 
-    async def consume_from_any(self, order: Sequence[PartitionId], count: int) -> ConsumedRecords:
+    async def consume_from_any(
+        self, order: Sequence[PartitionId], count: int, *, offset: int | None = None
+    ) -> ConsumedRecords:
         """Consume up to `count` records, partition by partition.
 
         An unavailable partition is skipped as long as another one has records.
@@ -108,7 +131,7 @@ class PartitionReader:
         failure: QuiverError | None = None
         for partition_id in order:
             try:
-                records += await self.consume(partition_id, count - len(records))
+                records += await self.consume(partition_id, count - len(records), offset=offset)
             except QuiverError as error:
                 failure = failure or error
                 if error.outcome == "unknown":

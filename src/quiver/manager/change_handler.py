@@ -99,6 +99,10 @@ class HeartbeatHandler(Protocol):
         """Count a registration as a sign of life."""
         ...
 
+    def full_nodes(self) -> tuple[NodeId, ...]:
+        """Return the living brokers whose disk is nearly full."""
+        ...
+
 
 class ChangeHandler:
     """Carries out change requests on the primary."""
@@ -296,7 +300,8 @@ class ChangeHandler:
     async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatReceived:
         manager = self._manager
         manager.upgrade.admit(request, request.node)
-        return messages.HeartbeatReceived(is_known=await manager.handle_heartbeat(request))
+        is_known = await manager.handle_heartbeat(request)
+        return messages.HeartbeatReceived(is_known=is_known, full_nodes=manager.full_nodes())
 
     # -- clients ---------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class Liveness:
         self._beats: dict[tuple[EntityKind, int], int] = {}
         """Last-seen wall times not recorded yet; bounded, since only registered senders are in it."""
         self.expiry = ClientExpiry(store, clock=clock, settings=settings)
+        self._full: set[NodeId] = set()
+        """The brokers whose last heartbeat said that their disk is nearly full."""
 
     async def run(self) -> None:
         """Check for silent brokers and record last-seen times until cancelled."""
@@ -89,6 +91,7 @@ class Liveness:
         if broker is None or broker.identity != heartbeat.identity or broker.state in _GONE:
             return False
         self._heard_ms[broker.broker_id] = self._clock.monotonic_ms()
+        (self._full.add if heartbeat.is_full else self._full.discard)(broker.broker_id)
         self._note(EntityKind.BROKER, broker.broker_id, self._clock.wall_ms())
         for client in heartbeat.clients:
             kind = EntityKind(client.kind)
@@ -98,6 +101,11 @@ class Liveness:
                     self._note(kind, client.id, client.last_seen_ms)
         await self._report(view, heartbeat)
         return True
+
+    def full_nodes(self) -> tuple[NodeId, ...]:
+        """Return the living brokers whose disk is nearly full, as far as this primary knows."""
+        brokers = self._store.view().brokers
+        return tuple(sorted(node for node in self._full if node in brokers and brokers[node].state not in _GONE))
 
     def _note(self, kind: EntityKind, id_: int, seen_ms: int) -> None:
         self._beats[kind, id_] = max(seen_ms, self._beats.get((kind, id_), 0))

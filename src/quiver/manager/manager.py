@@ -166,6 +166,10 @@ class Manager:
         if self._liveness is not None:
             self._liveness.expiry.note_alive(kind, id_)
 
+    def full_nodes(self) -> tuple[NodeId, ...]:
+        """Return the living brokers whose disk is nearly full; none unless this manager is the primary."""
+        return () if self._liveness is None else self._liveness.full_nodes()
+
     def status(self) -> ManagerStatus:
         """Return a snapshot for people and metrics."""
         view = self._store.view()

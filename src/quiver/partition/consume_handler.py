@@ -26,7 +26,7 @@ from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.reads import check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
-from quiver.record.batch import DecodedBatchCache
+from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache
 from quiver.replication import Member
 
 DefaultStart = Literal["earliest", "latest"]
@@ -36,7 +36,9 @@ CONSUMED_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of values, approximately, that one `consume_many` returns; a larger record is returned alone."""
 CACHED_BATCHES_MAX = 16
 CACHED_BYTES_MAX = 8 * 1024 * 1024
-"""Limits of the decoded-batch cache, per partition."""
+"""Limits of the decoded-batch cache, per partition; `DecodedBatchBudget` limits those of all partitions."""
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of batches, approximately, that one `consume_many` reads from the log; beyond it the answer is shorter."""
 
 ConsumerStart = tuple[ConsumerId, DefaultStart]
 """A consumer, and where it starts if it has no cursor."""
@@ -72,9 +74,37 @@ class _Plan:
     def __init__(self) -> None:
         self.records: list[Record | None] = []
         self.cursors: dict[ConsumerId, Offset] = {}
-        self.missing: set[Offset] = set()
-        """Offsets whose batches must be read from the log before the plan is complete."""
+        self.missing: dict[Offset, None] = {}
+        """Offsets whose batches must be read from the log before the plan is complete, in the consumers' order."""
         self.size_bytes = 0
+
+
+class _HeldBatches:
+    """The batches that one call has read from the log; `is_full` at `READ_BYTES_MAX`."""
+
+    __slots__ = ("_batches", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._batches: list[Batch] = []
+        self._size_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._size_bytes >= READ_BYTES_MAX
+
+    def begin_read(self) -> None:
+        """Drop everything if there is no room: cursors moved meanwhile, and the held batches serve no consumer."""
+        if self.is_full:
+            self._batches.clear()
+            self._size_bytes = 0
+
+    def add(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self._size_bytes += len(batch.data)
+
+    def find(self, offset: Offset) -> Batch | None:
+        """Return the batch that contains an offset."""
+        return next((own for own in self._batches if own.header.base_offset <= offset < own.header.end_offset), None)
 
 
 class _Turn:
@@ -97,17 +127,23 @@ class ConsumeHandler:
         moves: CursorMoves,
         member: Member,
         timings: ConsumeTimings,
+        decoded: DecodedBatchBudget,
     ) -> None:
         self._gate = gate
         self._state = state
         self._moves = moves
         self._member = member
         self._timings = timings
+        self._decoded = decoded
         self._batches: DecodedBatchCache[Offset] = DecodedBatchCache(
-            bytes_max=CACHED_BYTES_MAX, batches_max=CACHED_BATCHES_MAX
+            bytes_max=CACHED_BYTES_MAX, batches_max=CACHED_BATCHES_MAX, budget=decoded
         )
         self._turns: dict[ConsumerId, _Turn] = {}
         self._waiting = 0
+
+    def close(self) -> None:
+        """Release the cached batches; idempotent."""
+        self._batches.clear()
 
     async def consume(self, request: ConsumeRequest) -> ConsumeResult:
         """Read at the offset or the cursor, and move the cursor past the records; see `Replica.consume`."""
@@ -174,14 +210,11 @@ class ConsumeHandler:
         self, consumers: Sequence[ConsumerStart], *, checked_index: Index | None = None
     ) -> list[Record | None]:
         """Return the record at each consumer's cursor, in one replicated step; see `Replica.consume_many`."""
-        held: dict[Offset, Batch] = {}
-        while True:
-            await self._gate.wait_ready()
-            plan = self._plan_many(consumers, held)
-            if not plan.missing:
-                break
-            # They are cached, but there may be more than the cache holds, and this call needs all of them.
-            held |= {batch.header.base_offset: batch for batch in await self._read_missing(plan.missing)}
+        await self._gate.wait_ready()
+        plan = self._plan_many(consumers, _HeldBatches())
+        if plan.missing:
+            with self._decoded.reserve(READ_BYTES_MAX):
+                plan = await self._read_and_plan(consumers, plan)
         moves = {
             consumer_id: cursor
             for consumer_id, cursor in plan.cursors.items()
@@ -191,7 +224,20 @@ class ConsumeHandler:
         await self._settle(moved)
         return plan.records
 
-    def _plan_many(self, consumers: Sequence[ConsumerStart], held: dict[Offset, Batch]) -> _Plan:
+    async def _read_and_plan(self, consumers: Sequence[ConsumerStart], plan: _Plan) -> _Plan:
+        """Read what a plan misses, until there is a plan that misses nothing.
+
+        The batches are cached, but there may be more than the cache holds, and this call needs all of them.
+        """
+        held = _HeldBatches()
+        while plan.missing:
+            await self._read_missing(plan.missing, held)
+            await self._gate.wait_ready()
+            plan = self._plan_many(consumers, held)
+        return plan
+
+    def _plan_many(self, consumers: Sequence[ConsumerStart], held: _HeldBatches) -> _Plan:
+        """Plan a record for each consumer; for fewer if the records, or the batches that must be read, are large."""
         plan, end_offset = _Plan(), self._state.end_offset
         for consumer_id, start in consumers:
             offset = plan.cursors.get(consumer_id)
@@ -201,8 +247,10 @@ class ConsumeHandler:
             record: Record | None = None
             if offset < end_offset:
                 batch = self._find_batch(offset, held)
+                if batch is None and held.is_full and plan.records:
+                    break
                 if batch is None:
-                    plan.missing.add(offset)
+                    plan.missing[offset] = None
                     continue
                 record = batch.records(offset, Offset(offset + 1))[0]
                 plan.size_bytes += len(record.value or b"")
@@ -213,7 +261,7 @@ class ConsumeHandler:
             plan.records.append(record)
         return plan
 
-    def _find_batch(self, offset: Offset, held: dict[Offset, Batch]) -> Batch | None:
+    def _find_batch(self, offset: Offset, held: _HeldBatches) -> Batch | None:
         for base_offset, cached in self._batches.items():
             # Written out: a property here would be called for every cached batch and consumer.
             if base_offset <= offset < base_offset + cached.header.record_count:
@@ -221,13 +269,15 @@ class ConsumeHandler:
         batch = self._member.log.peek_record(offset)
         if batch is not None:
             return self._batches.add(batch.header.base_offset, batch)
-        return next((own for own in held.values() if own.header.base_offset <= offset < own.header.end_offset), None)
+        return held.find(offset)
 
-    async def _read_missing(self, offsets: Iterable[Offset]) -> list[Batch]:
-        """Read the batches that contain these offsets, each once."""
-        read: list[Batch] = []
-        for offset in sorted(offsets):
-            if read and offset < read[-1].header.end_offset:
+    async def _read_missing(self, offsets: Iterable[Offset], held: _HeldBatches) -> None:
+        """Read the batches that contain these offsets, in order and each once, until enough are held."""
+        held.begin_read()
+        for offset in offsets:
+            if held.is_full:
+                return
+            if held.find(offset) is not None:
                 continue
             try:
                 found = await self._read(offset, self._state.end_offset, 1)
@@ -235,8 +285,8 @@ class ConsumeHandler:
                 if self._state.first_offset <= offset:
                     raise
                 continue  # trimmed meanwhile: the cursor is now the first offset
-            read += [self._batches.add(batch.header.base_offset, batch) for batch in found]
-        return read
+            for batch in found:
+                held.add(self._batches.add(batch.header.base_offset, batch))
 
     @asynccontextmanager
     async def _turn(self, consumer_id: ConsumerId) -> AsyncIterator[None]:

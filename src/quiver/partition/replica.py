@@ -45,6 +45,7 @@ from quiver.partition.reads import FetchWaiters, check_in_range, repair_on_damag
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch, BatchHeader, Record, decode_header, verify_payload
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, find_in_sync
 from quiver.storage import DiskSpace
 from quiver.tasks import SharedOutcome, timeout
@@ -54,6 +55,8 @@ OnRole = Callable[[Role, Term, NodeId | None], None]
 SILENCE_MS_MAX = 2_000
 """A voter that has been silent for longer does not count as in sync."""
 DEFAULTS = PartitionSettings()
+DECODED_BYTES_MAX = 16 * 1024 * 1024
+"""Bound of decoded batches of a replica that shares no budget with others."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +120,7 @@ class Replica:
         space: DiskSpace | None = None,
         meter: TopicMeter | None = None,
         feature_level: Callable[[], int] = lambda: LEVEL_MAX,
+        decoded: DecodedBatchBudget | None = None,
     ) -> None:
         self.on_role: OnRole | None = None
         """Called when the replica's role or leader changes."""
@@ -128,7 +132,8 @@ class Replica:
         self._deduplicator = Deduplicator(state.producers)
         self._gate.on_new_term.append(self._deduplicator.clear)
         self._moves = CursorMoves(self._gate, state)
-        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, member, self._meter.timings)
+        decoded = decoded or DecodedBatchBudget(DECODED_BYTES_MAX)
+        self._consume_handler = ConsumeHandler(self._gate, state, self._moves, member, self._meter.timings, decoded)
         self._waiters = FetchWaiters()
         self._maintenance = Maintenance(member, state, self._gate, settings)
         member.on_role = self._handle_role
@@ -207,6 +212,7 @@ class Replica:
             StorageError: the disk failed; the node stops.
         """
         self._waiters.fail(UnavailableError(f"not done: the replica of group {self._member.group} is closing; retry"))
+        self._consume_handler.close()
         await self._maintenance.stop()
 
     def abandon(self) -> None:

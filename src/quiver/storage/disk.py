@@ -26,6 +26,8 @@ from quiver.storage.executor import Executor
 
 IOV_MAX = 1024
 """Most buffers that one `writev` takes on Linux and macOS."""
+ROOM_FACTOR = 1.25
+"""A full disk has room again once it has this multiple of `log.free_bytes_min`."""
 READ_AHEAD_BYTES_MIN = 256 * 1024
 """Reads of at least this size are probably sequential: the kernel prefetches the bytes that follow."""
 
@@ -192,7 +194,9 @@ class DiskSpace:
     """Free space on the disk of a directory; one per node, updated by `run`.
 
     A full disk would stop the node. A nearly full one rejects new records and lets reads, cursors, elections and
-    retention continue. Between two checks the admitted bytes are subtracted.
+    retention continue. Between two checks the admitted bytes are subtracted. A full node also transfers leadership to
+    replicas that have room (`LeaderBalancer`); it counts as full until there is clearly room again, so that leadership
+    does not move back and forth.
     """
 
     def __init__(self, disk: Disk, directory: str, *, executor: Executor, settings: LogSettings) -> None:
@@ -201,11 +205,17 @@ class DiskSpace:
         self._executor = executor
         self._settings = settings
         self._free_bytes: int | None = None
+        self._is_full = False
 
     @property
     def free_bytes(self) -> int | None:
         """Return the estimated free bytes; None before the first check."""
         return self._free_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether records were rejected, or would be, since there was last `ROOM_FACTOR` of the minimum."""
+        return self._is_full
 
     async def run(self) -> None:
         """Check the disk every `free_check_interval_ms`, until cancelled.
@@ -227,6 +237,11 @@ class DiskSpace:
             self._free_bytes = await self._executor.submit(partial(self._disk.free_bytes, self._directory))
         except OSError as error:
             raise StorageError(f"{self._directory}: cannot determine the free space: {error}") from error
+        free_bytes_min = self._settings.free_bytes_min
+        if self._free_bytes < free_bytes_min:
+            self._is_full = True
+        elif self._free_bytes >= free_bytes_min * ROOM_FACTOR:
+            self._is_full = False
 
     def admit(self, size_bytes: int) -> None:
         """Admit records of this size, or reject them.
@@ -237,6 +252,7 @@ class DiskSpace:
         if self._free_bytes is None:
             return
         if self._free_bytes - size_bytes < self._settings.free_bytes_min:
+            self._is_full = True
             raise DiskFullError(
                 f"not done: the disk of {self._directory} has {self._free_bytes} free bytes, "
                 f"log.free_bytes_min is {self._settings.free_bytes_min}; reads and deletes continue"

@@ -87,7 +87,6 @@ class MetadataFound(Response, frozen=True):
     purged_groups: tuple[GroupId, ...] = ()
     """Those of the requested groups whose topic has been purged: their files can be deleted."""
     feature_level: FeatureLevelNumber = LEVEL_MIN
-    """The cluster's feature level."""
 
 
 class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
@@ -519,13 +518,14 @@ class BeatInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeartbeatReceived(Response, frozen=True):
-    """The primary has received it; `is_known` says whether the sender is registered with this identity."""
+    """`is_known`: the sender is registered with this identity; `full_nodes`: living nodes with a nearly full disk."""
 
     is_known: bool
+    full_nodes: tuple[NodeId, ...] = ()
 
 
 class BrokerHeartbeatRequest(Request[HeartbeatReceived], frozen=True, tag="heartbeat"):
-    """Report to the primary that a broker is alive, which partitions it leads, and which clients are active."""
+    """Report to the primary that a broker is alive, what it leads, its active clients, and whether its disk is full."""
 
     response = HeartbeatReceived
     _idempotent = True
@@ -534,10 +534,10 @@ class BrokerHeartbeatRequest(Request[HeartbeatReceived], frozen=True, tag="heart
     node: NodeId
     identity: Name
     leads: Annotated[tuple[LeaderInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
-    """Partitions whose leader the primary may not know yet."""
     clients: Annotated[tuple[BeatInfo, ...], Meta(max_length=RESULTS_MAX)] = ()
     level_max: FeatureLevelNumber = LEVEL_MIN
     program: Name = ""
+    is_full: bool = False
 
 
 class MembersFound(Response, frozen=True):

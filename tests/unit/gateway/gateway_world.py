@@ -23,6 +23,7 @@ from quiver.metadata import (
     View,
 )
 from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, TopicId
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
 from quiver.wire import Caller, requests
@@ -151,6 +152,7 @@ class World:
         latency = Latency(minimum_ms=0.2, spread_ms=1.0)
         self.cluster = GatewayCluster(clock=self.clock, rng=self.streams.network, latency=latency)
         self._settings = settings or GatewaySettings()
+        self.decoded = DecodedBatchBudget(self._settings.decoded_bytes_max)
         self.gateway: Gateway
 
     def run(self, scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
@@ -164,6 +166,7 @@ class World:
                 transport=self.cluster,
                 view=self.cluster.view,
                 on_client_seen=self.cluster.record_client,
+                decoded=self.decoded,
             )
             self.gateway = Gateway(
                 services,

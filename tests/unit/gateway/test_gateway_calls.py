@@ -316,6 +316,36 @@ async def test_batch_is_no_larger_than_asked_for(world: World) -> None:
     assert sizes == [2, 2, 1]
 
 
+@in_world
+async def test_consume_waits_for_memory_and_is_refused_without_it(world: World) -> None:
+    await produce(world, 3, partition_id=0)
+    consumer_id = await world.register_consumer()
+    about: dict[str, Any] = {"topic": "t", "consumer_id": consumer_id, "max": 2}
+    with world.decoded.reserve(world.decoded.bytes_max):
+        status, answer = await world.get("/consumer/consume_batch", **about)
+        assert (status, answer["code"], answer["outcome"]) == (503, "overloaded", "not_done")
+        waiting = asyncio.ensure_future(world.get("/consumer/consume_batch", **about))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+    status, answer = await waiting
+    assert [message["message"] for message in answer["messages"]] == ["m0", "m1"], "the refused call moved no cursor"
+    assert world.decoded.reserved_bytes == 0
+
+
+@in_world
+async def test_long_poll_holds_no_memory_for_batches_while_it_waits(world: World) -> None:
+    await world.post("/topics", topic_name="t", partitions=1)
+    consumer_id = await world.register_consumer()
+    about: dict[str, Any] = {"topic": "t", "consumer_id": consumer_id, "partition_id": 0, "wait_ms": 5_000}
+    waiting = asyncio.ensure_future(world.get("/consumer/consume", **about))
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    assert world.decoded.reserved_bytes == 0
+    await produce(world, 1, partition_id=0)
+    status, answer = await waiting
+    assert (status, answer["message"]) == (200, "m0")
+
+
 @pytest.mark.parametrize("about", [{}, {"partition_id": 0}, {"partition_id": 0, "offset": 0}])
 def test_batch_is_as_large_as_asked_for_although_its_messages_are(about: dict[str, Any]) -> None:
     async def scenario(world: World) -> None:

@@ -11,6 +11,7 @@ from quiver.model import GroupId, NodeId, ProducerId
 from quiver.partition import PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.record import build_batch
+from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Replicator
 from quiver.storage import DiskSpace
 from quiver.testing import (
@@ -56,6 +57,7 @@ class PartitionHarness:
         self.log_settings = LogSettings()
         self.settings = PartitionSettings()
         self.space: DiskSpace | None = None
+        self.decoded: DecodedBatchBudget | None = None
         self._loop = loop
         self._streams = streams
         self._network = SimulatedNetwork(loop, streams.network)
@@ -85,7 +87,7 @@ class PartitionHarness:
             bootstrap = configuration if self._starts == 1 else None
             member = await replicator.open_member(GROUP, DIRECTORY, state, bootstrap=bootstrap)
             self.opened_index = member.applied_index
-            replica = Replica(member, state, settings=self.settings, space=self.space)
+            replica = Replica(member, state, settings=self.settings, space=self.space, decoded=self.decoded)
             await asyncio.sleep(5)  # longer than an election takes
             assert member.is_ready == (voters == (1,))
             yield replica

@@ -17,10 +17,11 @@ from quiver.errors import (
 )
 from quiver.model import ConsumerId, NodeId, Offset
 from quiver.partition import ConsumeResult, ConsumerStart, PartitionState, Replica
-from quiver.partition.consume_handler import CONSUMED_BYTES_MAX
+from quiver.partition.consume_handler import CONSUMED_BYTES_MAX, READ_BYTES_MAX
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.reads import FetchWaiters
 from quiver.raft import Role
+from quiver.record.decoded import DecodedBatchBudget
 
 ALICE, BOB = ConsumerId(1), ConsumerId(2)
 
@@ -143,6 +144,50 @@ def test_consume_many_serves_lagging_consumers_from_disk() -> None:
                 consumed = await replica.consume_many([(consumer, "earliest") for consumer in consumers])
                 wanted = [number * 10 + number % 10 + step for number in range(40)]
                 assert [found and found.offset for found in consumed] == [at if at < 400 else None for at in wanted]
+
+    run_harness(test)
+
+
+def test_consume_many_reads_within_its_bound_and_serves_everyone_in_turn() -> None:
+    """Consumers at many cold positions of large batches: no call holds them all, and none starves."""
+
+    async def test(partition: PartitionHarness) -> None:
+        partition.log_settings = LogSettings(tail_cache_bytes_max=0)
+        partition.decoded = budget = DecodedBatchBudget(2 * READ_BYTES_MAX)
+        async with partition.open_replica() as replica:
+            for number in range(9):
+                await replica.append(record(b"%d" % number, bytes(READ_BYTES_MAX // 2)))
+            pending = [ConsumerId(number) for number in range(1, 10)]
+            for number, consumer in enumerate(pending):
+                await replica.move_cursors([(consumer, Offset(number * 2))])
+            served: list[int] = []
+            while pending:
+                found = await replica.consume_many([(consumer, "earliest") for consumer in pending])
+                assert 1 <= len(found) <= 6, "those in the cache, and those that it may read"
+                assert budget.reserved_bytes == 0
+                assert budget.cached_bytes <= budget.bytes_max
+                served += [one.offset for one in found if one is not None]
+                pending = pending[len(found) :]
+            assert served == [number * 2 for number in range(9)]
+            await replica.close()
+            assert budget.cached_bytes == 0
+
+    run_harness(test)
+
+
+def test_consume_many_is_refused_while_decoded_batches_are_in_use() -> None:
+    async def test(partition: PartitionHarness) -> None:
+        partition.log_settings = LogSettings(tail_cache_bytes_max=0)
+        partition.decoded = budget = DecodedBatchBudget(2 * READ_BYTES_MAX)
+        async with partition.open_replica() as replica:
+            await replica.append(record(b"cold"))
+            with (
+                budget.reserve(2 * READ_BYTES_MAX),
+                pytest.raises(OverloadedError, match=r"not done: .*gateway\.decoded_bytes_max"),
+            ):
+                await replica.consume_many([(ALICE, "earliest")])
+            assert replica.state.cursors == {}
+            assert [found and found.value for found in await replica.consume_many([(ALICE, "earliest")])] == [b"cold"]
 
     run_harness(test)
 

@@ -326,14 +326,22 @@ def test_nearly_full_disk_refuses_records_only() -> None:
             partition.disk.limit_space(12_000)
             await partition.space.refresh()
             await replica.append(batch(1, value=b"x" * 1500))
+            assert not partition.space.is_full
             with pytest.raises(DiskFullError):
                 await replica.append(batch(2, value=b"x" * 1500))
+            assert partition.space.is_full
+            await partition.space.refresh()
+            assert partition.space.is_full, "it has not clearly room again"
             assert (await replica.append(batch(1, value=b"x" * 1500))).is_duplicate
             await replica.move_cursors([(ALICE, Offset(1))])
             assert (await replica.consume(ALICE, bytes_max=LARGE)).cursor == 2
             assert replica.high_watermark == 2
+            partition.disk.limit_space(5_000)
+            await partition.space.refresh()
+            assert partition.space.is_full
             partition.disk.limit_space(None)
             await partition.space.refresh()
+            assert not partition.space.is_full
             assert (await replica.append(batch(2))).base_offset == 2
 
     run_harness(test)

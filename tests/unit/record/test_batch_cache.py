@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.errors import DecodeError
+from quiver.errors import DecodeError, OverloadedError
 from quiver.model import Index, Offset, PartitionId, Term, TopicId
-from quiver.record import Batch, build_batch, stamp
-from quiver.record.batch import DecodedBatchCache, decode_batches_cached
+from quiver.record import Batch, Compression, build_batch, stamp
+from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache, decode_batches_cached, decoded_bytes
 
 Key = tuple[TopicId, PartitionId]
 Cache = DecodedBatchCache[tuple[Key, bytes]]
@@ -29,6 +29,7 @@ def batch(first: int, *values: bytes) -> bytes:
 FIRST = batch(0, b"a", b"b")
 SECOND = batch(2, b"c", b"d", b"e")
 SINGLE = batch(5, b"f")
+SIZES = {data: decoded_bytes(Batch.decode(data)) for data in (FIRST, SECOND, SINGLE)}
 
 
 def test_batches_of_a_payload_are_read_in_order() -> None:
@@ -52,7 +53,7 @@ def test_equal_batches_of_other_partitions_are_others() -> None:
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    cache = Cache(bytes_max=len(FIRST) + len(SECOND) - 1)
+    cache = Cache(bytes_max=SIZES[FIRST] + SIZES[SECOND] - 1)
     (first,) = decode(cache, FIRST)
     (second,) = decode(cache, SECOND)
     (second_again,) = decode(cache, SECOND)
@@ -85,9 +86,51 @@ def test_number_of_batches_is_bounded() -> None:
 
 
 def test_batch_added_again_replaces_the_first() -> None:
-    cache: DecodedBatchCache[int] = DecodedBatchCache(bytes_max=len(FIRST) + len(SECOND))
+    cache: DecodedBatchCache[int] = DecodedBatchCache(bytes_max=SIZES[FIRST] + SIZES[SECOND])
     cache.add(0, Batch.decode(FIRST))
     again = cache.add(0, Batch.decode(FIRST))
     assert cache.get(0) is again
     cache.add(1, Batch.decode(SECOND))
     assert cache.get(0) is again, "the replaced copy no longer counts"
+
+
+def test_compressed_batch_counts_with_its_decompressed_payload() -> None:
+    value = bytes(10_000)
+    plain, packed = (
+        Batch.decode(bytes(build_batch([value], timestamp=1, compression=compression)))
+        for compression in (Compression.NONE, Compression.ZSTD)
+    )
+    assert len(packed.data) < 1000
+    assert decoded_bytes(packed) > len(value)
+    assert decoded_bytes(plain) < 2 * len(value)
+
+
+def test_caches_of_a_node_share_one_bound() -> None:
+    budget = DecodedBatchBudget(SIZES[FIRST] + SIZES[SECOND])
+    caches: list[DecodedBatchCache[int]] = [DecodedBatchCache(bytes_max=LARGE, budget=budget) for _ in range(3)]
+    caches[0].add(0, Batch.decode(FIRST))
+    caches[1].add(0, Batch.decode(SECOND))
+    assert budget.cached_bytes == budget.bytes_max
+    caches[2].add(0, Batch.decode(FIRST))
+    assert [cache.get(0) is not None for cache in caches] == [False, True, True], "the oldest made room"
+    caches[1].clear()
+    assert budget.cached_bytes == SIZES[FIRST]
+    caches[1].clear()
+
+
+def test_reservation_evicts_cached_batches_and_is_refused_when_none_is_left() -> None:
+    budget = DecodedBatchBudget(SIZES[FIRST])
+    cache: DecodedBatchCache[int] = DecodedBatchCache(bytes_max=LARGE, budget=budget)
+    cache.add(0, Batch.decode(FIRST))
+    with budget.reserve(budget.bytes_max - 1):
+        assert cache.get(0) is None
+        cache.add(0, Batch.decode(FIRST))
+        assert cache.get(0) is None, "what is in use comes first"
+        with pytest.raises(OverloadedError, match=r"not done: .*gateway\.decoded_bytes_max") as refused:
+            budget.reserve(2)
+        assert refused.value.retry_after_ms
+        with budget.reserve(1):
+            assert budget.reserved_bytes == budget.bytes_max
+    assert (budget.reserved_bytes, budget.cached_bytes, budget.refused) == (0, 0, 1)
+    with budget.reserve(LARGE):
+        pass  # alone, it is never refused
