@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 
 SECTIONS = {
-    "Records": ("produce", "consume", "tail"),
+    "Records": ("produce", "consume", "tail", "bench"),
     "Cluster": (
         "up",
         "node",
@@ -32,6 +32,7 @@ SECTIONS = {
         "status",
         "explain",
         "doctor",
+        "top",
         "topic",
         "consumer",
         "producer",
@@ -51,7 +52,6 @@ _MODULES = {
     "consumer": "clients",
     "producer": "clients",
     "status": "cluster",
-    "topic": "cluster",
     "hold": "cluster",
     "broker": "cluster",
     "cluster": "upgrade",
@@ -77,6 +77,14 @@ class _Root(click.Group):
             return super().get_command(ctx, cmd_name)
         found: click.Command = getattr(import_module(f"quiver.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click suggests only commands that are imported
+            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.list_commands(ctx)))

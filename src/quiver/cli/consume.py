@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from io import IOBase
+from string import Formatter
 from typing import Any, BinaryIO, Final, Literal, Protocol, cast
 
 import click
@@ -23,8 +25,10 @@ import msgspec
 import quiver
 from quiver.cli.options import (
     START_HELP,
+    TIME_HELP,
     Start,
     StartType,
+    TimeType,
     connect,
     examples,
     json_lines_option,
@@ -41,6 +45,9 @@ POLL_S = 0.5
 COMMIT_INTERVAL_S = 1.0
 _LATEST = Start(offset="latest")
 
+TEMPLATE_FIELDS: Final = ("time", "timestamp", "partition", "offset", "key", "value", "headers")
+"""Fields of `--template`."""
+
 _MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar="N", help="Stop after N records.")
 
 
@@ -48,16 +55,31 @@ _MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar=
     short_help="Print or save records.",
     epilog=examples(
         "quiver consume logs --from 15m --follow",
-        "quiver consume logs --consumer report --max 1000 --json | jq .value",
+        "quiver consume logs --last 20",
+        "quiver consume logs --from 2h --until 1h --template '{time} {key} {value}'",
+        "quiver consume logs --group report --max 1000 --json | jq .value",
         "quiver consume logs --format parquet --output logs.parquet",
     ),
 )
 @topic_argument
 @click.option("--from", "start", type=StartType(), help=f"Start position: {START_HELP}.  [default: earliest]")
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Start N records before the end of each partition.",
+)
+@click.option("--until", type=TimeType(), help=f"Stop before the first record of this time: {TIME_HELP}.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records, until Ctrl-C.")
 @partitions_option
 @_MAX
-@click.option("--consumer", "name", metavar="NAME", help="Resume at the cursors of this consumer, and move them.")
+@click.option(
+    "--group",
+    "--consumer",
+    "name",
+    metavar="NAME",
+    help="Resume at the cursors of this name, and move them.",
+)
 @click.option(
     "--format",
     "format_",
@@ -68,6 +90,11 @@ _MAX = click.option("--max", "records_max", type=click.IntRange(min=0), metavar=
 )
 @click.option("--json", "format_", flag_value="json", help="Same as --format json.")
 @click.option(
+    "--template",
+    metavar="TEXT",
+    help=f"Print each record by this template, with {{FIELD}} for: {', '.join(TEMPLATE_FIELDS)}.",
+)
+@click.option(
     "--output", type=click.Path(dir_okay=False, writable=True), help="File to write, instead of standard output."
 )
 @url_option
@@ -75,25 +102,39 @@ def consume(
     *,
     topic: str,
     start: Start | None,
+    last: int | None,
+    until: datetime | None,
     follow: bool,
     partitions: tuple[int, ...],
     records_max: int | None,
     name: str | None,
     format_: Format,
+    template: str | None,
     output: str | None,
     url: str,
 ) -> None:
     """Write the records of TOPIC, in order within each partition; stop at the end offsets of the start of the command.
 
-    With --consumer, start at that consumer's cursors, unless --from is given, and move them past the records that were
+    With --group, start at the cursors of that name, unless --from is given, and move them past the records that were
     written. Arrow is written as a stream to a pipe and as a file with --output; Arrow and Parquet need pyarrow.
     """
     _check_usage(format_, follow=follow, output=output)
+    if (start is not None) + (last is not None) > 1 or (follow and until is not None):
+        raise click.UsageError("give at most one of --from and --last, and of --follow and --until")
+    render = None if template is None else make_template(template)
     with connect(url) as cluster, _open_output(output) as stream:
         consumer = _open_consumer(cluster, topic, name, partitions=partitions, start=start)
+        if last is not None:
+            _seek_last(cluster, consumer, topic, last)
         is_terminal = output is None and sys.stdout.isatty()
-        sink = open_sink(format_, stream, is_terminal=is_terminal, is_file=output is not None)
+        sink: Sink
+        if render is None:
+            sink = open_sink(format_, stream, is_terminal=is_terminal, is_file=output is not None)
+        else:
+            sink = LineSink(stream, render)
         copy = _RecordCopy(consumer, sink, stream, records_max=records_max, is_following=follow)
+        if until is not None:
+            copy.stop_at(cluster.offsets(topic, round(until.timestamp() * 1000)).offsets)
         copy.run()
         if output is not None:
             click.echo(f"wrote {format_count(copy.count, 'record')} of {topic} to {output}", err=True)
@@ -149,6 +190,13 @@ def _open_consumer(
     return consumer
 
 
+def _seek_last(cluster: quiver.Cluster, consumer: quiver.Consumer, topic: str, count: int) -> None:
+    """Start a number of records before the end of each partition, or at its first record."""
+    first = cluster.offsets(topic, "earliest").offsets
+    for partition, end in consumer.end_offsets().items():
+        consumer.seek(partition, max(end - count, first[partition]))
+
+
 class _RecordCopy:
     """Copies records from a consumer to a sink until the end, and commits the consumer's cursors."""
 
@@ -158,10 +206,17 @@ class _RecordCopy:
         self.count = 0
         self._consumer, self._sink, self._stream = consumer, sink, stream
         self._records_max = sys.maxsize if records_max is None else records_max
-        self._end_offsets = {} if is_following else consumer.end_offsets()
+        self._end_offsets: dict[int, int] = {} if is_following else dict(consumer.end_offsets().items())
         self._is_following = is_following
+        self._cuts: Mapping[int, int] = {}
+        """Offsets inside of partitions at which it ends: records that were polled from there on are left out."""
         self._written = self._positions()
         self._committed_s = time.monotonic()
+
+    def stop_at(self, end_offsets: Mapping[int, int]) -> None:
+        """End at these offsets, if they come before the end of the partition."""
+        self._end_offsets = {at: min(end, end_offsets.get(at, end)) for at, end in self._end_offsets.items()}
+        self._cuts = self._end_offsets
 
     def run(self) -> None:
         """Copy records; when interrupted, close the sink and commit what was written."""
@@ -178,7 +233,8 @@ class _RecordCopy:
 
     def _copy(self) -> None:
         while self.count < self._records_max and not self._is_at_end():
-            self.count += self._sink.write_next(self._consumer, self._records_max - self.count, POLL_S)
+            count_max = self._records_max - self.count
+            self.count += self._sink.write_next(self._consumer, count_max, POLL_S, self._cuts)
             self._written = self._positions()
             if not self._sink.is_whole_when_closed and time.monotonic() - self._committed_s >= COMMIT_INTERVAL_S:
                 self._commit()
@@ -207,7 +263,8 @@ class _RecordCopy:
         self._consumer.commit()
 
     def _positions(self) -> dict[int, int]:
-        return {partition: self._consumer.position(partition) for partition in self._consumer.partitions}
+        positions = {partition: self._consumer.position(partition) for partition in self._consumer.partitions}
+        return {at: min(offset, self._cuts.get(at, offset)) for at, offset in positions.items()}
 
 
 Format = Literal["text", "json", "arrow", "parquet"]
@@ -227,8 +284,11 @@ class Sink(Protocol):
     is_whole_when_closed: bool
     """Whether the output can be read only after `close`."""
 
-    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
-        """Write the next records; wait for the first one at most this long. Return how many were written."""
+    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float, ends: Mapping[int, int]) -> int:
+        """Write the next records that come before the ends; wait for the first one at most this long.
+
+        Return how many were written.
+        """
 
     def close(self) -> None:
         """Write the end of the format; the stream stays open."""
@@ -243,9 +303,11 @@ class LineSink:
         self._stream = stream
         self._render = render
 
-    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
+    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float, ends: Mapping[int, int]) -> int:
         """Write the next records as lines."""
         records = consumer.poll(min(records_max, POLL_RECORDS), timeout_s)
+        if ends:
+            records = [one for one in records if one.offset < ends.get(one.partition or 0, sys.maxsize)]
         self._stream.write(b"".join(map(self._render, records)))
         self._stream.flush()
         return len(records)
@@ -263,9 +325,15 @@ class TableSink:
         self._writer = writer
         self._records_max = TABLE_RECORDS_FIRST
 
-    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float) -> int:
+    def write_next(self, consumer: quiver.Consumer, records_max: int, timeout_s: float, ends: Mapping[int, int]) -> int:
         """Write the next records as one table."""
         table = consumer.fetch_arrow(min(records_max, self._records_max), timeout_s, with_headers=True)
+        if ends and table.num_rows:
+            import numpy as np
+
+            stops = np.full(max(ends) + 1, sys.maxsize)
+            stops[list(ends)] = list(ends.values())
+            table = table.filter(table["offset"].to_numpy() < stops[table["partition"].to_numpy()])
         if table.num_rows:
             self._writer.write_table(table)
             self._records_max = max(1, min(TABLE_RECORDS_MAX, TABLE_BYTES * table.num_rows // max(1, table.nbytes)))
@@ -303,6 +371,36 @@ def open_sink(format_: Format, stream: BinaryIO, *, is_terminal: bool, is_file: 
             from quiver.client.tables import TABLE_SCHEMA
 
             return TableSink(pq.ParquetWriter(stream, TABLE_SCHEMA, compression="zstd"))
+
+
+def make_template(template: str) -> Callable[[Record], bytes]:
+    """Return what renders records by a template; ``\\n`` and ``\\t`` in it are a line feed and a tab.
+
+    Raises:
+        click.UsageError: the template names another field, or is not valid.
+    """
+    template = template.replace("\\n", "\n").replace("\\t", "\t")
+    try:
+        given = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise click.UsageError(f"--template: {error}") from None
+    if given - set(TEMPLATE_FIELDS):
+        names = ", ".join(TEMPLATE_FIELDS)
+        raise click.UsageError(f"--template has {{{min(given - set(TEMPLATE_FIELDS))}}}; the fields are: {names}")
+
+    def render(record: Record) -> bytes:
+        line = template.format(
+            time=format_time(record.timestamp),
+            timestamp=record.timestamp,
+            partition=record.partition,
+            offset=record.offset,
+            key=printable(record.key),
+            value=printable(record.value),
+            headers=" ".join(f"{name}={printable(value)}" for name, value in record.headers),
+        )
+        return line.encode() + b"\n"
+
+    return render
 
 
 def raw_line(record: Record) -> bytes:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 COMPLETION_TIMEOUT_S = 2.0
 """How long the completion of a topic's name may keep a shell waiting for the cluster."""
-START_HELP = "earliest, latest, an offset, a time (2026-01-31T12:00; UTC unless it has a zone), or an age (15m)"
+TIME_HELP = "a time (2026-01-31T12:00; UTC unless it has a zone), or an age (15m)"
+START_HELP = f"earliest, latest, an offset, {TIME_HELP}"
 
 URL_HELP = (
     "Any node of the cluster, or several separated by commas: HTTP or wire addresses.  "
@@ -156,6 +157,25 @@ class StartType(click.ParamType[Start]):
             return Start(timestamp=_parse_time(value))
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is none of: {START_HELP}", param, ctx)
+
+
+class TimeType(click.ParamType[datetime]):
+    """Parse a time, or an age."""
+
+    name = "when"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        """Return the placeholder that the help shows."""
+        return "WHEN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Return the time that a word stands for; fail with a usage error if it stands for none."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return _parse_time(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is none of: {TIME_HELP}", param, ctx)
 
 
 def _parse_time(value: str) -> datetime:

@@ -57,7 +57,18 @@ _EXITS: dict[type[BaseException], tuple[int, str]] = {
     OutcomeUnknownError: (UNKNOWN, "the request may have been done: check before you run the command again"),
     OSError: (STORAGE, "check the path, its permissions and the disk"),
 }
-_ADVICE = {"database_lost": "start the database server, or correct --metadata-db; then start the node again"}
+_ADVICE = {
+    "database_lost": "start the database server, or correct --metadata-db; then start the node again",
+    "not_reached": "check the address, and that a node runs there; `quiver up` starts a cluster on this machine",
+    "unknown_topic": "`quiver topic list --all` lists the topics, `quiver topic create` creates one",
+    "unknown_consumer": "`quiver consumer list` lists the consumers",
+    "unknown_producer": "`quiver producer list` lists the producers",
+    "unknown_broker": "`quiver broker list` lists the brokers",
+    "unknown_hold": "`quiver hold list` lists the holds",
+    "topic_exists": "choose another name, or `quiver topic configure` to change it",
+    "too_few_brokers": "start another broker, then run the command again",
+    "not_drained": "`quiver broker drain` first, and wait until `quiver status` shows it as drained",
+}
 """Advice by the error's code, where its class alone would give the wrong one."""
 _DEFECT = (DEFECT, "this is a defect of Quiver: report it, with the command that led to it")
 

@@ -1,4 +1,4 @@
-"""`quiver produce`: send the lines of files, or of standard input, as records.
+"""`quiver produce`: send the lines of files, or of standard input, as records, plain or as JSON.
 
 A block is sent as soon as it is read, so that a line that is typed, or that comes through a pipe, becomes a record
 without delay. A line ends with a line feed, which is not part of it; every other byte is. The last line may lack it.
@@ -14,17 +14,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from io import BufferedReader
-from typing import cast
+from typing import Protocol, cast
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 import quiver
-from quiver.cli.options import connect, examples, topic_argument, url_option
+from quiver.cli.json_lines import parse_record
+from quiver.cli.options import TIME_HELP, TimeType, connect, examples, topic_argument, url_option
 from quiver.cli.output import format_bytes, format_count
 from quiver.errors import TooLargeError
 from quiver.record.header import PAYLOAD_BYTES_MAX
@@ -32,15 +35,37 @@ from quiver.record.header import PAYLOAD_BYTES_MAX
 STANDARD_INPUT = "-"
 BLOCK_BYTES = 1 << 20
 """Most bytes of one read: about a batch."""
+PACE_S = 0.05
+"""How much is sent at a time under a rate."""
 
 
 @click.command(
     short_help="Send lines as records.",
-    epilog=examples("quiver produce logs access.log error.log", "tail -F app.log | quiver produce logs --key app-1"),
+    epilog=examples(
+        "quiver produce logs access.log error.log",
+        "tail -F app.log | quiver produce logs --key app-1 --header host=web-1",
+        "quiver consume logs --json | quiver produce copy --json --rate 1000",
+    ),
 )
 @topic_argument
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True))
 @click.option("--key", help="Key of every record; all records go to the same partition.")
+@click.option(
+    "--header", "headers", metavar="NAME=VALUE", multiple=True, help="Header of every record; may be repeated."
+)
+@click.option(
+    "--timestamp",
+    type=TimeType(),
+    help=f"Time of every record: {TIME_HELP}.  [default: when it is sent]",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Each line is a JSON object: value, and optionally key, headers, timestamp (ms), partition.",
+)
+@click.option("--rate", type=click.FloatRange(min=0.001), metavar="N", help="Send at most N records per second.")
+@click.option("--progress/--no-progress", default=None, help="Show the progress.  [default: at a terminal]")
 @click.option("--partition", type=click.IntRange(min=0), metavar="N", help="Partition of every record.")
 @click.option("--name", help="Name of the producer; fences an earlier producer of that name.")
 @click.option(
@@ -56,6 +81,11 @@ def produce(
     topic: str,
     files: tuple[str, ...],
     key: str | None,
+    headers: tuple[str, ...],
+    timestamp: datetime | None,
+    as_json: bool,
+    rate: float | None,
+    progress: bool | None,
     partition: int | None,
     name: str | None,
     compression: str,
@@ -67,21 +97,121 @@ def produce(
     command ends when every record is acknowledged: on the disks of a majority of its replicas.
     """
     paths = files or (STANDARD_INPUT,)
+    fields = RecordFields(
+        key=key,
+        partition=partition,
+        timestamp=None if timestamp is None else round(timestamp.timestamp() * 1000),
+        headers=_parse_headers(headers),
+        is_json=as_json,
+    )
     with connect(url) as cluster:
         producer = cluster.producer(topic, name, compression=None if compression == "none" else compression)  # type: ignore[arg-type] # one of the choices
-        with _Tally(topic, paths) as tally, producer:
-            for lines in read_files(paths):
-                tally.add(producer.send_many(lines, key, partition), sum(map(len, lines)) + len(lines))
+        with _Tally(topic, paths, is_shown=progress) as tally, producer:
+            number = 0
+            for lines in pace(read_files(paths), rate):
+                tally.add(fields.send(producer, lines, number), sum(map(len, lines)) + len(lines))
+                number += len(lines)
             producer.flush()
+
+
+class SentRecords(Protocol):
+    """Records that were sent together: `Deliveries`, or those of single records."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of them are acknowledged or failed."""
+        ...
+
+    @property
+    def committed_count(self) -> int:
+        """How many are acknowledged."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class _SingleDeliveries:
+    """Deliveries of records that were sent one by one."""
+
+    def __init__(self, deliveries: list[quiver.Delivery]) -> None:
+        self._deliveries = deliveries
+
+    @property
+    def is_done(self) -> bool:
+        return all(one.is_done for one in self._deliveries)
+
+    @property
+    def committed_count(self) -> int:
+        return sum(one.is_done and one.error is None for one in self._deliveries)
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+
+class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What every record gets beside its value, and whether lines are JSON, which may say otherwise."""
+
+    key: str | None
+    partition: int | None
+    timestamp: int | None
+    headers: tuple[tuple[str, bytes], ...]
+    is_json: bool
+
+    def send(self, producer: quiver.Producer, lines: list[bytes], before: int) -> SentRecords:
+        """Send lines, of which `before` others came first.
+
+        Raises:
+            RequestError: a line is not a record; it and those after it are not sent.
+        """
+        if not (self.is_json or self.headers or self.timestamp is not None):
+            return producer.send_many(lines, self.key, self.partition)
+        return _SingleDeliveries([self._send_one(producer, line, before + at) for at, line in enumerate(lines, 1)])
+
+    def _send_one(self, producer: quiver.Producer, line: bytes, number: int) -> quiver.Delivery:
+        if not self.is_json:
+            return producer.send(line, self.key, self.partition, self.timestamp, self.headers or None)
+        given = parse_record(line, f"line {number}")
+        headers = (*self.headers, *given.headers.items())
+        return producer.send(
+            given.value,
+            self.key if given.key is None else given.key,
+            self.partition if given.partition is None else given.partition,
+            self.timestamp if given.timestamp is None else given.timestamp,
+            headers or None,
+        )
+
+
+def _parse_headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    headers = [one.partition("=") for one in given]
+    for name, sign, _ in headers:
+        if not name or not sign:
+            raise click.UsageError("a header is given as NAME=VALUE, for example --header host=web-1")
+    return tuple((name, value.encode()) for name, _, value in headers)
+
+
+def pace(blocks: Iterable[list[bytes]], rate: float | None) -> Iterator[list[bytes]]:
+    """Yield lines at most at a rate per second, in blocks of about 50 ms; without a rate, as they come."""
+    if rate is None:
+        yield from blocks
+        return
+    size = max(1, int(rate * PACE_S))
+    due_s = time.monotonic()
+    for block in blocks:
+        for at in range(0, len(block), size):
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            lines = block[at : at + size]
+            # A source that was slow does not make up for it in a burst.
+            due_s = max(due_s, time.monotonic() - PACE_S) + len(lines) / rate
+            yield lines
 
 
 class _Tally:
     """Counts sent and acknowledged records, shows the count while it grows, and prints it at the end."""
 
-    def __init__(self, topic: str, paths: tuple[str, ...]) -> None:
+    def __init__(self, topic: str, paths: tuple[str, ...], *, is_shown: bool | None) -> None:
         self._topic = topic
         self._sent = self._acknowledged = self._acknowledged_bytes = 0
-        self._pending: deque[tuple[quiver.Deliveries, int]] = deque()  # bounded by the producer's buffer
+        self._pending: deque[tuple[SentRecords, int]] = deque()  # bounded by the producer's buffer
         self._lock = threading.Lock()  # rich draws the bar in a thread of its own
         self._start_s = time.monotonic()
         self._total_bytes = total_bytes(paths)
@@ -92,7 +222,7 @@ class _Tally:
             SpinnerColumn() if self._total_bytes is None else BarColumn(bar_width=None),
             _TallyColumn(self),
             console=Console(stderr=True),
-            disable=self._is_typed or not sys.stderr.isatty(),
+            disable=not (sys.stderr.isatty() and not self._is_typed if is_shown is None else is_shown),
             transient=True,
             expand=self._total_bytes is not None,
         )
@@ -104,7 +234,7 @@ class _Tally:
         self._progress.start()
         return self
 
-    def add(self, deliveries: quiver.Deliveries, size_bytes: int) -> None:
+    def add(self, deliveries: SentRecords, size_bytes: int) -> None:
         """Count records that were sent, and the bytes that were read for them."""
         with self._lock:
             self._sent += len(deliveries)

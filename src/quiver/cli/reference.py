@@ -1,4 +1,4 @@
-"""`quiver cli` and `quiver gateway`: the reference pages of the command line and of HTTP, and shell completion.
+"""`quiver cli` and `quiver gateway`: the reference and manual pages of the command line, of HTTP, and completion.
 
 Both pages are made from declarations. `make docs` writes them to `docs/operations/cli.md` and `docs/protocol/http.md`;
 a test fails when they differ. The flags of settings, which some commands have, are left to the page of settings.
@@ -6,11 +6,13 @@ a test fails when they differ. The flags of settings, which some commands have, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import click
 from click.shell_completion import get_completion_class
 
+from quiver import __version__
 from quiver.cli.config import parameter_of
 from quiver.cli.output import print_json
 from quiver.config import all_settings
@@ -48,6 +50,62 @@ def completion(context: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(context.find_root().command, {}, "quiver", "_QUIVER_COMPLETE").source())
+
+
+@cli.command("man", epilog="Example: quiver cli man --to ~/.local/share/man/man1")
+@click.option(
+    "--to", "directory", type=click.Path(file_okay=False), required=True, help="Directory to write the pages to."
+)
+@click.pass_context
+def cli_man(context: click.Context, directory: str) -> None:
+    """Write a manual page for each command, which `man quiver-produce` shows; section 1."""
+    os.makedirs(directory, exist_ok=True)
+    root = context.find_root().command
+    pages = dict(render_man_pages(root, click.Context(root, info_name="quiver")))
+    for name, page in pages.items():
+        with open(os.path.join(directory, f"{name}.1"), "w", encoding="utf-8") as file:
+            file.write(page)
+    click.echo(f"wrote {len(pages)} manual pages to {directory}")
+
+
+def render_man_pages(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    """Yield the name and the roff text of a command's manual page and of those below it."""
+    name = context.command_path.replace(" ", "-")
+    yield name, "".join(_render_man(command, context, name))
+    if isinstance(command, click.Group):
+        for part_name in command.list_commands(context):
+            part = command.get_command(context, part_name)
+            if part is not None and not part.hidden:
+                yield from render_man_pages(part, click.Context(part, info_name=part_name, parent=context))
+
+
+def _render_man(command: click.Command, context: click.Context, name: str) -> Iterator[str]:
+    yield f'.TH "{name.upper()}" "1" "" "quiver {__version__}" "Quiver"\n'
+    yield f".SH NAME\n{_roff(name)} \\- {_roff(command.get_short_help_str(limit=200))}\n"
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f".SH SYNOPSIS\n.B {_roff(context.command_path)}\n{_roff(usage)}\n"
+    yield f".SH DESCRIPTION\n{_roff(_prose(command.help or '')).replace(chr(10) * 2, chr(10) + '.PP' + chr(10))}\n"
+    if isinstance(command, click.Group):
+        yield ".SH COMMANDS\n"
+        for part_name in command.list_commands(context):
+            part = command.get_command(context, part_name)
+            if part is not None and not part.hidden:
+                yield f".TP\n.B {_roff(part_name)}\n{_roff(part.get_short_help_str(limit=200))}\n"
+    records = [one.get_help_record(context) for one in command.params if isinstance(one, click.Option)]
+    if any(records):
+        yield ".SH OPTIONS\n"
+        for record in records:
+            if record is not None:
+                yield f".TP\n.B {_roff(record[0])}\n{_roff(record[1])}\n"
+    shown = [line.strip() for line in (command.epilog or "").partition(":")[2].strip().splitlines()]
+    if shown:
+        yield ".SH EXAMPLES\n" + "".join(f".nf\n{_roff(line)}\n.fi\n" for line in shown)
+
+
+def _roff(text: str) -> str:
+    """Return text in which roff reads nothing as a request."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in escaped.split("\n"))
 
 
 def render_manual(root: click.Command) -> str:

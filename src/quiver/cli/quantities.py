@@ -1,0 +1,68 @@
+"""Durations and sizes as people write them: `7d`, `36h`, `500ms`, `10GiB`, `500MB`, `unlimited`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import click
+
+UNLIMITED: Final = 0
+"""What `unlimited` is parsed to, where an option allows it."""
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_MILLISECONDS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_BYTES: Final = {
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+}
+
+
+class _QuantityType(click.ParamType[int]):
+    """Parse a number with a unit; a number without one is in the base unit."""
+
+    units: dict[str, int]
+    base: str
+    example: str
+
+    def __init__(self, *, or_unlimited: bool = False) -> None:
+        self._or_unlimited = or_unlimited
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        """Return the placeholder that the help shows."""
+        return self.name.upper()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the quantity in the base unit; fail with a usage error if it is none."""
+        if isinstance(value, int):
+            return value
+        if self._or_unlimited and value == "unlimited":
+            return UNLIMITED
+        match = _NUMBER.fullmatch(value.strip())
+        unit = match and self.units.get(match[2].lower() or self.base)
+        if not match or not unit:
+            example = f"{self.example}, or unlimited" if self._or_unlimited else self.example
+            self.fail(f"{value!r} is no {self.name}: give a number and a unit, such as {example}", param, ctx)
+        quantity = round(float(match[1]) * unit)
+        if quantity < 1:
+            self.fail(f"{value!r} is less than 1 {self.base}", param, ctx)
+        return quantity
+
+
+class DurationType(_QuantityType):
+    """Parse a duration into milliseconds."""
+
+    name, units, base, example = "duration", _MILLISECONDS, "ms", "7d, 36h, 15m, 500ms"
+
+
+class SizeType(_QuantityType):
+    """Parse a size into bytes."""
+
+    name, units, base, example = "size", _BYTES, "b", "10GiB, 500MB, 64KiB"
+
+
+def format_duration(milliseconds: int) -> str:
+    """Return a duration in the largest unit that divides it: 7d."""
+    size, unit = max((size, unit) for unit, size in _MILLISECONDS.items() if milliseconds % size == 0)
+    return f"{milliseconds // size}{unit}"
