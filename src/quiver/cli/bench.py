@@ -293,10 +293,8 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     ranked = sorted(values)
     if not ranked:
         return {}
-    return {
-        "max" if share == 100 else f"p{share:g}": ranked[min(len(ranked) - 1, math.ceil(share / 100 * len(ranked)) - 1)]
-        for share in PERCENTILES
-    }
+    ranks = {share: math.ceil(round(share * len(ranked) / 100, 6)) for share in PERCENTILES}
+    return {"max" if share == 100 else f"p{share:g}": ranked[rank - 1] for share, rank in ranks.items()}
 
 
 def format_percentiles(found: dict[str, float]) -> str:

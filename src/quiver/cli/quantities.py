@@ -63,6 +63,14 @@ class SizeType(_QuantityType):
 
 
 def format_duration(milliseconds: int) -> str:
-    """Return a duration in the largest unit that divides it: 7d."""
-    size, unit = max((size, unit) for unit, size in _MILLISECONDS.items() if milliseconds % size == 0)
+    """Return a duration in the largest unit up to days that divides it: 7d."""
+    shown = {unit: size for unit, size in _MILLISECONDS.items() if unit != "w"}
+    size, unit = max((size, unit) for unit, size in shown.items() if milliseconds % size == 0)
     return f"{milliseconds // size}{unit}"
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size in the largest binary unit that divides it: 10GiB."""
+    units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    size, unit = max((size, unit) for unit, size in units.items() if size_bytes % size == 0)
+    return f"{size_bytes // size}{unit}"

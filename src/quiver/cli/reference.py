@@ -105,6 +105,7 @@ def _render_man(command: click.Command, context: click.Context, name: str) -> It
 def _roff(text: str) -> str:
     """Return text in which roff reads nothing as a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    escaped = "".join(one if one.isascii() else f"\\[u{ord(one):04X}]" for one in escaped)
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in escaped.split("\n"))
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import quiver
 from quiver.cli.options import connect, examples, json_lines_option, url_option
-from quiver.cli.output import format_bytes, print_json_line
+from quiver.cli.output import format_bytes, format_count, print_json_line
 from quiver.cli.topic import INTERNAL_PREFIX
 from quiver.client.overview import ClusterOverview, NodeOverview
 from quiver.errors import QuiverError, UnavailableError
@@ -183,7 +183,7 @@ def render(view: Activity) -> RenderableType:
     moment = time.strftime("%H:%M:%S", time.localtime(view.time_ms / 1000))
     total = sum(one.records_per_second or 0 for one in view.topics)
     silent = sum(not node.is_alive for node in view.nodes)
-    head = Text(f"{view.cluster}  {moment}  {len(view.nodes)} nodes  {total:,.0f} records/s in")
+    head = Text(f"{view.cluster}  {moment}  {format_count(len(view.nodes), 'node')}  {total:,.0f} records/s in")
     if silent or view.is_stale:
         head.append(f"  {silent} do not answer" + (", no primary" if view.is_stale else ""), style="bold red")
     nodes = _table("node", "state", "role", "leads", "version", right={"leads"})
@@ -205,7 +205,7 @@ def render(view: Activity) -> RenderableType:
     consumers = _table("consumer", "topic", "lag", "records/s", right=_NUMBERS)
     for consumer in view.consumers:
         consumers.add_row(consumer.consumer, consumer.topic, f"{consumer.lag:,}", _rate(consumer.records_per_second))
-    return Group(head, nodes, topics, consumers)
+    return Group(head, nodes, *([topics] if view.topics else []), *([consumers] if view.consumers else []))
 
 
 _NUMBERS = frozenset(("partitions", "records/s", "records", "bytes", "not in sync", "lag"))

@@ -7,7 +7,7 @@ import msgspec
 
 from quiver.cli.options import connect, examples, json_option, topic_argument, url_option
 from quiver.cli.output import Cell, format_bytes, format_count, print_json, print_table
-from quiver.cli.quantities import UNLIMITED, DurationType, SizeType, format_duration
+from quiver.cli.quantities import UNLIMITED, DurationType, SizeType, format_duration, format_size
 from quiver.client.overview import TopicOverview
 from quiver.wire.messages import RetentionInfo
 
@@ -158,7 +158,7 @@ def describe_topic(*, topic: str, as_json: bool, url: str) -> None:
 def describe_retention(retention: RetentionInfo) -> str:
     """Return when records may be removed, in a few words."""
     parts = [] if retention.ms is None else [format_duration(retention.ms)]
-    parts += [] if retention.bytes is None else [f"{format_bytes(retention.bytes)} per partition"]
+    parts += [] if retention.bytes is None else [f"{format_size(retention.bytes)} per partition"]
     parts += ["until consumed"] if retention.until_consumed else []
     return ", ".join(parts) or "unlimited"
 

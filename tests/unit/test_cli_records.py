@@ -1,0 +1,163 @@
+"""The parts of the command line that read and write records: quantities, JSON lines, templates, rates, plots."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.cli.bench import percentiles, plot_distribution
+from quiver.cli.consume import json_line, make_template
+from quiver.cli.json_lines import parse_record
+from quiver.cli.produce import pace
+from quiver.cli.quantities import UNLIMITED, DurationType, SizeType, format_duration, format_size
+from quiver.cli.top import summarize
+from quiver.client.overview import ClusterOverview, PartitionOverview, TopicOverview
+from quiver.errors import RequestError
+from quiver.model import Index, NodeId, Offset, PartitionId, TopicId
+from quiver.record.batch import Record
+from quiver.wire.messages import RetentionInfo
+
+texts = st.binary(max_size=20) | st.none()
+records = st.builds(
+    Record,
+    offset=st.integers(0, 1 << 40).map(Offset),
+    timestamp=st.integers(0, 1 << 40),
+    key=texts,
+    value=texts,
+    headers=st.dictionaries(st.text(max_size=5), texts, max_size=3).map(lambda one: tuple(one.items())),
+    partition=st.integers(0, 5).map(PartitionId),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("7d", 604_800_000),
+        ("1.5h", 5_400_000),
+        ("15m", 900_000),
+        ("2 s", 2_000),
+        ("500ms", 500),
+        ("42", 42),
+        ("1w", 604_800_000),
+    ],
+)
+def test_durations(text: str, milliseconds: int) -> None:
+    assert DurationType().convert(text, None, None) == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("10GiB", 10 << 30), ("500MB", 500_000_000), ("64kib", 65_536), ("1.5KiB", 1536), ("7", 7), ("1 tb", 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert SizeType().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "d", "7y", "-1d", "1e3s", "0", "0.1ms", "7d3h", "unlimited"])
+def test_words_that_are_no_duration_are_refused_with_examples(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"7d, 36h|less than 1"):
+        DurationType().convert(text, None, None)
+
+
+def test_unlimited_is_taken_only_where_it_means_something() -> None:
+    assert SizeType(or_unlimited=True).convert("unlimited", None, None) == UNLIMITED
+    with pytest.raises(click.BadParameter, match="no size"):
+        SizeType().convert("unlimited", None, None)
+
+
+@given(st.integers(1, 10**13))
+def test_printed_quantities_are_read_back(number: int) -> None:
+    assert DurationType().convert(format_duration(number), None, None) == number
+    assert SizeType().convert(format_size(number), None, None) == number
+
+
+@given(records)
+def test_consumed_json_is_read_back(record: Record) -> None:
+    found = parse_record(json_line(record), "line 1")
+    headers = tuple(found.headers.items())
+    assert (found.value, found.key, headers) == (record.value, record.key, record.headers)
+    assert (found.timestamp, found.partition) == (record.timestamp, record.partition)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b'{"value": {"a": [1]}}', b'{"a":[1]}'),
+        (b'{"value": 5}', b"5"),
+        (b'{"value": "x"}', b"x"),
+        (b'{"value": null}', None),
+    ],
+)
+def test_any_json_is_a_value(line: bytes, value: bytes | None) -> None:
+    assert parse_record(line, "line 1").value == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"text", b"[]", b"{}", b'{"vlaue": 1}', b'{"value": {"base64": "?"}}', b'{"value": 1, "timestamp": "x"}'],
+)
+def test_bad_line_is_named_and_not_sent(line: bytes) -> None:
+    with pytest.raises(RequestError, match="not sent: line 7") as raised:
+        parse_record(line, "line 7")
+    assert raised.value.outcome == "not_done"
+
+
+def test_template_renders_fields_and_escapes() -> None:
+    record = Record(Offset(7), 0, b"k", b"v\x1b", (("h", b"1"),), PartitionId(2))
+    render = make_template(r"{time}\t{partition}:{offset} {key}={value} {headers} {{}}")
+    assert render(record) == b"1970-01-01T00:00:00.000Z\t2:7 k=v\\x1b h=1 {}\n"
+
+
+@pytest.mark.parametrize("template", ["{nope}", "{value", "{value.__class__}", "{0}"])
+def test_template_with_anything_else_is_refused(template: str) -> None:
+    with pytest.raises(click.UsageError, match="--template"):
+        make_template(template)
+
+
+def test_pace_keeps_lines_in_order_and_below_the_rate() -> None:
+    start_s = time.monotonic()
+    blocks = [[b"%d" % n for n in range(30)], [], [b"x"]]
+    parts = list(pace(iter(blocks), 200))
+    assert [line for part in parts for line in part] == [line for block in blocks for line in block]
+    assert max(map(len, parts)) <= 10
+    assert time.monotonic() - start_s >= 30 / 200 - 0.05
+    assert list(pace(iter(blocks), None)) == blocks
+
+
+def test_percentiles_are_those_of_the_ranked_values() -> None:
+    assert percentiles([]) == {}
+    found = percentiles([float(n) for n in range(1, 1001)])
+    assert found == {"p50": 500.0, "p90": 900.0, "p99": 990.0, "p99.9": 999.0, "max": 1000.0}
+
+
+@given(st.lists(st.floats(0, 1e5), max_size=50))
+def test_plot_counts_every_value(values: list[float]) -> None:
+    lines = list(plot_distribution(values))
+    assert sum(int(line.rsplit(" ", 1)[1].replace(",", "")) for line in lines) == len(values)
+
+
+def overview(end_offset: int | None) -> ClusterOverview:
+    part: dict[str, Any] = {"partition": PartitionId(0), "group": 1, "leader": NodeId(1), "epoch": 1, "learners": ()}
+    partition = PartitionOverview(
+        **part, replicas=(NodeId(1), NodeId(2)), in_sync=(NodeId(1),), first_offset=0, end_offset=end_offset, bytes=5
+    )
+    topics = tuple(
+        TopicOverview(topic=name, topic_id=TopicId(1), replicas=2, retention=RetentionInfo(), partitions=(partition,))
+        for name in ("logs", "_internal")
+    )
+    return ClusterOverview(cluster_id="c", primary=NodeId(1), index=Index(1), nodes=(), topics=topics, moves=())
+
+
+def test_view_has_rates_since_the_one_before() -> None:
+    first = summarize(overview(10), {}, before={}, passed_s=None, with_internal=False)
+    assert [(one.topic, one.records_per_second) for one in first.topics] == [("logs", None)]
+    before = {("", "logs"): 10, ("report", "logs"): 3}
+    view = summarize(overview(30), {("report", "logs"): (23, 7)}, before=before, passed_s=2, with_internal=True)
+    assert [(one.topic, one.records_per_second) for one in view.topics] == [("logs", 10.0), ("_internal", None)]
+    assert [(one.lag, one.records_per_second) for one in view.consumers] == [(7, 10.0)]
+    assert [one.under_replicated for one in view.topics] == [1, 1]
