@@ -15,7 +15,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,14 @@ class CountingMachine:
             self.records += batch.header.record_count
         self.applied_index = batches[-1].header.index
 
-    def snapshot(self) -> bytes:
-        return b"%d" % self.records
+    def apply_steps(self, batches: Sequence[Batch]) -> Iterator[None]:  # noqa: ARG002 - it needs no steps
+        return iter(())
+
+    def snapshot_steps(self) -> Iterator[bytes]:
+        return iter((b"%d" % self.records,))
+
+    def restore_steps(self, state: bytes) -> Iterator[None]:  # noqa: ARG002 - it needs no steps
+        return iter(())
 
     def restore(self, state: bytes) -> None:
         self.records = int(state or b"0")

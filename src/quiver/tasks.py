@@ -211,6 +211,22 @@ class SharedOutcome(Generic[T]):
             asyncio.get_running_loop().call_soon(callback, self)
 
 
+async def run_in_steps(steps: Iterable[object]) -> None:
+    """Run an iterator to its end; others get a turn of the event loop between its steps."""
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
+async def join_in_steps(steps: Iterable[bytes]) -> bytes:
+    """Return the joined parts of an iterator; others get a turn of the event loop between its steps."""
+    parts: list[bytes] = []
+    for part in steps:
+        parts.append(part)
+        if len(parts) > 1:  # most are small, and have one or two
+            await asyncio.sleep(0)
+    return b"".join(parts)
+
+
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop for a node: uvloop's, which saves a quarter of a request's calls, where installed."""
     if importlib.util.find_spec("uvloop") is None:  # it has no wheel for every platform

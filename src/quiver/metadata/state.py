@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -36,8 +36,7 @@ from quiver.metadata.rows import (
     TopicState,
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
-
-T = TypeVar("T")
+from quiver.replication import array_header, encode_sorted
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,17 +219,27 @@ class View:
 
     def encode(self) -> bytes:
         """Return the view as bytes, its position included; equal views give equal bytes."""
-        return self._encode(self.position)
+        return b"".join(self.encode_steps())
+
+    def encode_steps(self) -> Iterator[bytes]:
+        """Yield the bytes of `encode` in parts, each made in a small step."""
+        return self._encode_steps(self.position)
 
     def digest(self) -> str:
         """Return a hash of everything except the position: equal on all members at equal index."""
-        return hashlib.sha256(self._encode(LogPosition())).hexdigest()
+        return hashlib.sha256(b"".join(self._encode_steps(LogPosition()))).hexdigest()
 
-    def _encode(self, position: LogPosition) -> bytes:
-        listed = {table.value: _sorted_rows(getattr(self, table.value)) for table in Table}
-        saved = _Snapshot(position=position, counters=self.counters, **listed)
+    def _encode_steps(self, position: LogPosition) -> Iterator[bytes]:
+        level, encode = self.feature_level, msgspec.msgpack.encode
+        empty: dict[str, list[Any]] = {table.value: [] for table in Table}
+        saved = shrink(_Snapshot(position=position, counters=self.counters, **empty), level)
+        fields = saved if isinstance(saved, dict) else msgspec.structs.asdict(saved)
         # Its version is the cluster's feature level: every node can read the snapshot of every other.
-        return bytes((self.feature_level,)) + msgspec.msgpack.encode(shrink(saved, self.feature_level))
+        yield bytes((level, 0x80 | len(fields)))
+        for name, value in fields.items():
+            table: Mapping[Any, AnyRow] = getattr(self, name) if name in empty else {}
+            yield encode(name) + (array_header(len(table)) if name in empty else encode(value))
+            yield from encode_sorted(table, lambda key, table=table: shrink(table[key], level))  # type: ignore[misc] # bound early
 
 
 class MetadataState:
@@ -337,10 +346,6 @@ def find_made_topic(topics: Mapping[TopicId, TopicRow], *, request_id: str, name
         return None
     made = (topic for topic in topics.values() if topic.request_id == request_id and topic.name == name)
     return min(made, key=lambda topic: topic.topic_id, default=None)
-
-
-def _sorted_rows(table: Mapping[Any, T]) -> list[T]:
-    return [table[key] for key in sorted(table)]
 
 
 def _group_consumers(consumers: Mapping[ConsumerId, ConsumerRow]) -> dict[TopicId, tuple[ConsumerId, ...]]:

@@ -15,7 +15,7 @@ know, or continue with a database that belongs to another log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from quiver.errors import DecodeError, StorageError, UnknownVersionError, invariant
@@ -107,6 +107,20 @@ class MetadataStateMachine:
                 listener.add(changes, self._state.counters, self._state.position)
         elif self.on_skipped is not None:
             self.on_skipped()
+
+    def apply_steps(self, batches: Sequence[Batch]) -> Iterator[None]:  # noqa: ARG002 - commands are small
+        """Return no steps: every command is applied at once."""
+        return iter(())
+
+    def restore_steps(self, state: bytes) -> Iterator[None]:  # noqa: ARG002 - restored at once
+        """Return no steps: a node that starts has its state from the database, and restores a snapshot rarely."""
+        return iter(())
+
+    def snapshot_steps(self) -> Iterator[bytes]:
+        """Freeze the state; return the parts of `snapshot`, each made in a small step; raises as `snapshot`."""
+        if self._failure is not None:
+            raise self._failure
+        return self._state.view().encode_steps()
 
     def snapshot(self) -> bytes:
         """Return the encoded state with its log position.

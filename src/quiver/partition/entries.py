@@ -113,6 +113,9 @@ class ForgetEntry(msgspec.Struct, frozen=True, array_like=True, tag=5):
 PartitionEntry = FenceEntry | CursorsEntry | StateSnapshotEntry | TrimEntry | ForgetEntry
 
 _TAGS = frozenset(kind.__struct_config__.tag for kind in get_args(PartitionEntry))
+_SNAPSHOT_TAG = StateSnapshotEntry.__struct_config__.tag
+_DOCUMENT_AT = len(CONTROL_STATE) + 1
+"""Position of the encoded entry in a payload, after the version; it begins with the array's header and the tag."""
 _decoder: msgspec.msgpack.Decoder[PartitionEntry] = msgspec.msgpack.Decoder(PartitionEntry)
 
 
@@ -124,6 +127,24 @@ def build_entry(entry: PartitionEntry, *, level: int = LEVEL_MAX) -> bytes:
     """
     version = bytes((version_of(type(entry), level),))
     return build_control_batch(CONTROL_STATE + version + msgspec.msgpack.encode(entry), timestamp=0)
+
+
+def build_snapshot_entry(document: bytes, *, level: int = LEVEL_MAX) -> bytes:
+    """Return a `StateSnapshotEntry` that was encoded in steps as a control batch, as `build_entry` does."""
+    version = bytes((version_of(StateSnapshotEntry, level),))
+    return build_control_batch(CONTROL_STATE + version + document, timestamp=0)
+
+
+def is_snapshot(batch: Batch) -> bool:
+    """Return whether a control batch is a state snapshot of a known version, without decoding it."""
+    payload = batch.payload()
+    is_known = len(payload) > _DOCUMENT_AT + 1 and LEVEL_MIN <= payload[1] <= LEVEL_MAX
+    return is_known and bytes(payload[:1]) == CONTROL_STATE and payload[_DOCUMENT_AT + 1] == _SNAPSHOT_TAG
+
+
+def snapshot_document(batch: Batch) -> bytes:
+    """Return the encoded state snapshot of a batch."""
+    return bytes(memoryview(batch.payload())[_DOCUMENT_AT:])
 
 
 def decode_entry(batch: Batch) -> PartitionEntry | None:

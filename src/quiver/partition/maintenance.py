@@ -24,11 +24,11 @@ from quiver.errors import LogClosedError, QuiverError, StorageError
 from quiver.logs import facts
 from quiver.model import ConsumerId, Offset, ProducerId
 from quiver.partition.client_cleaner import ClientCleaner
-from quiver.partition.entries import StateSnapshotEntry, TrimEntry, TrimPoint
+from quiver.partition.entries import TrimEntry, TrimPoint
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
-from quiver.tasks import timeout
+from quiver.tasks import join_in_steps, timeout
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,8 @@ class Maintenance:
         async with self._gate.quiesce():
             if not self._gate.is_current:
                 return  # the new leader writes it
-            done = self._gate.propose_entry(StateSnapshotEntry(self._state.contents()))
+            document = await join_in_steps(self._state.entry_steps())
+            done = self._gate.propose_snapshot(document)
         await done
 
     async def _trim(self, now_ms: int) -> None:

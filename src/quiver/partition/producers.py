@@ -143,7 +143,11 @@ class ProducerTable:
 
     def replace(self, rows: Iterable[ProducerSnapshot]) -> None:
         """Replace the table with the rows of a snapshot."""
-        self._producers = {row.producer_id: row for row in rows}
+        self.adopt({row.producer_id: row for row in rows})
+
+    def adopt(self, rows: dict[ProducerId, ProducerSnapshot]) -> None:
+        """Replace the table, without a copy."""
+        self._producers = rows
 
     def _put(self, row: ProducerSnapshot) -> None:
         """Put a row as the most recently active one.

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from quiver.errors import QuiverError
 from quiver.features import LEVEL_MAX
 from quiver.model import Buffer, Term
-from quiver.partition.entries import PartitionEntry, build_entry
+from quiver.partition.entries import PartitionEntry, build_entry, build_snapshot_entry
 from quiver.record import BatchHeader
 from quiver.replication import Member
 from quiver.tasks import SharedOutcome
@@ -97,11 +97,16 @@ class ProposalGate:
         """
         return self._propose(build_entry(entry, level=self._feature_level()))
 
+    def propose_snapshot(self, document: bytes) -> ProposalOutcome:
+        """Propose an encoded state snapshot, as the one proposal of a `quiesce` block; raises as `propose_entry`."""
+        return self._propose(build_snapshot_entry(document, level=self._feature_level()))
+
     @asynccontextmanager
     async def quiesce(self) -> AsyncIterator[None]:
         """Pause proposals and wait until every earlier one has an outcome; inside, the state includes all of them.
 
-        The body makes at most one proposal, with `propose_entry`, and does not suspend.
+        The body makes at most one proposal, with `propose_entry` or `propose_snapshot`. It may suspend: nothing is
+        proposed here meanwhile, and a proposal is refused if the term has changed.
         """
         await self.wait_ready()
         self._resumed = asyncio.get_running_loop().create_future()

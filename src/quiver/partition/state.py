@@ -14,8 +14,8 @@ one of an unknown version stops `apply`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, assert_never
 
 import msgspec
 
@@ -31,8 +31,11 @@ from quiver.partition.entries import (
     TrimEntry,
     TrimPoint,
     decode_entry,
+    is_snapshot,
+    snapshot_document,
 )
 from quiver.partition.producers import ProducerTable
+from quiver.partition.state_codec import DecodedState, FrozenContents, decode_steps, encode_steps
 from quiver.record import Batch, BatchHeader
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,6 @@ class _SavedState(msgspec.Struct, frozen=True, array_like=True):
     contents: StateSnapshot
 
 
-_INITIAL = _SavedState(Index(0), Offset(0), is_complete=True, contents=StateSnapshot())
 _decoder = msgspec.msgpack.Decoder(_SavedState)
 
 
@@ -81,6 +83,10 @@ class PartitionState:
         """Whether this state includes every entry ever committed, and not only those since the log's start."""
         self.bad_entries = 0
         """Entries ignored since the start of this process, because they cannot be decoded."""
+        self.is_verifying = False
+        """Whether state snapshots in the log are decoded although this state is complete and must be equal to them."""
+        self._prepared: tuple[object, DecodedState] | None = None
+        """A decoded state, and the bytes or batch that it is of."""
         self.on_applied: Callable[[], None] | None = None
         """Called after batches are applied or a snapshot is restored."""
 
@@ -104,19 +110,50 @@ class PartitionState:
 
     def snapshot(self) -> bytes:
         """Return the state as bytes; equal states give equal bytes."""
-        return msgspec.msgpack.encode(
-            _SavedState(self.applied_index, self.end_offset, self.is_complete, self.contents())
-        )
+        return b"".join(self.snapshot_steps())
+
+    def snapshot_steps(self) -> Iterator[bytes]:
+        """Freeze the state now, and return an iterator over the parts of its bytes, each made in a small step."""
+        return encode_steps((self.applied_index, self.end_offset, self.is_complete), self._freeze())
+
+    def entry_steps(self) -> Iterator[bytes]:
+        """Freeze the state now, and return the parts of a state snapshot entry."""
+        return encode_steps((StateSnapshotEntry.__struct_config__.tag,), self._freeze())
 
     def restore(self, state: bytes) -> None:
         """Replace this state with that of a `snapshot`; empty bytes restore the initial state."""
-        try:
-            saved = _decoder.decode(state) if state else _INITIAL
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise UnknownVersionError(f"a partition state that this program cannot read ({error}); upgrade") from None
-        self.applied_index, self.end_offset, self.is_complete = saved.applied_index, saved.end_offset, saved.is_complete
-        self._replace(saved.contents)
+        found = self._take_prepared(state)
+        if found is None:
+            for _ in self.restore_steps(state):
+                pass
+            found = self._take_prepared(state)
+            assert found is not None, "it was just prepared"
+        self.applied_index, self.end_offset, self.is_complete = found.items
+        self._replace(found)
         self._notify_applied()
+
+    def restore_steps(self, state: bytes) -> Iterator[None]:
+        """Decode a `snapshot` in small steps, so that `restore` of these bytes has little left to do."""
+        found = DecodedState(items=(Index(0), Offset(0), True))
+        if state:
+            try:
+                yield from decode_steps(state, found, _decode_saved)
+            except DecodeError as error:
+                message = f"a partition state that this program cannot read ({error.message}); upgrade"
+                raise UnknownVersionError(message) from None
+        self._prepared = (state, found)
+
+    def apply_steps(self, batches: Sequence[Batch]) -> Iterator[None]:
+        """Decode large state snapshots among batches in small steps, if they are needed, before `apply`."""
+        for batch in batches:
+            if not self.is_complete and is_snapshot(batch):
+                found = DecodedState()
+                yield from decode_steps(snapshot_document(batch), found, _decode_entry_whole)
+                self._prepared = (batch, found)
+
+    def _take_prepared(self, source: object) -> DecodedState | None:
+        prepared, self._prepared = self._prepared, None
+        return prepared[1] if prepared is not None and prepared[0] is source else None
 
     @staticmethod
     def blank(last_index: Index, end_offset: Offset) -> bytes:
@@ -125,7 +162,7 @@ class PartitionState:
         return msgspec.msgpack.encode(_SavedState(last_index, end_offset, is_complete=False, contents=contents))
 
     def contents(self) -> StateSnapshot:
-        """Return the content of a state snapshot entry."""
+        """Return the whole state, except for its position in the log."""
         return StateSnapshot(
             first_offset=self.first_offset,
             trimmed_index=self.trimmed_index,
@@ -136,6 +173,16 @@ class PartitionState:
             trim_points=tuple(self.trim_points),
             metadata_index=self.metadata_index,
             sessions=tuple(sorted(self.sessions.items())),
+        )
+
+    def _freeze(self) -> FrozenContents:
+        return FrozenContents(
+            (self.first_offset, self.trimmed_index, self.record_bytes, self.newest_ms),
+            self.producers.rows(),
+            self.cursors.copy(),
+            tuple(self.trim_points),
+            self.metadata_index,
+            self.sessions.copy(),
         )
 
     def cursor(self, consumer_id: ConsumerId) -> Offset | None:
@@ -156,6 +203,15 @@ class PartitionState:
             raise UnavailableError(f"{message} removed clients by index {self.metadata_index}; retry", code="behind")
 
     def _apply_control(self, batch: Batch) -> None:
+        if self.is_complete and not self.is_verifying and is_snapshot(batch):
+            self._add_trim_point(batch.header)  # it is this very state: nothing needs to be decoded
+            return
+        prepared = self._take_prepared(batch)
+        if prepared is not None:
+            self._replace(prepared)
+            self.is_complete = True
+            self._add_trim_point(batch.header)
+            return
         try:
             entry = decode_entry(batch)
         except UnknownVersionError:
@@ -182,10 +238,14 @@ class PartitionState:
                 assert_never(unknown)
 
     def _apply_snapshot(self, contents: StateSnapshot, batch: Batch) -> None:
-        """Replace the state with a state snapshot, unconditionally, and add it as a trim point."""
-        header = batch.header
-        self._replace(contents)
+        """Replace the state with a state snapshot, and add it as a trim point."""
+        found = DecodedState()
+        found.take(contents)
+        self._replace(found)
         self.is_complete = True
+        self._add_trim_point(batch.header)
+
+    def _add_trim_point(self, header: BatchHeader) -> None:
         self.trim_points.append(TrimPoint(header.index, header.base_offset, self.record_bytes, self.newest_ms))
         if len(self.trim_points) > TRIM_POINTS_MAX:
             del self.trim_points[:-1:2]
@@ -202,17 +262,22 @@ class PartitionState:
             self.sessions.pop(consumer_id, None)
         self.metadata_index = max(self.metadata_index, entry.metadata_index)
 
-    def _replace(self, contents: StateSnapshot) -> None:
-        self.producers.replace(contents.producers)
-        self.cursors = dict(contents.cursors)
-        self.sessions = dict(contents.sessions)
-        self.first_offset = contents.first_offset
-        self.trimmed_index = contents.trimmed_index
-        self.record_bytes = contents.record_bytes
-        self.newest_ms = contents.newest_ms
-        self.trim_points = list(contents.trim_points)
-        self.metadata_index = contents.metadata_index
+    def _replace(self, found: DecodedState) -> None:
+        self.first_offset, self.trimmed_index, self.record_bytes, self.newest_ms = found.head
+        self.producers.adopt(found.producers)
+        self.cursors, self.sessions = found.cursors, found.sessions
+        self.trim_points = found.trim_points
+        self.metadata_index = found.metadata_index
 
     def _notify_applied(self) -> None:
         if self.on_applied is not None:
             self.on_applied()
+
+
+def _decode_saved(data: bytes) -> tuple[Sequence[Any], StateSnapshot]:
+    saved = _decoder.decode(data)
+    return (saved.applied_index, saved.end_offset, saved.is_complete), saved.contents
+
+
+def _decode_entry_whole(data: bytes) -> tuple[Sequence[Any], StateSnapshot]:
+    return (), msgspec.msgpack.decode(data, type=StateSnapshotEntry).contents

@@ -9,14 +9,19 @@ from quiver.replication.interfaces import Network, StateMachine
 from quiver.replication.member import Member
 from quiver.replication.replicator import Replicator
 from quiver.replication.status import MemberStatus, ReplicatorStatus, find_in_sync
+from quiver.replication.steps import SLICE_ROWS, array_header, encode_rows, encode_sorted
 
 __all__ = [
     "CONTROL_STATE",
+    "SLICE_ROWS",
     "Member",
     "MemberStatus",
     "Network",
     "Replicator",
     "ReplicatorStatus",
     "StateMachine",
+    "array_header",
+    "encode_rows",
+    "encode_sorted",
     "find_in_sync",
 ]

@@ -10,16 +10,22 @@ the same files continue there with a newer program. Any other error of the state
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from quiver.errors import StorageError, TrimmedError, UnknownVersionError
 from quiver.model import GroupId, Index
 from quiver.record import Batch
 from quiver.replication.interfaces import Host, StateMachine
 from quiver.storage import Log
+from quiver.tasks import run_in_steps
 
 APPLY_BYTES_MAX = 1024 * 1024
 """Most bytes passed to the state machine in one call, which bounds how long the event loop is held."""
+
+
+DONE = object()
+"""Stands for a step that does not exist."""
 
 
 class Applier:
@@ -57,6 +63,10 @@ class Applier:
         self._end_index = max(self._end_index, end_index)
         self._apply()
 
+    async def prepare_restore(self, state: bytes) -> None:
+        """Do most of the work of `restore` without holding the event loop."""
+        await prepare_restore(self._machine, state)
+
     def restore(self, state: bytes, index: Index) -> None:
         """Replace the state by a snapshot of everything up to and including `index`."""
         try:
@@ -68,9 +78,9 @@ class Applier:
         self.index = index
         self._end_index = max(self._end_index, Index(index + 1))
 
-    def snapshot(self) -> bytes:
-        """Return the state after everything up to and including `index`."""
-        return self._machine.snapshot()
+    def snapshot(self) -> Iterator[bytes]:
+        """Freeze the state after everything up to and including `index`; return its bytes in parts."""
+        return self._machine.snapshot_steps()
 
     def _apply(self) -> None:
         end_index = self._end_index
@@ -81,7 +91,20 @@ class Applier:
                 self._is_reading = True
                 self._host.spawn(self._group, self._read(first_index, end_index))
                 return
+            steps = self._machine.apply_steps(batches)
+            if next(steps, DONE) is not DONE:
+                self._is_reading = True
+                self._host.spawn(self._group, self._apply_later(batches, steps))
+                return
             self._apply_batches(batches)
+
+    async def _apply_later(self, batches: list[Batch], steps: Iterator[None]) -> None:
+        """Apply batches that need much work, without holding the event loop."""
+        await run_in_steps(steps)
+        self._is_reading = False
+        if self.index + 1 == batches[0].header.index:  # else a snapshot was restored meanwhile
+            self._apply_batches(batches)
+        self._apply()
 
     def _apply_batches(self, batches: list[Batch]) -> None:
         try:
@@ -111,7 +134,10 @@ class Applier:
         except StorageError as error:
             self._on_unreadable(error)
             return
-        self._is_reading = False
-        if self.index + 1 == first_index:  # else a snapshot was restored during the read
-            self._apply_batches(batches)
-        self._apply()
+        await self._apply_later(batches, self._machine.apply_steps(batches))
+
+
+async def prepare_restore(machine: StateMachine, state: bytes) -> None:
+    """Do most of the work of `Applier.restore` without holding the event loop."""
+    with suppress(UnknownVersionError):  # `restore` reports it
+        await run_in_steps(machine.restore_steps(state))

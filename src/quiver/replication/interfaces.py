@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from quiver.errors import StorageError
@@ -46,8 +46,20 @@ class StateMachine(Protocol):
         """
         ...
 
-    def snapshot(self) -> bytes:
-        """Return the state after all batches applied so far."""
+    def apply_steps(self, batches: Sequence[Batch]) -> Iterator[None]:
+        """Do the work of an `apply` of these batches that would hold the event loop, in small steps; often none."""
+        ...
+
+    def snapshot_steps(self) -> Iterator[bytes]:
+        """Freeze the state after all batches applied so far; return its bytes in parts, each made in a small step."""
+        ...
+
+    def restore_steps(self, state: bytes) -> Iterator[None]:
+        """Do the work of a `restore` of these bytes that would hold the event loop, in small steps.
+
+        Raises:
+            UnknownVersionError: as `restore` would.
+        """
         ...
 
     def restore(self, state: bytes) -> None:

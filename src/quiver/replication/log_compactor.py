@@ -26,6 +26,7 @@ from quiver.replication.applier import Applier
 from quiver.replication.member_files import SnapshotState, decode_snapshot_state, encode_snapshot_state
 from quiver.replication.persistence import Persistence
 from quiver.storage import Log, StoredSnapshot
+from quiver.tasks import join_in_steps
 
 MakeState = Callable[[Index, Offset], bytes]
 """Returns the state of a machine that has applied nothing up to this index, with records up to this offset removed."""
@@ -57,7 +58,7 @@ class LogCompactor:
     async def take_snapshot(self) -> None:
         """Save the state, and remove from the log what the previous snapshot covers."""
         async with self._turn:
-            snapshot = self._describe_now()
+            snapshot = await self._describe_now()
             if snapshot is None:
                 return
             oldest = await self._run(partial(self._persistence.save_snapshot, snapshot))
@@ -117,13 +118,15 @@ class LogCompactor:
         )
 
     async def _checkpoint(self) -> None:
-        checkpoint = self._describe_now()
-        if checkpoint is not None and checkpoint.last_index > self.checkpoint_index:
+        if self._applier.index <= self.checkpoint_index:
+            return
+        checkpoint = await self._describe_now()
+        if checkpoint is not None:
             await self._run(partial(self._persistence.save_checkpoint, checkpoint))
             self.checkpoint_index = checkpoint.last_index
             self._on_saved(checkpoint.last_index)
 
-    def _describe_now(self) -> StoredSnapshot | None:
+    async def _describe_now(self) -> StoredSnapshot | None:
         """Return the applied state; None if there is none, or it is in doubt, or a new member has no configuration."""
         if self._applier.is_torn:
             return None
@@ -133,5 +136,6 @@ class LogCompactor:
         configuration = self._persistence.configuration_at(last_index)
         if last_term is None or end_offset is None or configuration is None or not last_index:
             return None
-        state = encode_snapshot_state(SnapshotState(configuration, self._applier.snapshot()))
+        machine = await join_in_steps(self._applier.snapshot())  # frozen here: entries are applied meanwhile
+        state = encode_snapshot_state(SnapshotState(configuration, machine))
         return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)

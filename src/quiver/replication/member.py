@@ -462,7 +462,9 @@ class Member(MemberState):
         """Replace log and state by a snapshot. Its file is saved first: after a crash `member_files` does the rest."""
         try:
             await self._compactor.replace_log(snapshot)
-            self._applier.restore(decode_snapshot_state(snapshot.state).machine, snapshot.last_index)
+            machine_state = decode_snapshot_state(snapshot.state).machine
+            await self._applier.prepare_restore(machine_state)
+            self._applier.restore(machine_state, snapshot.last_index)
         except StorageError as error:
             self._host.fail(error)
             raise

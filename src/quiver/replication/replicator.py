@@ -22,6 +22,7 @@ from quiver.errors import DecodeError, RequestError, StorageError
 from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration
+from quiver.replication.applier import prepare_restore
 from quiver.replication.codec import GroupMessage, ReceivedMessage, decode_envelope, encode_envelope
 from quiver.replication.history import ReplicationCounters
 from quiver.replication.interfaces import Network, Scheduled, StateMachine
@@ -136,6 +137,7 @@ class Replicator:
             raise StorageError(f"group {group} is not opened: the disk of this node has failed: {self._failure}")
         for warning in files.warnings:
             logger.warning("log recovered with a finding", extra=facts(group=group, finding=warning))
+        await prepare_restore(machine, files.machine_state)
         try:
             member = Member(
                 group,

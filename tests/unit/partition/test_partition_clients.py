@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
 import pytest
+from metadata_world import NOW_MS, do, formed_state, register_consumer, register_producer
 from partition_harness import LARGE, PartitionHarness, batch, record, run, run_harness
 
 from quiver.config import PartitionSettings
-from quiver.errors import OverloadedError, UnavailableError
+from quiver.errors import OverloadedError, UnavailableError, UnknownVersionError
+from quiver.features import LEVEL_MAX
+from quiver.metadata import EntityKind, ExpireClients, SilentClient
 from quiver.model import ConsumerId, Index, Offset, ProducerId
-from quiver.partition import Replica
+from quiver.partition import PartitionState, Replica
 from quiver.partition.client_cleaner import IDS_PER_ENTRY
+from quiver.partition.entries import ProducerSnapshot, SentBatch, StateSnapshotEntry, TrimPoint
 from quiver.partition.producers import ProducerTable
+from quiver.partition.state import _SavedState
+from quiver.replication import SLICE_ROWS
 
 
 class Registered:
@@ -211,3 +218,105 @@ def test_table_lists_idle_producers_by_the_index_of_their_last_batch() -> None:
         table.fence(ProducerId(producer), 0, Index(index))
     assert table.find_idle(Index(2)) == [8]
     assert table.find_idle(Index(4)) == [8, 9, 7]
+
+
+def large_state(clients: int) -> PartitionState:
+    state = PartitionState()
+    state.producers.replace(
+        ProducerSnapshot(ProducerId(number), 1, 9, (SentBatch(0, 9, Offset(number)),), Index(number))
+        for number in range(clients)
+    )
+    state.cursors = {ConsumerId(number * 7919 % clients): Offset(number) for number in range(clients)}
+    state.trim_points = [TrimPoint(Index(3), Offset(1), 5, 6)]
+    state.applied_index, state.end_offset, state.metadata_index = Index(77), Offset(8), Index(70)
+    return state
+
+
+@pytest.mark.parametrize("clients", [0, 1, 15, 16, 255, 256, 257, 1_000, 70_000])
+def test_state_is_encoded_and_decoded_in_small_steps(clients: int) -> None:
+    state = large_state(clients)
+    parts = list(state.snapshot_steps())
+    assert max(map(len, parts)) < 20_000
+    assert len(parts) >= 2 * clients // SLICE_ROWS
+    copy = PartitionState()
+    steps = sum(1 for _ in copy.restore_steps(state.snapshot()))
+    assert steps == 2 * -(-clients // SLICE_ROWS)
+    assert copy.cursors == {}  # nothing has changed yet
+    data = state.snapshot()
+    for _ in copy.restore_steps(data):
+        pass
+    copy.restore(data)
+    assert copy.contents() == state.contents()
+    assert (copy.applied_index, copy.end_offset, copy.is_complete) == (77, 8, True)
+    assert copy.snapshot() == data
+
+
+@pytest.mark.parametrize("clients", [0, 3, 300])
+def test_states_of_this_and_of_earlier_programs_read_each_other(clients: int) -> None:
+    state = large_state(clients)
+    earlier = msgspec.msgpack.encode(_SavedState(Index(77), Offset(8), is_complete=True, contents=state.contents()))
+    copy = PartitionState()
+    copy.restore(earlier)
+    assert copy.contents() == state.contents()
+    assert msgspec.msgpack.decode(state.snapshot(), type=_SavedState).contents == state.contents()
+    entry = msgspec.msgpack.decode(b"".join(state.entry_steps()), type=StateSnapshotEntry)
+    assert entry.contents == state.contents()
+
+
+def test_damaged_state_is_reported_as_one_that_cannot_be_read() -> None:
+    data = large_state(300).snapshot()
+    with pytest.raises(UnknownVersionError):
+        PartitionState().restore(data[:2_000] + b"\xc1" * 50 + data[2_050:])
+    with pytest.raises(UnknownVersionError):
+        PartitionState().restore(data[:-5])
+
+
+def test_snapshot_is_of_the_moment_at_which_it_was_begun() -> None:
+    state = large_state(2_000)
+    before = state.contents()
+    parts = state.snapshot_steps()
+    taken = [next(parts)]
+    state.producers.forget([ProducerId(1)])
+    state.cursors[ConsumerId(1)] = Offset(5)
+    taken += parts
+    copy = PartitionState()
+    copy.restore(b"".join(taken))
+    assert copy.contents() == before
+
+
+def test_clients_that_come_and_go_leave_nothing_behind() -> None:
+    """Run a small version of the soak of `benches/bench_clients.py`, with real commands and entries."""
+    sizes: list[tuple[int, int]] = []
+
+    async def test(replica: Replica) -> None:
+        metadata = formed_state()
+        metadata.counters = msgspec.structs.replace(metadata.counters, feature_level=LEVEL_MAX)
+        replica.set_clients(metadata.view)
+        for number in range(20):
+            first = 1 + number * 100
+            for _ in range(100):
+                do(metadata, register_producer())
+                do(metadata, register_consumer())
+            view = metadata.view()
+            for id_ in range(first, first + 100):
+                await replica.append(batch(0, producer=id_), checked_index=view.index)
+            await set_cursors(replica, range(first, first + 100))
+            if number:
+                kinds = (EntityKind.PRODUCER, EntityKind.CONSUMER)
+                gone = [
+                    SilentClient(kind, id_, view.last_seen_ms(kind, id_) or 0)
+                    for id_ in range(first - 100, first)
+                    for kind in kinds
+                ]
+                do(metadata, ExpireClients(now_ms=NOW_MS, clients=tuple(gone)))
+            replica._maintenance.cleaner.is_scan_due = True
+            await replica.maintain(0)
+            view = metadata.view()
+            assert len(view.producers) == len(view.consumers) == len(replica.state.cursors) == 100
+            assert len(replica.state.producers) == 100
+            sizes.append((len(view.encode()), len(replica.state.snapshot())))
+
+    run(test)
+    settled = sizes[5]  # before, numbers of fewer digits make it smaller
+    assert max(size for size, _ in sizes[5:]) <= 1.05 * settled[0]
+    assert max(size for _, size in sizes[5:]) <= 1.05 * settled[1]

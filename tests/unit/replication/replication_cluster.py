@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -34,8 +34,14 @@ class ValuesMachine:
                 self.values += batch.values()
             self.applied_index = batch.header.index
 
-    def snapshot(self) -> bytes:
-        return msgspec.msgpack.encode(self.values)
+    def apply_steps(self, batches: Sequence[Batch]) -> Iterator[None]:
+        return iter(())
+
+    def snapshot_steps(self) -> Iterator[bytes]:
+        return iter((msgspec.msgpack.encode(self.values),))
+
+    def restore_steps(self, state: bytes) -> Iterator[None]:
+        return iter(())
 
     def restore(self, state: bytes) -> None:
         self.values = msgspec.msgpack.decode(state, type=list[bytes | None]) if state else []

@@ -7,7 +7,7 @@ replaced under a new id (R22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quiver.errors import DamageError, StorageError, UnavailableError
@@ -39,6 +39,7 @@ class ObservedState(PartitionState):
         self._node = node
         self._observer = observer
         self._committed = observer.committed[group]
+        self.is_verifying = True
 
     def apply(self, batches: Sequence[Batch]) -> None:
         """Show each batch, then apply it."""
@@ -50,18 +51,18 @@ class ObservedState(PartitionState):
             self._committed.apply(self._node, batch)
         super().apply(batches)
 
-    def snapshot(self) -> bytes:
+    def snapshot_steps(self) -> Iterator[bytes]:
         """Show the state that is saved."""
-        state = super().snapshot()
+        parts = list(super().snapshot_steps())
         if self.is_complete:
-            self._committed.snapshot(self._node, self.applied_index, state)
-        return state
+            self._committed.snapshot(self._node, self.applied_index, b"".join(parts))
+        return iter(parts)
 
     def restore(self, state: bytes) -> None:
         """Show the state that is restored."""
         super().restore(state)
         if state and self.is_complete:
-            self._committed.snapshot(self._node, self.applied_index, super().snapshot())
+            self._committed.snapshot(self._node, self.applied_index, b"".join(super().snapshot_steps()))
 
     def _apply_snapshot(self, contents: StateSnapshot, batch: Batch) -> None:
         """Show that a summary says what this replica knows, if it knows everything."""
