@@ -168,10 +168,9 @@ class ChangeHandler:
 
         Its operator turns it off next; as a voter it would still count for majorities.
         """
-        view = self._store.view()
-        broker = view.brokers.get(node)
+        broker = self._store.view().brokers.get(node)
         is_leaving = broker is not None and broker.state in (BrokerState.DRAINED, BrokerState.DEAD)
-        if is_leaving and node in self._store.members.voters and not view.partitions_on(node):
+        if is_leaving and node in self._store.members.voters:
             await remove_manager(self._store, node)
 
     def _command(self, request: SingleRequest) -> Command[Any] | None:
