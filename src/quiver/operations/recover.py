@@ -25,7 +25,7 @@ from quiver.metadata.commands import NodeLevel, RaiseLevel, RecoveredPartition, 
 from quiver.metadata.rows import BrokerState, PartitionRow
 from quiver.metadata.state import View
 from quiver.model import GroupId, NodeId, PartitionId, Term, TopicId
-from quiver.operations.survivors import Copy, StoppedNodes, Survivor
+from quiver.operations.survivors import Copy, StoppedNodes, Survivor, best_copy
 from quiver.raft import Configuration
 from quiver.raft.configuration import majority_of
 from quiver.replication.forcing import force_configuration
@@ -99,7 +99,7 @@ async def make_plan(nodes: StoppedNodes, directories: Sequence[str]) -> Recovery
         ConfigError: the directories are not those of one cluster's nodes.
     """
     found = await nodes.inspect(directories)
-    best = _best([one.copies[METADATA_GROUP] for one in found])
+    best = best_copy([one.copies[METADATA_GROUP] for one in found])
     view = await nodes.read_metadata(best)
     survivors = tuple(one.node for one in found)
     registered = {node for node, row in view.brokers.items() if row.state is not BrokerState.REMOVED}
@@ -184,7 +184,7 @@ def _plan_partition(view: View, row: PartitionRow, found: Sequence[Survivor]) ->
     copies = _copies(found, row.group_id)
     left = [copy.node for copy in copies]
     voters = Configuration(voters=row.replicas)
-    best = _best(copies) if copies else None
+    best = best_copy(copies) if copies else None
     if best is not None and _has_majority(best.configuration, left) and _has_majority(voters, left):
         return None
     nodes = (best.node, *(node for node in left if node in row.replicas and node != best.node)) if best else ()
@@ -217,11 +217,6 @@ def _place_recreated(
 
 def _copies(found: Sequence[Survivor], group: GroupId) -> list[Copy]:
     return [one.copies[group] for one in found if group in one.copies]
-
-
-def _best(copies: Sequence[Copy]) -> Copy:
-    """Return the copy with the highest last term, of these the longest, of these one of a voter."""
-    return max(copies, key=lambda copy: (copy.rank, copy.configuration.is_voter(copy.node), -copy.node))
 
 
 def _has_majority(configuration: Configuration, nodes: Sequence[NodeId]) -> bool:

@@ -25,7 +25,7 @@ from quiver.replication.member_files import MemberFiles, MemberStorage, open_fil
 from quiver.storage import Disk, LogTimings, NodeIdentity, SystemDisk, TailBudget
 from quiver.storage.data_directory import load_identity, metadata_log, replicas
 from quiver.storage.executor import ThreadExecutor
-from quiver.storage.groups import GroupFolders
+from quiver.storage.groups import GROUPS_FOLDER, GroupFolders
 from quiver.storage.hardstate import HARD_STATE_NAME
 
 READ_BYTES = 1 << 20
@@ -112,33 +112,11 @@ class StoppedNodes:
         if not self.disk.exists(f"{metadata_log(data)}/{HARD_STATE_NAME}"):
             raise StorageError(f"{metadata_log(data)} is missing: this node's copy of the metadata is lost")
         folders = GroupFolders(self.disk, replicas(data))
-        logs = {group: folders.path(group) for group in sorted(folders.present())}
+        has_replicas = self.disk.exists(f"{replicas(data)}/{GROUPS_FOLDER}")
+        logs = {group: folders.path(group) for group in sorted(folders.present())} if has_replicas else {}
         logs[METADATA_GROUP] = metadata_log(data)
-        copies = {group: await self._inspect_copy(identity.node, group, path) for group, path in logs.items()}
+        copies = {group: await inspect_copy(self.storage, identity.node, group, path) for group, path in logs.items()}
         return Survivor(data=data, identity=identity, copies=copies)
-
-    async def _inspect_copy(self, node: NodeId, group: GroupId, directory: str) -> Copy:
-        files = await open_files(self.storage, directory, bootstrap=None)
-        try:
-            log, initial = files.log, files.initial
-            committed = log.offset_after(initial.commit)
-            return Copy(
-                node=node,
-                group=group,
-                directory=directory,
-                term=initial.term,
-                last_term=log.last_term,
-                last_index=initial.last_index,
-                commit_index=initial.commit,
-                first_offset=log.first_offset,
-                end_offset=log.end_offset,
-                committed_offset=log.first_offset if committed is None else committed,
-                configuration=initial.configurations[-1][1] if initial.configurations else Configuration(voters=()),
-                is_damaged=initial.recover_until is not None,
-            )
-        finally:
-            await log.close()
-            files.hard_state.close()
 
     async def read_metadata(self, copy: Copy) -> View:
         """Return the metadata as it is after the last entry of a copy, committed or not: all of it will be."""
@@ -147,6 +125,36 @@ class StoppedNodes:
             opened.push_async_callback(files.log.close)
             opened.callback(files.hard_state.close)
             return await _replay(files)
+
+
+async def inspect_copy(storage: MemberStorage, node: NodeId, group: GroupId, directory: str) -> Copy:
+    """Return how far one stopped member's log goes, and who the members are by it; raises `StorageError`."""
+    files = await open_files(storage, directory, bootstrap=None)
+    try:
+        log, initial = files.log, files.initial
+        committed = log.offset_after(initial.commit)
+        return Copy(
+            node=node,
+            group=group,
+            directory=directory,
+            term=initial.term,
+            last_term=log.last_term,
+            last_index=initial.last_index,
+            commit_index=initial.commit,
+            first_offset=log.first_offset,
+            end_offset=log.end_offset,
+            committed_offset=log.first_offset if committed is None else committed,
+            configuration=initial.configurations[-1][1] if initial.configurations else Configuration(voters=()),
+            is_damaged=initial.recover_until is not None,
+        )
+    finally:
+        await log.close()
+        files.hard_state.close()
+
+
+def best_copy(copies: Sequence[Copy]) -> Copy:
+    """Return the copy with the highest last term, of these the longest, of these one of a voter."""
+    return max(copies, key=lambda copy: (copy.rank, copy.configuration.is_voter(copy.node), -copy.node))
 
 
 async def _replay(files: MemberFiles) -> View:

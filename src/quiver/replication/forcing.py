@@ -83,6 +83,8 @@ def _copy_hard_state(disk: Disk, directory: str) -> None:
         data = original.read(original.size(), 0)
     finally:
         original.close()
+    if disk.exists(target + ".new"):
+        disk.remove(target + ".new")  # left by an attempt that was interrupted
     copy = disk.open(target + ".new", create=True)
     try:
         write_all(copy, [data], 0)

@@ -11,6 +11,7 @@ from manager_world import WorkingWorld, World, run
 from metadata_world import register_broker
 
 from quiver.errors import ConflictError, NotFoundError, QuiverError, UnavailableError
+from quiver.manager import manager_changes
 from quiver.metadata import BrokerState
 from quiver.model import NodeId
 from quiver.wire.admin_messages import AddManager, ListManagers, RemoveManager, manager_role
@@ -123,6 +124,26 @@ def test_removal_that_leaves_no_majority_or_no_manager_is_refused() -> None:
         with pytest.raises(ConflictError) as caught:
             await world.ask(RemoveManager(node=primary.id), of=primary.id)
         assert caught.value.code == "last_manager"
+
+    work(test)
+
+
+def test_without_the_check_of_the_majority_a_removal_wedges_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablation: the change needs the vote of a dead manager; it never ends, and nothing can be changed any more."""
+    monkeypatch.setattr(manager_changes, "_check_removable", lambda *_: None)
+    monkeypatch.setattr(manager_changes, "_check_heard", lambda *_: None)
+
+    async def test(world: WorkingWorld) -> None:
+        await world.join(1, 2, 3)
+        primary = await world.primary()
+        dead, other = (manager for manager in world.managers.values() if manager is not primary)
+        world.living.discard(dead.id)
+        dead.kill()
+        await world.wait(lambda: world.view.brokers[dead.id].state is BrokerState.DEAD)
+        with pytest.raises(QuiverError):
+            await world.ask(RemoveManager(node=other.id), of=primary.id, timeout_ms=5_000)
+        with pytest.raises(QuiverError):
+            await world.ask(CreateTopicRequest(topic="logs", partitions=1), of=primary.id, timeout_ms=20_000)
 
     work(test)
 
