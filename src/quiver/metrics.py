@@ -10,6 +10,7 @@ Durations come from `now_s` and decide nothing, which is why this module may rea
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -110,9 +111,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
         """Yield the lines of Prometheus' text format."""
         yield f"# HELP {self.name} {_escape_help(self.sentence)}\n# TYPE {self.name} {self.kind}\n"
         for sample in self.samples:
-            shown = ",".join(f'{name}="{_escape(text)}"' for name, text in sample.labels)
-            labels = f"{{{shown}}}" if shown else ""
-            yield f"{self.name}{sample.suffix}{labels} {_number(sample.value)}\n"
+            yield f"{self.name}{sample.suffix}{_join(sample.labels)} {_number(sample.value)}\n"
 
 
 def gauge(name: str, sentence: str, value: float) -> MetricFamily:
@@ -141,6 +140,22 @@ def histogram(name: str, sentence: str, by_label: Mapping[Labels, Histogram]) ->
 def render(families: Iterable[MetricFamily]) -> str:
     """Return a page in Prometheus' text format."""
     return "".join(line for family in families for line in family.lines())
+
+
+def flatten(families: Iterable[MetricFamily]) -> dict[str, float]:
+    """Return every value under its name and labels; of a histogram the count, the sum and a bound of the p99."""
+    known = tuple(families)
+    reader, values = MetricReader(known), dict[str, float]()
+    for family in known:
+        for sample in family.samples:
+            if sample.suffix == "_bucket":
+                continue
+            labels = _join(sample.labels)
+            values[f"{family.name}{sample.suffix}{labels}"] = sample.value
+            p99 = reader.quantile(family.name, 0.99, **dict(sample.labels)) if sample.suffix == "_count" else None
+            if p99 is not None and math.isfinite(p99):
+                values[f"{family.name}_p99{labels}"] = p99
+    return values
 
 
 class MetricReader:
@@ -181,6 +196,11 @@ class MetricReader:
         if not buckets or not buckets[float("inf")]:
             return None
         return next(bound for bound, count in sorted(buckets.items()) if count >= share * buckets[float("inf")])
+
+
+def _join(labels: Labels) -> str:
+    shown = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
+    return f"{{{shown}}}" if shown else ""
 
 
 def _number(value: float) -> str:

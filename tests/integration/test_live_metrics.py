@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quiver.cli import main
 from quiver.testing import LocalCluster
 
 Samples = dict[str, float]
@@ -90,3 +92,24 @@ def test_error_is_counted_by_its_code(cluster: LocalCluster) -> None:
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"{cluster.urls[0]}/nowhere", timeout=10)
     assert read_samples(cluster, 1)["quiver_http_errors_total,code=unknown_path"] == before + 1
+
+
+def test_metrics_of_a_node_without_a_gateway_are_read_through_another(cluster: LocalCluster) -> None:
+    with urllib.request.urlopen(f"{cluster.urls[0]}/metrics?node=2", timeout=10) as page:
+        text = page.read().decode()
+    assert 'quiver_node_info{version="' in text
+    assert 'node="2"} 1' in text
+    assert "quiver_http_requests_total" not in text
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{cluster.urls[0]}/metrics?node=9", timeout=10)
+
+
+def test_status_shows_the_load_of_every_node(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", cluster.urls[0]]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    heading = next(number for number, row in enumerate(rows) if row[:2] == ["node", "memory"])
+    assert [row[0] for row in rows[heading + 1 : heading + 4]] == ["1", "2", "3"]
+    assert main(["status", "--json", "--url", cluster.urls[0]]) == 0
+    nodes = json.loads(capsys.readouterr().out)["nodes"]
+    assert sum(node["metrics"]["quiver_partition_leads"] for node in nodes) == 2
+    assert all("quiver_elections_total" in node["metrics"] for node in nodes)

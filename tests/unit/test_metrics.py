@@ -16,6 +16,7 @@ from quiver.metrics import (
     MetricFamily,
     MetricReader,
     counter,
+    flatten,
     gauge,
     histogram,
     labelled,
@@ -96,3 +97,14 @@ def test_reader_sums_labels_and_bounds_quantiles() -> None:
     assert reader.quantile("c", 0.99, stage="x") == math.inf
     assert reader.quantile("c", 0.99, stage="empty") is None
     assert reader.quantile("none", 0.5) is None
+
+
+def test_flat_values_have_names_and_labels_and_a_bound_of_the_p99() -> None:
+    found = flatten(families())
+    assert found["a"] == 7
+    assert found['b{peer="2"}'] == 3
+    assert found['c_count{stage="x"}'] == 4
+    assert 'c_p99{stage="x"}' not in found
+    one = Histogram((0.1, 1.0))
+    one.observe(0.5)
+    assert flatten([histogram("d", "D.", {(): one})])["d_p99"] == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from quiver.cli.options import connect, json_option, url_option
-from quiver.cli.output import Cell, format_time, print_json, print_table
+from quiver.cli.output import Cell, format_bytes, format_time, print_json, print_table
 from quiver.client.overview import ClusterOverview, NodeOverview
 from quiver.errors import NotFoundError
 from quiver.wire.admin_messages import HoldInfo
@@ -20,13 +20,17 @@ HOLD_COLUMNS = ("hold", "topic", "from", "until", "owner")
 @json_option
 @url_option
 def status(*, as_json: bool, url: str) -> None:
-    """Print nodes, managers, topics with their partitions, replica moves in progress, and holds."""
+    """Print nodes and their load, managers, topics with their partitions, replica moves in progress, and holds.
+
+    `--json` has all metrics of every node. `quiver doctor` says what needs attention.
+    """
     with connect(url) as cluster:
         overview = cluster.status()
     if as_json:
         print_json(overview)
         return
     _print_nodes(overview)
+    _print_load(overview)
     _print_partitions(overview)
     _print_moves(overview)
     if overview.holds:
@@ -73,6 +77,38 @@ def _node_cells(node: NodeOverview) -> tuple[Cell, ...]:
         node.http_address or None,
         node.wire_address,
     )
+
+
+def _print_load(overview: ClusterOverview) -> None:
+    """Print what each node that answers is doing; times are the p99 since it started."""
+    rows: list[tuple[Cell, ...]] = [_load_cells(node) for node in overview.nodes if node.metrics]
+    if rows:
+        columns = ("node", "memory", "files", "disk free", "leads", "behind", "clients", "requests", "fsync", "commit")
+        print_table(columns, rows)
+
+
+def _load_cells(node: NodeOverview) -> tuple[Cell, ...]:
+    found = node.metrics
+    memory, free = found.get("process_resident_memory_bytes"), found.get("quiver_disk_free_bytes")
+    files, limit = found.get("process_open_fds"), found.get("process_max_fds", 0)
+    clients = found.get('quiver_wire_connections{kind="client"}', 0) + found.get("quiver_http_connections", 0)
+    stage = 'quiver_produce_stage_seconds_p99{stage="%s"}'
+    return (
+        node.node,
+        None if memory is None else format_bytes(memory),
+        None if files is None else f"{files:.0f}/{limit:.0f}",
+        None if free is None else format_bytes(free),
+        int(found.get("quiver_partition_leads", 0)),
+        int(found.get("quiver_partition_out_of_sync", 0)),
+        int(clients),
+        int(found.get("quiver_wire_requests", 0)),
+        _format_ms(found.get(stage % "fsync")),
+        _format_ms(found.get(stage % "commit")),
+    )
+
+
+def _format_ms(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1000:g} ms"
 
 
 def _print_partitions(overview: ClusterOverview) -> None:

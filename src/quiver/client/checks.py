@@ -79,6 +79,8 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[MoveInfo, ...] | None
     managers: ManagersFound | None
     now_ms: int
+    is_stale: bool = False
+    """Whether the metadata may be old because there is no primary."""
 
     def answers(self) -> Iterator[tuple[NodeId, NodeDescribed, MetricReader]]:
         """Yield the nodes that answered, with their metrics."""
@@ -135,7 +137,7 @@ def _check_nodes(report: ClusterReport) -> Iterator[ClusterFinding]:
 
 
 def _check_managers(report: ClusterReport) -> Iterator[ClusterFinding]:
-    if report.metadata.primary is None:
+    if report.metadata.primary is None or report.is_stale:
         yield ClusterFinding(
             severity="critical",
             code="no_primary",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from quiver.client.checks import CHECKS, ClusterFinding, ClusterReport, NodeReport
-from quiver.client.explanation import ask_any
+from quiver.client.overview import find_metadata
 from quiver.errors import QuiverError, RequestError
 from quiver.routing.router import Router, gather_outcomes
-from quiver.wire.admin_messages import DescribeNode, ListHolds, ListManagers, ListMoves, NodeDescribed
-from quiver.wire.messages import GetMetadata, NodeInfo
+from quiver.wire.admin_messages import DescribeNode, ListManagers, ManagersFound, NodeDescribed
+from quiver.wire.messages import NodeInfo
 
 ANSWER_MS_MAX = 3_000
 """Timeout of one node's report, which is larger than that of `quiver status`."""
@@ -40,21 +40,19 @@ async def check_cluster(router: Router) -> Checkup:
     Raises:
         UnavailableError: no node answers.
     """
-    deadline = router.deadline()
-    found, _ = await router.ask(GetMetadata(), deadline=deadline)
+    found, moves, holds, is_stale = await find_metadata(router)
     reports = await gather_outcomes(_ask_node(router, node) for node in found.nodes)
-    holds = await ask_any(router, ListHolds())
-    moves = await ask_any(router, ListMoves())
-    managers = await ask_any(router, ListManagers())
+    managers = await _find_managers(router)
     report = ClusterReport(
         metadata=found,
         nodes={
             node.node: one if isinstance(one, NodeReport) else NodeReport(error=one.message)
             for node, one in zip(found.nodes, reports, strict=True)
         },
-        holds=None if isinstance(holds, QuiverError) else holds.holds,
-        moves=None if isinstance(moves, QuiverError) else moves.moves,
-        managers=None if isinstance(managers, QuiverError) else managers,
+        holds=None if is_stale else holds,
+        moves=None if is_stale else moves,
+        managers=managers,
+        is_stale=is_stale,
         now_ms=router.clock.wall_ms(),
     )
     return check(report)
@@ -72,6 +70,13 @@ def check(report: ClusterReport) -> Checkup:
         checks=tuple(CHECKS),
         findings=tuple(findings),
     )
+
+
+async def _find_managers(router: Router) -> ManagersFound | None:
+    try:
+        return (await router.ask(ListManagers(), deadline=router.deadline(ANSWER_MS_MAX)))[0]
+    except QuiverError:
+        return None
 
 
 async def _ask_node(router: Router, node: NodeInfo) -> NodeReport:

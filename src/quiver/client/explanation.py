@@ -1,25 +1,23 @@
 """Explain one partition: who leads since when, each replica's log, and why it does not accept or deliver just now.
 
 Every node of the partition is asked at the same time with a short timeout; one that does not answer is listed with its
-error. The metadata comes from any node, so an explanation needs neither the leader nor the primary.
+error. The metadata comes from any node, so an explanation needs neither the leader nor the primary; without a primary
+it may be old, and holds and moves are not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 import msgspec
 
+from quiver.client.overview import find_metadata
 from quiver.errors import NotFoundError, QuiverError
 from quiver.model import NodeId, Offset, PartitionId
 from quiver.routing.router import Router, gather_outcomes
-from quiver.wire.admin_messages import HoldInfo, ListHolds, ListMoves, MoveInfo
+from quiver.wire.admin_messages import HoldInfo, MoveInfo
 from quiver.wire.explain_messages import ExplainReplica, ObstacleInfo, ReplicaEventInfo, ReplicaExplained
-from quiver.wire.messages import GetMetadata, MetadataFound, NodeInfo, PartitionInfo, RetentionInfo, TopicInfo
-from quiver.wire.requests import Request, Response
-
-R = TypeVar("R", bound=Response)
+from quiver.wire.messages import MetadataFound, NodeInfo, PartitionInfo, RetentionInfo, TopicInfo
 
 ANSWER_MS_MAX = 2_000
 """Timeout of one node's answer."""
@@ -84,18 +82,13 @@ async def explain_partition(
         NotFoundError: there is no such topic or partition.
         UnavailableError: no node of the cluster answers.
     """
-    deadline = router.deadline()
-    found, _ = await router.ask(GetMetadata(topics=(topic,)), deadline=deadline)
+    found, moves, holds, is_stale = await find_metadata(router)
     info, row = _find_partition(found, topic, partition)
     nodes = {node.node: node for node in found.nodes}
     members = (*row.replicas, *row.learners)
     request = ExplainReplica(topic_id=info.topic_id, partition_id=row.partition_id)
     outcomes = await gather_outcomes(_ask_node(router, nodes.get(node), request) for node in members)
     answers = dict(zip(members, outcomes, strict=True))
-    holds = await ask_any(router, ListHolds())
-    moves = await ask_any(router, ListMoves())
-    unanswered = [f"holds: {holds}"] if isinstance(holds, QuiverError) else []
-    unanswered += [f"moves: {moves}"] if isinstance(moves, QuiverError) else []
     key = (info.topic, row.partition_id)
     return explain(
         info,
@@ -103,11 +96,9 @@ async def explain_partition(
         nodes,
         answers,
         offset=None if offset is None else Offset(offset),
-        holds=() if isinstance(holds, QuiverError) else tuple(_holds_of(holds.holds, key)),
-        moves=()
-        if isinstance(moves, QuiverError)
-        else tuple(one for one in moves.moves if (one.topic, one.partition_id) == key),
-        unanswered=tuple(unanswered),
+        holds=tuple(_holds_of(holds, key)),
+        moves=tuple(one for one in moves if (one.topic, one.partition_id) == key),
+        unanswered=("holds and moves: there is no primary",) if is_stale else (),
     )
 
 
@@ -151,14 +142,6 @@ def explain(
         events=tuple(events),
         unanswered=unanswered,
     )
-
-
-async def ask_any(router: Router, request: Request[R]) -> R | QuiverError:
-    """Return the answer of any node within a short time, or the error."""
-    try:
-        return (await router.ask(request, deadline=router.deadline(ANSWER_MS_MAX)))[0]
-    except QuiverError as error:
-        return error
 
 
 async def _ask_node(router: Router, node: NodeInfo | None, request: ExplainReplica) -> ReplicaExplained:

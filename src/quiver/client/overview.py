@@ -12,6 +12,7 @@ import msgspec
 
 from quiver.errors import QuiverError, UnavailableError
 from quiver.features import LEVEL_MIN
+from quiver.metrics import flatten
 from quiver.model import Index, NodeId, PartitionId, TopicId
 from quiver.routing.router import Router
 from quiver.wire.admin_messages import (
@@ -61,6 +62,8 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not ready, if it answered."""
     database_outage: str = ""
     """Why its metadata database is unreachable."""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    """Its metrics by name and labels, as `/metrics` shows them; of histograms the count, the sum and the p99."""
 
 
 class PartitionOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +113,7 @@ async def find_overview(router: Router) -> ClusterOverview:
     Raises:
         UnavailableError: no node answers.
     """
-    found, moves, holds, is_stale = await _find_metadata(router)
+    found, moves, holds, is_stale = await find_metadata(router)
     answers = await asyncio.gather(*(_describe(router, node) for node in found.nodes))
     described = {answer.node: answer for answer in answers if answer is not None}
     leaders = _find_leaders(described)
@@ -139,7 +142,7 @@ async def find_overview(router: Router) -> ClusterOverview:
     )
 
 
-async def _find_metadata(
+async def find_metadata(
     router: Router,
 ) -> tuple[MetadataFound, tuple[MoveInfo, ...], tuple[HoldInfo, ...], bool]:
     """Return the metadata, moves and holds, and whether they may be old because there is no primary."""
@@ -156,7 +159,7 @@ async def _find_metadata(
 
 async def _describe(router: Router, node: NodeInfo) -> NodeDescribed | None:
     try:
-        request = DescribeNode(with_replicas=True)
+        request = DescribeNode(with_replicas=True, with_metrics=True)
         return await router.ask_at(node.wire_address, request, deadline=router.deadline(ANSWER_MS_MAX))
     except QuiverError:
         return None
@@ -201,6 +204,7 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
         applied_index=answer.applied_index,
         stored_index=answer.stored_index,
         problems=answer.problems,
+        metrics=flatten(answer.metrics),
     )
 
 

@@ -16,6 +16,7 @@ from quiver.gateway.http import HttpResponse, HttpStatus
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.openapi import CONTENT_SECURITY_POLICY, make_document, render_docs, render_page
 from quiver.gateway.routes import HTML, PROMETHEUS
+from quiver.metrics import render
 from quiver.model import NodeId
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_outcomes
@@ -94,10 +95,15 @@ class ClusterHandlers:
             ],
         )
 
-    async def metrics(self, _: contract.Parameters) -> HttpResponse:
-        """Return this node's metrics."""
-        node = await self._describe(with_metrics=True)
-        page = self._metrics.render(self._http_status(), node.metrics)
+    async def metrics(self, given: contract.MetricsQuery) -> HttpResponse:
+        """Return this node's metrics, or those of another node, which may have no gateway."""
+        if given.node is None:
+            node = await self._describe(with_metrics=True)
+            page = self._metrics.render(self._http_status(), node.metrics)
+        else:
+            request = DescribeNode(with_metrics=True)
+            node, _ = await self._router.ask_node(NodeId(given.node), request, deadline=self._deadline())
+            page = render(node.metrics)
         return HttpResponse(status=200, body=page.encode(), content_type=PROMETHEUS)
 
     def healthz(self, _: contract.Parameters) -> contract.Answer:

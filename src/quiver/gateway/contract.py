@@ -460,6 +460,12 @@ class MetadataAnswer(Answer, frozen=True):
     nodes: list[NodeItem]
 
 
+class MetricsQuery(Parameters, frozen=True):
+    """The node whose metrics are returned."""
+
+    node: Annotated[Id | None, Meta(description="Default: the node that answers. For nodes without a gateway.")] = None
+
+
 class ExplainQuery(Parameters, frozen=True):
     """A partition, and perhaps one of its records."""
 

@@ -152,17 +152,11 @@ class ConsumeHandler:
         else:
             async with self._turn(request.consumer_id):
                 consumed, moved = await self._plan(request)
-        await self._settle(moved)
-        return consumed
-
-    async def _settle(self, moved: asyncio.Future[None] | None) -> None:
-        """Wait until a move is committed; without one, until a quorum confirms this leader."""
-        if moved is None:
-            await self._gate.wait_confirmed()  # a deposed leader must not report that there is nothing
-            return
         begun_s = now_s()
-        await asyncio.shield(moved)
+        # Without a move: a deposed leader must not report that there is nothing.
+        await (self._gate.wait_confirmed() if moved is None else asyncio.shield(moved))
         self._timings.commit.observe(now_s() - begun_s)
+        return consumed
 
     async def _plan(self, request: ConsumeRequest) -> tuple[ConsumeResult, asyncio.Future[None] | None]:
         """Read, and start to move the cursor; the future is None if nothing was read and no move is needed."""
@@ -221,7 +215,10 @@ class ConsumeHandler:
             if cursor != self._moves.planned(consumer_id)
         }
         moved = self._moves.move(moves, checked_index=checked_index) if moves else self._moves.settled()
-        await self._settle(moved)
+        begun_s = now_s()
+        # Without a move: a deposed leader must not report that there is nothing.
+        await (self._gate.wait_confirmed() if moved is None else asyncio.shield(moved))
+        self._timings.commit.observe(now_s() - begun_s)
         return plan.records
 
     async def _read_and_plan(self, consumers: Sequence[ConsumerStart], plan: _Plan) -> _Plan:

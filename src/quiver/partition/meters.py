@@ -42,21 +42,18 @@ class TopicMeter:
         """Return the bytes received and sent."""
         return self.received_bytes + self.sent_bytes
 
-    def count_received(self, *, records: int, size_bytes: int) -> None:
-        """Count a batch that was appended."""
-        self.received_records += records
-        self.received_bytes += size_bytes
-
     def count_sent(self, batches: Sequence[Batch]) -> None:
         """Count batches that are sent to a client."""
-        self.sent_records += sum([batch.header.record_count for batch in batches])
-        self.sent_bytes += sum([len(batch.data) for batch in batches])
+        for batch in batches:
+            self.sent_records += batch.header.record_count
+            self.sent_bytes += len(batch.data)
 
     def count_consumed(self, records: Sequence[Record | None]) -> None:
         """Count records that are sent to consumers one by one; None: a consumer got none."""
-        found = [record for record in records if record is not None]
-        self.sent_records += len(found)
-        self.sent_bytes += sum([len(record.value or b"") for record in found])
+        for record in records:
+            if record is not None:
+                self.sent_records += 1
+                self.sent_bytes += len(record.value or b"")
 
 
 class Meters:

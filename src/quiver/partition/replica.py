@@ -253,7 +253,8 @@ class Replica:
             # No await since the check: nothing may be proposed between it and this batch.
             self._admit(header.producer_id, checked_index)
             headers = await self._propose(header, data)
-            self._meter.count_received(records=header.record_count, size_bytes=len(data))
+            self._meter.received_records += header.record_count
+            self._meter.received_bytes += len(data)
             return AppendResult(headers[0].base_offset)
         if isinstance(duplicate, SharedOutcome):
             duplicate = (await duplicate)[0].base_offset

@@ -12,6 +12,7 @@ The first failure is final: nothing is written or synced again, and every entry 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,6 +48,17 @@ class LogTimings:
         """From the append of the oldest batch of a write until a thread begins the write."""
         self.write = Histogram()
         self.fsync = Histogram()
+
+    def observe(self, flush: Flush, *, pending_since_s: float, sync: bool) -> None:
+        """Count a finished write. Written out, like `Histogram.observe`: it is part of every awaited record."""
+        for one, seconds in (
+            (self.queue, flush.begun_s - pending_since_s),
+            (self.write, flush.write_s),
+            (self.fsync, flush.sync_s),
+        ):
+            if sync or one is not self.fsync:
+                one.counts[bisect_left(one.bounds, seconds)] += 1
+                one.total += seconds
 
 
 class _Job(NamedTuple):
@@ -279,11 +291,7 @@ class LogWriter:
         self._file = flush.run(self._file)
 
     def _finish_flush(self, flush: Flush, pending_since_s: float, _: None, *, sync: bool) -> None:
-        timings = self._timings
-        timings.queue.observe(flush.begun_s - pending_since_s)
-        timings.write.observe(flush.write_s)
-        if sync:
-            timings.fsync.observe(flush.sync_s)
+        self._timings.observe(flush, pending_since_s=pending_since_s, sync=sync)
         self._planner.finish_flush(self.segments, sync=sync)
         flushed_end, self._flushing_end = self._flushing_end, None
         # A truncation during the flush lowers `_flushing_end`, a reset clears it: discarded entries are never reported.
