@@ -22,9 +22,6 @@ def describe_node(node: NodeDescribed, *, now_ms: int, feature_level: int) -> It
         gauge("quiver_node_uptime_seconds", "Time since the node started.", max(0, now_ms - node.started_ms) / 1000),
         gauge("quiver_node_ready", "Whether the node serves.", int(node.is_ready)),
         gauge("quiver_holds", "Retention holds in the cluster.", node.holds),
-        counter(
-            "quiver_partition_stops_total", "How often an error stopped a replica on this node.", node.partition_stops
-        ),
         gauge("quiver_cluster_feature_level", "Feature level of the cluster.", feature_level),
         gauge("quiver_node_feature_level", "Highest feature level that this node's program knows.", node.level_max),
     )

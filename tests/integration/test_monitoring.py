@@ -79,6 +79,11 @@ def run_promtool(*arguments: str, text: str = "") -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
+def test_each_metric_is_declared_once(page: str) -> None:
+    declared = re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE)
+    assert len(declared) == len(set(declared))
+
+
 def test_page_lists_exactly_the_metrics_that_a_node_exposes(exposed: dict[str, str]) -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("| `quiver_", "| `process_"))]
     documented = [row.split("`")[1] for row in rows]

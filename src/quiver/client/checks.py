@@ -15,7 +15,7 @@ import msgspec
 
 from quiver.metrics import MetricReader
 from quiver.model import NodeId
-from quiver.wire.admin_messages import HoldInfo, ManagersFound, MoveInfo, NodeDescribed, ReplicaInfo
+from quiver.wire.admin_messages import HoldInfo, ManagersFound, MoveInfo, NodeDescribed, ProblemInfo, ReplicaInfo
 from quiver.wire.messages import MetadataFound, NodeInfo
 
 SHOWN_MAX = 5
@@ -207,24 +207,21 @@ def _check_partitions(report: ClusterReport) -> Iterator[ClusterFinding]:
 
 def _check_replicas(report: ClusterReport) -> Iterator[ClusterFinding]:
     """Find replicas that cannot be opened, were stopped by a fault, or need a newer program."""
-    names = {topic.topic_id: topic.topic for topic in report.metadata.topics}
     for node, described, _ in report.answers():
-        by_state: dict[str, list[str]] = {}
-        for replica in described.replicas:
-            if replica.role in ("unusable", "stopped", "needs_upgrade"):
-                place = f"{names.get(replica.topic_id, replica.topic_id)}/{replica.partition_id}"
-                by_state.setdefault(replica.role, []).append(place)
-        for state, places in by_state.items():
-            is_old = state == "needs_upgrade"
+        by_state: dict[str, list[ProblemInfo]] = {}
+        for problem in described.problems:
+            by_state.setdefault(problem.state, []).append(problem)
+        for state, problems in by_state.items():
+            places = [f"{one.topic}/{one.partition_id}" if one.topic else "metadata" for one in problems]
             yield ClusterFinding(
                 severity="critical",
                 code=f"replica_{state}",
                 subject=f"node {node}: {_shorten(places)}",
-                sentence=f"{_count(len(places), 'replica')} {state.replace('_', ' ')}",
+                sentence=f"{_count(len(places), 'replica')} {state.replace('_', ' ')}: {problems[0].problem}",
                 advice="start a newer version of Quiver on this node"
-                if is_old
-                else "read the reason; if the files are lost or damaged, move the replicas to another node",
-                command=f"quiver explain {places[0]}",
+                if state == "needs_upgrade"
+                else "if its files are lost or damaged, move the replica to another node; else report the error",
+                command="quiver status" if places[0] == "metadata" else f"quiver explain {places[0]}",
             )
 
 

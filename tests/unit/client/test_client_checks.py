@@ -19,6 +19,7 @@ from quiver.wire.admin_messages import (
     ManagersFound,
     MoveInfo,
     NodeDescribed,
+    ProblemInfo,
     ReplicaInfo,
 )
 from quiver.wire.messages import MetadataFound, NodeInfo, PartitionInfo, RetentionInfo, TopicInfo
@@ -191,6 +192,11 @@ def with_move(begun_ms: int) -> ClusterReport:
     return msgspec.structs.replace(report(), moves=(move,))
 
 
+def with_problem(state: str) -> ClusterReport:
+    problem = ProblemInfo(state=state, problem="why", group=GroupId(2), topic="logs", partition_id=PartitionId(0))
+    return with_node(2, problems=(problem,))
+
+
 def draining() -> ClusterReport:
     healthy = report()
     nodes = tuple(msgspec.structs.replace(one, is_draining=one.node == 2) for one in healthy.metadata.nodes)
@@ -217,18 +223,9 @@ FAULTS: dict[str, tuple[Callable[[], ClusterReport], str, str]] = {
         "warning",
         "logs/0",
     ),
-    "replica_stopped": (
-        lambda: with_node(2, replicas=(*described(NodeId(2)).replicas[1:], replica(NodeId(2), 0, role="stopped"))),
-        "critical",
-        "node 2: logs/0",
-    ),
-    "replica_needs_upgrade": (
-        lambda: with_node(
-            2, replicas=(*described(NodeId(2)).replicas[1:], replica(NodeId(2), 0, role="needs_upgrade"))
-        ),
-        "critical",
-        "node 2: logs/0",
-    ),
+    "replica_stopped": (lambda: with_problem("stopped"), "critical", "node 2: logs/0"),
+    "replica_needs_upgrade": (lambda: with_problem("needs_upgrade"), "critical", "node 2: logs/0"),
+    "replica_unusable": (lambda: with_problem("unusable"), "critical", "node 2: logs/0"),
     "leaders_unbalanced": (all_led_by_one, "warning", "node 1"),
     "disk_filling": (lambda: with_metrics(1, quiver_disk_free_bytes=2e9), "warning", "node 1"),
     "disk_full": (lambda: with_metrics(1, quiver_disk_free_bytes=0.5e9), "critical", "node 1"),
