@@ -160,6 +160,12 @@ def test_error_that_is_not_ours_is_cut_to_what_was_said() -> None:
     )
     assert str(to_quiver_error(RuntimeError("quiver.errors.invariant: x"))).endswith("quiver.errors.invariant: x")
     assert str(to_quiver_error(RuntimeError())).endswith("RuntimeError")
+    java = (
+        "An error occurred while calling o7.start.\n"
+        ': org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "s3"\n'
+        "\tat org.apache.hadoop.fs.FileSystem.get(FileSystem.java)\n\t... 21 more"
+    )
+    assert str(to_quiver_error(RuntimeError(java))).endswith('No FileSystem for scheme "s3"')
 
 
 def test_missing_library_says_what_to_install(job_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:

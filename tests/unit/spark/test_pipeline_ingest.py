@@ -25,7 +25,7 @@ from quiver.errors import ConflictError, DecodeError, FencedError, RequestError
 from quiver.spark.pipelines import ingest as ingest_module
 from quiver.spark.pipelines import make_job, source_files
 from quiver.spark.pipelines.ingest import Ingest, assign_files, plan_batches
-from quiver.spark.pipelines.ingest_ledger import TOPIC, AssignedFile, IngestLedger, read_state
+from quiver.spark.pipelines.ingest_ledger import TOPIC, AssignedFile, IngestLedger, IngestState, read_state
 from quiver.spark.pipelines.source_files import LineFields, SourceFile, find_files, read_records, scan_file, to_ms
 
 
@@ -114,6 +114,17 @@ def test_what_was_added_to_a_file_is_ingested_also_when_it_was_renamed(world: Wo
     (folder / "app.log").write_bytes(lines("new", 4))
     assert ingest(world, folder)["sent"] == 6
     assert texts(world) == sorted((lines("old", 10) + lines("new", 4)).decode().splitlines())
+
+
+def test_lines_of_a_file_that_grows_stay_in_order_in_its_partition(world: World, folder: Path) -> None:
+    for end in (5, 8, 12):
+        (folder / "app.log").write_bytes(lines("app", end))
+        ingest(world, folder)
+    (folder / "app.log").rename(folder / "app.log.1")
+    with open(folder / "app.log.1", "ab") as file:
+        file.write(lines("app", 12, 15))
+    ingest(world, folder)
+    assert values(world) == [lines("app", 15).splitlines(), []]
 
 
 def test_file_that_begins_like_another_that_is_still_there_is_a_file_of_its_own(world: World, folder: Path) -> None:
@@ -463,7 +474,9 @@ def source(path: str, size_bytes: int) -> SourceFile:
 
 def test_files_are_shared_out_by_size_and_rounds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [source("a", 10), source("b", 9), source("c", 1), source("d", 1)]
-    senders = assign_files(files, 2, partitions=3, first_partition=5)
+    state = IngestState()
+    state.files = 5
+    senders = assign_files(files, 2, partitions=3, state=state)
     assert [[assigned.file.path for assigned in sender] for sender in senders] == [["a", "d"], ["b", "c"]]
     assert {assigned.file.path: assigned.partition for sender in senders for assigned in sender} == {
         "a": 2,
@@ -471,7 +484,7 @@ def test_files_are_shared_out_by_size_and_rounds_are_bounded(monkeypatch: pytest
         "c": 1,
         "d": 2,
     }
-    assert len(assign_files(files[:1], 8, partitions=1, first_partition=0)) == 1
+    assert len(assign_files(files[:1], 8, partitions=1, state=IngestState())) == 1
     monkeypatch.setattr(ingest_module, "BATCH_BYTES", 15)
     monkeypatch.setattr(ingest_module, "BATCH_FILES_MAX", 3)
     assert [[file.path for file in batch] for batch in plan_batches([*files, source("e", 1)])] == [

@@ -168,6 +168,13 @@ def test_delta_lake_is_a_delta_table_with_its_older_versions(tmp_path: Path) -> 
     assert DeltaTable(str(tmp_path), version=1).to_pyarrow_table()["offset"].to_pylist() == [0, 1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_lake_where_no_directory_can_be_is_refused(tmp_path: Path, kind: LakeFormat) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot be"):
+        open_lake(Place(str(tmp_path / "file" / "lake")), kind)
+
+
 def test_table_that_is_no_table_any_more_is_told(tmp_path: Path) -> None:
     lake = DeltaLake(Place(str(tmp_path)))
     next((tmp_path / "_delta_log").glob("*.json")).write_text("{")

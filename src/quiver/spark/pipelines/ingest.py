@@ -125,7 +125,7 @@ class _IngestRun:
                 JobProgress(f"ingesting into {self._job.topic}", done_bytes, self._survey.size_bytes, "byte")
             )
             senders_max = self._run.spark.sparkContext.defaultParallelism
-            senders = assign_files(files, senders_max, partitions=partitions, first_partition=self.ledger.state.files)
+            senders = assign_files(files, senders_max, partitions=partitions, state=self.ledger.state)
             self._send(self.ledger.begin(senders, partitions=partitions, fields=fields))
             done_bytes += sum(file.new_bytes for file in files)
         return True
@@ -213,10 +213,13 @@ def plan_batches(files: Iterable[SourceFile]) -> list[list[SourceFile]]:
 
 
 def assign_files(
-    files: Sequence[SourceFile], senders_max: int, *, partitions: int, first_partition: int
+    files: Sequence[SourceFile], senders_max: int, *, partitions: int, state: IngestState
 ) -> tuple[tuple[AssignedFile, ...], ...]:
-    """Divide files among senders by size, and among partitions round-robin."""
-    assigned = [AssignedFile(file=file, partition=(first_partition + at) % partitions) for at, file in enumerate(files)]
+    """Divide files among senders by size, and among partitions round-robin; grown files stay in their partition."""
+    assigned = [
+        AssignedFile(file=file, partition=state.partitions.get(file.continues, (state.files + at) % partitions))
+        for at, file in enumerate(files)
+    ]
     loads = [(0, number) for number in range(min(senders_max, len(files)))]
     shared: list[list[AssignedFile]] = [[] for _ in loads]
     for one in sorted(assigned, key=lambda one: -one.file.size_bytes):

@@ -67,6 +67,8 @@ class IngestState:
         """Digests of all ingested content, and the path of each."""
         self.contents: dict[str, SourceFile] = {}
         """Ingested content by digest, without content that a grown file has continued."""
+        self.partitions: dict[str, int] = {}
+        """Partition of ingested content by digest."""
         self.bases: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Records of each sender by partition, from finished batches."""
 
@@ -83,6 +85,7 @@ class IngestState:
             self.files += 1
             self.contents.pop(assigned.file.continues or self._former_digest(assigned.file), None)
             self.contents[assigned.file.digest] = assigned.file
+            self.partitions[assigned.file.digest] = assigned.partition
             self.by_path[assigned.file.path] = assigned.file
             self.digests.setdefault(assigned.file.digest, assigned.file.path)
 

@@ -12,7 +12,8 @@ and SIGTERM ask a job to stop after its current batch; a second signal stops it 
 SIGKILL, the next run resumes: an interrupted batch was never committed.
 
 Spark wraps an exception of a task or planner into the text of its own error, with Java and Python traces.
-`to_quiver_error` returns the last Quiver error in that text, else the last line of a Python error.
+`to_quiver_error` returns the last Quiver error in that text, else the last line of a Python error, else the last cause
+in Java.
 """
 
 from __future__ import annotations
@@ -317,6 +318,7 @@ def _install_handlers(run: JobRun) -> None:
 
 _OURS: Final = re.compile(r"quiver\.errors\.(\w+): (.+)")
 _PYTHON: Final = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception): .+$", flags=re.MULTILINE)
+_JAVA: Final = re.compile(r"^(?:Caused by: |: )([\w.]+(?:Error|Exception): .+)$", flags=re.MULTILINE)
 SENTENCE_CHARACTERS_MAX: Final = 500
 
 
@@ -329,6 +331,6 @@ def to_quiver_error(error: Exception) -> QuiverError:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, QuiverError):
             return kind(sentence.strip())
-    lines = _PYTHON.findall(text) or text.splitlines() or [type(error).__name__]
+    lines = _PYTHON.findall(text) or _JAVA.findall(text) or text.splitlines() or [type(error).__name__]
     sentence = f"Spark could not run the job: {lines[-1].strip()[:SENTENCE_CHARACTERS_MAX]}"
     return UnavailableError(sentence, code="spark_failed")

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from quiver.errors import DamageError
+from quiver.errors import DamageError, StorageError
 from quiver.spark.pipelines.lake import (
     ArchivedRanges,
     LakeFile,
@@ -59,7 +59,10 @@ class ParquetLake:
         self._folder = os.path.join(place.url, COMMITS)
         self._number = -1
         self._last = LakeCommit(identity=uuid4().hex)
-        os.makedirs(self._folder, exist_ok=True)
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"the lake {place} cannot be created: {error.strerror}", code="lake_failed") from None
         if not self.is_at(place):
             with suppress(FileExistsError):  # another process created it
                 self._link(0, self._last)
