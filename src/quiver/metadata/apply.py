@@ -60,6 +60,8 @@ class ApplyOutcome(msgspec.Struct, frozen=True):
     result: CommandResult | None = None
     refusal: CommandRefusal | None = None
     changes: tuple[Change, ...] = ()
+    is_defect: bool = False
+    """Whether the code failed on the command."""
 
 
 def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
@@ -73,7 +75,8 @@ def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
     try:
         decision = check_level(state, command) or _decide(state, command)
     except Exception as error:  # noqa: BLE001 - a decision changes nothing, so that nothing is half done
-        decision = refuse("bad_command", f"not done: this program has a defect and fails on the command: {error!r}")
+        reason = f"not done: this program has a defect and fails on the command: {error!r}"
+        return ApplyOutcome(refusal=refuse("bad_command", reason), is_defect=True)
     if isinstance(decision, CommandRefusal):
         return ApplyOutcome(refusal=decision)
     changes = tuple(decision.changes)

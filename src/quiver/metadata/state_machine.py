@@ -69,6 +69,8 @@ class MetadataStateMachine:
         """Replayed entries that the database had already."""
         self.bad_commands = 0
         """Commands refused since the start of this process because they are malformed or made this program fail."""
+        self.defects = 0
+        """How many of them made this program fail."""
 
     @property
     def state(self) -> MetadataState:
@@ -185,6 +187,7 @@ class MetadataStateMachine:
     def _note(self, index: Index, outcome: ApplyOutcome) -> None:
         if outcome.refusal is not None and outcome.refusal.code == "bad_command":
             self.bad_commands += 1
+            self.defects += outcome.is_defect
             logger.error("command refused", extra=facts(index=index, reason=outcome.refusal.message))
         if outcome.refusal is not None or outcome.result is not None:
             self._keep(index, outcome)

@@ -89,7 +89,7 @@ class Applier:
             batches = self._log.read_entries_nowait(first_index, end_index=end_index, bytes_max=APPLY_BYTES_MAX)
             if batches is None:
                 self._is_reading = True
-                self._host.spawn(self._group, self._read(first_index, end_index))
+                self._host.spawn(self._group, self._read, first_index, end_index)
                 return
             steps = self._machine.apply_steps(batches)
             if next(steps, DONE) is not DONE:

@@ -118,7 +118,7 @@ class Host(Protocol):
         """Add a message to the next envelope to a node, which is sent in this turn of the loop."""
         ...
 
-    def spawn(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, group: GroupId, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run work of a member as a task; a `StorageError` stops the node, any other error that member."""
         ...
 

@@ -352,7 +352,7 @@ class Member(MemberState):
             assert step.snapshot is not None, "the core restores what was just received"
             self._is_blocked = True
             self._jobs.begin()
-            self._host.spawn(self.group, self._restore(step, step.snapshot))
+            self._host.spawn(self.group, self._restore, step, step.snapshot)
         else:
             self._write(step)
 
@@ -395,7 +395,7 @@ class Member(MemberState):
         for permission in output.send:
             self._sender.send_entries(permission)
         for snapshot in output.send_snapshot:
-            self._host.spawn(self.group, self._sender.send_snapshot(snapshot))
+            self._host.spawn(self.group, self._sender.send_snapshot, snapshot)
         for context in output.reads_failed:
             self._pending.fail_read(context, leader=self._raft.leader)
         for ready in output.reads:

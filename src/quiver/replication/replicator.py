@@ -219,13 +219,17 @@ class Replicator:
         peer.payloads.extend(payloads)
         peer.size_bytes += message.payload_bytes
 
-    def spawn(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, group: GroupId, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run work of a member as a task; a `StorageError` stops the node, any other error that member."""
-        self._tasks.create_task(self._run(group, work))
-
-    async def _run(self, group: GroupId, work: Coroutine[Any, Any, None]) -> None:
+        task = self._run(group, work, *arguments)
         try:
-            await work
+            self._tasks.create_task(task)
+        except RuntimeError:  # the node is ending, and takes no more work
+            task.close()
+
+    async def _run(self, group: GroupId, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        try:
+            await work(*arguments)
         except StorageError:
             raise
         except Exception as error:

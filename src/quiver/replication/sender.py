@@ -66,7 +66,7 @@ class MemberSender:
             permission.first_index, end_index=permission.end_index, bytes_max=permission.bytes_max
         )
         if found is None:
-            self._host.spawn(self._group, self._send_from_disk(permission))
+            self._host.spawn(self._group, self._send_from_disk, permission)
         else:
             self._send_append(permission, found)
 

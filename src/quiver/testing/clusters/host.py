@@ -237,6 +237,8 @@ class SimulatedHost(SimulatedMachine):
         self.database = SimulatedDatabase()
         self.node: Node | None = None
         """The running node, once it has started."""
+        self.stops_injected = 0
+        """How often the present process was made to stop a partition."""
         self._damages_in_a_row = 0
         self._stop = asyncio.Event()
 
@@ -266,6 +268,7 @@ class SimulatedHost(SimulatedMachine):
     async def _run(self) -> None:
         """Run the node as `quiver node` does, until it is stopped or fails."""
         self._stop = asyncio.Event()
+        self.stops_injected = 0
         error: BaseException | None = None
         try:
             node = Node(self.world.settings_of(self), self._environment())

@@ -14,6 +14,7 @@ from quiver.client.cluster import AsyncCluster
 from quiver.errors import QuiverError
 from quiver.metadata import BrokerState
 from quiver.model import NodeId
+from quiver.testing.clusters.defects import bad_command, partition_fault, unknown_entry
 from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.simulator.faults import SHARED_FAULTS, FaultInjection
 
@@ -186,5 +187,8 @@ FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = 
     "rebalance": rebalance,
     "add_partitions": add_partitions,
     "change_managers": change_managers,
+    "bad_command": bad_command,
+    "unknown_entry": unknown_entry,
+    "partition_fault": partition_fault,
 }
 """Faults by the kind that schedules name."""

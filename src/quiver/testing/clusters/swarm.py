@@ -67,6 +67,9 @@ FAULT_KINDS: Final[Mapping[str, int]] = {
     "database_outage": 6,
     "clock_jump": 4,
     "clock_drift": 4,
+    "bad_command": 4,
+    "unknown_entry": 4,
+    "partition_fault": 4,
 }
 """Every kind of fault, with how often it is drawn when it is on."""
 

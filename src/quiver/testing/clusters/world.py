@@ -207,6 +207,17 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Raise the failure of a task, and compare the nodes' metadata."""
         super().check()
         self.compare_metadata()
+        for host in self.running():
+            self._check_faults(host)
+
+    def _check_faults(self, host: SimulatedHost) -> None:
+        """Demand that only injected errors stop a partition, and that the metadata's code fails on no command."""
+        assert host.node is not None
+        status = host.node._broker.status()
+        problems = [item.problem for item in status.unusable]
+        require(status.stops <= host.stops_injected, "F3", f"a partition stopped: {problems}", node=host.id)
+        machine = host.node._store.machine
+        require(not machine.defects, "F3", "the code of the metadata fails on a command", node=host.id)
 
     def compare_metadata(self) -> None:
         """Demand that all nodes have the same metadata at the same index, in memory, now and ever."""
