@@ -92,15 +92,17 @@ class Applier:
                 self._host.spawn(self._group, self._read, first_index, end_index)
                 return
             steps = self._machine.apply_steps(batches)
-            if next(steps, DONE) is not DONE:
-                self._is_reading = True
-                self._host.spawn(self._group, self._apply_later(batches, steps))
-                return
+            with suppress(Exception):  # it only prepares: `apply` says what is wrong with a batch
+                if next(steps, DONE) is not DONE:
+                    self._is_reading = True
+                    self._host.spawn(self._group, self._apply_later, batches, steps)
+                    return
             self._apply_batches(batches)
 
     async def _apply_later(self, batches: list[Batch], steps: Iterator[None]) -> None:
         """Apply batches that need much work, without holding the event loop."""
-        await run_in_steps(steps)
+        with suppress(Exception):
+            await run_in_steps(steps)
         self._is_reading = False
         if self.index + 1 == batches[0].header.index:  # else a snapshot was restored meanwhile
             self._apply_batches(batches)
