@@ -15,6 +15,7 @@ HTTP_CASES ?= 5000
 SEEDS ?= 5000
 KILLS ?= 100
 CLUSTERS ?= 500
+DIST_TOOLS := 'build==1.6.1' 'twine==7.0.0' 'cyclonedx-bom==7.5.0'
 COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 
 # The first interpreter on the PATH that is new enough; set PYTHON to choose another.
@@ -28,7 +29,7 @@ PYTHONS ?= $(shell for python in $$(which -a python3 python3.11 python3.12 pytho
 # Seeded simulations give the same result on every Python, and Spark has its own; all else runs on each.
 DIFFERS := tests/unit tests/scenarios tests/integration tests/e2e
 
-.PHONY: help setup lock lint types unit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs clean
+.PHONY: help setup dist lock lint types unit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e '.[$(EXTRAS)]' -c constraints.txt
 	@touch $(STAMP)
+
+dist: ## build the wheel, the source distribution and the bill of materials into dist/, and check them
+	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer" >&2; exit 1; }
+	rm -rf dist build/dist build/installed
+	$(PYTHON) -m venv build/dist && build/dist/bin/python -m pip install --quiet $(DIST_TOOLS)
+	build/dist/bin/python -m build --outdir dist .
+	build/dist/bin/twine check --strict dist/*
+	$(PYTHON) -m venv build/installed && build/installed/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	build/installed/bin/quiver --version
+	build/dist/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
+		--of JSON -o dist/quivermq.cdx.json build/installed/bin/python
 
 lock: ## pin in constraints.txt the newest versions that pyproject.toml allows
 	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer" >&2; exit 1; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -174,6 +175,19 @@ def test_completion_is_printed_for_shells(shell: str, expected: str, capsys: Out
     script = capsys.readouterr().out
     assert "_QUIVER_COMPLETE" in script
     assert expected in script
+
+
+@pytest.mark.parametrize(("shell", "name"), [("bash", "quiver.bash"), ("zsh", "_quiver"), ("fish", "quiver.fish")])
+def test_package_holds_the_completion_scripts(shell: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert (files("quiver.deploy") / "completions" / name).read_text() == printed
+    assert main(["cli", "completion", shell]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_package_holds_the_unit_file() -> None:
+    assert "[Service]" in (files("quiver.deploy") / "quiver.service").read_text()
 
 
 def test_commands_and_options_are_completed() -> None:

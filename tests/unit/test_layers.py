@@ -16,6 +16,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "quiver"
 
 LAYERS = (
+    ("deploy",),
     ("model", "clock", "tasks"),
     ("backoff",),
     ("errors", "shapes"),

@@ -43,7 +43,7 @@ SECTIONS = {
     ),
     "Spark": ("pipeline",),
     "Files": ("log", "metadata", "backup", "recover"),
-    "Reference": ("config", "gateway", "cli"),
+    "Reference": ("config", "gateway", "cli", "completion"),
     "Tests": ("sim", "history"),
 }
 """All commands, in the order in which the help lists them."""
@@ -56,6 +56,7 @@ _MODULES = {
     "broker": "cluster",
     "cluster": "upgrade",
     "cli": "reference",
+    "completion": "reference",
     "gateway": "reference",
     "history": "sim",
 }

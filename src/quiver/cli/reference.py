@@ -27,12 +27,13 @@ _PAGE_HEAD = """\
 else to standard error; [install.md](install.md) has the exit codes and shell completion. Commands that read have
 `--json`.
 """
+SHELLS = ("bash", "zsh", "fish")
 _SETTINGS = "Every setting is also a flag: see [configuration.md](configuration.md)."
 
 
-@click.group(epilog="Example: quiver cli completion bash")
+@click.group(epilog="Example: quiver cli docs")
 def cli() -> None:
-    """Show the command line's reference page, and set up shell completion."""
+    """Show the command line's reference page."""
 
 
 @cli.command("docs", epilog="Example: quiver cli docs > docs/operations/cli.md")
@@ -42,14 +43,27 @@ def cli_docs(context: click.Context) -> None:
     click.echo(render_manual(context.find_root().command), nl=False)
 
 
-@cli.command(epilog='Example: eval "$(quiver cli completion bash)"')
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.command(epilog='Example: eval "$(quiver completion bash)"')
+@click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the script with which SHELL completes commands, options and topics on the Tab key."""
+    click.echo(completion_script(context.find_root().command, shell))
+
+
+@cli.command("completion", hidden=True)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def cli_completion(context: click.Context, shell: str) -> None:
+    """Print the script of `quiver completion`, by its earlier name."""
+    click.echo(completion_script(context.find_root().command, shell))
+
+
+def completion_script(root: click.Command, shell: str) -> str:
+    """Return the completion script of a shell."""
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(context.find_root().command, {}, "quiver", "_QUIVER_COMPLETE").source())
+    return found(root, {}, "quiver", "_QUIVER_COMPLETE").source()
 
 
 @cli.command("man", epilog="Example: quiver cli man --to ~/.local/share/man/man1")
