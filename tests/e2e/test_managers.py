@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +105,11 @@ def test_managers_are_added_replaced_and_found_again(tmp_path: Path) -> None:
             fresh = cluster.add_standby(5, join=(3, 4))  # and new nodes join by the managers of today
             fresh.start()
             fresh.wait_ready()
+            for method, count in (("POST", 4), ("DELETE", 3)):  # over HTTP, too
+                path = f"http://{fresh.http}/managers/5"
+                with urllib.request.urlopen(urllib.request.Request(path, method=method), timeout=30) as answer:
+                    assert answer.status == 200
+                assert len(managers(f"http://{fresh.http}")) == count
             sent = len(load.sent)
             wait_until(lambda: len(load.sent) > sent + 20)
         finally:
