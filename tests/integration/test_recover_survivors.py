@@ -98,7 +98,7 @@ def test_partitions_go_on_with_what_their_survivors_have(tmp_path: Path) -> None
                 kept = [f"{topic}-{partition}-{number}" for number in range(10)] if nodes.difference(LOST) else []
                 assert read(client, topic, partition) == kept
             with client.producer("single") as producer:
-                for partition in range(5):
-                    producer.send("again", partition=partition).result()
+                for number in range(5):
+                    producer.send("again", partition=number).result()
             assert [node.node for node in client.brokers()] == [1, 2]
             client.add_manager(2 if plan.manager == 1 else 1)
