@@ -2,8 +2,8 @@
 
     python tests/chaos/run_full_disk.py DIRECTORY refuses|fails
 
-Either the broker sees in time that room is short, and refuses new records until there is room again; or it does not,
-its disk fails, and it ends.
+Either the broker sees in time that room is short: it refuses new records until there is room again, and transfers what
+it leads to brokers that have room; or it does not, its disk fails, and it ends.
 
 The broker's directory is a small file system of its own, mounted where nobody else sees it.
 """
@@ -21,11 +21,15 @@ from chaos_cluster import Cluster, NodeProcess
 from chaos_namespace import is_inside, run_inside, run_ip
 from run_chaos import Report, Run
 
+import quiver
+
 MIB = 1024 * 1024
 DISK_BYTES = 64 * MIB
 ROOM = {"refuses": (16 * MIB, 8 * MIB), "fails": (0, 256 * 1024)}
 """The room below which a broker refuses records, and what is left of it when the disk is filled."""
 FULL_S = 12
+HANDED_OVER_WITHIN_S = 5
+"""Within this time after its disk is full, a broker leads nothing: it checks the disk and balances every second."""
 STORAGE_FAILED = 4
 """The exit code of a node that ended because its disk failed."""
 
@@ -46,6 +50,8 @@ def run_full_disk(directory: Path, behaviour: str) -> Report:
         time.sleep(3)
         before = run.workload.counts["send ok"]
         ballast = fill(victim.directory, left_bytes)
+        if behaviour == "refuses":
+            wait_handed_over(cluster, victim)
         time.sleep(FULL_S)
         during = run.workload.counts["send ok"] - before
         ballast.unlink()
@@ -59,6 +65,22 @@ def run_full_disk(directory: Path, behaviour: str) -> Report:
     if not during:
         report.surprises.append("no send was acknowledged while one disk of three was full")
     return report
+
+
+def wait_handed_over(cluster: Cluster, victim: NodeProcess) -> None:
+    """Wait until the full broker leads no partition any more."""
+    begun = time.monotonic()
+    with quiver.connect(*(node.wire for node in cluster.nodes)) as connection:
+        while led := [
+            (topic.topic, partition.partition)
+            for topic in map(connection.describe_topic, connection.list_topics())
+            for partition in topic.partitions
+            if partition.leader == victim.id
+        ]:
+            if time.monotonic() - begun > HANDED_OVER_WITHIN_S:
+                raise AssertionError(f"the full node {victim.id} still leads {led}")
+            time.sleep(0.1)
+    print(f"the full node led nothing after {time.monotonic() - begun:.1f} s", flush=True)
 
 
 def fill(directory: Path, left_bytes: int) -> Path:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from quiver.errors import StorageError
 from quiver.model import Buffer, GroupId, Index, NodeId
 from quiver.record import Batch
+from quiver.replication.catch_up import CatchUpLimiter
 from quiver.replication.codec import GroupMessage
 from quiver.replication.history import ReplicationCounters
-from quiver.replication.timers import RateLimiter
 
 MessageHandler = Callable[[NodeId, memoryview], None]
 """Called with the sending node and one whole message, in the owner's event loop."""
@@ -105,7 +105,7 @@ class Host(Protocol):
         ...
 
     @property
-    def catch_up_limiter(self) -> RateLimiter:
+    def catch_up_limiter(self) -> CatchUpLimiter:
         """Return the limit on the rate at which this node sends old entries to learners."""
         ...
 

@@ -36,6 +36,7 @@ from quiver.model import Buffer, GroupId, Index, NodeId, Offset, Term
 from quiver.raft import Output, Raft, Role
 from quiver.record import Batch, BatchHeader
 from quiver.replication.applier import Applier
+from quiver.replication.catch_up import CommitSampler
 from quiver.replication.codec import ReceivedMessage
 from quiver.replication.entries import encode_own_entry
 from quiver.replication.fault_guard import FaultGuard
@@ -76,9 +77,9 @@ class Member(MemberState):
         self.next_deadline_ms: int | None = None
         self.on_role: Callable[[Role, Term, NodeId | None], None] | None = None
         """Called when the member's role or leader changes."""
+        self._commits = CommitSampler(host.catch_up_limiter)
         self.history = MemberHistory(host.counters, clock, saved_index=files.applied_index)
-        self._host = host
-        self._executor = executor
+        self._host, self._executor = host, executor
         self._clock = clock
         self._now_ms = clock.monotonic_ms
         self._settings = settings
@@ -141,7 +142,7 @@ class Member(MemberState):
             end_offset=self._planned_end_offset,
             carry_out=self._carry_out,
             not_leader=self._not_leader,
-            on_appended=self.history.note_appended,
+            on_appended=self._handle_appended,
         )
 
     # -- calls -----------------------------------------------------------------------------------
@@ -485,7 +486,12 @@ class Member(MemberState):
         if self._pending.has_confirmed_reads:  # proposals are completed by `_handle_applied`
             self._pending.applied(self._applier.index)
 
+    def _handle_appended(self, end_index: Index) -> None:
+        self.history.note_appended(end_index)
+        self._commits.note_appended(end_index)
+
     def _handle_applied(self, index: Index) -> None:
+        self._commits.note_applied(index, is_leader=self._raft.is_leader)
         if index > self._committed_before:
             self._raft.applied(index)
         self._pending.applied(index)

@@ -23,13 +23,14 @@ from quiver.logs import facts
 from quiver.model import Buffer, GroupId, NodeId
 from quiver.raft import Configuration
 from quiver.replication.applier import prepare_restore
+from quiver.replication.catch_up import CatchUpLimiter
 from quiver.replication.codec import GroupMessage, ReceivedMessage, decode_envelope, encode_envelope
 from quiver.replication.history import ReplicationCounters
 from quiver.replication.interfaces import Network, Scheduled, StateMachine
 from quiver.replication.member import Member
 from quiver.replication.member_files import MemberStorage, open_files
 from quiver.replication.status import ReplicationPeerStatus, ReplicatorStatus
-from quiver.replication.timers import DeadlineTimer, RateLimiter
+from quiver.replication.timers import DeadlineTimer
 from quiver.storage import Disk, Executor, LogTimings, TailBudget
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Replicator:
         self._tasks = asyncio.TaskGroup()
         spacing_ms = max(1, settings.heartbeat_interval_ms // TICKS_PER_HEARTBEAT)
         self._timer = DeadlineTimer(clock, spacing_ms=spacing_ms, action=self._handle_tick)
-        self.catch_up_limiter = RateLimiter(clock, bytes_per_second=settings.catch_up_bytes_per_second)
+        self.catch_up_limiter = CatchUpLimiter(clock, bytes_per_second=settings.catch_up_bytes_per_second)
         self._failure: StorageError | None = None
         self._failed = asyncio.Event()
         self.envelopes_sent = 0

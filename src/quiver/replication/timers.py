@@ -1,4 +1,4 @@
-"""The two clocks of a node's groups: one timer for all their deadlines, one rate limit for catching up.
+"""One timer for all deadlines of a node's groups.
 
 `DeadlineTimer` fires when the earliest of many deadlines is due. Deadlines move all the time, mostly to later. Moving
 one to later costs nothing: the timer stays as it is, and its action checks what is due when it fires. Only a deadline
@@ -66,24 +66,3 @@ class DeadlineTimer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class RateLimiter:
-    """Limit the bytes per second of all groups of a node together, first come, first served.
-
-    It only delays old entries that are read from disk for learners, so that moving replicas leaves bandwidth for
-    clients. New entries are never delayed.
-    """
-
-    def __init__(self, clock: Clock, *, bytes_per_second: int) -> None:
-        self._clock = clock
-        self._bytes_per_ms = bytes_per_second / 1000
-        self._free_ms = 0.0
-
-    async def wait_turn(self, size_bytes: int) -> None:
-        """Reserve bytes, and return when all earlier reservations have passed."""
-        now_ms = self._clock.monotonic_ms()
-        begin_ms = max(self._free_ms, now_ms)
-        self._free_ms = begin_ms + size_bytes / self._bytes_per_ms
-        if begin_ms > now_ms:
-            await asyncio.sleep((begin_ms - now_ms) / 1000)
