@@ -28,7 +28,9 @@ BASE = "e45a0d469aee29da806edea8408814a331f3976d"
 ROOT = Path(__file__).parents[2]
 LOAD_S = 1.0
 """How long clients work between two steps."""
-REFUSED_TIMEOUT_S = 30
+REFUSED_TIMEOUT_S = 60
+UNDECIDED = (3, 5)
+"""Exit codes of a command that did not reach the primary, or got no answer."""
 
 
 class NoBaseError(Exception):
@@ -109,6 +111,9 @@ class Upgrade:
     def _expect_refusal(self) -> None:
         """The level cannot be raised while a node runs the earlier program; the answer names such a node."""
         answer = self._quiver("cluster", "upgrade", "--yes")
+        end = time.monotonic() + REFUSED_TIMEOUT_S
+        while answer.returncode in UNDECIDED and time.monotonic() < end:  # there is no primary at the moment
+            answer = self._quiver("cluster", "upgrade", "--yes")
         old = [node.id for node in self.cluster.nodes if node.program is not None]
         is_named = any(f"node {number}" in answer.stderr for number in old) or "unknown_request" in answer.stderr
         if answer.returncode == 0 or not is_named:
@@ -144,7 +149,10 @@ class Upgrade:
         time.sleep(LOAD_S)
 
     def _status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._quiver("status", "--json").stdout)
+        answer = self._quiver("status", "--json")
+        if answer.returncode:
+            raise AssertionError(f"no status: {answer}")
+        found: dict[str, Any] = json.loads(answer.stdout)
         return found
 
     def _quiver(self, *arguments: str) -> subprocess.CompletedProcess[str]:

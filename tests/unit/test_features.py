@@ -25,8 +25,8 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.rows import ROW_TYPES
 from quiver.metadata.state import Counters
-from quiver.model import ConsumerId, Index, NodeId, Offset
-from quiver.partition.entries import CursorsEntry, PartitionEntry, TrimEntry
+from quiver.model import NodeId
+from quiver.partition.entries import FenceEntry, PartitionEntry, TrimEntry
 from quiver.shapes import SHAPES
 from quiver.wire import admin_messages, messages
 from quiver.wire.admin_messages import NodeDescribed
@@ -84,7 +84,7 @@ def test_new_fields_are_left_out_for_programs_that_do_not_know_them() -> None:
 
 
 def test_entries_are_written_with_the_version_of_their_kind() -> None:
-    assert version_of(CursorsEntry, LEVEL_MAX) == 1
+    assert version_of(FenceEntry, LEVEL_MAX) == 1
     assert version_of(TrimEntry, 1) == 1
 
     class NovelEntry(msgspec.Struct, array_like=True, tag=99):
@@ -143,8 +143,3 @@ def test_command_above_the_level_is_refused_by_apply() -> None:
     assert outcome.refusal.code == "feature_level"
     assert apply(state, ChangeRebalancing(now_ms=1, is_rebalancing=True)).refusal is None
     assert apply(_formed(1, level=2), newer(**fields)).refusal is None
-
-
-def test_cursor_entry_is_an_array_that_older_programs_read() -> None:
-    assert version_of(type(CursorsEntry(((ConsumerId(1), Offset(2)),))), 2) == 1
-    assert version_of(type(TrimEntry(Index(1), Offset(1))), 2) == 1

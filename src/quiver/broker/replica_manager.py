@@ -344,7 +344,7 @@ class ReplicaManager:
         if group not in self._joined:
             await self._run(partial(self._folders.join, group))  # durable before the member can vote or acknowledge
             self._joined.add(group)
-        state = PartitionState()
+        state = PartitionState(level_max=self._store.level_max)
         member = await self._replicator.open_member(group, directory, state)
         logger.info(
             "replica opened",

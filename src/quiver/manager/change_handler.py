@@ -129,8 +129,9 @@ class ChangeHandler:
             case messages.SubmitCommand():
                 assert command is not None
                 if self._heartbeats is not None:
-                    node = command.broker_id if isinstance(command, RegisterBroker) else None
-                    self._heartbeats.upgrade.admit(request, node)
+                    self._heartbeats.upgrade.check(request)
+                    if isinstance(command, RegisterBroker):  # before it counts: it may run an older program now
+                        self._heartbeats.upgrade.record(command.broker_id, request)
                 result = await self._store.submit(command)
                 return messages.CommandSubmitted(index=self._index), (encode_result(result),)
             case messages.BrokerHeartbeatRequest():
@@ -298,8 +299,10 @@ class ChangeHandler:
 
     async def _hear(self, request: messages.BrokerHeartbeatRequest) -> messages.HeartbeatReceived:
         manager = self._manager
-        manager.upgrade.admit(request, request.node)
+        manager.upgrade.check(request)
         is_known = await manager.handle_heartbeat(request)
+        if is_known:
+            manager.upgrade.record(request.node, request)
         return messages.HeartbeatReceived(is_known=is_known, full_nodes=manager.full_nodes())
 
     # -- clients ---------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Manager:
         self._clock = clock
         self._settings = settings
         self._cluster_id = cluster_id
-        self.upgrade = ClusterUpgrade(store, clock=clock, report_ms_max=2 * settings.heartbeat_interval_ms)
+        self.upgrade = ClusterUpgrade(store, clock=clock, report_ms_max=settings.heartbeat_interval_ms)
         self._liveness: Liveness | None = None
         self._terms = 0
         self._work: asyncio.Task[None]

@@ -22,6 +22,8 @@ from quiver.tasks import timeout
 from quiver.wire.admin_messages import ClusterUpgraded, NodeProgram, UpgradeCluster
 from quiver.wire.messages import BrokerHeartbeatRequest, SubmitCommand
 
+ProgramReport = SubmitCommand | BrokerHeartbeatRequest
+"""The requests in which a node names its program."""
 _SILENT = (BrokerState.SUSPECT, BrokerState.DEAD)
 
 
@@ -35,8 +37,8 @@ class ClusterUpgrade:
         self._programs: dict[NodeId, NodeProgram] = {}
         self._reported = asyncio.Event()
 
-    def admit(self, report: SubmitCommand | BrokerHeartbeatRequest, node: NodeId | None) -> None:
-        """Check the program of a request's sender, and record it if the request names the node.
+    def check(self, report: ProgramReport) -> None:
+        """Check the program of a node that sent a request.
 
         Raises:
             ConflictError: not done; the program is too old for this cluster (`program_too_old`).
@@ -47,9 +49,11 @@ class ClusterUpgrade:
                 f"not done: {explain_level(level, level_max=report.level_max, program=__version__)}",
                 code="program_too_old",
             )
-        if node is not None:
-            self._programs[node] = NodeProgram(node=node, level_max=report.level_max, program=report.program)
-            self._reported.set()
+
+    def record(self, node: NodeId, report: ProgramReport) -> None:
+        """Record the program of a node that is registered."""
+        self._programs[node] = NodeProgram(node=node, level_max=report.level_max, program=report.program)
+        self._reported.set()
 
     def forget(self) -> None:
         """Forget all reports: this manager is no longer the primary, which the nodes report to."""

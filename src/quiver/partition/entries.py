@@ -135,10 +135,10 @@ def build_snapshot_entry(document: bytes, *, level: int = LEVEL_MAX) -> bytes:
     return build_control_batch(CONTROL_STATE + version + document, timestamp=0)
 
 
-def is_snapshot(batch: Batch) -> bool:
+def is_snapshot(batch: Batch, *, level_max: int = LEVEL_MAX) -> bool:
     """Return whether a control batch is a state snapshot of a known version, without decoding it."""
     payload = batch.payload()
-    is_known = len(payload) > _DOCUMENT_AT + 1 and LEVEL_MIN <= payload[1] <= LEVEL_MAX
+    is_known = len(payload) > _DOCUMENT_AT + 1 and LEVEL_MIN <= payload[1] <= level_max
     return is_known and bytes(payload[:1]) == CONTROL_STATE and payload[_DOCUMENT_AT + 1] == _SNAPSHOT_TAG
 
 
@@ -147,8 +147,10 @@ def snapshot_document(batch: Batch) -> bytes:
     return bytes(memoryview(batch.payload())[_DOCUMENT_AT:])
 
 
-def decode_entry(batch: Batch) -> PartitionEntry | None:
+def decode_entry(batch: Batch, *, level_max: int = LEVEL_MAX) -> PartitionEntry | None:
     """Return the partition entry in a control batch; None if the batch belongs to the replication layer.
+
+    `level_max` is the highest feature level that this program knows.
 
     Raises:
         UnknownVersionError: a newer program wrote the entry.
@@ -160,9 +162,9 @@ def decode_entry(batch: Batch) -> PartitionEntry | None:
     where = f"the partition entry at index {batch.header.index}"
     if len(payload) < len(CONTROL_STATE) + 1:
         raise DecodeError(f"{where} has no version")
-    if not LEVEL_MIN <= payload[1] <= LEVEL_MAX:
+    if not LEVEL_MIN <= payload[1] <= level_max:
         raise UnknownVersionError(
-            f"{where} has version {payload[1]}, but this program reads versions {LEVEL_MIN} to {LEVEL_MAX}: "
+            f"{where} has version {payload[1]}, but this program reads versions {LEVEL_MIN} to {level_max}: "
             "upgrade this node"
         )
     try:

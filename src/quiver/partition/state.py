@@ -20,6 +20,7 @@ from typing import Any, assert_never
 import msgspec
 
 from quiver.errors import DecodeError, UnavailableError, UnknownVersionError
+from quiver.features import LEVEL_MAX
 from quiver.logs import facts
 from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.entries import (
@@ -59,7 +60,8 @@ _decoder = msgspec.msgpack.Decoder(_SavedState)
 class PartitionState:
     """The replicated state of one partition."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, level_max: int = LEVEL_MAX) -> None:
+        self._level_max = level_max
         self.producers = ProducerTable()
         self.cursors: dict[ConsumerId, Offset] = {}
         self.sessions: dict[ConsumerId, int] = {}
@@ -146,7 +148,7 @@ class PartitionState:
     def apply_steps(self, batches: Sequence[Batch]) -> Iterator[None]:
         """Decode large state snapshots among batches in small steps, if they are needed, before `apply`."""
         for batch in batches:
-            if not self.is_complete and is_snapshot(batch):
+            if not self.is_complete and is_snapshot(batch, level_max=self._level_max):
                 found = DecodedState()
                 yield from decode_steps(snapshot_document(batch), found, _decode_entry_whole)
                 self._prepared = (batch, found)
@@ -203,7 +205,7 @@ class PartitionState:
             raise UnavailableError(f"{message} removed clients by index {self.metadata_index}; retry", code="behind")
 
     def _apply_control(self, batch: Batch) -> None:
-        if self.is_complete and not self.is_verifying and is_snapshot(batch):
+        if self.is_complete and not self.is_verifying and is_snapshot(batch, level_max=self._level_max):
             self._add_trim_point(batch.header)  # it is this very state: nothing needs to be decoded
             return
         prepared = self._take_prepared(batch)
@@ -213,7 +215,7 @@ class PartitionState:
             self._add_trim_point(batch.header)
             return
         try:
-            entry = decode_entry(batch)
+            entry = decode_entry(batch, level_max=self._level_max)
         except UnknownVersionError:
             raise
         except DecodeError as error:

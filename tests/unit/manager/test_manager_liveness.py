@@ -9,6 +9,7 @@ import pytest
 from manager_world import QUICK, WorkingWorld, World, run
 from metadata_world import NOW_MS, register_broker, register_consumer
 
+from quiver.features import LEVEL_MAX
 from quiver.manager.liveness import Liveness
 from quiver.metadata import BrokerState, CreateTopicCommand, EntityKind
 from quiver.model import NodeId, PartitionId, TopicId
@@ -102,7 +103,7 @@ def test_another_node_under_a_known_id_is_not_known_and_keeps_nobody_alive() -> 
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)
         world.living.discard(3)
-        beat = BrokerHeartbeatRequest(node=NodeId(3), identity="other")
+        beat = BrokerHeartbeatRequest(node=NodeId(3), identity="other", level_max=LEVEL_MAX)
         for _ in range(20):
             taken, _ = await world.wire.port(NodeId(9)).call("host1:9002", beat, timeout_ms=1_000)
             assert not taken.is_known
@@ -117,7 +118,7 @@ def test_leaders_are_in_the_metadata_before_the_heartbeat_is_answered() -> None:
         await world.join(1, 2, 3)
         await create_topic(world, (1, 2, 3), (2, 3, 1))
         leads = tuple(LeaderInfo(TopicId(1), PartitionId(number), 7) for number in (0, 1, 9))
-        beat = BrokerHeartbeatRequest(node=NodeId(2), identity="identity-2", leads=leads)
+        beat = BrokerHeartbeatRequest(node=NodeId(2), identity="identity-2", leads=leads, level_max=LEVEL_MAX)
         taken, _ = await world.wire.port(NodeId(9)).call("host2:9002", beat, timeout_ms=1_000)
         assert taken.is_known
         assert [(row.leader, row.epoch) for row in world.view.partitions.values()] == [(2, 7), (2, 7)]

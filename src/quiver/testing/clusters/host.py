@@ -21,7 +21,7 @@ from quiver.addresses import Address
 from quiver.clock import Clock, Rng
 from quiver.environment import NodeNetwork
 from quiver.errors import DamageError, StorageError
-from quiver.features import LEVEL_MAX
+from quiver.features import LEVEL_MAX, LEVEL_MIN
 from quiver.metadata import Database, open_database
 from quiver.metadata.database import DatabaseLostError, Transaction
 from quiver.metrics import MetricFamily
@@ -30,6 +30,7 @@ from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
 from quiver.storage import Disk, Executor, NodeIdentity
+from quiver.testing.clusters.versions import is_too_old
 from quiver.testing.network import SimulatedNetwork
 from quiver.testing.simulator.machine import SimulatedMachine
 from quiver.testing.simulator.report import describe, require, violated
@@ -239,6 +240,8 @@ class SimulatedHost(SimulatedMachine):
         """The running node, once it has started."""
         self.stops_injected = 0
         """How often the present process was made to stop a partition."""
+        self.level_max = LEVEL_MIN if world.knobs.mixes_versions else LEVEL_MAX
+        """The highest feature level that the installed program knows."""
         self._damages_in_a_row = 0
         self._stop = asyncio.Event()
 
@@ -310,6 +313,7 @@ class SimulatedHost(SimulatedMachine):
             fresh_identity=f"identity-{self.id}-{self.lives}",
             address=self.address,
             medium=world.medium,
+            level_max=self.level_max,
         )
 
     def _drop_process(self) -> None:
@@ -324,8 +328,11 @@ class SimulatedHost(SimulatedMachine):
         """Do what a supervisor does with a process that ended: start it again, or call the operator."""
         causes = list(_leaves(error))
         self.world.trace.record("exit", self.world.now_ms, self.id, *map(repr, causes))
+        if any(is_too_old(cause) for cause in causes):
+            self.world.too_old.append((self.id, self.level_max))
+            self.level_max = LEVEL_MAX  # the operator does what the message says
         for cause in causes:
-            if not isinstance(cause, StorageError | OSError):
+            if not isinstance(cause, StorageError | OSError) and not is_too_old(cause):
                 violated("F3", f"a node crashed: {describe(cause)}", node=self.id)
         is_damage = any(isinstance(cause, DamageError) for cause in causes)
         require(

@@ -21,11 +21,13 @@ from quiver.metadata import BrokerState, PartitionRow, TopicState, View
 from quiver.model import Index, NodeId
 from quiver.partition import Replica
 from quiver.record import Batch
+from quiver.replication import Member
 from quiver.testing.clusters.clients import ClientWorkload, EndOffsetWorkload, ProducerWorkload, TopicWorkload
 from quiver.testing.clusters.consumers import CommitWorkload, ConsumeWorkload, ReaderWorkload
 from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.operations import FAULTS
 from quiver.testing.clusters.swarm import ALL_KINDS, ClusterKnobs, TopicPlan, draw_cluster_knobs
+from quiver.testing.clusters.versions import require_metadata_versions, require_raised_above, require_versions
 from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.history import check_history, parse_history
 from quiver.testing.simulator.report import SeedReport, require, violated
@@ -276,17 +278,24 @@ async def compare_replicas(world: ClusterWorld) -> None:
     for partition in view.partitions.values():
         topic = view.topics[partition.topic_id]
         if topic.state is TopicState.ACTIVE:
-            await _compare_partition(world, partition, f"{topic.name}-{partition.partition_id}")
+            await _compare_partition(
+                world, partition, f"{topic.name}-{partition.partition_id}", view.counters.feature_level
+            )
     world.compare_metadata()
     for host in world.live_nodes():
+        assert host.node is not None, "the cluster has settled"
         _compare_database(host)
+        require_metadata_versions(await _read_all(host.node._member), view.counters.feature_level)
+    require_raised_above(world)
 
 
-async def _compare_partition(world: ClusterWorld, partition: PartitionRow, key: str) -> None:
+async def _compare_partition(world: ClusterWorld, partition: PartitionRow, key: str, level: int) -> None:
     stored: dict[Index, tuple[NodeId, bytes]] = {}
     for node in partition.replicas:
         replica = world.replicas(world.nodes[node])[partition.group_id]
-        for batch in await _read_all(replica):
+        batches = await _read_all(replica.member)
+        require_versions(batches, level)
+        for batch in batches:
             index, data = batch.header.index, bytes(batch.data)
             other, known = stored.setdefault(index, (node, data))
             require(known == data, "F1", "two replicas differ", key=key, index=index, nodes=(other, node))
@@ -296,9 +305,9 @@ async def _compare_partition(world: ClusterWorld, partition: PartitionRow, key: 
         await _record(world, replica, node, key)
 
 
-async def _read_all(replica: Replica) -> list[Batch]:
+async def _read_all(member: Member) -> list[Batch]:
     """Return every entry that is applied, from the disk."""
-    log, end_index = replica.member.log, Index(replica.member.applied_index + 1)
+    log, end_index = member.log, Index(member.applied_index + 1)
     found: list[Batch] = []
     index = log.first_index
     while index < end_index:

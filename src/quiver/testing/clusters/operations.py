@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from quiver.client.cluster import AsyncCluster
 from quiver.errors import QuiverError
+from quiver.features import LEVEL_MAX, LEVEL_MIN
 from quiver.metadata import BrokerState
 from quiver.model import NodeId
 from quiver.testing.clusters.defects import bad_command, partition_fault, unknown_entry
+from quiver.testing.clusters.versions import list_old_nodes, require_raised_by_all
 from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.simulator.faults import SHARED_FAULTS, FaultInjection
 
@@ -22,6 +24,8 @@ Ask = Callable[[AsyncCluster], Awaitable[None]]
 
 _LOOK_S = 1.5
 """How long an operator watches the managers before it changes them: longer than a primary trusts a silent one."""
+_ROLL_S = 0.7
+"""How long an operator waits between two nodes of a rolling upgrade."""
 _REMOVE_PATIENCE_S = 6.0
 """How long an operator waits for a drained broker before it thinks better of removing it."""
 
@@ -136,6 +140,38 @@ async def change_managers(fault: FaultInjection[ClusterWorld]) -> None:
         world.is_changing_managers = False
 
 
+async def change_program(fault: FaultInjection[ClusterWorld]) -> None:
+    """Install another program on a node and restart it: before the level is raised an older or a newer one, later by
+    mistake an older one now and then."""
+    world = fault.world
+    host = world.pick_node(fault.rng)
+    view = world.view()
+    if host is None or view is None or not world.knobs.mixes_versions:
+        return
+    p_older = 0.4 if view.feature_level == LEVEL_MIN else 0.1
+    host.level_max = LEVEL_MIN if fault.chance(p_older) else LEVEL_MAX
+    host.stop()  # its supervisor starts it again
+
+
+async def upgrade_cluster(fault: FaultInjection[ClusterWorld]) -> None:
+    """Raise the feature level, sometimes after all nodes were restarted with the newest program."""
+    world = fault.world
+    if not world.knobs.mixes_versions:
+        return
+    if fault.chance(0.5):
+        for host in world.live_nodes():
+            host.level_max = LEVEL_MAX
+            host.stop()
+            await asyncio.sleep(_ROLL_S)
+    old = list_old_nodes(world, LEVEL_MAX)
+    if await _operate(fault, "upgrade", _upgrade):
+        require_raised_by_all(world, old, LEVEL_MAX)
+
+
+async def _upgrade(cluster: AsyncCluster) -> None:
+    await cluster.upgrade()
+
+
 async def rebalance(fault: FaultInjection[ClusterWorld]) -> None:
     """Have replicas spread evenly."""
     await _operate(fault, "rebalance", lambda cluster: cluster.rebalance())
@@ -190,5 +226,7 @@ FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = 
     "bad_command": bad_command,
     "unknown_entry": unknown_entry,
     "partition_fault": partition_fault,
+    "change_program": change_program,
+    "upgrade_cluster": upgrade_cluster,
 }
 """Faults by the kind that schedules name."""

@@ -81,6 +81,8 @@ OPERATION_KINDS: Final[Mapping[str, int]] = {
     "rebalance": 6,
     "add_partitions": 4,
     "change_managers": 6,
+    "change_program": 10,
+    "upgrade_cluster": 6,
 }
 """What operators do, calm or not."""
 
@@ -93,6 +95,8 @@ _RETENTIONS: Final = (
 )
 
 P_CALM: Final = 0.25
+P_MIXED: Final = 0.4
+"""How likely the programs of the nodes differ."""
 P_FAULT: Final = 0.45
 """How likely a kind of fault is on in a seed that is not calm."""
 
@@ -132,6 +136,8 @@ class ClusterKnobs(SimulationKnobs):
     p_restart: float
     """How likely a client is restarted after a step."""
     is_calm: bool
+    mixes_versions: bool
+    """Whether the nodes begin with a program of the lowest feature level, and get newer and older ones."""
 
     @property
     def replicas_max(self) -> int:
@@ -177,6 +183,7 @@ def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
         weights=_draw_weights(rng, is_calm=is_calm),
         drifts_ppm=tuple(pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
         disk_queue_max=pick(rng, (None, None, 1, 4)),
+        mixes_versions=rng.random() < P_MIXED,
     )
 
 

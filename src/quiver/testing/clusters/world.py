@@ -55,6 +55,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Whether an operator is changing the managers; no disk is lost meanwhile."""
         self.is_over = False
         """Whether clients are to end."""
+        self.too_old: list[tuple[NodeId, int]] = []
+        """The nodes that ended because their program is too old, with the level that it knew."""
         self.check_result: CheckResult | None = None
         """The result of the history check, once it was made."""
         self.digests: dict[int, str] = {}

@@ -1,0 +1,68 @@
+"""Programs of several feature levels in one simulated cluster: nothing is found, unless a safeguard is switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from quiver.clock import Rng
+from quiver.features import LEVEL_MAX
+from quiver.manager.upgrade import ClusterUpgrade
+from quiver.metadata.state import View
+from quiver.partition.entries import PartitionEntry, build_entry
+from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
+from quiver.testing.clusters.model import ClusterModel
+from quiver.testing.clusters.swarm import ClusterKnobs, draw_cluster_knobs
+from quiver.testing.simulator.runner import run_seed
+from quiver.wire.admin_messages import NodeProgram
+
+SEEDS_MAX = 8
+WEIGHTS = {"change_program": 10, "upgrade_cluster": 14, "kill": 3, "isolate": 2, "lost_database": 2, "power_loss": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class MixedVersions(ClusterModel):
+    """Clusters whose nodes begin with the earlier program and change it often."""
+
+    def draw_knobs(self, rng: Rng) -> ClusterKnobs:
+        knobs = draw_cluster_knobs(rng)
+        metadata = replace_struct(knobs.settings.metadata, snapshot_entries=20)
+        settings = replace_struct(knobs.settings, metadata=metadata)
+        return replace(knobs, mixes_versions=True, weights=WEIGHTS, chaos_ms=5_000, gap_ms=400, settings=settings)
+
+
+def replace_struct(value: Any, **changes: Any) -> Any:
+    return type(value)(**{name: getattr(value, name) for name in value.__struct_fields__} | changes)
+
+
+def believe_that_all_know_everything(upgrade: ClusterUpgrade, **_: object) -> Iterator[NodeProgram]:
+    for node in sorted(upgrade._store.view().brokers):
+        yield NodeProgram(node=node, level_max=LEVEL_MAX)
+
+
+def propose_at_the_highest_level(gate: ProposalGate, entry: PartitionEntry) -> ProposalOutcome:
+    return gate._propose(build_entry(entry, level=LEVEL_MAX))
+
+
+ABLATIONS = {
+    "upgrade_does_not_ask_the_nodes": (ClusterUpgrade, "_list_programs", believe_that_all_know_everything, 2),
+    "entries_ignore_the_level": (ProposalGate, "propose_entry", propose_at_the_highest_level, 0),
+    "snapshots_ignore_the_level": (View, "feature_level", property(lambda _: LEVEL_MAX), 0),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_found_while_programs_change(seed: int) -> None:
+    report = run_seed(MixedVersions(), seed)
+    assert report.finding is None, f"{report.finding} (seed {seed})\n" + "\n".join(map(str, report.tail))
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, replacement, first_seed = ABLATIONS[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    found = (run_seed(MixedVersions(), seed).finding for seed in range(first_seed, first_seed + SEEDS_MAX))
+    assert any(finding is not None for finding in found)
