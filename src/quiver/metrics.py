@@ -181,8 +181,8 @@ class MetricReader:
         found = [value for own, value in self.values(name) if wanted <= own.items()]
         return sum(found) if found else None
 
-    def quantile(self, name: str, share: float, **labels: str) -> float | None:
-        """Return an upper bound of a quantile of a histogram; None if it has no values."""
+    def quantile(self, name: str, share: float, *, count_min: int = 1, **labels: str) -> float | None:
+        """Return an upper bound of a quantile of a histogram; None if it has fewer than `count_min` values."""
         family = self._families.get(name)
         if family is None:
             return None
@@ -193,7 +193,7 @@ class MetricReader:
             if one.suffix == "_bucket" and wanted <= own.items():
                 bound = float(own["le"])
                 buckets[bound] = buckets.get(bound, 0.0) + one.value
-        if not buckets or not buckets[float("inf")]:
+        if not buckets or buckets[float("inf")] < count_min:
             return None
         return next(bound for bound, count in sorted(buckets.items()) if count >= share * buckets[float("inf")])
 

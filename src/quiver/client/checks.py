@@ -35,6 +35,8 @@ FSYNC_S_MAX = 0.1
 """p99 of a disk's fdatasync; a slower disk delays every awaited record."""
 LOOP_LAG_S_MAX = 0.1
 """p99 of the event loop's lag; beyond it elections become likely."""
+SAMPLES_MIN = 100
+"""Values that a p99 needs."""
 HOLD_MS_MAX = 24 * 3_600_000
 """Age from which on a hold is suspicious."""
 MOVE_MS_MAX = 3_600_000
@@ -190,9 +192,9 @@ def _check_partitions(report: ClusterReport) -> Iterator[ClusterFinding]:
                 short.append(place)
     advice = "start the missing nodes; `quiver explain` says for each partition what is in the way"
     for severity, code, places, what in (
-        ("critical", "partition_leaderless", leaderless, "have no leader: they accept and deliver nothing"),
+        ("critical", "partition_leaderless", leaderless, "have no leader: nothing is accepted or delivered"),
         ("critical", "partition_under_majority", stuck, "have no majority in sync: records wait"),
-        ("warning", "partition_under_replicated", short, "have fewer replicas in sync than they should"),
+        ("warning", "partition_under_replicated", short, "have fewer replicas in sync than configured"),
     ):
         if places:
             yield ClusterFinding(
@@ -376,7 +378,7 @@ def _check_moves(report: ClusterReport) -> Iterator[ClusterFinding]:
 
 def _check_latencies(report: ClusterReport) -> Iterator[ClusterFinding]:
     for node, _, metrics in report.answers():
-        fsync_s = metrics.quantile("quiver_produce_stage_seconds", 0.99, stage="fsync")
+        fsync_s = metrics.quantile("quiver_produce_stage_seconds", 0.99, count_min=SAMPLES_MIN, stage="fsync")
         if fsync_s is not None and fsync_s > FSYNC_S_MAX:
             yield ClusterFinding(
                 severity="warning",
@@ -386,7 +388,7 @@ def _check_latencies(report: ClusterReport) -> Iterator[ClusterFinding]:
                 advice="look for other load on its disk, or use a faster one: every awaited record waits for a sync",
                 command="iostat -x 1",
             )
-        lag_s = metrics.quantile("quiver_loop_lag_seconds", 0.99)
+        lag_s = metrics.quantile("quiver_loop_lag_seconds", 0.99, count_min=SAMPLES_MIN)
         if lag_s is not None and lag_s > LOOP_LAG_S_MAX:
             yield ClusterFinding(
                 severity="warning",

@@ -42,9 +42,10 @@ def metrics(**changes: float) -> dict[str, MetricFamily]:
     return {name: gauge(name, "X.", value) for name, value in values.items()}
 
 
-def latencies(name: str, seconds: float, labels: tuple[tuple[str, str], ...] = ()) -> MetricFamily:
+def latencies(name: str, seconds: float, labels: tuple[tuple[str, str], ...] = (), *, count: int = 200) -> MetricFamily:
     one = Histogram()
-    one.observe(seconds)
+    for _ in range(count):
+        one.observe(seconds)
     return histogram(name, "X.", {labels: one})
 
 
@@ -286,6 +287,11 @@ def test_most_severe_findings_come_first() -> None:
     ranks = [SEVERITIES.index(finding.severity) for finding in found.findings]
     assert ranks == sorted(ranks)
     assert found.findings[-1].code == "hold"
+
+
+def test_few_slow_syncs_are_no_finding() -> None:
+    few = latencies("quiver_produce_stage_seconds", 0.4, (("stage", "fsync"),), count=20)
+    assert codes(check(with_metrics(1, few))) == set()
 
 
 def test_uncertain_clock_is_no_finding() -> None:
