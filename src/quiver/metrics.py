@@ -152,7 +152,7 @@ def flatten(families: Iterable[MetricFamily]) -> dict[str, float]:
                 continue
             labels = _join(sample.labels)
             values[f"{family.name}{sample.suffix}{labels}"] = sample.value
-            p99 = reader.quantile(family.name, 0.99, **dict(sample.labels)) if sample.suffix == "_count" else None
+            p99 = reader.find_quantile(family.name, 0.99, dict(sample.labels)) if sample.suffix == "_count" else None
             if p99 is not None and math.isfinite(p99):
                 values[f"{family.name}_p99{labels}"] = p99
     return values
@@ -183,6 +183,10 @@ class MetricReader:
 
     def quantile(self, name: str, share: float, *, count_min: int = 1, **labels: str) -> float | None:
         """Return an upper bound of a quantile of a histogram; None if it has fewer than `count_min` values."""
+        return self.find_quantile(name, share, labels, count_min=count_min)
+
+    def find_quantile(self, name: str, share: float, labels: Mapping[str, str], *, count_min: int = 1) -> float | None:
+        """Return what `quantile` does, for labels that are not known by name."""
         family = self._families.get(name)
         if family is None:
             return None
