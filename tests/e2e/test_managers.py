@@ -46,11 +46,16 @@ def managers(url: str) -> list[int]:
         return [one.node for one in client.managers().managers if one.is_voter]
 
 
+def is_dead(url: str, node: int) -> bool:
+    with quiver.connect(url) as client:
+        return any(one.node == node and one.state == "dead" for one in client.managers().managers)
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def is_replicated(url: str, nodes: set[int]) -> bool:
@@ -77,6 +82,7 @@ class Load:
                 value = f"record {len(self.sent)}"
                 producer.send(value).result()
                 self.sent.append(value)
+                time.sleep(0.01)
 
     def close(self) -> None:
         self._is_over.set()
@@ -96,7 +102,8 @@ def test_managers_are_added_replaced_and_found_again(tmp_path: Path) -> None:
             run_quiver("manager", "add", "4", "--url", url)
             assert managers(url) == [1, 2, 3, 4]
             cluster.node(2).kill()
-            wait_until(lambda: "dead" in run_quiver("manager", "list", "--url", url))
+            wait_until(lambda: is_dead(url, 2))
+            assert "dead" in run_quiver("manager", "list", "--url", url)
             run_quiver("manager", "remove", "2", "--url", url)
             assert managers(url) == [1, 3, 4]
             assert "not_a_manager" in fail_quiver("manager", "remove", "2", "--url", url)

@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
         except QuiverError:
             pass
         assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def produce(address: str, first: int, count: int) -> list[str]:
