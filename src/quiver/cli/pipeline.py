@@ -69,6 +69,12 @@ def job_options(command: Command) -> Command:
         click.option("--url", "--servers", "servers", default="", help=URL_HELP),
         click.option("--context", metavar="NAME", help="Cluster that `quiver context add` stored."),
         click.option(
+            "--timeout",
+            type=click.FloatRange(min=0.001, max=86_400.0),
+            metavar="SECONDS",
+            help="Longest time of a request to the cluster, all its attempts included.  [default: 60]",
+        ),
+        click.option(
             "--tls", is_flag=True, help="Connect to the cluster with TLS; implied by each of the three file options."
         ),
         click.option("--ca-file", metavar="FILE", help="CA certificates that verify the certificates of the cluster."),

@@ -143,6 +143,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     servers: str = ""
     context: str = ""
+    timeout: float = 60.0
     is_tls: bool = False
     ca_file: str = ""
     certificate_file: str = ""
@@ -164,6 +165,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             ca_file=self.ca_file,
             certificate_file=self.certificate_file,
             key_file=self.key_file,
+            timeout_s=self.timeout,
         )
 
     def source_options(self) -> dict[str, str]:
@@ -171,7 +173,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         found = self.cluster_servers()
         files = {"caFile": found.ca_file, "certificateFile": found.certificate_file, "keyFile": found.key_file}
         given = {name: path for name, path in files.items() if path}
-        return {"servers": ",".join(found.addresses), "tls": str(found.is_tls).lower(), **given}
+        named = {"servers": ",".join(found.addresses), "tls": str(found.is_tls).lower()}
+        return {**named, "timeout": f"{round(1000 * self.timeout)}ms", **given}
 
 
 JOBS: Final = {
