@@ -35,6 +35,10 @@ BatchCache = DecodedBatchCache[tuple[tuple[TopicId, PartitionId], bytes]]
 ConsumedRecords = list[tuple[PartitionId, Record]]
 
 
+REFUSED_WAIT_MS = 100
+"""Least time between two looks for a record, if the leader does not wait for it."""
+
+
 class PartitionReader:
     """Send the requests of one consumer's call to partition leaders."""
 
@@ -152,9 +156,10 @@ class PartitionReader:
                 watch.cancel()
 
     async def _watch(self, partition_id: PartitionId, wait_ms: int, woken: asyncio.Event) -> None:
-        offset = self._cursors[partition_id]
+        offset, loop = self._cursors[partition_id], asyncio.get_running_loop()
+        begun = loop.time()
         try:
-            await self._router.ask_leader(
+            found, _ = await self._router.ask_leader(
                 self._topic,
                 partition_id,
                 lambda info: Fetch(
@@ -167,10 +172,14 @@ class PartitionReader:
                 deadline=self._deadline,
                 wait_ms=wait_ms,
             )
+            has_record = found.end_offset > offset
         except QuiverError:
-            pass  # the consume that follows reports the error
-        finally:
-            woken.set()
+            has_record = False  # the consume that follows reports the error
+        # A leader that refuses to wait, because too many others do, must not make the caller ask at full speed.
+        pause_s = min(wait_ms, REFUSED_WAIT_MS) / 1000 - (loop.time() - begun)
+        if not has_record and pause_s > 0:
+            await asyncio.sleep(pause_s)
+        woken.set()
 
     async def size(self, partition_id: PartitionId) -> int:
         """Return how many records of a partition the consumer has not consumed yet."""

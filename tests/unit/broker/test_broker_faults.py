@@ -24,7 +24,7 @@ def hosted(node: Node, cluster: Cluster, topic_id: TopicId) -> HostedReplica:
 def fail_apply(node: Node, cluster: Cluster, topic_id: TopicId, error: Exception) -> None:
     """Make the partition's state machine on one node fail at the next entry, until it is opened again."""
 
-    def apply(batches: Sequence[Batch]) -> None:  # noqa: ARG001 - it fails whatever they are
+    def apply(batches: Sequence[Batch]) -> None:
         raise error
 
     replica = hosted(node, cluster, topic_id).replica
