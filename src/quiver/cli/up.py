@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import click
 
 from quiver.cli.output import UNAVAILABLE, print_table
-from quiver.errors import UnavailableError
+from quiver.errors import QuiverError, UnavailableError
 
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
@@ -179,6 +179,9 @@ async def _wait_all_ready(children: list[_Child], stopping: asyncio.Future[Any])
         ready.result()
         return
     ready.cancel()
+    await asyncio.wait((ready,))
+    with suppress(asyncio.CancelledError, QuiverError):
+        ready.result()
     if not stopping.done():
         raise _not_ready(children[0].plan)
 
