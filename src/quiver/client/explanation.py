@@ -200,7 +200,7 @@ def _describe_replica(
 def _no_leader(row: PartitionInfo, reports: dict[NodeId, ReplicaExplained]) -> Iterator[ObstacleInfo]:
     """Yield why a partition has no leader."""
     voters, majority = row.replicas, len(row.replicas) // 2 + 1
-    usable = [node for node in voters if node in reports and reports[node].role]
+    usable = [node for node in voters if node in reports and reports[node].state == "open"]
     missing = ", ".join(f"node {node}" for node in voters if node not in reports)
     if len(usable) < majority:
         sentence = f"no leader: {len(usable)} of {len(voters)} replicas are usable, {majority} are needed to elect one"
@@ -209,7 +209,7 @@ def _no_leader(row: PartitionInfo, reports: dict[NodeId, ReplicaExplained]) -> I
         yield ObstacleInfo(code="no_leader", sentence="no leader: an election is in progress; it takes a second or so")
     for node in voters:
         report = reports.get(node)
-        if report is not None and not report.role:
+        if report is not None and report.state != "open":
             detail = f": {report.problem}" if report.problem else ""
             yield ObstacleInfo(code=f"replica_{report.state}", sentence=f"node {node}: {report.state}{detail}")
 

@@ -122,6 +122,13 @@ def test_replica_that_is_not_open_says_why() -> None:
     assert "its files are gone" in found.produce_obstacles[1].sentence
 
 
+def test_replicas_that_need_an_upgrade_cannot_lead() -> None:
+    old = follower(2, leader=None, state="needs_upgrade", problem="entry 4 is of version 9")
+    found = explained(GONE, old, follower(3, leader=None, state="needs_upgrade", problem="entry 4 is of version 9"))
+    assert codes(found.produce_obstacles) == ["no_majority", "replica_needs_upgrade", "replica_needs_upgrade"]
+    assert "version 9" in found.produce_obstacles[1].sentence
+
+
 def test_election_in_progress_is_told_apart_from_a_lost_majority() -> None:
     found = explained(follower(1, leader=None), follower(2, leader=None), GONE)
     assert codes(found.produce_obstacles) == ["no_leader"]
