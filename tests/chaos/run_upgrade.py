@@ -51,12 +51,15 @@ def find_base(cache: Path) -> Path:
         folder.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", BASE], cwd=ROOT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "x", "-C", str(source)], input=archive, check=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)], check=True)
-    (wheel,) = wheels.glob("*.whl")
     made = cache / f"installed-{BASE}"
     shutil.rmtree(made, ignore_errors=True)
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(made), str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    built = subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)], check=False)
+    if built.returncode:  # without a package index there is no build backend; the wheel has the same files
+        shutil.copytree(source / "src", made)
+    else:
+        (wheel,) = wheels.glob("*.whl")
+        subprocess.run([*pip, "install", "--no-deps", "--target", str(made), str(wheel)], check=True)
     made.rename(program)
     return program
 

@@ -11,7 +11,6 @@ import pytest
 from quiver.clock import Rng
 from quiver.features import LEVEL_MAX
 from quiver.manager.upgrade import ClusterUpgrade
-from quiver.metadata.state import View
 from quiver.partition.entries import PartitionEntry, build_entry
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
 from quiver.testing.clusters.model import ClusterModel
@@ -50,7 +49,6 @@ def propose_at_the_highest_level(gate: ProposalGate, entry: PartitionEntry) -> P
 ABLATIONS = {
     "upgrade_does_not_ask_the_nodes": (ClusterUpgrade, "_list_programs", believe_that_all_know_everything, 2),
     "entries_ignore_the_level": (ProposalGate, "propose_entry", propose_at_the_highest_level, 0),
-    "snapshots_ignore_the_level": (View, "feature_level", property(lambda _: LEVEL_MAX), 0),
 }
 
 
