@@ -10,7 +10,7 @@ from __future__ import annotations
 
 PAUSE_S_MIN = 0.002
 """The first pause; half of it counts as none."""
-PAUSE_S_MAX = 0.1
+PAUSE_S_MAX = 0.4
 """The longest pause: background work always makes progress."""
 INCREASE = 1.5
 DECREASE = 0.95
