@@ -120,6 +120,8 @@ class BrokerRequests:
         replica = self._table.find_leader(request.topic_id, request.partition_id)
         if request.reader is not None:
             replica.check_session(*request.reader)
+            if request.reader[0] in self._view().consumers:
+                self._clients.record("consumer", request.reader[0])
         with self._poll(caller, request.wait_ms) as wait_ms:
             found = await replica.fetch(request.offset, bytes_max=request.bytes_max, wait_ms=wait_ms)
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)

@@ -1,6 +1,8 @@
-"""`quiver consumer`, `quiver producer`: list registered clients; show the lag of consumers, reset and forget them."""
+"""`quiver consumer`, `quiver producer`: list and forget registered clients; show the lag of consumers and reset it."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import click
 
@@ -92,17 +94,15 @@ def forget(*, consumer: str, url: str) -> None:
     click.echo(f"consumer {consumer} is forgotten")
 
 
-def _find_id(cluster: quiver.Cluster, consumer: str) -> int:
-    """Return the id of the consumer with this name or, if no consumer has it, with this id."""
-    known = cluster.clients("consumer")
+def _find_id(cluster: quiver.Cluster, name: str, kind: Literal["producer", "consumer"] = "consumer") -> int:
+    """Return the id of the client with this name or, if no client has it, with this id."""
+    known = cluster.clients(kind)
     for one in known:
-        if one.name == consumer:
+        if one.name == name:
             return one.id
-    if consumer.isascii() and consumer.isdigit() and any(one.id == int(consumer) for one in known):
-        return int(consumer)
-    raise NotFoundError(
-        f"unknown consumer {consumer!r}; `quiver consumer list` shows all consumers", code="unknown_consumer"
-    )
+    if name.isascii() and name.isdigit() and any(one.id == int(name) for one in known):
+        return int(name)
+    raise NotFoundError(f"unknown {kind} {name!r}; `quiver {kind} list` shows all {kind}s", code=f"unknown_{kind}")
 
 
 def _client_cells(client: quiver.ClientInfo) -> tuple[Cell, ...]:
@@ -172,3 +172,17 @@ def list_producers(*, topic: str | None, with_all: bool, as_json: bool, url: str
         for client in found
     ]
     print_table(("id", "name", "epoch", "topics", "alive", "last seen", "registered"), rows)
+
+
+@producer.command("forget", epilog="Example: quiver producer forget web-1")
+@click.argument("producer")
+@url_option
+def forget_producer(*, producer: str, url: str) -> None:
+    """Remove PRODUCER, a name or an id, and its sequences in every partition.
+
+    A retry of its earlier batches is refused from then on. Stop the producer first: one that runs without a name
+    registers again, one with a name fails.
+    """
+    with connect(url) as cluster:
+        cluster.forget("producer", _find_id(cluster, producer, "producer"))
+    click.echo(f"producer {producer} is forgotten")

@@ -148,6 +148,23 @@ class InflightWindow:
             self._acknowledged_end = 0
         return lost
 
+    def restart(self, producer_id: ProducerId, epoch: int) -> list[InflightBatch]:
+        """Begin from sequence 0 as another producer, whose batches a partition cannot compare with the earlier ones.
+
+        Returns the batches that may be committed under the old id: fail them as unknown.
+        """
+        lost = [batch for batch in self.open if batch.is_perhaps_done]
+        self.waiting = deque(batch for batch in self.open if not batch.is_perhaps_done)
+        self.next_sequence = self._acknowledged_end = 0
+        for batch in self.waiting:
+            if batch.is_sealed:
+                batch.sequence, batch.epoch = self.next_sequence, epoch
+                batch.data = reseal_batch(
+                    batch.data, producer_id=producer_id, producer_epoch=epoch, base_sequence=batch.sequence
+                )
+                self.next_sequence = batch.end_sequence
+        return lost
+
     def close_gap(self, dropped: InflightBatch) -> None:
         """Renumber the later batches after one that was certainly not committed, and none after it either."""
         next_sequence = dropped.sequence

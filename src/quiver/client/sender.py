@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from quiver.client.accumulator import Accumulator
 from quiver.client.inflight import InflightBatch, InflightWindow
 from quiver.client.options import ProducerOptions
-from quiver.errors import FencedError, OutOfSequenceError, QuiverError, RequestError
+from quiver.errors import FencedError, NotFoundError, OutOfSequenceError, QuiverError, RequestError
 from quiver.model import PartitionId, ProducerId
 from quiver.routing.retry import Deadline, Retry
 from quiver.routing.router import Router
@@ -59,6 +59,7 @@ class PartitionSender:
         self._window = InflightWindow(options.compression)
         self._changed = asyncio.Event()
         self._beginning = asyncio.Lock()
+        self._begun_id: ProducerId | None = None
         self._begun_epoch: int | None = None
         self._needs_new_epoch = False
         self._is_recovering = False
@@ -110,23 +111,44 @@ class PartitionSender:
 
     @property
     def _is_begun(self) -> bool:
-        return self._begun_epoch == self._identity.epoch and not self._needs_new_epoch
+        is_same = self._begun_id == self._identity.producer_id and self._begun_epoch == self._identity.epoch
+        return is_same and not self._needs_new_epoch
 
     async def _begin(self, deadline: Deadline) -> None:
         """Begin the current or, if required, a new epoch in the partition; no batch may be in flight."""
         while not self._is_begun:
             epoch = self._identity.epoch
+            if self._begun_id not in (None, self._identity.producer_id):
+                self._restart()
             if self._needs_new_epoch and epoch == self._begun_epoch:
                 await self._ask_next_sequence(epoch, deadline)  # raises if another producer took over the name
                 await self._identity.renew(after_epoch=epoch, deadline=deadline)
                 continue
             is_unknown_there = self._begun_epoch is None and self._identity.is_new
             next_sequence = 0 if is_unknown_there else await self._ask_next_sequence(epoch, deadline)
-            self._begun_epoch, self._needs_new_epoch = epoch, False
+            self._begun_id, self._begun_epoch, self._needs_new_epoch = self._identity.producer_id, epoch, False
             for batch in self._window.align(next_sequence):
                 self._settle(
                     batch, OutOfSequenceError(f"partition {self._partition_id} has expired the state of this producer")
                 )
+
+    def _restart(self) -> None:
+        """Begin from sequence 0 under a new producer id: the cluster has removed the old one with its sequences."""
+        self._begun_id, self._begun_epoch, self._needs_new_epoch = None, None, False
+        for batch in self._window.restart(self._identity.producer_id, self._identity.epoch):
+            message = f"the producer expired before partition {self._partition_id} answered; it has registered again"
+            self._settle(batch, OutOfSequenceError(message))
+
+    async def _register_again(self, error: QuiverError, removed_id: ProducerId, deadline: Deadline) -> bool:
+        """Get a new id for a producer without a name that the cluster has removed; return whether that was it.
+
+        Nothing is lost by it: batches that were certainly not done are sent under the new id, the others fail as
+        unknown. A producer with a name is not replaced: an application may count on its sequences.
+        """
+        if error.code != "unknown_producer" or self._identity.name:
+            return False
+        await self._identity.replace(removed_id, deadline=deadline)
+        return True
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -205,7 +227,12 @@ class PartitionSender:
         """Begin the epoch before the first batch's deadline, or fail the batches that cannot wait."""
         try:
             async with self._beginning:
-                await self._begin(self._window.waiting[0].deadline)
+                asked_id, deadline = self._identity.producer_id, self._window.waiting[0].deadline
+                try:
+                    await self._begin(deadline)
+                except NotFoundError as error:
+                    if not await self._register_again(error, asked_id, deadline):
+                        raise
         except FencedError as error:
             self._fence(error)
         except RequestError as error:
@@ -236,6 +263,8 @@ class PartitionSender:
     async def _handle_first_failure(self, batch: InflightBatch, error: QuiverError) -> None:
         try:
             error = await self._router.explain(error, self._topic, self._partition_id, deadline=batch.deadline)
+            if await self._register_again(error, self._begun_id or self._identity.producer_id, batch.deadline):
+                return
             if isinstance(error, OutOfSequenceError):
                 self._count_gap(batch)
             elif isinstance(error, RequestError):
@@ -341,6 +370,13 @@ class ProducerIdentity:
         registered, _ = await self._router.ask(request, deadline=deadline)
         self._router.cache.record_index(registered.index)
         self.producer_id, self.epoch = registered.producer_id, registered.epoch
+
+    async def replace(self, removed_id: ProducerId, *, deadline: Deadline) -> None:
+        """Register as a new producer, instead of one that the cluster has removed; concurrent calls share it."""
+        async with self._renewing:
+            if self.producer_id == removed_id:
+                self.producer_id = ProducerId(-1)
+                await self.register(deadline=deadline)
 
     async def renew(self, *, after_epoch: int, deadline: Deadline) -> None:
         """Get an epoch later than `after_epoch`; concurrent calls share one renewal."""

@@ -95,10 +95,13 @@ class TopicProducers:
         """Return the error that a client gets for a failure of the gateway's own producer.
 
         A `FencedError` means that another process runs with this node's id. The next message opens a new producer,
-        which in turn fences that process. The client's own epoch is still valid, so it is told to retry.
+        which in turn fences that process. `unknown_producer` means that the gateway's producer was forgotten. The
+        client's own epoch is still valid, so it is told to retry.
         """
-        if isinstance(error, FencedError):
+        if isinstance(error, FencedError) or error.code == "unknown_producer":
             self._producers.pop(topic.topic_id, None)
+            if error.outcome == "unknown":
+                return error
             return UnavailableError("not done: this gateway's producer was replaced; try again", code="replaced")
         return error
 

@@ -65,6 +65,8 @@ class ClientExpiry:
         """Observed time before which everyone counts as heard of."""
         self._heard_ms: dict[ClientKey, int] = {}
         """Observed time of each client's last sign of life, or of the check that first found it."""
+        self._fresh: set[ClientKey] = set()
+        """Clients heard of since the last step: their silence begins with the next one, never earlier."""
         self._dead: set[NodeId] = set()
 
     @property
@@ -75,7 +77,7 @@ class ClientExpiry:
 
     def note_alive(self, kind: EntityKind, id_: int) -> None:
         """Record a sign of life of a registered client."""
-        self._heard_ms[kind, id_] = self._observed_ms
+        self._fresh.add((kind, id_))
 
     async def run(self) -> None:
         """Check for silent clients until cancelled."""
@@ -96,6 +98,8 @@ class ClientExpiry:
         self._dead = dead
         if all(broker.state is not BrokerState.SUSPECT for broker in brokers):
             self._observed_ms += max(0, min(passed_ms, 2 * self.interval_ms))
+        self._heard_ms.update(dict.fromkeys(self._fresh, self._observed_ms))
+        self._fresh.clear()
 
     async def _check(self) -> None:
         """Submit the removal of all clients that are silent for too long."""
@@ -127,6 +131,8 @@ class ClientExpiry:
         return self._settings.named_client_expiry_ms if client.is_named else self._settings.client_expiry_ms
 
     def _is_silent(self, key: ClientKey, period_ms: int) -> bool:
+        if key in self._fresh:
+            return False
         heard_ms = self._heard_ms.setdefault(key, self._observed_ms)
         return bool(period_ms) and self._observed_ms - max(heard_ms, self._grace_ms) >= period_ms
 

@@ -327,7 +327,7 @@ class MemoryCluster:
             case ListHolds():
                 return HoldsFound(holds=tuple(self.holds[key] for key in sorted(self.holds)))
             case wire.ForgetClientRequest():
-                self.consumers.pop(ConsumerId(request.id), None)
+                (self.consumers if request.kind == "consumer" else self.producers).pop(request.id, None)  # type: ignore[call-overload] # an int
                 return self._done()
             case _:
                 return self._change_topic(request)
@@ -431,7 +431,7 @@ class MemoryCluster:
         if known_id is None and request.name:
             known_id = next((id_ for id_, (name, _, _) in self.producers.items() if name == request.name), None)
         if known_id is None:
-            known_id = ProducerId(len(self.producers) + 1)
+            known_id = ProducerId(max(self.producers, default=0) + self._done().index)
             self.producers[known_id] = (request.name, -1, set())
         name, epoch, before = self.producers[known_id]
         self.producers[known_id] = (name, epoch + 1, before | topics)
@@ -535,6 +535,8 @@ class MemoryCluster:
         if (refusal := self.refusals.get(batch.values()[0] or b"")) is not None:
             raise refusal
         producer_id = batch.header.producer_id
+        if producer_id != NO_PRODUCER and producer_id not in self.producers:
+            raise NotFoundError(f"not done: unknown producer {producer_id}", code="unknown_producer")
         if producer_id != NO_PRODUCER and topic.name not in self.producers[producer_id][2]:
             raise NotAllowedError(f"producer {producer_id} is not registered", code="not_registered")
         return partition.append(data, now_ms=self._clock.wall_ms())

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 from client_world import World
 
-from quiver.client.batching import partition_of
+from quiver.client.batching import StoredBatch, partition_of
 from quiver.client.delivery import Delivery
+from quiver.client.inflight import InflightBatch, InflightWindow
+from quiver.clock import SystemClock
 from quiver.errors import (
     FencedError,
     NotFoundError,
@@ -24,6 +26,9 @@ from quiver.errors import (
     TooLargeError,
     UnavailableError,
 )
+from quiver.model import PartitionId, ProducerId
+from quiver.record import Batch, Compression, build_batch, decode_header
+from quiver.routing.retry import Deadline
 from quiver.testing import Latency
 from quiver.testing.memory_cluster import CallFaults
 
@@ -350,6 +355,66 @@ def test_partition_that_expired_the_producer_restarts_its_sequence() -> None:
 
     world.run(scenario())
     assert world.values("logs") == [b"before", b"after"]
+
+
+def test_producer_without_a_name_that_expired_registers_again_and_loses_nothing() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=2)
+            producer = await cluster.producer("logs")
+            for number in range(6):
+                await producer.send(f"before {number}", partition=number % 2)
+            expired = producer.producer_id
+            await cluster.forget("producer", expired)
+            sent = [producer.send(f"after {number}", partition=number % 2) for number in range(6)]
+            for delivery in sent:
+                await delivery
+            assert producer.producer_id != expired
+            assert await producer.next_sequence(0) == 3
+
+    world.run(scenario())
+    for partition in (0, 1):
+        expected = [f"{when} {number}".encode() for when in ("before", "after") for number in range(partition, 6, 2)]
+        assert world.values("logs", partition) == expected
+
+
+def test_producer_with_a_name_that_was_forgotten_fails_with_a_clear_error() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            producer = await cluster.producer("logs", "web-1")
+            await producer.send("before")
+            await cluster.forget("producer", producer.producer_id)
+            with pytest.raises(QuiverError) as failed:
+                await producer.send("after")
+            assert (failed.value.code, failed.value.outcome) == ("unknown_producer", "not_done")
+
+    world.run(scenario())
+    assert world.values("logs") == [b"before"]
+
+
+def test_restart_as_another_producer_fails_what_may_be_done_and_renumbers_the_rest() -> None:
+    window = InflightWindow(Compression.NONE)
+    batches: list[InflightBatch] = []
+    for number in range(4):
+        stored = Batch.decode(build_batch([b"%d" % number], timestamp=1))
+        source = StoredBatch(PartitionId(0), stored, opened_ms=0)
+        batches.append(InflightBatch(source, Deadline(SystemClock(), 1_000)))
+        window.waiting.append(batches[-1])
+        window.seal(batches[-1], ProducerId(7), 3)
+    window.acknowledge(batches[0])
+    batches[1].is_perhaps_done = True
+    assert window.restart(ProducerId(9), 0) == [batches[1]]
+    headers = [decode_header(batch.data) for batch in window.waiting]
+    assert [(header.producer_id, header.producer_epoch, header.base_sequence) for header in headers] == [
+        (9, 0, 0),
+        (9, 0, 1),
+    ]
+    assert window.next_sequence == 2
 
 
 def test_full_buffer_refuses_immediately_and_wait_room_waits() -> None:
