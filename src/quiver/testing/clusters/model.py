@@ -28,6 +28,7 @@ from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.operations import FAULTS
 from quiver.testing.clusters.swarm import ALL_KINDS, ClusterKnobs, TopicPlan, draw_cluster_knobs
 from quiver.testing.clusters.versions import require_metadata_versions, require_raised_above, require_versions
+from quiver.testing.clusters.visitors import VisitorWorkload
 from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.history import check_history, parse_history
 from quiver.testing.simulator.report import SeedReport, require, violated
@@ -78,6 +79,7 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
         await require_settled(world, is_loaded=True)
         world.is_over = True
         await _wait_ended(world)
+        await _require_expired(world)
         await require_settled(world)
         await _drain(world)
         await compare_replicas(world)
@@ -104,6 +106,7 @@ def _make_clients(world: ClusterWorld) -> list[ClientWorkload]:
         (ConsumeWorkload, "taker", knobs.takers),
         (EndOffsetWorkload, "watcher", 1),
         (TopicWorkload, "maker", knobs.makers),
+        (VisitorWorkload, "visitor", 1),
     )
     return [
         kind(world, f"{name}-{number}", knobs.topics[number % len(knobs.topics)])
@@ -128,6 +131,14 @@ async def _wait_ended(world: ClusterWorld) -> None:
     deadline_ms = world.now_ms + END_WITHIN_MS
     while not all(task.done() for task in world.client_tasks):
         require(world.now_ms < deadline_ms, "F3", "clients do not end")
+        await world.wait_checked()
+
+
+async def _require_expired(world: ClusterWorld) -> None:
+    """E2: clients without a name that are gone expire."""
+    deadline_ms = world.now_ms + SETTLE_WITHIN_MS
+    while (view := world.view()) is None or any(not row.is_named for row in view.producers.values()):
+        require(world.now_ms < deadline_ms, "E2", "clients that are gone do not expire")
         await world.wait_checked()
 
 
@@ -207,17 +218,25 @@ def _is_registered(world: ClusterWorld, host: SimulatedHost) -> bool:
     return view is not None and host.id in view.brokers
 
 
+def _left_behind(world: ClusterWorld, replica: Replica) -> int:
+    """E3: return how many removed clients a replica still has state of."""
+    view, state = world.view(), replica.state
+    if view is None:
+        return 0
+    return len(view.gone_producers(state.producers.ids())) + len(view.gone_consumers(state.cursors))
+
+
 class LogGoals:
     """The index that each log must be applied up to: its last one, or the last one of the previous look under load."""
 
     def __init__(self, *, is_loaded: bool) -> None:
-        self._is_loaded = is_loaded
+        self.is_loaded = is_loaded
         self._seen: dict[str, Index] = {}
 
     def goal(self, name: str, last_index: Index) -> Index:
         """Return the goal of a log that now ends at `last_index`."""
         seen, self._seen[name] = self._seen.get(name, last_index), last_index
-        return seen if self._is_loaded else last_index
+        return seen if self.is_loaded else last_index
 
 
 def _unsettled(world: ClusterWorld, goals: LogGoals) -> Iterator[str]:
@@ -266,6 +285,8 @@ def _unsettled_partition(world: ClusterWorld, partition: PartitionRow, goals: Lo
             yield f"{name} has no replica on node {node}"
         elif replica.member.applied_index < index:
             yield f"{name} on node {node} applied {replica.member.applied_index} of {index}"
+        elif not goals.is_loaded and (left := _left_behind(world, replica)):
+            yield f"E3: {name} on node {node} has state of {left} clients that were removed"
     for host in world.live_nodes():
         if host.id not in raft.configuration.members and partition.group_id in world.replicas(host):
             yield f"{name} is still on node {host.id}"

@@ -234,6 +234,8 @@ def _draw_settings(rng: Rng) -> Settings:
             dead_after_ms=pick(rng, (1_500, 3_000)),
             rebuild_after_ms=pick(rng, (500, 3_000, 60_000)),
             record_interval_ms=pick(rng, (300, 1_000)),
+            client_alive_ms=400,
+            client_expiry_ms=6_000,
             reconcile_interval_ms=300,
             moves_max=pick(rng, (1, 8)),
             broker_moves_max=pick(rng, (1, 2)),
