@@ -17,6 +17,7 @@ from typing import ClassVar
 from quiver.client.cluster import AsyncCluster
 from quiver.clock import Rng
 from quiver.errors import QuiverError, TrimmedError
+from quiver.manager.client_expiry import EXPIRY_LEVEL
 from quiver.metadata import BrokerState, PartitionRow, TopicState, View
 from quiver.model import Index, NodeId
 from quiver.partition import Replica
@@ -137,7 +138,9 @@ async def _wait_ended(world: ClusterWorld) -> None:
 async def _require_expired(world: ClusterWorld) -> None:
     """E2: clients without a name that are gone expire."""
     deadline_ms = world.now_ms + SETTLE_WITHIN_MS
-    while (view := world.view()) is None or any(not row.is_named for row in view.producers.values()):
+    while (view := world.view()) is None or (
+        view.feature_level >= EXPIRY_LEVEL and any(not row.is_named for row in view.producers.values())
+    ):
         require(world.now_ms < deadline_ms, "E2", "clients that are gone do not expire")
         await world.wait_checked()
 
@@ -221,7 +224,7 @@ def _is_registered(world: ClusterWorld, host: SimulatedHost) -> bool:
 def _left_behind(world: ClusterWorld, replica: Replica) -> int:
     """E3: return how many removed clients a replica still has state of."""
     view, state = world.view(), replica.state
-    if view is None:
+    if view is None or view.feature_level < EXPIRY_LEVEL:
         return 0
     return len(view.gone_producers(state.producers.ids())) + len(view.gone_consumers(state.cursors))
 
