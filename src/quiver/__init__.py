@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from quiver.wire.admin_messages import ClientInfo, HoldInfo
     from quiver.wire.messages import NodeInfo, RetentionInfo
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "quiver.client.cluster": ("AsyncCluster",),
