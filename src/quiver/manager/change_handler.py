@@ -11,14 +11,15 @@ are still spread evenly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol, assert_never
 
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
-from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, UnavailableError
+from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
 from quiver.manager.describe import read_retention
 from quiver.manager.manager_changes import add_manager, remove_manager
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
@@ -48,7 +49,7 @@ from quiver.metadata import (
     TopicSelection,
     UndrainBroker,
 )
-from quiver.metadata.commands import decode_payload, encode_result
+from quiver.metadata.commands import CreateTopicResult, decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index, NodeId
 from quiver.wire import admin_messages, messages
@@ -80,6 +81,10 @@ ChangeRequest = (
     | admin_messages.UpgradeCluster
 )
 """Requests that only the primary serves."""
+
+
+PLACEMENTS_MAX = 5
+"""Attempts to place replicas while brokers come and go."""
 
 
 class HeartbeatHandler(Protocol):
@@ -214,9 +219,7 @@ class ChangeHandler:
         elif view.topic(request.topic) is not None:
             raise ConflictError(f"not done: topic {request.topic!r} exists already", code="topic_exists")
         else:
-            command = self._place(request)
-            with self._counting(command.assignments):
-                created = await self._store.submit(command)
+            created: CreateTopicResult = await self._submit_placed(partial(self._place, request))
             topic_id, partitions = created.topic_id, created.partitions
         return messages.TopicCreated(topic_id=topic_id, partitions=partitions, index=self._index)
 
@@ -237,23 +240,34 @@ class ChangeHandler:
     async def _add_partitions(self, request: messages.AddPartitionsRequest) -> Done:
         _check_bounds(partitions=request.partitions)
         async with self._growing:
-            view = self._store.view()
-            topic = view.topic(request.topic)
-            assignments: Assignments = ()  # `apply` refuses: unknown topic, or not more partitions than now
-            if topic is not None and request.partitions > topic.partitions:
-                added = request.partitions - topic.partitions
-                replicas = min(topic.replicas, max(1, count_brokers(view)))
-                underway = chain.from_iterable(self._in_flight)
-                assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
-            command = AddPartitionsCommand(
-                now_ms=self._clock.wall_ms(),
-                topic=request.topic,
-                partitions=request.partitions,
-                assignments=assignments,
-            )
-            with self._counting(assignments):
-                await self._store.submit(command)
+            await self._submit_placed(partial(self._place_more, request))
         return Done(index=self._index)
+
+    def _place_more(self, request: messages.AddPartitionsRequest) -> AddPartitionsCommand:
+        view = self._store.view()
+        topic = view.topic(request.topic)
+        assignments: Assignments = ()  # `apply` refuses: unknown topic, or not more partitions than now
+        if topic is not None and request.partitions > topic.partitions:
+            added = request.partitions - topic.partitions
+            replicas = min(topic.replicas, max(1, count_brokers(view)))
+            underway = chain.from_iterable(self._in_flight)
+            assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
+        return AddPartitionsCommand(
+            now_ms=self._clock.wall_ms(), topic=request.topic, partitions=request.partitions, assignments=assignments
+        )
+
+    async def _submit_placed(self, place: Callable[[], CreateTopicCommand | AddPartitionsCommand]) -> Any:
+        """Submit a command with assignments; place again if one of the brokers was drained or lost meanwhile."""
+        attempts = 0
+        while True:
+            attempts += 1
+            command = place()
+            try:
+                with self._counting(command.assignments):
+                    return await self._store.submit(command)
+            except RequestError as error:
+                if error.code != "broker_not_eligible" or attempts == PLACEMENTS_MAX:
+                    raise
 
     @contextmanager
     def _counting(self, assignments: Assignments) -> Iterator[None]:

@@ -366,6 +366,22 @@ def test_drain_can_be_asked_for_twice_and_undone() -> None:
     run(test)
 
 
+def test_topic_is_placed_again_if_a_broker_is_drained_meanwhile() -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3, 4)
+        await world.ask(CreateTopicRequest(topic="grown", replicas=3))
+        for number in range(4):
+            # Both are in flight together: the placement does not know of the drain.
+            drain = world.ask(DrainBroker(broker=NodeId(number + 1)))
+            create = world.ask(CreateTopicRequest(topic=f"t{number}", partitions=4, replicas=3))
+            grow = world.ask(AddPartitionsRequest(topic="grown", partitions=4 * (number + 2)))
+            await asyncio.gather(drain, create, grow)
+            await world.ask(DrainBroker(broker=NodeId(number + 1), is_undone=True))
+        assert len((await current(world)).topics) == 5
+
+    run(test)
+
+
 # -- between nodes -----------------------------------------------------------------------------------
 
 
