@@ -21,6 +21,7 @@ from quiver.cli.options import Start, StartType
 from quiver.cli.output import format_bytes, format_count, printable
 from quiver.cli.produce import read_files, read_lines, total_bytes
 from quiver.cli.reference import render_manual
+from quiver.cli.up import plan_nodes
 from quiver.errors import TooLargeError
 from quiver.model import Offset, PartitionId
 from quiver.record import Record
@@ -207,3 +208,22 @@ def test_help_lists_every_command_in_a_section(capsys: Output) -> None:
     for name in quiver.list_commands(click.Context(quiver)):
         assert f"\n  {name} " in shown
     assert main(["no-such"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "url"),
+    [
+        ((), {}, "http://127.0.0.1:8002"),
+        (("--tls-is-enabled", "true"), {}, "https://127.0.0.1:8002"),
+        ((), {"QUIVER_TLS__IS_ENABLED": "true"}, "https://127.0.0.1:8002"),
+        (("--tls-is-enabled", "true", "--gateway-tls", "off"), {}, "http://127.0.0.1:8002"),
+        (("--gateway-tls", "on"), {}, "https://127.0.0.1:8002"),
+    ],
+)
+def test_up_shows_the_scheme_that_the_settings_choose(
+    settings: tuple[str, ...], variables: dict[str, str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    plan, *_ = plan_nodes(3, data="data", host="127.0.0.1", http_port=8002, wire_port=9002, settings=settings)
+    assert plan.url == url

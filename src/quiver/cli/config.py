@@ -8,7 +8,7 @@ when the two differ.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -70,6 +70,17 @@ def settings_from(options: dict[str, str | None]) -> Settings:
     given = {setting.key: options[parameter_of(setting)] for setting in all_settings()}
     flags = {key: value for key, value in given.items() if value is not None}
     return load_settings(text, environment=os.environ, flags=flags)
+
+
+def parse_settings(arguments: Sequence[str]) -> Settings:
+    """Return the settings in force for these arguments of a command with `settings_options`.
+
+    Raises:
+        ConfigError: a key is unknown or a value is not allowed.
+        click.UsageError: an argument is no flag of a setting.
+    """
+    command = settings_options(click.Command("node"))
+    return settings_from(command.make_context("node", list(arguments)).params)
 
 
 def parameter_of(setting: Setting) -> str:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import click
 
+from quiver.cli.config import parse_settings
 from quiver.cli.output import UNAVAILABLE, print_table
 from quiver.errors import QuiverError, UnavailableError
 
@@ -39,6 +40,12 @@ class NodePlan:
     wire: str
     directory: str
     arguments: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        """Return the address at which the node serves HTTP, with the scheme that its settings choose."""
+        settings = parse_settings(self.arguments)
+        return f"{'https' if settings.gateway.serves_https(settings.tls) else 'http'}://{self.http}"
 
     @property
     def log_path(self) -> str:
@@ -198,14 +205,14 @@ def _print_nodes(children: list[_Child]) -> None:
             child.plan.node,
             child.process.pid,
             child.plan.roles,
-            f"http://{child.plan.http}",
+            child.plan.url,
             child.plan.wire,
             child.plan.directory,
         )
         for child in children
     ]
     print_table(("node", "pid", "roles", "http", "wire", "data"), rows)
-    click.echo(f"ready: http://{children[0].plan.http} (Ctrl-C stops all)")
+    click.echo(f"ready: {children[0].plan.url} (Ctrl-C stops all)")
     sys.stdout.flush()
 
 

@@ -282,3 +282,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 f"gateway.bodies_bytes_max ({self.bodies_bytes_max}) must be at least "
                 f"gateway.body_bytes_max ({self.body_bytes_max})"
             )
+
+    def serves_https(self, tls: TlsSettings) -> bool:
+        """Return whether HTTP is served over TLS, given the section [tls]."""
+        return self.tls == "on" or (self.tls == "auto" and tls.is_enabled)

@@ -59,7 +59,7 @@ def make_http_context(tls: TlsSettings, gateway: GatewaySettings) -> ssl.SSLCont
     Raises:
         ConfigError: there is no certificate, or a file cannot be used.
     """
-    if gateway.tls == "off" or (gateway.tls == "auto" and not tls.is_enabled):
+    if not gateway.serves_https(tls):
         return None
     if not tls.certificate_file:
         raise ConfigError("tls.certificate_file is needed to serve HTTP over TLS")
