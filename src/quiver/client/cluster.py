@@ -106,6 +106,8 @@ class AsyncCluster(AsyncClusterAdministration):
         self.router = Router(transport, self._cache, clock=clock, rng=rng, options=self.options)
         self._cursors = NamedCursors(self.router)
         self._made = AsyncExitStack()
+        self._clients: dict[ProducerCore | ConsumerCore, None] = {}
+        """Producers and consumers that are open, the oldest first."""
 
     async def open(self) -> Self:
         """Connect to the cluster and fetch its nodes.
@@ -117,6 +119,7 @@ class AsyncCluster(AsyncClusterAdministration):
         try:
             if self._owned is not None:
                 await self._made.enter_async_context(self._owned)
+            self._made.push_async_callback(self._close_clients)
             deadline = self.router.deadline(min(self.options.timeout_ms, CONNECT_MS_MAX))
             await self._find_nodes(deadline)
         except BaseException:
@@ -153,6 +156,11 @@ class AsyncCluster(AsyncClusterAdministration):
     async def close(self) -> None:
         """Close all producers and consumers of this cluster object, then the connections; idempotent."""
         await self._made.aclose()
+
+    async def _close_clients(self) -> None:
+        async with AsyncExitStack() as closing:  # closes the newest first, and all of them even if one fails
+            for core in self._clients:
+                closing.push_async_callback(core.close)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -337,11 +345,15 @@ class AsyncCluster(AsyncClusterAdministration):
             deadline=self.router.deadline(),
             is_creating=create_topic,
         )
+        self._keep(core)
         if digests:
-            core.digest_reporter = await self._make_digest_reporter(
-                "producer", name or str(core.identity.producer_id), topic
-            )
-        self._made.push_async_callback(core.close)
+            try:
+                core.digest_reporter = await self._make_digest_reporter(
+                    "producer", name or str(core.identity.producer_id), topic
+                )
+            except BaseException:
+                await core.close()
+                raise
         return AsyncProducer(core, self.router)
 
     async def consumer(
@@ -394,7 +406,7 @@ class AsyncCluster(AsyncClusterAdministration):
                 for one in (subscription.topics if digests else ())
             },
         )
-        self._made.push_async_callback(core.close)
+        self._keep(core)
         idle_timeout_ms = None if idle_timeout is None else to_ms(idle_timeout, "idle_timeout")
         return AsyncConsumer(core, self.router, idle_timeout_ms=idle_timeout_ms)
 
@@ -531,6 +543,11 @@ class AsyncCluster(AsyncClusterAdministration):
         return await find_holds(self.router)
 
     # -- internals -------------------------------------------------------------------------------
+
+    def _keep(self, core: ProducerCore | ConsumerCore) -> None:
+        """Remember a producer or consumer until it is closed: `close` closes those that are left."""
+        self._clients[core] = None
+        core.on_closed = lambda: self._clients.pop(core, None)
 
     async def _make_digest_reporter(
         self, role: Literal["producer", "consumer"], name: str, topic: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from quiver.client.consumer_core import ConsumerCore, SeekTarget, Slice, iterate, records_of
+from quiver.client.consumer_core import ConsumerCore, SeekTarget, iterate, records_of, rewind
 from quiver.client.frames import require_arrow, require_library, table_of, to_pandas, to_polars
 from quiver.client.options import TIME_MS_MAX, to_ms
 from quiver.client.prefetch import PartitionPrefetcher
@@ -128,7 +128,7 @@ class AsyncConsumer:
         try:
             return table_of(slices, is_with_headers=with_headers, schema=schema)
         except QuiverError:
-            _rewind(slices)
+            rewind(slices)
             raise
 
     async def fetch_pandas(
@@ -224,12 +224,3 @@ class AsyncConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.core.close(is_committing=kind is None)
-
-
-def _rewind(slices: Sequence[Slice]) -> None:
-    """Continue again at the first record of every reader."""
-    firsts: dict[PartitionPrefetcher, Offset] = {}
-    for reader, _, first, _ in slices:
-        firsts.setdefault(reader, first)
-    for reader, first in firsts.items():
-        reader.seek(first)

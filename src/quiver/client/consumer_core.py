@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -111,6 +111,7 @@ class ConsumerCore:
         self._turn = 0
         self._failure: QuiverError | None = None
         self._committed_ms = router.clock.monotonic_ms()
+        self.on_closed: Callable[[], object] = lambda: None
 
     @classmethod
     async def open(
@@ -196,8 +197,28 @@ class ConsumerCore:
     async def consume(
         self, records_max: int, deadline: Deadline, *, is_to_end: bool, on_progress: OnProgress | None = None
     ) -> list[Slice]:
-        """Return records and advance the positions: the first available, or with `is_to_end` all up to the end."""
+        """Return records and advance the positions: the first available, or with `is_to_end` all up to the end.
+
+        If it is cancelled, or `on_progress` raises, the positions go back: the application has received no record.
+        """
         slices: list[Slice] = []
+        try:
+            await self._collect(slices, records_max, deadline, is_to_end=is_to_end, on_progress=on_progress)
+        except BaseException:
+            if self._failure is None:
+                rewind(slices)
+            raise
+        return slices
+
+    async def _collect(
+        self,
+        slices: list[Slice],
+        records_max: int,
+        deadline: Deadline,
+        *,
+        is_to_end: bool,
+        on_progress: OnProgress | None,
+    ) -> None:
         count = size_bytes = 0
         while count < records_max:
             try:
@@ -217,7 +238,6 @@ class ConsumerCore:
             if on_progress is not None:
                 size_bytes += len(batch.data)
                 on_progress(ReadProgress(records=count, bytes=size_bytes))
-        return slices
 
     async def _wait_more(self, deadline: Deadline, is_to_end: bool) -> tuple[PartitionPrefetcher, Batch] | None:  # noqa: FBT001 - private
         while (found := self.peek()) is None:
@@ -310,6 +330,7 @@ class ConsumerCore:
             self._failure = self._failure or RequestError(f"the consumer of {self._what()} is closed", code="closed")
             await self._tasks.close()
             self._changed.set()
+            self.on_closed()
 
     # -- topics ----------------------------------------------------------------------------------
 
@@ -462,6 +483,15 @@ def iterate(reader: PartitionPrefetcher, batch: Batch) -> Iterator[Record]:
         yield record
         if reader.generation != generation:
             return
+
+
+def rewind(slices: Sequence[Slice]) -> None:
+    """Continue again at the first record of every reader."""
+    firsts: dict[PartitionPrefetcher, Offset] = {}
+    for reader, _, first, _ in slices:
+        firsts.setdefault(reader, first)
+    for reader, first in firsts.items():
+        reader.seek(first)
 
 
 def records_of(slices: Sequence[Slice]) -> list[Record]:

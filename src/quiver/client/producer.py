@@ -83,6 +83,7 @@ class ProducerCore:
             announce=self._announce,
         )
         self._is_closed = False
+        self.on_closed: Callable[[], object] = lambda: None
 
     @classmethod
     async def open(
@@ -249,6 +250,7 @@ class ProducerCore:
             left = self.accumulator.refuse(closed)
             await self._tasks.close()
             self._abandon(left, closed)
+            self.on_closed()
             if self.digest_reporter is not None:
                 await self.digest_reporter.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from quiver.client.batching import RecordHeaders
+from quiver.client.batching import RecordHeaders, to_headers
 from quiver.client.delivery import Deliveries, Delivery, Outcome
 from quiver.client.presentation import describe, html_table
 from quiver.client.producer import AsyncProducer, encode_json, record_bytes
@@ -63,6 +63,8 @@ class Producer:
             FencedError: another producer registered under the same name; this record was not accepted.
             RequestError: the record is not valid; it was not accepted.
         """
+        if headers is not None:
+            headers = to_headers(headers)  # an iterator can be read once, and `_add` may have to be called again
         delivery = self._add(value, key, partition, timestamp, headers)
         while delivery is None:
             self._wait_room(record_bytes(value, key))

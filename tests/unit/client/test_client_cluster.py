@@ -268,3 +268,23 @@ def test_consumer_of_an_unknown_partition_is_refused_immediately() -> None:
             assert world.clock.monotonic_ms() - begun_ms < 1000
 
     world.run(scenario())
+
+
+def test_cluster_forgets_producers_and_consumers_that_are_closed() -> None:
+    world = World()
+
+    async def scenario() -> tuple[int, int]:
+        async with world.connect() as cluster:
+            await cluster.create_topic("logs", partitions=1)
+            short = cluster.with_timeout(5)
+            for _ in range(3):
+                async with await cluster.producer("logs") as producer, await short.consumer("logs"):
+                    await producer.send("x")
+            left_open = await cluster.producer("logs")
+            delivery = left_open.send("y")
+            kept = len(cluster._clients)
+        assert delivery.is_done
+        return kept, len(cluster._clients)
+
+    assert world.run(scenario()) == (1, 0)
+    assert len(world.values("logs")) == 4

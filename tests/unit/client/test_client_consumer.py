@@ -509,3 +509,38 @@ def test_crash_of_a_reading_task_is_raised_instead_of_hanging(monkeypatch: pytes
             assert failed.value.code == "consumer_failed"
 
     world.run(scenario())
+
+
+def test_fetch_that_is_cancelled_consumes_nothing() -> None:
+    world = World()
+
+    async def scenario() -> tuple[int, int, list[int]]:
+        async with world.connect() as cluster:
+            await fill(cluster, partitions=2, count=10)
+            consumer = await cluster.consumer("logs", name="report")
+            consumer.core.readers["logs", 1].stop()  # so that the fetch waits for it
+            fetching = asyncio.create_task(consumer.fetch_arrow(timeout=60))
+            await asyncio.sleep(5)
+            received = consumer.position(0)
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+            return received, consumer.position(0), numbers(await consumer.poll())
+
+    assert world.run(scenario()) == (5, 0, [0, 2, 4, 6, 8])
+
+
+def test_fetch_whose_progress_fails_consumes_nothing() -> None:
+    world = World()
+
+    def fail(_: object) -> None:
+        raise ValueError("no more")
+
+    async def scenario() -> tuple[int, int]:
+        async with world.connect() as cluster:
+            await fill(cluster, count=10)
+            consumer = await cluster.consumer("logs", name="report")
+            with pytest.raises(ValueError, match="no more"):
+                await consumer.fetch_arrow(progress=fail)
+            return consumer.position(0), (await consumer.fetch_arrow()).num_rows
+
+    assert world.run(scenario()) == (0, 10)

@@ -125,6 +125,16 @@ def test_full_buffer_makes_send_wait_until_there_is_room(cluster: Cluster, memor
     assert memory.partition("logs", 0).values() == [f"{number}".encode() for number in range(5000)]
 
 
+def test_headers_of_an_iterator_survive_a_wait_for_room(cluster: Cluster) -> None:
+    cluster.create_topic("logs", partitions=1)
+    producer = cluster.producer("logs", buffer_bytes=2048)
+    for number in range(200):
+        producer.send("x" * 500, headers=iter([("number", f"{number}".encode())]))
+    producer.flush()
+    records = list(cluster.consumer("logs", idle_timeout=0.3))
+    assert [record.headers for record in records] == [(("number", f"{number}".encode()),) for number in range(200)]
+
+
 def test_buffer_that_stays_full_is_an_error_and_nothing_is_accepted(memory: MemoryCluster) -> None:
     with connect(memory, timeout_ms=300) as cluster:
         cluster.create_topic("logs", partitions=1)
