@@ -189,6 +189,7 @@ async def measure_lag(clients: int) -> list[Row]:
             for _ in range(10):
                 await replica.append(bytearray(build_batch([b"v"], timestamp=1)))
             add("state snapshot into the log", await lag_of(replica.maintain(0)))
+            assert state.trim_points, "a snapshot was written"
             await replica.append(bytearray(build_batch([b"v"], timestamp=1)))
             data = state.snapshot()
             whole, sliced = PartitionState(), PartitionState()

@@ -219,12 +219,17 @@ async def run_in_steps(steps: Iterable[object]) -> None:
 
 async def join_in_steps(steps: Iterable[bytes]) -> bytes:
     """Return the joined parts of an iterator; others get a turn of the event loop between its steps."""
+    return b"".join(await gather_in_steps(steps))
+
+
+async def gather_in_steps(steps: Iterable[bytes]) -> list[bytes]:
+    """Return the parts of an iterator; others get a turn of the event loop between its steps."""
     parts: list[bytes] = []
     for part in steps:
         parts.append(part)
         if len(parts) > 1:  # most are small, and have one or two
             await asyncio.sleep(0)
-    return b"".join(parts)
+    return parts
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -13,6 +13,7 @@ tagged msgpack array. The version is the lowest feature level whose programs kno
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import get_args
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from quiver.errors import DecodeError, UnknownVersionError
 from quiver.features import LEVEL_MAX, LEVEL_MIN, version_of
 from quiver.model import ConsumerId, Index, Offset, ProducerId
-from quiver.record import Batch, build_control_batch
+from quiver.record import HEADER_BYTES, Batch, build_control_batch
 from quiver.replication import CONTROL_STATE
 
 
@@ -129,10 +130,13 @@ def build_entry(entry: PartitionEntry, *, level: int = LEVEL_MAX) -> bytes:
     return build_control_batch(CONTROL_STATE + version + msgspec.msgpack.encode(entry), timestamp=0)
 
 
-def build_snapshot_entry(document: bytes, *, level: int = LEVEL_MAX) -> bytes:
-    """Return a `StateSnapshotEntry` that was encoded in steps as a control batch, as `build_entry` does."""
+def join_snapshot_entry(parts: Iterable[bytes], *, level: int = LEVEL_MAX) -> bytearray:
+    """Return a `StateSnapshotEntry` that was encoded in parts, as `build_entry` does, but not sealed yet.
+
+    Sealing (`seal_control_batch`) is a step of its own, since each of the two takes milliseconds for a large state.
+    """
     version = bytes((version_of(StateSnapshotEntry, level),))
-    return build_control_batch(CONTROL_STATE + version + document, timestamp=0)
+    return bytearray().join((bytes(HEADER_BYTES), CONTROL_STATE, version, *parts))
 
 
 def is_snapshot(batch: Batch, *, level_max: int = LEVEL_MAX) -> bool:

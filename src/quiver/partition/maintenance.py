@@ -28,7 +28,7 @@ from quiver.partition.entries import TrimEntry, TrimPoint
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
-from quiver.tasks import join_in_steps, timeout
+from quiver.tasks import timeout
 
 logger = logging.getLogger(__name__)
 
@@ -170,8 +170,7 @@ class Maintenance:
         async with self._gate.quiesce():
             if not self._gate.is_current:
                 return  # the new leader writes it
-            document = await join_in_steps(self._state.entry_steps())
-            done = self._gate.propose_snapshot(document)
+            done = await self._gate.propose_snapshot(self._state.entry_steps())
         await done
 
     async def _trim(self, now_ms: int) -> None:

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 from quiver.errors import QuiverError
 from quiver.features import LEVEL_MAX
 from quiver.model import Buffer, Term
-from quiver.partition.entries import PartitionEntry, build_entry, build_snapshot_entry
-from quiver.record import BatchHeader
+from quiver.partition.entries import PartitionEntry, build_entry, join_snapshot_entry
+from quiver.record import BatchHeader, seal_control_batch
 from quiver.replication import Member
-from quiver.tasks import SharedOutcome
+from quiver.tasks import SharedOutcome, gather_in_steps
 
 ProposalOutcome = SharedOutcome[list[BatchHeader]]
 
@@ -97,9 +97,13 @@ class ProposalGate:
         """
         return self._propose(build_entry(entry, level=self._feature_level()))
 
-    def propose_snapshot(self, document: bytes) -> ProposalOutcome:
-        """Propose an encoded state snapshot, as the one proposal of a `quiesce` block; raises as `propose_entry`."""
-        return self._propose(build_snapshot_entry(document, level=self._feature_level()))
+    async def propose_snapshot(self, document: Iterator[bytes]) -> ProposalOutcome:
+        """Propose a state snapshot, encoded in steps, as the one proposal of a `quiesce` block; as `propose_entry`."""
+        batch = join_snapshot_entry(await gather_in_steps(document), level=self._feature_level())
+        await asyncio.sleep(0)
+        seal_control_batch(batch, timestamp=0)
+        await asyncio.sleep(0)
+        return self._propose(batch)
 
     @asynccontextmanager
     async def quiesce(self) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ extra and are therefore not re-exported here.
 from __future__ import annotations
 
 from quiver.record.batch import Batch, Headers, Record, Records, decode_batches
-from quiver.record.builder import Value, build_batch, build_control_batch, reseal_batch
+from quiver.record.builder import Value, build_batch, build_control_batch, reseal_batch, seal_control_batch
 from quiver.record.checksum import crc32c
 from quiver.record.compression import Compression
 from quiver.record.header import (
@@ -38,6 +38,7 @@ __all__ = [
     "decode_batches",
     "decode_header",
     "reseal_batch",
+    "seal_control_batch",
     "stamp",
     "verify_payload",
 ]

@@ -86,6 +86,16 @@ def build_batch(
 
 def build_control_batch(payload: Buffer, *, timestamp: int) -> bytes:
     """Build an unstamped control batch: no records, and a payload whose meaning is the caller's."""
+    return b"".join((_control_header(payload, timestamp), payload))
+
+
+def seal_control_batch(buffer: bytearray, *, timestamp: int) -> None:
+    """Make an unstamped control batch of a payload that follows `HEADER_BYTES` free bytes, without a copy."""
+    with memoryview(buffer) as view:
+        view[:HEADER_BYTES] = _control_header(view[HEADER_BYTES:], timestamp)
+
+
+def _control_header(payload: Buffer, timestamp: int) -> bytes:
     check_payload_bytes(len(payload))
     header = BatchHeader(
         kind=KIND_CONTROL,
@@ -94,7 +104,7 @@ def build_control_batch(payload: Buffer, *, timestamp: int) -> bytes:
         first_timestamp=timestamp,
         max_timestamp=timestamp,
     )
-    return _join(header, payload)
+    return _encode_header(header, payload)
 
 
 def seal_batch(
@@ -158,11 +168,14 @@ def _check_producer(producer_id: ProducerId, base_sequence: int) -> None:
 
 
 def _join(header: BatchHeader, payload: Buffer) -> bytes:
+    return b"".join((_encode_header(header, payload), payload))
+
+
+def _encode_header(header: BatchHeader, payload: Buffer) -> bytes:
     try:
-        encoded = encode_header(header, payload)
+        return encode_header(header, payload)
     except struct.error as error:
         raise RequestError(f"a number does not fit the batch header: {error}") from error
-    return b"".join((encoded, payload))
 
 
 def _encode_column(values: Sequence[Value]) -> EncodedColumn:

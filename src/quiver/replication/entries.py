@@ -57,12 +57,13 @@ def decode_entry(batch: Batch) -> Entry:
     header = batch.header
     if not header.is_control:
         return Entry(header.index, header.term, data=batch.data)
-    payload = bytes(batch.payload())
-    match payload[:1]:
+    payload = batch.payload()  # not copied: a state snapshot may have many megabytes
+    match bytes(payload[:1]):
         case b"\x01":
             return Entry(header.index, header.term, EntryKind.NOOP, batch.data)
         case b"\x02":
-            return Entry(header.index, header.term, EntryKind.CONFIG, batch.data, _decode_configuration(payload[1:]))
+            configuration = _decode_configuration(bytes(payload[1:]))
+            return Entry(header.index, header.term, EntryKind.CONFIG, batch.data, configuration)
         case b"\x03":
             return Entry(header.index, header.term, EntryKind.DATA, batch.data)
         case kind:

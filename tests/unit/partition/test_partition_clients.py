@@ -17,9 +17,17 @@ from quiver.metadata import EntityKind, ExpireClients, SilentClient
 from quiver.model import ConsumerId, Index, Offset, ProducerId
 from quiver.partition import PartitionState, Replica
 from quiver.partition.client_cleaner import IDS_PER_ENTRY
-from quiver.partition.entries import ProducerSnapshot, SentBatch, StateSnapshotEntry, TrimPoint
+from quiver.partition.entries import (
+    ProducerSnapshot,
+    SentBatch,
+    StateSnapshotEntry,
+    TrimPoint,
+    decode_entry,
+    join_snapshot_entry,
+)
 from quiver.partition.producers import ProducerTable
 from quiver.partition.state import _SavedState
+from quiver.record import Batch, seal_control_batch
 from quiver.replication import SLICE_ROWS
 
 
@@ -261,6 +269,9 @@ def test_states_of_this_and_of_earlier_programs_read_each_other(clients: int) ->
     assert msgspec.msgpack.decode(state.snapshot(), type=_SavedState).contents == state.contents()
     entry = msgspec.msgpack.decode(b"".join(state.entry_steps()), type=StateSnapshotEntry)
     assert entry.contents == state.contents()
+    sealed = join_snapshot_entry(state.entry_steps())
+    seal_control_batch(sealed, timestamp=0)
+    assert decode_entry(Batch.decode(sealed)) == entry
 
 
 def test_damaged_state_is_reported_as_one_that_cannot_be_read() -> None:

@@ -22,6 +22,7 @@ from quiver.record import (
     build_batch,
     build_control_batch,
     decode_batches,
+    seal_control_batch,
     stamp,
 )
 from quiver.record.batch import CHUNK_RECORDS
@@ -158,6 +159,15 @@ def test_control_batch_carries_its_payload_and_no_records() -> None:
     assert bytes(batch.payload()) == b"membership"
     assert (len(batch), batch.values(), list(batch.records())) == (0, [], [])
     assert batch.header.end_offset == batch.header.base_offset == BASE_OFFSET
+
+
+def test_control_batch_is_sealed_in_place_as_it_is_built() -> None:
+    sealed = bytearray(HEADER_BYTES) + b"membership"
+    seal_control_batch(sealed, timestamp=5)
+    assert sealed == build_control_batch(b"membership", timestamp=5)
+    sealed += b"can grow"  # no view of it is left
+    with pytest.raises(RequestError, match="exceeds"):
+        seal_control_batch(bytearray(HEADER_BYTES + PAYLOAD_BYTES_MAX + 1), timestamp=1)
 
 
 def test_batches_are_read_one_after_the_other() -> None:
