@@ -2,6 +2,10 @@
 
 `quiver recover` writes the command into a survivor's log while no node runs. It never refuses: what it names and the
 metadata does not have is skipped, so that the command does the same wherever it is applied, and again.
+
+The survivor may lack the newest commands. Ids that they assigned are still in use: producers and consumers have state
+under them in partitions, groups have files. They must not be assigned again, or a new producer's records would look
+like repetitions of another one's, and a new topic would find the records of a lost one. So a range of ids is skipped.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from quiver.metadata.commands import RecoverCluster, RecoveredPartition
 from quiver.metadata.decision import CommandDecision
 from quiver.metadata.rows import BrokerRow, BrokerState, MoveRow, PartitionRow, Table
 from quiver.metadata.state import Change, Counters, MetadataState, drop, put
-from quiver.model import GroupId, NodeId
+from quiver.model import ConsumerId, GroupId, NodeId, ProducerId, TopicId
 
 LOST_PREFIX = "lost:"
 """Put before the identity of a lost node: the node itself, if it ever returns, is refused as another one."""
+SKIPPED_IDS = 1 << 24
+"""Ids of each kind that are never assigned after a recovery: far more than lost commands can have assigned."""
 
 
 def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
@@ -32,7 +38,7 @@ def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
     ]
     changes: list[Change] = [drop(move) for move in ended]
     changes += _remove_brokers(state, lost, command.now_ms)
-    counters = state.counters
+    counters = _skip_ids(state.counters)
     targets = {(move.topic_id, move.partition_id): move.target for move in ended}
     for key in sorted({*wanted, *targets}):
         partition: PartitionRow | None = state.tables[Table.PARTITIONS].get(key)
@@ -40,6 +46,17 @@ def recover(state: MetadataState, command: RecoverCluster) -> CommandDecision:
             row, counters = _recovered(partition, wanted.get(key), targets.get(key), counters)
             changes.append(put(row))
     return CommandDecision(changes, counters)
+
+
+def _skip_ids(counters: Counters) -> Counters:
+    """Return the counters beyond everything that lost commands may have assigned."""
+    return msgspec.structs.replace(
+        counters,
+        next_topic_id=TopicId(counters.next_topic_id + SKIPPED_IDS),
+        next_group_id=GroupId(counters.next_group_id + SKIPPED_IDS),
+        next_producer_id=ProducerId(counters.next_producer_id + SKIPPED_IDS),
+        next_consumer_id=ConsumerId(counters.next_consumer_id + SKIPPED_IDS),
+    )
 
 
 def _is_possible(state: MetadataState, one: RecoveredPartition, lost: frozenset[NodeId]) -> bool:

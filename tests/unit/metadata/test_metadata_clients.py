@@ -12,13 +12,14 @@ from quiver.metadata.commands import (
     ExpireClients,
     ForgetClientCommand,
     RecordHeartbeats,
+    RecoverCluster,
     RegisterConsumerResult,
     RegisterProducerResult,
     SilentClient,
 )
 from quiver.metadata.rows import ALL_PARTITIONS, EntityKind, Registration, StartFrom, Table
 from quiver.metadata.state import MetadataState
-from quiver.model import ConsumerId, PartitionId, ProducerId, TopicId
+from quiver.model import ConsumerId, NodeId, PartitionId, ProducerId, TopicId
 
 LOGS, AUDIT = TopicId(1), TopicId(2)
 
@@ -183,3 +184,19 @@ def test_only_chosen_names_count_as_names() -> None:
     view = state.view()
     assert [row.is_named for row in view.producers.values()] == [False, True]
     assert [row.is_named for row in view.consumers.values()] == [False, False, True, True]
+
+
+def test_ids_that_lost_commands_assigned_are_not_assigned_again_after_a_recovery() -> None:
+    survivor, lost = two_topics(), two_topics()
+    for _ in range(50):  # commands that the survivor lacks; partitions have state and files under these ids
+        do(lost, register_producer())
+        do(lost, register_consumer())
+    do(lost, create_topic("new"))
+    do(survivor, RecoverCluster(now_ms=NOW_MS, lost=(NodeId(3),)))
+    before, after = lost.counters, survivor.counters
+    assert after.next_producer_id >= before.next_producer_id
+    assert after.next_consumer_id >= before.next_consumer_id
+    assert after.next_topic_id >= before.next_topic_id
+    assert after.next_group_id >= before.next_group_id
+    unknown = [ProducerId(one) for one in range(1, 51)]
+    assert survivor.view().gone_producers(unknown) == unknown  # partitions drop what is left of them
