@@ -99,7 +99,7 @@ class ClientCleaner:
             gone = await _filter_in_steps(producers, clients.gone_producers)
             await self._forget(clients.index, gone, ())
             await self._forget(clients.index, (), await _filter_in_steps(consumers, clients.gone_consumers))
-            await self._forget(Index(0), self._find_idle(), ())
+            await self._forget_idle()
         except BaseException:
             self.is_scan_due = True
             raise
@@ -113,17 +113,36 @@ class ClientCleaner:
             await self._gate.wait_ready()
             await self._gate.propose_entry(entry)
 
-    def _find_idle(self) -> Sequence[ProducerId]:
-        """Return the producers to drop because the table is nearly full and they were idle for the whole window."""
+    async def _forget_idle(self) -> None:
+        """Drop idle producers, while nothing is proposed: none of them can become active before its state is gone.
+
+        Otherwise the state of a batch that is in flight now would be dropped with it, and a retry appended again.
+        """
+        if self._state.producers.is_nearly_full:
+            await self._gate.wait_ready()  # a new term voids the marks: before the first one, not after it
+        self._mark()
+        while self._state.producers.is_nearly_full and self._find_idle():
+            async with self._gate.quiesce():
+                idle = self._find_idle()
+                if not idle or not self._gate.is_current:
+                    return
+                await self._gate.propose_entry(ForgetEntry(Index(0), tuple(idle)))
+
+    def _mark(self) -> None:
+        """Remember the index that is applied now, at most a few times per window."""
         now_ms = asyncio.get_running_loop().time() * 1000
         marks = self._marks
         if not marks or now_ms - marks[-1][0] >= self._idle_ms / MARKS_PER_WINDOW:
             marks.append((now_ms, self._state.applied_index))
         while len(marks) > 1 and now_ms - marks[1][0] >= self._idle_ms:
             marks.popleft()
-        if not self._state.producers.is_nearly_full or now_ms - marks[0][0] < self._idle_ms:
+
+    def _find_idle(self) -> Sequence[ProducerId]:
+        """Return producers that were idle for the whole window, as many as one entry drops."""
+        now_ms = asyncio.get_running_loop().time() * 1000
+        if not self._marks or now_ms - self._marks[0][0] < self._idle_ms:
             return ()
-        return self._state.producers.find_idle(marks[0][1])
+        return self._state.producers.find_idle(self._marks[0][1], ids_max=IDS_PER_ENTRY)
 
     def _reset(self) -> None:
         """Begin a term: everything has to be found again, and idle times are not known yet."""

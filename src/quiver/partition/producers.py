@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -132,9 +132,9 @@ class ProducerTable:
         """Return all producers, least recently active first."""
         return list(self._producers)
 
-    def find_idle(self, last_index: Index) -> list[ProducerId]:
+    def find_idle(self, last_index: Index, *, ids_max: int) -> list[ProducerId]:
         """Return the producers that were not active after an index, least recently active first."""
-        idle = takewhile(lambda row: row.last_index <= last_index, self._producers.values())
+        idle = takewhile(lambda row: row.last_index <= last_index, islice(self._producers.values(), ids_max))
         return [row.producer_id for row in idle]
 
     def rows(self) -> tuple[ProducerSnapshot, ...]:

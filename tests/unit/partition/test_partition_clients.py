@@ -220,12 +220,36 @@ def test_new_leader_waits_a_whole_window_before_it_drops_idle_producers() -> Non
     run_harness(test)
 
 
+def test_producer_that_becomes_active_while_idle_ones_are_dropped_keeps_its_state() -> None:
+    async def test(partition: PartitionHarness) -> None:
+        partition.settings = PartitionSettings(dedup_window_ms=60_000)
+        async with partition.open_replica() as replica:
+            replica.state.producers._producers_max = 10
+            replica.set_clients(lambda: Registered(70, producers=range(100)))
+            await replica.begin_epoch(ProducerId(0), 1)
+            for number in range(1, 9):
+                await replica.append(batch(0, producer=number))
+            await replica.maintain(0)
+            await asyncio.sleep(100)
+            await replica.append(batch(0, producer=9))
+            sends = [asyncio.create_task(replica.append(batch(0, producer=0, epoch=1)))]
+            await asyncio.sleep(0)  # it is proposed, and not committed yet
+            await replica.maintain(0)
+            sent = await sends[0]
+            retry = await replica.append(batch(0, producer=0, epoch=1))
+            assert (retry.base_offset, retry.is_duplicate) == (sent.base_offset, True)
+            assert replica.state.producers.ids() == [9, 0]
+
+    run_harness(test)
+
+
 def test_table_lists_idle_producers_by_the_index_of_their_last_batch() -> None:
     table = ProducerTable()
     for index, producer in ((1, 7), (2, 8), (3, 9), (4, 7)):
         table.fence(ProducerId(producer), 0, Index(index))
-    assert table.find_idle(Index(2)) == [8]
-    assert table.find_idle(Index(4)) == [8, 9, 7]
+    assert table.find_idle(Index(2), ids_max=9) == [8]
+    assert table.find_idle(Index(4), ids_max=9) == [8, 9, 7]
+    assert table.find_idle(Index(4), ids_max=2) == [8, 9]
 
 
 def large_state(clients: int) -> PartitionState:
