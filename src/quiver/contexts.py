@@ -103,9 +103,11 @@ def resolve(
 
 
 def _context_in_use(environment: Mapping[str, str], *, is_needed: bool) -> Iterable[tuple[str, Context]]:
+    if not is_needed:
+        return
     if name := environment.get(CONTEXT_VARIABLE, ""):
         yield f"context {name!r} of {CONTEXT_VARIABLE}", find_context(name, environment)
-    elif is_needed and (name := load_contexts(environment).current):
+    elif name := load_contexts(environment).current:
         yield f"context {name!r}", find_context(name, environment)
 
 

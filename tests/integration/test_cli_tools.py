@@ -79,6 +79,7 @@ def test_json_lines_go_in_as_they_came_out(cli: Cli) -> None:
     refused = cli("produce", "copy", "--json", code=2, stdin='{"value":1}\n{"vlaue":1}\n')
     assert "line 2 is not a record" in refused
     assert "vlaue" in refused
+    assert "acknowledged by copy: 1 of 1 record read" in refused
 
 
 def test_part_of_a_topic_by_count_and_by_time(cli: Cli, tmp_path: Path) -> None:
@@ -94,15 +95,21 @@ def test_part_of_a_topic_by_count_and_by_time(cli: Cli, tmp_path: Path) -> None:
     assert cli("consume", "timed", "--group", "report", "--until", "1970-01-01T00:00:02").split() == ["0", "1"]
     assert cli("consume", "timed", "--consumer", "report", "--max", "1").split() == ["2"]
     assert "at most one of" in cli("consume", "timed", "--last", "1", "--from", "0", code=2)
+    assert "--template" in cli("consume", "timed", "--template", "{value}", "--json", code=2)
+    before = target.read_bytes()
+    cli("consume", "no-such-topic", "--output", str(target), code=2)
+    assert target.read_bytes() == before
     assert "{nope}" in cli("consume", "timed", "--template", "{nope}", code=2)
 
 
 def test_topics_are_listed_and_configured(cli: Cli) -> None:
     cli("topic", "create", "kept", "--partitions", "2", "--retention", "7d", "--retention-bytes", "10GiB")
     cli("topic", "create", "_internal")
+    cli("topic", "create", "quiver.digests")
     cli("produce", "kept", stdin="a\nb\n")
     listed = {one["topic"]: one for one in cli.json("topic", "list")}
     assert "_internal" not in listed
+    assert "quiver.digests" not in listed
     assert "_internal" in cli("topic", "list", "--all", "--names").split()
     assert (listed["kept"]["partitions"], listed["kept"]["records"]) == (2, 2)
     assert listed["kept"]["retention"] == {"ms": 604_800_000, "bytes": 10 << 30}

@@ -333,9 +333,9 @@ def test_every_help_has_an_example(path: tuple[str, ...], capsys: pytest.Capture
 def test_every_read_can_print_json() -> None:
     """What `docs`, `gateway` and `completion` print are documents; others run until stopped, or change something."""
     readers = {path: command for path, command in commands(quiver) if not isinstance(command, click.Group)}
-    documents = ("docs", "openapi", "completion")
-    changes = ("create", "delete", "restore", "add-partitions", "drain", "remove", "rebalance", "reset", "forget")
-    others = {*documents, *changes, "release", "node", "up", "produce"}
+    documents = ("docs", "openapi", "completion", "man")
+    changes = ("create", "delete", "restore", "add-partitions", "configure", "drain", "rebalance", "reset", "forget")
+    others = {*documents, *changes, "add", "use", "remove", "release", "node", "up", "produce"}
     readers = {path: command for path, command in readers.items() if path[-1] not in others}
     without = [path for path, command in readers.items() if "--json" not in {o for p in command.params for o in p.opts}]
     assert without == []
@@ -352,6 +352,7 @@ EXITS = {
     "error": 70,
     "bad_request": 2,
     "decode_failed": 2,
+    "unknown_version": 2,
     "not_found": 2,
     "conflict": 2,
     "out_of_sequence": 2,
@@ -379,6 +380,11 @@ def test_error_is_told_by_its_code_and_what_to_do(kind: type[QuiverError], capsy
     error, advice = capsys.readouterr().err.splitlines()
     assert error == f"error {kind.code}: so it went"
     assert advice.startswith("  what to do: ")
+
+
+def test_newer_version_is_answered_with_an_upgrade(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(errors.UnknownVersionError("entry of version 9")) == 2
+    assert "upgrade" in capsys.readouterr().err
 
 
 def test_system_error_without_a_path_is_told() -> None:

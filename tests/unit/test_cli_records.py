@@ -15,9 +15,9 @@ from quiver.cli.consume import json_line, make_template
 from quiver.cli.json_lines import parse_record
 from quiver.cli.produce import pace
 from quiver.cli.quantities import UNLIMITED, DurationType, SizeType, format_duration, format_size
-from quiver.cli.top import summarize
+from quiver.cli.top import summarize, watch
 from quiver.client.overview import ClusterOverview, PartitionOverview, TopicOverview
-from quiver.errors import RequestError
+from quiver.errors import RequestError, UnavailableError
 from quiver.model import Index, NodeId, Offset, PartitionId, TopicId
 from quiver.record.batch import Record
 from quiver.wire.messages import RetentionInfo
@@ -61,6 +61,12 @@ def test_sizes(text: str, size: int) -> None:
 @pytest.mark.parametrize("text", ["", "d", "7y", "-1d", "1e3s", "0", "0.1ms", "7d3h", "unlimited"])
 def test_words_that_are_no_duration_are_refused_with_examples(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"7d, 36h|less than 1"):
+        DurationType().convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "999999999999w"])
+def test_quantity_that_no_number_holds_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="too much"):
         DurationType().convert(text, None, None)
 
 
@@ -148,7 +154,7 @@ def overview(end_offset: int | None) -> ClusterOverview:
     )
     topics = tuple(
         TopicOverview(topic=name, topic_id=TopicId(1), replicas=2, retention=RetentionInfo(), partitions=(partition,))
-        for name in ("logs", "_internal")
+        for name in ("logs", "_internal", "quiver.digests")
     )
     return ClusterOverview(cluster_id="c", primary=NodeId(1), index=Index(1), nodes=(), topics=topics, moves=())
 
@@ -158,6 +164,29 @@ def test_view_has_rates_since_the_one_before() -> None:
     assert [(one.topic, one.records_per_second) for one in first.topics] == [("logs", None)]
     before = {("", "logs"): 10, ("report", "logs"): 3}
     view = summarize(overview(30), {("report", "logs"): (23, 7)}, before=before, passed_s=2, with_internal=True)
-    assert [(one.topic, one.records_per_second) for one in view.topics] == [("logs", 10.0), ("_internal", None)]
+    assert [(one.topic, one.records_per_second) for one in view.topics] == [
+        ("logs", 10.0),
+        ("_internal", None),
+        ("quiver.digests", None),
+    ]
     assert [(one.lag, one.records_per_second) for one in view.consumers] == [(7, 10.0)]
-    assert [one.under_replicated for one in view.topics] == [1, 1]
+    assert [one.under_replicated for one in view.topics] == [1, 1, 1]
+
+
+def test_view_of_a_cluster_that_stopped_answering_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        count = 0
+
+        def status(self) -> ClusterOverview:
+            self.count += 1
+            if self.count == 2:
+                raise UnavailableError("no node answered")
+            return overview(10)
+
+        def clients(self, kind: str) -> list[Any]:
+            assert kind == "consumer"
+            return []
+
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    views = watch(Failing(), 1.0, with_internal=False)  # type: ignore[arg-type] # what the view asks for
+    assert [next(views).error for _ in range(3)] == ["", "no node answered", ""]

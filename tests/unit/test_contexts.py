@@ -155,3 +155,20 @@ def test_commands_keep_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("remove", "local") == "removed local\n"
     assert "source: default" in run("show")
     assert run("use", "local", code=2) == ""
+    for bad in (",", "ftp://a", "https://ann:secret@a:1", "http://a:0"):
+        assert run("add", "odd", bad, code=2) == ""
+    assert "odd" not in load_contexts().contexts
+
+
+def test_secret_in_an_address_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", "https://ann:secret@a:1"]) == 2
+    assert "secret" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("context", ["prod", "unknown"])
+def test_context_of_the_environment_is_ignored_once_the_cluster_is_named(home: Path, context: str) -> None:
+    add_context("prod", PROD, is_used=False)
+    environment = {"XDG_CONFIG_HOME": str(home), "QUIVER_CONTEXT": context}
+    assert not resolve("a:1", environment=environment).is_tls
+    found = resolve(environment=environment | {"QUIVER_URL": "b:2"})
+    assert (found.addresses, found.is_tls, found.ca_file) == (("b:2",), False, "")

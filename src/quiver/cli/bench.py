@@ -7,6 +7,7 @@ their distribution, throughput as a plot over time.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from bisect import bisect_left
@@ -22,16 +23,18 @@ import quiver
 from quiver.cli.options import connect, examples, json_option, url_option
 from quiver.cli.output import format_bytes, format_count, print_json
 from quiver.cli.quantities import DurationType, SizeType
-from quiver.cli.topic import INTERNAL_PREFIX
 from quiver.errors import NotFoundError, UnavailableError
 from quiver.model import Offset, PartitionId
 
-DEFAULT_TOPIC: Final = f"{INTERNAL_PREFIX}bench"
+DEFAULT_TOPIC: Final = "_bench"
+"""Internal by its name: `quiver topic list` hides it."""
 CHUNK_RECORDS: Final = 1_000
 """Records that are handed to the producer, or polled, at a time."""
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 PLOT_WIDTH: Final = 50
-_STAMP_BYTES: Final = 16
+_MARK_BYTES: Final = 8
+_STAMP_BYTES: Final = _MARK_BYTES + 16
+"""A mark, by which a run knows its own records, and the time of sending, both in hexadecimal."""
 
 _TOPIC = click.option("--topic", default=DEFAULT_TOPIC, show_default=True, help="Topic; created if it does not exist.")
 _SIZE = click.option(
@@ -165,14 +168,15 @@ def bench_latency(*, topic: str, rate: float, duration_ms: int, size_bytes: int,
     with connect(url) as cluster:
         _ensure_topic(cluster, topic)
         send_ms: list[float] = []
-        with _receiving(cluster, topic, count) as received_ms, cluster.producer(topic, linger_ms=0) as producer:
+        mark = os.urandom(_MARK_BYTES // 2).hex().encode()
+        with _receiving(cluster, topic, count, mark) as received_ms, cluster.producer(topic, linger_ms=0) as producer:
             producer.send(b"warm-up").result()
             threads = _Acknowledgements(send_ms)
             start_s = time.perf_counter()
             for number in range(count):
                 time.sleep(max(0.0, start_s + number / rate - time.perf_counter()))
                 stamp = time.perf_counter_ns()
-                value = (b"%016x" % stamp).ljust(max(size_bytes, _STAMP_BYTES), b".")
+                value = (b"%s%016x" % (mark, stamp)).ljust(max(size_bytes, _STAMP_BYTES), b".")
                 threads.add(stamp, producer.send(value))
             producer.flush()
             threads.finish()
@@ -185,8 +189,17 @@ def bench_latency(*, topic: str, rate: float, duration_ms: int, size_bytes: int,
     )
     if as_json:
         print_json(result)
-        return
-    click.echo(f"{format_count(count, 'record')} of {format_bytes(size_bytes)} to {topic} at {rate:,g} records/s")
+    else:
+        _print_latency(topic, size_bytes, result, send_ms, received_ms)
+    if result.lost:
+        raise UnavailableError(f"{result.lost:,} of {count:,} records did not reach the consumer in time; retry")
+
+
+def _print_latency(
+    topic: str, size_bytes: int, result: Latency, send_ms: list[float], received_ms: list[float]
+) -> None:
+    records = format_count(result.records, "record")
+    click.echo(f"{records} of {format_bytes(size_bytes)} to {topic} at {result.rate:,g} records/s")
     for name, waits_ms, found in (
         ("acknowledged", send_ms, result.send_ms),
         ("end to end", received_ms, result.end_to_end_ms),
@@ -194,8 +207,6 @@ def bench_latency(*, topic: str, rate: float, duration_ms: int, size_bytes: int,
         click.echo(f"\n{name}: {format_percentiles(found)}")
         for line in plot_distribution(waits_ms):
             click.echo(line)
-    if result.lost:
-        raise UnavailableError(f"{result.lost:,} of {count:,} records did not reach the consumer in time; retry")
 
 
 class _Acknowledgements:
@@ -228,19 +239,20 @@ class _Acknowledgements:
 
 
 @contextmanager
-def _receiving(cluster: quiver.Cluster, topic: str, count: int) -> Iterator[list[float]]:
-    """Read new records in a thread, and yield the list of their ages when they arrived; wait for all at the end."""
+def _receiving(cluster: quiver.Cluster, topic: str, count: int, mark: bytes) -> Iterator[list[float]]:
+    """Read new records with a mark in a thread, and yield the ages at which they arrived; wait for all at the end."""
     ages_ms: list[float] = []
     is_over = threading.Event()
 
     def run() -> None:
-        quiet_s = 0.0
-        while len(ages_ms) < count and quiet_s < 5.0:
+        last_s = time.monotonic()
+        while len(ages_ms) < count and time.monotonic() - last_s < 5.0:
             found = consumer.poll(CHUNK_RECORDS, 0.5)
             now_ns = time.perf_counter_ns()
-            quiet_s = quiet_s + 0.5 if is_over.is_set() and not found else 0.0
-            stamps = (one.value[:_STAMP_BYTES] for one in found if one.value and len(one.value) >= _STAMP_BYTES)
-            ages_ms.extend((now_ns - int(stamp, 16)) / 1e6 for stamp in stamps)
+            own = [one.value for one in found if one.value and one.value.startswith(mark)]
+            ages_ms.extend((now_ns - int(value[_MARK_BYTES:_STAMP_BYTES], 16)) / 1e6 for value in own)
+            if own or not is_over.is_set():
+                last_s = time.monotonic()
 
     with cluster.consumer(topic, start="latest") as consumer:
         thread = threading.Thread(target=run, name="quiver-bench-consumer", daemon=True)

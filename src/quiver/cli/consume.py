@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from io import IOBase
 from string import Formatter
@@ -121,11 +121,14 @@ def consume(
     _check_usage(format_, follow=follow, output=output)
     if (start is not None) + (last is not None) > 1 or (follow and until is not None):
         raise click.UsageError("give at most one of --from and --last, and of --follow and --until")
+    if template is not None and format_ != "text":
+        raise click.UsageError("give at most one of --template and --format")
     render = None if template is None else make_template(template)
-    with connect(url) as cluster, _open_output(output) as stream:
+    with connect(url) as cluster, ExitStack() as opened:
         consumer = _open_consumer(cluster, topic, name, partitions=partitions, start=start)
         if last is not None:
             _seek_last(cluster, consumer, topic, last)
+        stream = opened.enter_context(_open_output(output))  # not before: an existing file is overwritten
         is_terminal = output is None and sys.stdout.isatty()
         sink: Sink
         if render is None:

@@ -7,6 +7,7 @@ import msgspec
 
 from quiver.cli.options import examples, json_option
 from quiver.cli.output import print_json, print_table
+from quiver.client.discovery import parse_seeds
 from quiver.contexts import (
     Context,
     add_context,
@@ -56,6 +57,7 @@ def add(
     is_used: bool,
 ) -> None:
     """Store the cluster at URL... under NAME; it replaces the context of that name."""
+    parse_seeds(addresses)  # refuses what is no address
     stored = Context(
         addresses=split_addresses(addresses),
         tls=tls,

@@ -60,6 +60,7 @@ _EXITS: dict[type[BaseException], tuple[int, str]] = {
 _ADVICE = {
     "database_lost": "start the database server, or correct --metadata-db; then start the node again",
     "not_reached": "check the address, and that a node runs there; `quiver up` starts a cluster on this machine",
+    "unknown_version": "a newer program wrote it: upgrade this one, and run the command again",
     "unknown_topic": "`quiver topic list --all` lists the topics, `quiver topic create` creates one",
     "unknown_consumer": "`quiver consumer list` lists the consumers",
     "unknown_producer": "`quiver producer list` lists the producers",

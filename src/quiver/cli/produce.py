@@ -109,7 +109,7 @@ def produce(
         with _Tally(topic, paths, is_shown=progress) as tally, producer:
             number = 0
             for lines in pace(read_files(paths), rate):
-                tally.add(fields.send(producer, lines, number), sum(map(len, lines)) + len(lines))
+                fields.send(producer, lines, number, tally)
                 number += len(lines)
             producer.flush()
 
@@ -157,15 +157,21 @@ class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, bytes], ...]
     is_json: bool
 
-    def send(self, producer: quiver.Producer, lines: list[bytes], before: int) -> SentRecords:
-        """Send lines, of which `before` others came first.
+    def send(self, producer: quiver.Producer, lines: list[bytes], before: int, tally: _Tally) -> None:
+        """Send lines, of which `before` others came first, and count those that were sent.
 
         Raises:
             RequestError: a line is not a record; it and those after it are not sent.
         """
         if not (self.is_json or self.headers or self.timestamp is not None):
-            return producer.send_many(lines, self.key, self.partition)
-        return _SingleDeliveries([self._send_one(producer, line, before + at) for at, line in enumerate(lines, 1)])
+            tally.add(producer.send_many(lines, self.key, self.partition), _size(lines))
+            return
+        sent: list[quiver.Delivery] = []
+        try:
+            for at, line in enumerate(lines, 1):
+                sent.append(self._send_one(producer, line, before + at))
+        finally:
+            tally.add(_SingleDeliveries(sent), _size(lines[: len(sent)]))
 
     def _send_one(self, producer: quiver.Producer, line: bytes, number: int) -> quiver.Delivery:
         if not self.is_json:
@@ -179,6 +185,11 @@ class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
             self.timestamp if given.timestamp is None else given.timestamp,
             headers or None,
         )
+
+
+def _size(lines: list[bytes]) -> int:
+    """Return the bytes that were read for lines."""
+    return sum(map(len, lines)) + len(lines)
 
 
 def _parse_headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:

@@ -10,6 +10,9 @@ import click
 UNLIMITED: Final = 0
 """What `unlimited` is parsed to, where an option allows it."""
 
+QUANTITY_MAX: Final = 1 << 53
+"""Greatest quantity: a number that JSON can hold."""
+
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _MILLISECONDS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BYTES: Final = {
@@ -44,10 +47,12 @@ class _QuantityType(click.ParamType[int]):
         if not match or not unit:
             example = f"{self.example}, or unlimited" if self._or_unlimited else self.example
             self.fail(f"{value!r} is no {self.name}: give a number and a unit, such as {example}", param, ctx)
-        quantity = round(float(match[1]) * unit)
-        if quantity < 1:
+        quantity = float(match[1]) * unit
+        if quantity > QUANTITY_MAX:
+            self.fail(f"{value!r} is too much: the maximum is {QUANTITY_MAX} {self.base}", param, ctx)
+        if round(quantity) < 1:
             self.fail(f"{value!r} is less than 1 {self.base}", param, ctx)
-        return quantity
+        return round(quantity)
 
 
 class DurationType(_QuantityType):

@@ -15,7 +15,7 @@ from rich.text import Text
 import quiver
 from quiver.cli.options import connect, examples, json_lines_option, url_option
 from quiver.cli.output import format_bytes, format_count, print_json_line
-from quiver.cli.topic import INTERNAL_PREFIX
+from quiver.cli.topic import INTERNAL_PREFIXES
 from quiver.client.overview import ClusterOverview, NodeOverview
 from quiver.errors import QuiverError, UnavailableError
 
@@ -57,6 +57,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     leads: dict[int, int]
     topics: list[TopicActivity]
     consumers: list[ConsumerActivity]
+    error: str = ""
+    """Why the cluster does not answer; the rest is then as it was at `time_ms`."""
 
 
 @click.command(
@@ -80,6 +82,8 @@ def top(*, interval: float, once: bool, with_internal: bool, as_json: bool, url:
         if once or as_json:
             next(views)  # rates need two
             for view in views:
+                if once and view.error:
+                    raise UnavailableError(view.error, code="not_reached")
                 if as_json:
                     print_json_line(view)
                 else:
@@ -100,15 +104,15 @@ def watch(cluster: quiver.Cluster, interval_s: float, *, with_internal: bool) ->
         try:
             overview = cluster.status()
             consumed = _find_consumed(cluster)
-        except UnavailableError:
+        except UnavailableError as error:
             if before is None:
                 raise
-            overview, consumed = None, {}
-        if overview is not None:
+            yield msgspec.structs.replace(before, error=error.message)
+        else:
             passed_s = None if before is None else max(1e-3, time.time() - before.time_ms / 1000)
-            view = summarize(overview, consumed, before=ends, passed_s=passed_s, with_internal=with_internal)
-            before, ends = view, _ends(overview, consumed)
-            yield view
+            before = summarize(overview, consumed, before=ends, passed_s=passed_s, with_internal=with_internal)
+            ends = _ends(overview, consumed)
+            yield before
         time.sleep(max(0.0, interval_s - (time.monotonic() - start_s)))
 
 
@@ -160,7 +164,7 @@ def summarize(
             leaderless=sum(part.end_offset is None for part in one.partitions),
         )
         for one in overview.topics
-        if with_internal or not one.topic.startswith(INTERNAL_PREFIX)
+        if with_internal or not one.topic.startswith(INTERNAL_PREFIXES)
     ]
     consumers = [
         ConsumerActivity(consumer=name, topic=topic, lag=left, records_per_second=rate((name, topic)))
@@ -184,7 +188,9 @@ def render(view: Activity) -> RenderableType:
     total = sum(one.records_per_second or 0 for one in view.topics)
     silent = sum(not node.is_alive for node in view.nodes)
     head = Text(f"{view.cluster}  {moment}  {format_count(len(view.nodes), 'node')}  {total:,.0f} records/s in")
-    if silent or view.is_stale:
+    if view.error:
+        head.append(f"  as of then: the cluster does not answer: {view.error}", style="bold red")
+    elif silent or view.is_stale:
         head.append(f"  {silent} do not answer" + (", no primary" if view.is_stale else ""), style="bold red")
     nodes = _table("node", "state", "role", "leads", "version", right={"leads"})
     for node in view.nodes:

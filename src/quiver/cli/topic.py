@@ -11,8 +11,8 @@ from quiver.cli.quantities import UNLIMITED, DurationType, SizeType, format_dura
 from quiver.client.overview import TopicOverview
 from quiver.wire.messages import RetentionInfo
 
-INTERNAL_PREFIX = "_"
-"""Prefix of the names of topics that Quiver and its tools make for themselves."""
+INTERNAL_PREFIXES = ("_", "quiver.")
+"""How the names of topics begin that Quiver and its tools make for themselves."""
 
 
 @click.group(epilog="Example: quiver topic create logs --partitions 3")
@@ -64,7 +64,10 @@ def create_topic(
 
 @topic.command("list", epilog=examples("quiver topic list", "quiver topic list --names | wc -l"))
 @click.option(
-    "--all", "with_internal", is_flag=True, help=f"Include internal topics, whose names begin with {INTERNAL_PREFIX}."
+    "--all",
+    "with_internal",
+    is_flag=True,
+    help=f"Include internal topics: {' and '.join(f'{one}…' for one in INTERNAL_PREFIXES)}.",
 )
 @click.option("--names", "only_names", is_flag=True, help="Print only the names, one per line.")
 @json_option
@@ -96,7 +99,7 @@ def list_topics(*, with_internal: bool, only_names: bool, as_json: bool, url: st
 
 
 def _shown(names: list[str], *, with_internal: bool) -> list[str]:
-    return [name for name in names if with_internal or not name.startswith(INTERNAL_PREFIX)]
+    return [name for name in names if with_internal or not name.startswith(INTERNAL_PREFIXES)]
 
 
 class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,9 @@ def _parse_seed(text: str) -> Seed:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise RequestError(f"bad address {text[:300]!r}: {error}", code="bad_address") from None
-    if not host or rest.rstrip("/") != parts.netloc:
+    if parts.username is not None or parts.password is not None:  # it must not be ignored, and not be shown
+        raise RequestError("bad address: it holds a user name or password, which is not supported", code="bad_address")
+    if not host or port == 0 or rest.rstrip("/") != parts.netloc:
         raise RequestError(f"bad address {text[:300]!r}: give only a host and a port", code="bad_address")
     if scheme != "quiver":
         return Seed("http", host, http_port=port or HTTP_PORT)
