@@ -518,7 +518,7 @@ def test_fetch_that_is_cancelled_consumes_nothing() -> None:
         async with world.connect() as cluster:
             await fill(cluster, partitions=2, count=10)
             consumer = await cluster.consumer("logs", name="report")
-            consumer.core.readers["logs", 1].stop()  # so that the fetch waits for it
+            consumer.core.reader(1).stop()  # so that the fetch waits for it
             fetching = asyncio.create_task(consumer.fetch_arrow(timeout=60))
             await asyncio.sleep(5)
             received = consumer.position(0)
