@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quiver.cli.node import _tune_garbage_collector
 from quiver.clock import SystemClock
 from quiver.config import LogSettings, PartitionSettings, ReplicationSettings
 from quiver.features import LEVEL_MAX
@@ -43,6 +44,7 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.rows import EntityKind
 from quiver.metadata.state import LogPosition, MetadataState
+from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, ProducerId, Term
 from quiver.partition import PartitionState, Replica
 from quiver.partition.entries import ProducerSnapshot, SentBatch
@@ -146,7 +148,11 @@ def make_replicator(executor: ThreadExecutor) -> Replicator:
     )
 
 
-async def restore(state: PartitionState, data: bytes) -> None:
+def machine() -> MetadataStateMachine:
+    return MetadataStateMachine(MetadataState(), on_failure=lambda _: None)
+
+
+async def restore(state: PartitionState | MetadataStateMachine, data: bytes) -> None:
     await run_in_steps(state.restore_steps(data))
     state.restore(data)
 
@@ -165,6 +171,7 @@ class AllGone:
 
 async def measure_lag(clients: int) -> list[Row]:
     rows: list[Row] = []
+    _tune_garbage_collector()
 
     def add(what: str, meter: LagMeter, target: float | None = TARGET_MS) -> None:
         rows.append(Row(what, max(meter.held_ms), "ms", target=target))
@@ -215,6 +222,10 @@ async def measure_lag(clients: int) -> list[Row]:
     view = metadata.view()
     add("metadata snapshot in one piece (before)", await lag_of(in_one_piece(view.encode)), None)
     add("metadata snapshot", await lag_of(join_in_steps(view.encode_steps())))
+    data, whole_machine, sliced_machine = view.encode(), machine(), machine()
+    add("metadata restore in one piece (before)", await lag_of(in_one_piece(lambda: whole_machine.restore(data))), None)
+    add("metadata restore", await lag_of(restore(sliced_machine, data)))
+    assert sliced_machine.snapshot() == data
     return rows
 
 

@@ -98,7 +98,7 @@ class MoveState(StrEnum):
     PROMOTED = "promoted"
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """The base of all rows."""
 
     table: ClassVar[Table]
@@ -197,7 +197,7 @@ class PartitionRow(Row, frozen=True):
         return broker_id in self.replicas or broker_id in self.learners
 
 
-class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """A client's access to one partition of a topic, or to all of them."""
 
     topic_id: TopicId

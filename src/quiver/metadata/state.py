@@ -36,7 +36,7 @@ from quiver.metadata.rows import (
     TopicState,
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
-from quiver.replication import array_header, encode_sorted
+from quiver.replication import SLICE_ROWS, array_header, encode_sorted
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,27 +80,31 @@ class LogPosition(msgspec.Struct, frozen=True, order=True):
     term: Term = Term(0)
 
 
+NO_ROWS = msgspec.Raw(array_header(0))
+
+
 class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The encoded form of a state."""
+    """The encoded form of a state: each table is an array of rows, decoded in slices."""
 
     position: LogPosition
     counters: Counters
-    brokers: list[BrokerRow]
-    topics: list[TopicRow]
-    partitions: list[PartitionRow]
-    producers: list[ProducerRow]
-    consumers: list[ConsumerRow]
-    heartbeats: list[HeartbeatRow]
-    moves: list[MoveRow]
-    holds: list[HoldRow] = []
+    brokers: msgspec.Raw
+    topics: msgspec.Raw
+    partitions: msgspec.Raw
+    producers: msgspec.Raw
+    consumers: msgspec.Raw
+    heartbeats: msgspec.Raw
+    moves: msgspec.Raw
+    holds: msgspec.Raw = NO_ROWS
     """A snapshot from before there were holds has none."""
-
-    def rows(self) -> Iterator[AnyRow]:
-        for table in Table:
-            yield from getattr(self, table.value)
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
+_table_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_rows_decoders: Mapping[Table, msgspec.msgpack.Decoder[list[AnyRow]]] = {
+    row_type.table: msgspec.msgpack.Decoder(list[row_type])  # type: ignore[valid-type] # a value
+    for row_type in ROW_TYPES
+}
 
 
 class View:
@@ -231,7 +235,7 @@ class View:
 
     def _encode_steps(self, position: LogPosition) -> Iterator[bytes]:
         level, encode = self.feature_level, msgspec.msgpack.encode
-        empty: dict[str, list[Any]] = {table.value: [] for table in Table}
+        empty = {table.value: NO_ROWS for table in Table}
         saved = shrink(_Snapshot(position=position, counters=self.counters, **empty), level)
         fields = saved if isinstance(saved, dict) else msgspec.structs.asdict(saved)
         # Its version is the cluster's feature level: every node can read the snapshot of every other.
@@ -269,8 +273,15 @@ class MetadataState:
             UnknownVersionError: a newer program wrote the snapshot.
             DecodeError: the bytes are no snapshot.
         """
+        state = cls()
+        for _ in state.decode_steps(data, level_max=level_max):
+            pass
+        return state
+
+    def decode_steps(self, data: bytes, *, level_max: int = LEVEL_MAX) -> Iterator[None]:
+        """Fill this new state as `decode` does, in small steps; not to be used before the last of them."""
         if not data:
-            return cls()
+            return
         if not LEVEL_MIN <= data[0] <= level_max:
             raise UnknownVersionError(
                 f"a metadata snapshot of version {data[0]}, but this program reads versions {LEVEL_MIN} to "
@@ -278,9 +289,17 @@ class MetadataState:
             )
         try:
             saved = _snapshot_decoder.decode(memoryview(data)[1:])
+            yield
+            for table in Table:
+                encoded = _table_decoder.decode(getattr(saved, table.value))
+                for first in range(0, len(encoded), SLICE_ROWS):
+                    rows = encoded[first : first + SLICE_ROWS]
+                    for row in _rows_decoders[table].decode(array_header(len(rows)) + b"".join(rows)):
+                        self._put(row)
+                    yield
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise DecodeError(f"a metadata snapshot that cannot be read: {error}") from None
-        return cls(saved.rows(), counters=saved.counters, position=saved.position)
+        self.counters, self.position = saved.counters, saved.position
 
     def view(self) -> View:
         """Return an immutable view of the current state."""

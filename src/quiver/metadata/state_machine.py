@@ -59,6 +59,8 @@ class MetadataStateMachine:
         self._on_failure = on_failure
         self._failure: StorageError | None = None
         self._outcomes: dict[Index, ApplyOutcome] = {}
+        self._prepared: tuple[bytes, MetadataState] | None = None
+        """A snapshot that `restore` will need, and what it says."""
         self.keeps_outcomes = False
         """Whether a proposer waits for an outcome."""
         self.on_skipped: Callable[[], None] | None = None
@@ -114,9 +116,16 @@ class MetadataStateMachine:
         """Return no steps: every command is applied at once."""
         return iter(())
 
-    def restore_steps(self, state: bytes) -> Iterator[None]:  # noqa: ARG002 - restored at once
-        """Return no steps: a node that starts has its state from the database, and restores a snapshot rarely."""
-        return iter(())
+    def restore_steps(self, state: bytes) -> Iterator[None]:
+        """Decode a snapshot in small steps, so that `restore` of these bytes has little left to do; raises as it."""
+        restored = MetadataState()
+        try:
+            yield from restored.decode_steps(state, level_max=self.level_max)
+        except UnknownVersionError:
+            raise
+        except DecodeError as error:
+            raise UnknownVersionError(error.message) from error
+        self._prepared = (state, restored)
 
     def snapshot_steps(self) -> Iterator[bytes]:
         """Freeze the state; return the parts of `snapshot`, each made in a small step; raises as `snapshot`."""
@@ -140,12 +149,7 @@ class MetadataStateMachine:
         Raises:
             UnknownVersionError: this program cannot read the snapshot; the state is unchanged.
         """
-        try:
-            restored = MetadataState.decode(state, level_max=self.level_max)
-        except UnknownVersionError:
-            raise
-        except DecodeError as error:
-            raise UnknownVersionError(error.message) from error
+        restored = self._take_restored(state)
         ours, theirs = self._state.counters.cluster_id, restored.counters.cluster_id
         if ours and theirs and ours != theirs:
             self._fail(StorageError(f"the database belongs to cluster {ours}, the log to cluster {theirs}"))
@@ -155,6 +159,15 @@ class MetadataStateMachine:
                 listener.replace(restored.view())
         elif self.on_skipped is not None:
             self.on_skipped()
+
+    def _take_restored(self, state: bytes) -> MetadataState:
+        """Return the decoded snapshot: that of `restore_steps`, or decoded now."""
+        if self._prepared is None or self._prepared[0] is not state:
+            for _ in self.restore_steps(state):
+                pass
+        assert self._prepared is not None, "the last step sets it"
+        (_, restored), self._prepared = self._prepared, None
+        return restored
 
     def pop_outcome(self, index: Index) -> ApplyOutcome | None:
         """Return and forget the outcome of the command at an index; None if it is not kept."""

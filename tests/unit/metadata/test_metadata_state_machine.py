@@ -15,6 +15,7 @@ from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, 
 from quiver.metadata.state_machine import MetadataStateMachine
 from quiver.model import Index, Term
 from quiver.record import build_batch, build_control_batch
+from quiver.replication import SLICE_ROWS
 
 BEGINNING: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
 
@@ -59,6 +60,27 @@ def test_what_the_database_has_is_skipped() -> None:
     assert (machine.skipped_entries, machine.applied_commands) == (3, 2)
     source.apply(log(*BEGINNING[3:], first_index=4))
     assert machine.snapshot() == source.snapshot()
+
+
+def test_snapshot_is_restored_in_small_steps_while_entries_are_applied() -> None:
+    source, _, _ = made()
+    source.apply(log(*BEGINNING, *[register_consumer() for _ in range(3 * SLICE_ROWS)]))
+    data = source.snapshot()
+    machine, listener, _ = made()
+    steps = machine.restore_steps(data)
+    for number, _ in enumerate(steps):
+        assert len(machine.state.view().consumers) == 0, "nothing changes before the restore itself"
+        machine.apply(log(*BEGINNING[number : number + 1], first_index=number + 1))
+    assert number > 6
+    machine.restore(data)
+    assert [view.index for view in listener.replaced] == [source.applied_index]
+    assert machine.snapshot() == data
+    for damaged in (b"\x01", data[:-1], data[:-3] + b"\xc1\xc1\xc1", data[:1] + b"\x80"):
+        with pytest.raises(UnknownVersionError):
+            list(machine.restore_steps(damaged))
+        with pytest.raises(UnknownVersionError):
+            machine.restore(damaged)
+    assert machine.snapshot() == data
 
 
 def test_newer_snapshot_replaces_and_older_one_does_not() -> None:
