@@ -352,7 +352,6 @@ class Member(MemberState):
         elif output.restore is not None:
             assert step.snapshot is not None, "the core restores what was just received"
             self._is_blocked = True
-            self._jobs.begin()
             self._host.spawn(self.group, self._restore, step, step.snapshot)
         else:
             self._write(step)
@@ -461,6 +460,9 @@ class Member(MemberState):
 
     async def _restore(self, step: PendingOutput, snapshot: StoredSnapshot) -> None:
         """Replace log and state by a snapshot. Its file is saved first: after a crash `member_files` does the rest."""
+        if self._is_closed:
+            return
+        self._jobs.begin()  # here: a task that is cancelled before it starts would never end it
         try:
             await self._compactor.replace_log(snapshot)
             machine_state = decode_snapshot_state(snapshot.state).machine

@@ -336,6 +336,26 @@ async def test_closing_waits_for_a_snapshot_that_is_being_restored(cluster: Clus
 
 
 @simulate
+async def test_closing_does_not_wait_for_a_restore_that_never_starts(cluster: Cluster) -> None:
+    leader = await cluster.leader()
+    late = next(node for node in cluster.nodes.values() if node is not leader)
+    for number in range(60):
+        await cluster.propose(b"%d" % number * 20)
+    late.kill()
+    for number in range(60):
+        await cluster.propose(b"%d" % number * 20)
+        if number % 20 == 19:
+            await (await cluster.leader()).member.take_snapshot()
+    late.start()
+    await cluster.wait(lambda: hasattr(late, "member") and late.replicator._members != {})
+    spawned: list[object] = []
+    late.replicator.spawn = lambda *work: spawned.append(work)  # type: ignore[method-assign] # as if the node were ending
+    await cluster.wait(lambda: late.member._is_blocked)
+    assert spawned
+    await asyncio.wait_for(late.member.close(), 5)
+
+
+@simulate
 async def test_garbage_from_the_network_is_refused_and_harmless(cluster: Cluster) -> None:
     leader = await cluster.leader()
     port = cluster.network.port(NodeId(77))
