@@ -13,6 +13,8 @@ import quiver
 from quiver.errors import ConfigError, ConflictError
 from quiver.operations.recover import RecoveryPlan, carry_out, check_name, make_plan
 from quiver.operations.survivors import StoppedNodes
+from quiver.storage.data_directory import replicas as replicas_of
+from quiver.storage.groups import GROUPS_FOLDER, JOINED_FOLDER
 from quiver.testing import LocalCluster
 
 LOST = (3, 4, 5)
@@ -47,6 +49,15 @@ async def recover(directories: list[str], name: str | None) -> RecoveryPlan:
         return plan
 
 
+def make_unknown_group(data: Path) -> Path:
+    """Make a group that a lost command created; return the folder that keeps its files after a recovery."""
+    groups, joined = Path(replicas_of(str(data)), GROUPS_FOLDER), Path(replicas_of(str(data)), JOINED_FOLDER)
+    known = next(iter(groups.iterdir()))
+    shutil.copytree(known, groups / "1000")
+    (joined / "1000").touch()
+    return groups / "1000.unknown"
+
+
 def wait_leaders(client: quiver.Cluster) -> None:
     end = time.monotonic() + 30
     while True:
@@ -74,6 +85,7 @@ def test_partitions_go_on_with_what_their_survivors_have(tmp_path: Path) -> None
         for number in LOST:
             shutil.rmtree(tmp_path / f"node-{number}")
         survivors = everywhere[:2]
+        unknown = make_unknown_group(tmp_path / "node-1")
 
         plan = asyncio.run(recover(survivors, None))
         assert (plan.survivors, plan.lost, plan.has_managers) == ((1, 2), LOST, False)
@@ -101,4 +113,5 @@ def test_partitions_go_on_with_what_their_survivors_have(tmp_path: Path) -> None
                 for number in range(5):
                     producer.send("again", partition=number).result()
             assert [node.node for node in client.brokers()] == [1, 2]
+            assert unknown.exists(), "nobody knows whose records these are: they are kept"
             client.add_manager(2 if plan.manager == 1 else 1)

@@ -29,7 +29,8 @@ from quiver.operations.survivors import Copy, StoppedNodes, Survivor, best_copy
 from quiver.raft import Configuration
 from quiver.raft.configuration import majority_of
 from quiver.replication.forcing import force_configuration
-from quiver.storage import DirectoryLock, save_identity
+from quiver.storage import DirectoryLock, GroupFolders, save_identity
+from quiver.storage.data_directory import replicas
 
 FENCE_LEVEL = 2
 """The feature level from which on a data directory names lost nodes, and the metadata knows `RecoverCluster`."""
@@ -79,6 +80,8 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     feature_level: int
     kept: int
     """How many partitions still have a majority of their replicas, and lose nothing."""
+    next_group: GroupId
+    """Groups from this one on are unknown to the metadata: lost commands made them. Their files are set aside."""
 
 
 def lock_directories(stack: ExitStack, directories: Iterable[str]) -> None:
@@ -123,6 +126,7 @@ async def make_plan(nodes: StoppedNodes, directories: Sequence[str]) -> Recovery
         partitions=_place_recreated(partitions, view, survivors),
         feature_level=view.feature_level,
         kept=len(planned) - len(partitions),
+        next_group=view.counters.next_group_id,
     )
 
 
@@ -138,6 +142,11 @@ async def carry_out(nodes: StoppedNodes, plan: RecoveryPlan, directories: Sequen
         lost = tuple(sorted({*one.identity.lost, *plan.lost}))
         fenced = msgspec.structs.replace(one.identity, lost=lost, level=max(one.identity.level, FENCE_LEVEL))
         await storage.submit(partial(save_identity, nodes.disk, one.data, fenced))
+    for one in found:  # before the metadata skips these ids: then they would count as purged, and be removed
+        folders = GroupFolders(nodes.disk, replicas(one.data))
+        for group in sorted(one.copies):
+            if group >= plan.next_group:
+                await storage.submit(partial(folders.set_aside, group))
     for partition in plan.partitions:
         if partition.best is not None:
             term = Term(1 + max(partition.epoch, *(copy.term for copy in _copies(found, partition.group))))

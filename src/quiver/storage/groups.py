@@ -18,6 +18,8 @@ from quiver.storage.hardstate import HARD_STATE_NAME
 GROUPS_FOLDER = "groups"
 JOINED_FOLDER = "joined"
 TRASH_FOLDER = "trash"
+ASIDE_SUFFIX = ".unknown"
+"""Ends the names of folders whose group the metadata lost; only operators remove them."""
 
 
 class GroupFolders:
@@ -78,6 +80,19 @@ class GroupFolders:
         self._disk.sync_directory(self._groups)
         self._disk.sync_directory(self._trash)  # on disk now: all files of the member are in the trash
         self._remove_tree(discarded)
+
+    def set_aside(self, group: GroupId) -> None:
+        """Keep the files of a group that the metadata does not know under a name that no group has.
+
+        On disk after this returns: the new name, and no marker. After a crash, call it again.
+        """
+        marker = f"{self._joined}/{group}"
+        if self._disk.exists(marker):
+            self._disk.remove(marker)
+            self._disk.sync_directory(self._joined)  # never the marker without files: they would count as lost
+        if self._disk.exists(self.path(group)):
+            self._disk.rename(self.path(group), self.path(group) + ASIDE_SUFFIX)
+            self._disk.sync_directory(self._groups)
 
     def _remove_tree(self, path: str) -> None:
         if not self._disk.exists(path):

@@ -54,6 +54,16 @@ def test_a_folder_without_hard_state_is_no_member(tmp_path: Path) -> None:
     assert folders.present() == {GROUP}
 
 
+def test_group_that_is_set_aside_keeps_its_files_and_is_no_member(tmp_path: Path) -> None:
+    folders = prepared(SystemDisk(), str(tmp_path))
+    make_member(SystemDisk(), folders, GROUP)
+    folders.join(GROUP)
+    for _ in range(2):
+        folders.set_aside(GROUP)
+        assert (folders.present(), folders.joined()) == (frozenset(), frozenset())
+        assert list((tmp_path / "groups" / "7.unknown").iterdir())
+
+
 def test_leaving_removes_every_file(tmp_path: Path) -> None:
     folders = prepared(SystemDisk(), str(tmp_path))
     make_member(SystemDisk(), folders, GROUP)
