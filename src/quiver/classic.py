@@ -503,7 +503,7 @@ def _find_cluster(addresses: str | Iterable[str] | None, ca_file: str) -> tuple[
         from quiver.contexts import resolve
     except ImportError:  # this file was copied into a program: neither environment nor contexts are known
         texts = texts or [DEFAULT_ADDRESS]
-        is_tls = bool(ca_file) or any(text.startswith("https://") for text in texts)
+        is_tls = bool(ca_file) or any(text.lower().startswith("https://") for text in texts)
     else:
         target = resolve(texts, ca_file=ca_file)
         texts, is_tls, ca_file = list(target.addresses), target.is_tls, target.ca_file

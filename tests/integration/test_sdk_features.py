@@ -255,7 +255,14 @@ def test_scan_reads_what_was_there_and_only_the_range(cluster: quiver.Cluster, t
     assert values(start=when + timedelta(hours=4), end=when + timedelta(hours=7)) == [4, 6, 5]
     assert values(start="latest") == values(start=1000) == values(end=0) == []
     assert values(end=1000, partitions=[1]) == [1, 3, 5, 7, 9]
-    for options in ({"start": -1}, {"start": "now"}, {"partitions": [9]}, {"start": {9: 1}}):
+    for options in (
+        {"start": -1},
+        {"start": 1.5},
+        {"end": None},
+        {"start": "now"},
+        {"partitions": [9]},
+        {"start": {9: 1}},
+    ):
         with pytest.raises(QuiverError):
             values(**options)
 

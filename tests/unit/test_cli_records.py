@@ -119,7 +119,7 @@ def test_template_renders_fields_and_escapes() -> None:
     assert render(record) == b"1970-01-01T00:00:00.000Z\t2:7 k=v\\x1b h=1 {}\n"
 
 
-@pytest.mark.parametrize("template", ["{nope}", "{value", "{value.__class__}", "{0}"])
+@pytest.mark.parametrize("template", ["{nope}", "{value", "{value.__class__}", "{0}", "{value:d}", "{offset!x}"])
 def test_template_with_anything_else_is_refused(template: str) -> None:
     with pytest.raises(click.UsageError, match="--template"):
         make_template(template)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quiver import classic
 from quiver.cli import main
 from quiver.config import load_settings
 from quiver.contexts import (
@@ -172,3 +174,16 @@ def test_context_of_the_environment_is_ignored_once_the_cluster_is_named(home: P
     assert not resolve("a:1", environment=environment).is_tls
     found = resolve(environment=environment | {"QUIVER_URL": "b:2"})
     assert (found.addresses, found.is_tls, found.ca_file) == (("b:2",), False, "")
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("url", ["https://a:1", "HTTPS://a:1"])
+def test_classic_library_never_speaks_plain_text_to_https(
+    monkeypatch: pytest.MonkeyPatch, url: str, is_copied: bool
+) -> None:
+    if is_copied:  # into a program where Quiver is not installed
+        monkeypatch.setitem(sys.modules, "quiver.contexts", None)
+    texts, tls = classic._find_cluster(url, "")
+    assert texts == [url]
+    assert tls is not None
+    assert classic._find_cluster("http://a:1", "")[1] is None

@@ -38,6 +38,7 @@ from quiver.cli.options import (
 )
 from quiver.cli.output import describe_record, format_count, format_time, printable
 from quiver.client.frames import require_arrow
+from quiver.model import Offset, PartitionId
 from quiver.record.batch import Record
 
 POLL_S = 0.5
@@ -403,6 +404,10 @@ def make_template(template: str) -> Callable[[Record], bytes]:
         )
         return line.encode() + b"\n"
 
+    try:
+        render(Record(Offset(0), 0, b"", b"", (), PartitionId(0)))
+    except (ValueError, LookupError, AttributeError) as error:  # such as {value:d}
+        raise click.UsageError(f"--template: {error}") from None
     return render
 
 

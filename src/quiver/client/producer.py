@@ -8,6 +8,7 @@ that opened the core.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -331,9 +332,24 @@ def record_bytes(value: Value, key: Value) -> int:
 def encode_json(value: Any) -> bytes:
     """Return a value as JSON; dates become ISO 8601. Raises `RequestError` for what JSON cannot hold."""
     try:
-        return msgspec.json.encode(value)
+        encoded = msgspec.json.encode(value)
+        if b"null" in encoded:  # what msgspec writes for such numbers, too
+            _check_numbers(msgspec.to_builtins(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"not sent: the value cannot be written as JSON: {error}", code="bad_json") from error
+    return encoded
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise `ValueError` if a value holds NaN or an infinity."""
+    if isinstance(value, dict):
+        for each in value.values():
+            _check_numbers(each)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            _check_numbers(each)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no number {value}")
 
 
 def late_error(timeout: float) -> OutcomeUnknownError:

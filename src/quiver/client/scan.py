@@ -143,7 +143,7 @@ async def _resolve(
         found = (await find_offsets(router, known.topic, at, topic_id=known.topic_id)).offsets
     else:
         found = dict.fromkeys(known.offsets, bound)
-    if any(offset < 0 for offset in found.values()):
+    if any(type(offset) is not int or offset < 0 for offset in found.values()):
         raise OutOfRangeError(f"not a position of a scan: {bound!r}; use 'earliest', 'latest', an offset, a datetime")
     return found
 

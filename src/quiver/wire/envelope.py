@@ -118,10 +118,17 @@ def encode_request(
     """Return the buffers of a request's frame for a program that knows `level`.
 
     Large parts are not copied and must not change until sent.
+
+    Raises:
+        RequestError: it holds what no message can hold, such as a number of more than 64 bits.
     """
     timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
     sent = request if level >= LEVEL_MAX else shrink(request, level)
-    head = _encode((correlation_id, timeout_ms, sent))
+    try:
+        head = _encode((correlation_id, timeout_ms, sent))
+    except (OverflowError, TypeError, ValueError) as error:
+        kind = type(request).__struct_config__.tag
+        raise RequestError(f"not done: the request {kind} cannot be sent: {error}", code="bad_value") from None
     check_payload = bool(parts) and not request.carries_batches
     if len(head) > HEAD_BYTES_MAX:
         body = _encode(sent)

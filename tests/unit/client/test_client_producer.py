@@ -14,6 +14,7 @@ from client_world import World
 from quiver.client.batching import StoredBatch, partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.inflight import InflightBatch, InflightWindow
+from quiver.client.producer import encode_json
 from quiver.clock import SystemClock
 from quiver.errors import (
     FencedError,
@@ -824,3 +825,12 @@ def test_producer_of_a_recreated_topic_sends_to_the_new_one() -> None:
             return world.values("logs")
 
     assert world.run(scenario()) == [b"new"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_number_that_json_cannot_hold_is_refused_and_not_stored_as_null(number: float) -> None:
+    assert encode_json({"a": [None, 1.5]}) == b'{"a":[null,1.5]}'
+    for value in (number, {"a": [1, (number,)]}):
+        with pytest.raises(RequestError, match="JSON has no number") as refused:
+            encode_json(value)
+        assert refused.value.code == "bad_json"

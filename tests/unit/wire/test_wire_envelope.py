@@ -43,6 +43,7 @@ from quiver.wire.messages import (
     BrokerHeartbeatRequest,
     CommandSubmitted,
     Consume,
+    Fetch,
     Fetched,
     GetMetadata,
     LeaderInfo,
@@ -131,6 +132,13 @@ def test_body_that_no_head_can_hold_travels_before_the_payload_and_under_the_che
     answered = decode_response(as_frame(buffers))
     assert decode_body(answered.body, MetadataFound) == LONG_METADATA
     assert bytes(answered.payload) == b"behind"
+
+
+@pytest.mark.parametrize("offset", [1 << 70, object()])
+def test_request_that_no_message_can_hold_is_refused_before_it_is_sent(offset: Any) -> None:
+    request = Fetch(topic_id=TopicId(1), partition_id=PartitionId(0), offset=offset)
+    with pytest.raises(RequestError, match="not done: the request fetch cannot be sent"):
+        encode_request(1, 1000, request)
 
 
 def test_failure_arrives() -> None:
