@@ -586,6 +586,8 @@ class MemoryCluster:
                 return wire.OffsetFound(offset=next(found, partition.end_offset))
             case wire.MoveCursor():
                 for consumer_id, offset in request.cursors:
+                    if consumer_id not in self.consumers:
+                        raise NotFoundError(f"not done: unknown consumer {consumer_id}", code="unknown_consumer")
                     if request.session:
                         partition.begin_session(consumer_id, request.session)
                     if not (request.only_new and consumer_id in partition.cursors):

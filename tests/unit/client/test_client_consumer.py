@@ -242,6 +242,27 @@ def test_consumer_without_a_name_leaves_no_state() -> None:
     assert world.cluster.partition("logs", 0).cursors == {}
 
 
+def test_consumer_without_a_name_reads_on_when_every_registration_has_expired() -> None:
+    world = World()
+
+    async def scenario() -> None:
+        async with world.connect() as cluster:
+            await fill(cluster, count=3)
+            unnamed, named = await cluster.consumer("logs"), await cluster.consumer("logs", name="report")
+            assert len(await unnamed.poll(timeout=5)) == len(await named.poll(timeout=5)) == 3
+            for consumer_id in list(world.cluster.consumers):
+                await cluster.forget("consumer", consumer_id)
+            async with await cluster.producer("logs") as producer:
+                await producer.send("after", partition=0)
+            assert await unnamed.size() == 1
+            assert [record.text for record in await unnamed.poll(timeout=5)] == ["after"]
+            with pytest.raises(NotFoundError) as failed:
+                await named.commit()
+            assert (failed.value.code, failed.value.outcome) == ("unknown_consumer", "not_done")
+
+    world.run(scenario())
+
+
 @pytest.mark.parametrize("name", [None, "report"])
 def test_latest_starts_after_existing_records(name: str | None) -> None:
     world = World()
