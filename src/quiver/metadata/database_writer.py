@@ -1,8 +1,8 @@
 """Write applied changes to the database, in order, one transaction at a time.
 
 While a transaction runs in the executor, later changes accumulate, the newest row of each key, and form the next
-transaction: under load, more commands share one. The pending rows are bounded by the size of the metadata itself. The
-event loop never blocks.
+transaction: under load, more commands share one. Beyond `CHANGES_MAX` pending rows, those of removed clients would
+grow without end in a long outage: the next transaction then writes all rows instead. The event loop never blocks.
 
 The log is the durable copy of the metadata, so the loss of a database server loses nothing and stops nothing: the
 writer retries it for as long as it takes, and meanwhile nothing waits for the database (`outage` says since when and
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_MS_MIN, RETRY_MS_MAX = 100, 5_000
 """Shortest and longest wait before an unreachable database server is tried again."""
+CHANGES_MAX = 100_000
+"""Changed rows, removed ones included, that wait for a transaction; beyond it, all rows are written instead."""
 STALL_MS = 2_000
 """How long a transaction runs before its server counts as unreachable: a stopped one accepts and never answers."""
 INTERRUPT_MS = 10_000
@@ -120,6 +122,8 @@ class DatabaseWriter:
         """Add the changes applied up to a position."""
         for change in changes:
             self._changes[change.table, change.key] = change.row
+        if len(self._changes) > CHANGES_MAX:
+            self._base, self._changes = self._view(), {}
         self._counters, self._newest = counters, position
         self._write_next()
 

@@ -7,15 +7,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from metadata_world import create_topic, formed_state, register_broker, register_consumer
+from metadata_world import NOW_MS, create_topic, formed_state, register_broker, register_consumer
 
 from quiver.errors import OutcomeUnknownError, StorageError
+from quiver.metadata import database_writer
 from quiver.metadata.apply import apply
 from quiver.metadata.change_log import ChangeLog, WatchEvent
-from quiver.metadata.commands import AnyCommand
+from quiver.metadata.commands import AnyCommand, ForgetClientCommand
 from quiver.metadata.database import DatabaseLostError, DatabaseOutdatedError, Transaction
 from quiver.metadata.database_writer import INTERRUPT_MS, STALL_MS, DatabaseWriter
-from quiver.metadata.rows import Table
+from quiver.metadata.rows import EntityKind, Table
 from quiver.metadata.state import Change, Counters, LogPosition, MetadataState
 from quiver.model import Index, Term
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedExecutor, SimulatedLoop
@@ -161,6 +162,30 @@ def test_server_that_stays_away_never_stops_the_node() -> None:
         tries = len(world.database.failures)
         await asyncio.sleep(60)
         assert len(world.database.failures) == tries, "a closed writer must not try again"
+
+    run(test)
+
+
+def test_clients_that_come_and_go_in_an_outage_leave_no_growing_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_writer, "CHANGES_MAX", 50)
+
+    async def test(world: World) -> None:
+        world.database.failures = [DatabaseLostError("gone") for _ in range(5)]
+        world.do(register_broker(4))
+        for number in range(1, 301):
+            world.do(register_consumer())
+            world.do(ForgetClientCommand(now_ms=NOW_MS, kind=EntityKind.CONSUMER, id=number))
+            assert world.projector.pending_rows <= 50
+        await asyncio.sleep(0.05)
+        assert world.projector.outage is not None
+        await world.wait_back()
+        first, second = world.database.written
+        assert (first.base, second.before, second.after) == (None, at(1), world.state.position)
+        assert second.base is not None
+        stored = MetadataState.decode(second.base.encode())
+        for (table, key), row in second.changes.items():
+            stored.apply_changes([Change(table, key, row)], second.counters)
+        assert stored.view().digest() == world.state.view().digest()
 
     run(test)
 
