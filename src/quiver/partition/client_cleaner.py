@@ -93,7 +93,8 @@ class ClientCleaner:
         self._removed_producers.clear()
         self._removed_consumers.clear()
         if self.is_scan_due:
-            producers, consumers = self._state.producers.ids(), tuple(self._state.cursors)
+            # A session may be left without a cursor, if it began while its consumer was dropped.
+            producers, consumers = self._state.producers.ids(), tuple(self._state.cursors | self._state.sessions)
             self.is_scan_due = False
         try:
             gone = await _filter_in_steps(producers, clients.gone_producers)

@@ -75,6 +75,23 @@ def test_removed_clients_are_dropped_from_the_state_and_the_others_stay() -> Non
     run(test)
 
 
+def test_session_that_began_while_its_consumer_was_dropped_goes_with_the_next_scan() -> None:
+    async def test(replica: Replica) -> None:
+        await set_cursors(replica, [5])
+        replica.set_clients(lambda: Registered(70))
+        dropping = asyncio.create_task(replica.maintain(0))
+        while all(proposed.is_done for proposed in replica._gate._pending):
+            await asyncio.sleep(0)
+        await replica.move_cursors([(ConsumerId(5), Offset(0))], only_new=True, session=3)
+        await dropping
+        assert (replica.state.cursors, replica.state.sessions) == ({}, {5: 3})
+        replica._maintenance.cleaner.is_scan_due = True
+        await replica.maintain(0)
+        assert (replica.state.cursors, replica.state.sessions) == ({}, {})
+
+    run(test)
+
+
 def test_client_that_the_metadata_does_not_know_yet_stays() -> None:
     async def test(replica: Replica) -> None:
         await replica.append(batch(0, producer=10_000))
