@@ -80,7 +80,7 @@ def test_session_that_began_while_its_consumer_was_dropped_goes_with_the_next_sc
         await set_cursors(replica, [5])
         replica.set_clients(lambda: Registered(70))
         dropping = asyncio.create_task(replica.maintain(0))
-        while all(proposed.is_done for proposed in replica._gate._pending):
+        while all(proposed.is_done for proposed in replica._gate._pending):  # noqa: ASYNC110 - until it is proposed
             await asyncio.sleep(0)
         await replica.move_cursors([(ConsumerId(5), Offset(0))], only_new=True, session=3)
         await dropping
