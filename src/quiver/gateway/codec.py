@@ -22,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import UNSET
 
+from quiver.client.batching import StoredHeaders
 from quiver.errors import (
     ConflictError,
     DiskFullError,
@@ -151,6 +152,8 @@ class RecordFields(TypedDict, total=False):
     message_b64: str
     key: str
     key_b64: str
+    headers: dict[str, str | None]
+    headers_b64: dict[str, str]
 
 
 def decode_value(text: str | None, encoded: str | None) -> bytes:
@@ -171,6 +174,21 @@ def decode_values(texts: list[str] | None, encoded: list[str] | None) -> list[by
     return [text.encode() for text in texts] if texts is not None else [_decode_base64(one) for one in encoded or ()]
 
 
+def decode_headers(texts: Mapping[str, str] | None, encoded: Mapping[str, str] | None) -> StoredHeaders | None:
+    """Return headers that are given as text and as base64; None if there are none.
+
+    Raises:
+        RequestError: one is not base64, or a name is given in both.
+    """
+    if not texts and not encoded:
+        return None
+    texts, encoded = texts or {}, encoded or {}
+    if twice := texts.keys() & encoded.keys():
+        raise RequestError(f"not done: header {min(twice)!r} is in headers and in headers_b64", code="given_twice")
+    stored = [(name, text.encode()) for name, text in texts.items()]
+    return (*stored, *((name, _decode_base64(one)) for name, one in encoded.items()))
+
+
 def record_fields(record: Record) -> RecordFields:
     """Return a record's fields for an answer."""
     fields: RecordFields = {"offset": record.offset, "timestamp": record.timestamp}
@@ -180,6 +198,8 @@ def record_fields(record: Record) -> RecordFields:
         fields["message"] = text
     else:
         fields["message_b64"] = base64.b64encode(record.value).decode()
+    if record.headers:
+        _add_headers(fields, dict(record.headers))
     if record.key is None:
         return fields
     if (text := _as_text(record.key)) is not None:
@@ -187,6 +207,19 @@ def record_fields(record: Record) -> RecordFields:
     else:
         fields["key_b64"] = base64.b64encode(record.key).decode()
     return fields
+
+
+def _add_headers(fields: RecordFields, headers: Mapping[str, bytes | None]) -> None:
+    texts = {name: None if value is None else _as_text(value) for name, value in headers.items()}
+    encoded = {
+        name: base64.b64encode(value).decode()
+        for name, value in headers.items()
+        if value is not None and texts[name] is None
+    }
+    if shown := {name: text for name, text in texts.items() if name not in encoded}:
+        fields["headers"] = shown
+    if encoded:
+        fields["headers_b64"] = encoded
 
 
 def _as_text(value: bytes) -> str | None:

@@ -173,6 +173,9 @@ class ProduceBody(Parameters, frozen=True):
     message_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
     partition_id: Annotated[Id | None, Meta(description="Default: by the hash of `key`, else round robin.")] = None
     key: str | None = None
+    timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC; default: now.")] = None
+    headers: Annotated[dict[str, str] | None, Meta(description="Headers of text, by name.")] = None
+    headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
     sequence: Annotated[
         Id | None,
         Meta(description="0, 1, 2 … per producer and partition; a repeated call returns the first call's offset."),
@@ -262,6 +265,10 @@ class ConsumeBatchQuery(ConsumeQuery, frozen=True):
     ] = None
 
 
+Headers = Annotated[dict[str, str | None], Meta(description="Headers of text, by name; of a repeated name, the last.")]
+HeadersBase64 = Annotated[dict[str, str], Meta(description="Headers of other bytes, in base64, by name.")]
+
+
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A record; its value is in `message` if it is text, else in `message_b64`."""
 
@@ -272,6 +279,8 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     message_b64: str | UnsetType = UNSET
     key: str | UnsetType = UNSET
     key_b64: str | UnsetType = UNSET
+    headers: Headers | UnsetType = UNSET
+    headers_b64: HeadersBase64 | UnsetType = UNSET
 
 
 class ConsumedAnswer(Answer, frozen=True):
@@ -284,6 +293,8 @@ class ConsumedAnswer(Answer, frozen=True):
     message_b64: str | UnsetType = UNSET
     key: str | UnsetType = UNSET
     key_b64: str | UnsetType = UNSET
+    headers: Headers | UnsetType = UNSET
+    headers_b64: HeadersBase64 | UnsetType = UNSET
 
 
 class BatchConsumedAnswer(Answer, frozen=True):

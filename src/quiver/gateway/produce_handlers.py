@@ -11,14 +11,14 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Literal
 
-from quiver.client.batching import partition_of
+from quiver.client.batching import StoredHeaders, partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.producer import ProducerCore
 from quiver.clock import Clock
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
-from quiver.gateway.codec import decode_value, decode_values, error_response
+from quiver.gateway.codec import decode_headers, decode_value, decode_values, error_response
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.registrations import Registrations, TopicAccess
@@ -132,7 +132,15 @@ class ProduceHandlers:
     ) -> asyncio.Future[HttpResponse]:
         partition = self._choose_partition(access, given.partition_id, given.key)
         _check_epoch(access, given.epoch)
-        delivery = self._topic_producers.send(access.topic, producer, value, key=given.key, partition=partition)
+        delivery = self._topic_producers.send(
+            access.topic,
+            producer,
+            value,
+            key=given.key,
+            partition=partition,
+            timestamp=given.timestamp,
+            headers=decode_headers(given.headers, given.headers_b64),
+        )
         self._on_client_seen("producer", given.producer_id)
         response: asyncio.Future[HttpResponse] = self._loop.create_future()
 
@@ -152,7 +160,10 @@ class ProduceHandlers:
 
     async def _produce_sequenced(self, given: contract.ProduceBody) -> contract.ProducedAnswer:
         values = [decode_value(given.message, given.message_b64)]
-        partition_id, offset = await self._append_sequenced(given, values)
+        headers = decode_headers(given.headers, given.headers_b64)
+        partition_id, offset = await self._append_sequenced(
+            given, values, timestamp=given.timestamp, headers=None if headers is None else [headers]
+        )
         return contract.ProducedAnswer(partition_id=partition_id, offset=offset)
 
     async def produce_batch(self, given: contract.ProduceBatchBody) -> contract.BatchProducedAnswer:
@@ -178,7 +189,12 @@ class ProduceHandlers:
         return position
 
     async def _append_sequenced(
-        self, given: contract.ProduceBody | contract.ProduceBatchBody, values: list[bytes]
+        self,
+        given: contract.ProduceBody | contract.ProduceBatchBody,
+        values: list[bytes],
+        *,
+        timestamp: int | None = None,
+        headers: list[StoredHeaders] | None = None,
     ) -> tuple[PartitionId, int]:
         """Append a batch under the client's own id and sequence; the leader deduplicates repeated calls."""
         if given.partition_id is None:
@@ -189,7 +205,8 @@ class ProduceHandlers:
         _check_epoch(access, given.epoch)
         batch = build_batch(
             values,
-            timestamp=self._clock.wall_ms(),
+            timestamp=self._clock.wall_ms() if timestamp is None else timestamp,
+            headers=headers,
             keys=None if given.key is None else [given.key.encode()] * len(values),
             producer_id=ProducerId(given.producer_id),
             producer_epoch=access.epoch if given.epoch is None else given.epoch,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
+from quiver.client.batching import StoredHeaders
 from quiver.client.delivery import Delivery
 from quiver.client.options import ProducerOptions
 from quiver.client.producer import ProducerCore
@@ -67,11 +68,19 @@ class TopicProducers:
         return producer
 
     def send(
-        self, topic: TopicRow, producer: ProducerCore, value: bytes, *, key: str | None, partition: int | None
+        self,
+        topic: TopicRow,
+        producer: ProducerCore,
+        value: bytes,
+        *,
+        key: str | None,
+        partition: int | None,
+        timestamp: int | None = None,
+        headers: StoredHeaders | None = None,
     ) -> Delivery:
         """Accept a message; raise `OverloadedError` if the buffer is full."""
         try:
-            delivery = producer.add(value, key, partition, None, None)
+            delivery = producer.add(value, key, partition, timestamp, headers)
         except FencedError as error:
             raise self.translate_error(topic, error) from None
         if delivery is None:

@@ -132,6 +132,24 @@ async def test_equal_keys_go_to_one_partition(world: World) -> None:
     assert len({answer["partition_id"] for _, answer in answers}) == 1
 
 
+@pytest.mark.parametrize("sequence", [None, 0])
+def test_message_has_the_headers_and_the_timestamp_that_were_given(sequence: int | None) -> None:
+    async def scenario(world: World) -> None:
+        producer_id, consumer_id = await world.register_producer(), await world.register_consumer()
+        given = {"topic": "t", "producer_id": producer_id, "partition_id": 0, "message": "m", "sequence": sequence}
+        texts, encoded = {"host": "web-1", "empty": ""}, {"raw": "/w=="}
+        more = {"headers": texts, "headers_b64": encoded, "timestamp": 5}
+        status, answer = await world.post("/producer/produce", **given, **more)
+        assert status == 200, answer
+        status, answer = await world.get("/consumer/consume", topic="t", consumer_id=consumer_id)
+        assert (answer["timestamp"], answer["headers"], answer["headers_b64"]) == (5, texts, encoded)
+        for bad in ({"headers_b64": {"raw": "?"}}, {"headers": texts, "headers_b64": {"host": ""}}, {"headers": ["a"]}):
+            status, answer = await world.post("/producer/produce", **given, **bad)
+            assert status == 400, bad
+
+    World().run(scenario)
+
+
 @in_world
 async def test_binary_messages_go_in_and_come_out(world: World) -> None:
     producer_id, consumer_id = await world.register_producer(), await world.register_consumer()
