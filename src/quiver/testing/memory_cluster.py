@@ -228,8 +228,7 @@ class MemoryCluster:
     def move_leader(self, topic: str, partition_id: int, leader: int) -> None:
         """Let another node lead a partition."""
         partition = self.partition(topic, partition_id)
-        partition.leader = NodeId(leader)
-        partition.epoch += 1
+        partition.leader, partition.epoch = NodeId(leader), partition.epoch + 1
 
     def stop(self, node: int) -> None:
         """Stop a node; what it leads goes to the next one that runs."""
@@ -286,9 +285,9 @@ class MemoryCluster:
 
     async def _answer(self, node: NodeId, request: Any, data: bytes) -> tuple[requests.Response, list[bytes]]:
         match request:
-            case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.MoveCursor():
+            case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.BeginEpoch():
                 return await self._answer_leader(node, request, data)
-            case wire.GetCursors() | wire.BeginEpoch() | ConsumeMany():
+            case wire.MoveCursor() | wire.GetCursors() | ConsumeMany():
                 return await self._answer_leader(node, request, data)
             case _:
                 return self._answer_any(node, request), []
@@ -447,8 +446,7 @@ class MemoryCluster:
             self.consumers[known_id] = (request.request_id, set())
         if known_id not in self.consumers:
             raise NotFoundError(f"there is no consumer {known_id}", code="unknown_consumer")
-        name, before = self.consumers[known_id]
-        self.consumers[known_id] = (name, before | topics)
+        self.consumers[known_id][1].update(topics)
         return wire.ConsumerRegistered(consumer_id=known_id, index=self._done().index)
 
     def _list_clients(self, request: admin_messages.ListClients) -> admin_messages.ClientsFound:
