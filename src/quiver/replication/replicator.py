@@ -138,8 +138,8 @@ class Replicator:
             raise StorageError(f"group {group} is not opened: the disk of this node has failed: {self._failure}")
         for warning in files.warnings:
             logger.warning("log recovered with a finding", extra=facts(group=group, finding=warning))
-        await prepare_restore(machine, files.machine_state)
         try:
+            await prepare_restore(machine, files.machine_state)
             member = Member(
                 group,
                 files,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
 from replication_cluster import DIRECTORY, GROUP, SMALL_LOG, Cluster, Node, ValuesMachine
 
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError, UnknownVersionError
-from quiver.model import NodeId
+from quiver.model import GroupId, NodeId
 from quiver.raft import Configuration
 from quiver.record import Batch, build_batch
 from quiver.replication import Member
+from quiver.storage import Log
 from quiver.tasks import timeout
 
 NEWER = b"written by a newer program"
@@ -144,5 +145,29 @@ def test_unexpected_error_stops_one_member_and_another_leads_soon() -> None:
         assert [type(fault) for _, fault in stopped.faults] == [KeyError]
         refused = await outcome(cluster, stopped, b"b")
         assert isinstance(refused, UnavailableError)
+
+    run(test)
+
+
+def test_member_whose_state_cannot_be_restored_leaves_no_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenMachine(ValuesMachine):
+        def restore_steps(self, state: bytes) -> Iterator[None]:
+            raise KeyError("no such thing")
+
+    closed: list[Log] = []
+    close = Log.close
+
+    async def note(log: Log) -> None:
+        await close(log)
+        closed.append(log)
+
+    monkeypatch.setattr(Log, "close", note)
+
+    async def test(cluster: OldCluster) -> None:
+        node = await cluster.leader()
+        for attempt in (1, 2):  # it is retried for as long as the node runs
+            with pytest.raises(KeyError):
+                await node.replicator.open_member(GroupId(7), f"{DIRECTORY}/7", BrokenMachine())
+            assert len(closed) == attempt
 
     run(test)
