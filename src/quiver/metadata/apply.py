@@ -13,7 +13,8 @@ from typing import Any, assert_never
 
 import msgspec
 
-from quiver.features import level_of
+from quiver.errors import UnknownVersionError
+from quiver.features import explain_level, level_of
 from quiver.metadata import brokers, clients, recovery, topics
 from quiver.metadata.commands import (
     AbortMove,
@@ -64,11 +65,15 @@ class ApplyOutcome(msgspec.Struct, frozen=True):
     """Whether the code failed on the command."""
 
 
-def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
-    """Apply a command to a state, or refuse it and leave the state unchanged; never raises.
+def apply(state: MetadataState, command: AnyCommand, *, level_max: int | None = None) -> ApplyOutcome:
+    """Apply a command to a state, or refuse it and leave the state unchanged.
 
     A command that makes this code fail is refused as `bad_command`: it is in the log of every member, and would end all
     of them, again after each restart.
+
+    Raises:
+        UnknownVersionError: the command sets a feature level above `level_max`, the highest that this program knows;
+            the state is unchanged.
     """
     if not state.counters.cluster_id and not isinstance(command, InitCluster):
         return ApplyOutcome(refusal=refuse("not_formed", "not done: the cluster is not formed yet; retry"))
@@ -79,8 +84,11 @@ def apply(state: MetadataState, command: AnyCommand) -> ApplyOutcome:
         return ApplyOutcome(refusal=refuse("bad_command", reason), is_defect=True)
     if isinstance(decision, CommandRefusal):
         return ApplyOutcome(refusal=decision)
-    changes = tuple(decision.changes)
-    state.apply_changes(changes, decision.counters or state.counters)
+    changes, counters = tuple(decision.changes), decision.counters or state.counters
+    if level_max is not None and counters.feature_level > level_max:
+        message = explain_level(counters.feature_level, level_max=level_max)
+        raise UnknownVersionError(f"a command of a newer program: {message}")
+    state.apply_changes(changes, counters)
     return ApplyOutcome(result=decision.result or CommandDone(len(changes)), changes=changes)
 
 

@@ -6,10 +6,10 @@ newest snapshot; entries that the database already has are skipped by index and 
 is applied exactly once, whatever the positions of snapshot and database.
 
 Nothing in the log ends a node. A command that is malformed, or that makes this program fail, is refused as
-`bad_command` on every member and counted. One of a newer program is never skipped: `apply` stops before it.
+`bad_command` on every member and counted. One of a newer program, or one that raises the feature level above what this
+program knows, is never skipped: `apply` stops before it.
 
-It stops permanently and calls `on_failure` rather than follow a cluster to a feature level that this program does not
-know, or continue with a database that belongs to another log.
+It stops permanently and calls `on_failure` rather than continue with a database that belongs to another log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from quiver.errors import DecodeError, StorageError, UnknownVersionError, invariant
-from quiver.features import LEVEL_MAX, explain_level
+from quiver.features import LEVEL_MAX
 from quiver.logs import facts
 from quiver.metadata.apply import ApplyOutcome, apply
 from quiver.metadata.commands import decode_command
@@ -185,16 +185,14 @@ class MetadataStateMachine:
         invariant(found.index == position.index + 1, "entries are applied one by one", at=position, found=found)
         try:
             command = decode_command(batch, level_max=self.level_max)
+            outcome = ApplyOutcome() if command is None else apply(self._state, command, level_max=self.level_max)
+            self.applied_commands += command is not None
         except UnknownVersionError as error:
             raise UnknownVersionError(f"the metadata log holds at index {found.index} {error.message}") from error
         except DecodeError as error:
             outcome = ApplyOutcome(refusal=refuse("bad_command", f"not done: {error.message}"))
-        else:
-            outcome = ApplyOutcome() if command is None else apply(self._state, command)
-            self.applied_commands += command is not None
         self._note(found.index, outcome)
         self._state.advance_to(found)
-        self._check_level()
         return outcome.changes
 
     def _note(self, index: Index, outcome: ApplyOutcome) -> None:
@@ -204,11 +202,6 @@ class MetadataStateMachine:
             logger.error("command refused", extra=facts(index=index, reason=outcome.refusal.message))
         if outcome.refusal is not None or outcome.result is not None:
             self._keep(index, outcome)
-
-    def _check_level(self) -> None:
-        level = self._state.counters.feature_level
-        if level > self.level_max and self._failure is None:
-            self._fail(StorageError(explain_level(level, level_max=self.level_max), code="unknown_version"))
 
     def _skip(self, found: LogPosition) -> None:
         """Skip an entry that the database has; the last one must be the same entry, by its term."""

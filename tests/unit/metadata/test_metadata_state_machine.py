@@ -9,11 +9,12 @@ import pytest
 from metadata_world import create_topic, entry, formed_state, init_cluster, log, register_broker, register_consumer
 
 from quiver.errors import InvariantBroken, StorageError, UnknownVersionError
+from quiver.features import LEVEL_MAX, LEVEL_MIN
 from quiver.metadata import state_machine as machine_module
-from quiver.metadata.commands import CONTROL_STATE, AnyCommand
+from quiver.metadata.commands import CONTROL_STATE, AnyCommand, NodeLevel, RaiseLevel
 from quiver.metadata.state import Change, Counters, LogPosition, MetadataState, View
 from quiver.metadata.state_machine import MetadataStateMachine
-from quiver.model import Index, Term
+from quiver.model import Index, NodeId, Term
 from quiver.record import build_batch, build_control_batch
 from quiver.replication import SLICE_ROWS
 
@@ -117,6 +118,20 @@ def test_entry_of_a_newer_program_stops_the_machine_before_it(data: bytes, says:
     assert listener.added[-1][1].index == machine.applied_index == 5
     assert (failures, machine.applied_commands) == ([], 5)
     assert MetadataState.decode(machine.snapshot()).position.index == 5
+
+
+def test_level_that_this_program_does_not_know_stops_the_machine_before_it() -> None:
+    machine, listener, failures = made()
+    level = LEVEL_MAX + 1
+    low = RaiseLevel(now_ms=1, feature_level=level, nodes=())  # refused, so that it raises nothing
+    known = RaiseLevel(now_ms=1, feature_level=level, nodes=tuple(NodeLevel(NodeId(node), level) for node in (1, 2, 3)))
+    with pytest.raises(UnknownVersionError, match=f"(?s)index 7.*feature level {level}"):
+        machine.apply(log(*BEGINNING, low, known, register_consumer()))
+    assert listener.added[-1][1].index == machine.applied_index == 6
+    assert (failures, machine.failure, machine.state.counters.feature_level) == ([], None, LEVEL_MIN)
+    newer = MetadataStateMachine(MetadataState.decode(machine.snapshot()), on_failure=failures.append, level_max=level)
+    newer.apply(log(known, register_consumer(), first_index=7))
+    assert (newer.applied_index, newer.state.counters.feature_level) == (8, level)
 
 
 def test_malformed_entry_is_refused_and_the_next_one_applied() -> None:
