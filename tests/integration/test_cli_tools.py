@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,28 @@ def test_measurements_print_percentiles_and_a_plot(cli: Cli) -> None:
     assert "end to end: p50" in shown
     assert "█" in shown
     assert "bench produce" in cli("bench", "consume", "--topic", "empty", code=2)
+
+
+def test_latency_is_measured_beside_records_of_others(cli: Cli, local: LocalCluster) -> None:
+    is_over = threading.Event()
+
+    def disturb() -> None:
+        with local.connect() as cluster, cluster.producer("shared") as producer:
+            while not is_over.wait(0.005):
+                producer.send("a line of somebody else's log")
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    try:
+        found = cli.json("bench", "latency", "--topic", "shared", "--rate", "100", "--duration", "500ms")
+    finally:
+        is_over.set()
+        other.join()
+    assert (found["records"], found["lost"]) == (50, 0)
+
+
+def test_level_that_no_program_knows_is_refused(cli: Cli) -> None:
+    assert "knows feature levels up to" in cli("cluster", "upgrade", "--to", "999", "--yes", code=2)
 
 
 def test_live_view_shows_nodes_topics_and_lag(cli: Cli) -> None:

@@ -187,3 +187,10 @@ def test_classic_library_never_speaks_plain_text_to_https(
     assert texts == [url]
     assert tls is not None
     assert classic._find_cluster("http://a:1", "")[1] is None
+
+
+def test_doctor_tells_a_wrong_context_from_a_cluster_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--context", "nope"]) == 2
+    shown = capsys.readouterr().err
+    assert "unknown context 'nope'" in shown
+    assert "no node" not in shown

@@ -12,7 +12,7 @@ from quiver.cli.options import connect, json_option, url_option
 from quiver.cli.output import format_count, print_json
 from quiver.client.checks import ClusterFinding
 from quiver.client.checkup import SEVERITIES, Checkup
-from quiver.errors import QuiverError
+from quiver.errors import UnavailableError
 
 HEALTHY = 0
 FINDINGS = 1
@@ -42,7 +42,7 @@ def doctor(context: click.Context, *, at_least: str, as_json: bool, url: str) ->
     try:
         with connect(url) as cluster:
             found = cluster.checkup()
-    except QuiverError as error:
+    except UnavailableError as error:
         click.echo(f"error {error.code}: no node of the cluster was reached: {error.message}", err=True)
         context.exit(UNREACHABLE)
     worst = SEVERITIES.index(at_least)

@@ -84,7 +84,10 @@ class ClusterUpgrade:
     def _check(self, level: int) -> None:
         current, known = self._store.feature_level, self._store.level_max
         if level > known:
-            raise OutOfRangeError(f"not done: {explain_level(level, level_max=known)} first", code="bad_level")
+            message = (
+                f"not done: the primary knows feature levels up to {known}, not {level}: upgrade the program first"
+            )
+            raise OutOfRangeError(message, code="bad_level")
         if level < current:
             message = f"not done: the cluster is at feature level {current}, which cannot be lowered to {level}"
             raise OutOfRangeError(message, code="bad_level")
