@@ -439,8 +439,9 @@ class Replica:
                 raise OutOfRangeError(f"{message} {end_offset}", code="offset_out_of_range")
         if only_new:
             moves = {consumer: offset for consumer, offset in moves.items() if self._moves.planned(consumer) is None}
-        session = session if self._gate.feature_level >= SESSIONS_LEVEL else 0
-        begun = {one: session for one, _ in wanted if session and self._moves.check_session(one, session)}
+        # Checked at any level: a leader whose metadata lags may not know yet that sessions exist, but its state does.
+        new = [one for one, _ in wanted if session and self._moves.check_session(one, session)]
+        begun = dict.fromkeys(new, session) if self._gate.feature_level >= SESSIONS_LEVEL else {}
         moved = (
             self._moves.move(moves, sessions=begun, checked_index=checked_index)
             if moves or begun

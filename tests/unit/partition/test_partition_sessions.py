@@ -90,3 +90,15 @@ def test_cluster_below_the_level_writes_no_sessions() -> None:
         assert replica.state.sessions == {}
 
     run(test)
+
+
+def test_leader_whose_metadata_lags_behind_the_level_still_refuses_earlier_sessions() -> None:
+    async def test(replica: Replica) -> None:
+        await replica.append(record(b"a", b"b"))
+        await move(replica, 1, 7)
+        replica._gate._feature_level = lambda: SESSIONS_LEVEL - 1
+        with pytest.raises(FencedError):
+            await move(replica, 2, 5)
+        assert replica.state.cursors == {ALICE: 1}
+
+    run(test)
