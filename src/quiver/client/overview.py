@@ -146,13 +146,14 @@ async def find_metadata(
     router: Router,
 ) -> tuple[MetadataFound, tuple[MoveInfo, ...], tuple[HoldInfo, ...], bool]:
     """Return the metadata, moves and holds, and whether they may be old because there is no primary."""
-    deadline = router.deadline(min(router.options.timeout_ms, CURRENT_MS_MAX))
+    whole = router.deadline()
+    deadline = router.deadline(min(router.options.timeout_ms // 2, CURRENT_MS_MAX))
     try:
         found, _ = await router.ask(GetMetadata(), deadline=deadline)
         moves, _ = await router.ask(ListMoves(), deadline=deadline)
         holds, _ = await router.ask(ListHolds(), deadline=deadline)
     except UnavailableError:
-        found, _ = await router.ask(GetMetadata(is_stale_ok=True), deadline=router.deadline())
+        found, _ = await router.ask(GetMetadata(is_stale_ok=True), deadline=whole)
         return found, (), (), True
     return found, moves.moves, holds.holds, False
 
@@ -160,7 +161,8 @@ async def find_metadata(
 async def _describe(router: Router, node: NodeInfo) -> NodeDescribed | None:
     try:
         request = DescribeNode(with_replicas=True, with_metrics=True)
-        return await router.ask_at(node.wire_address, request, deadline=router.deadline(ANSWER_MS_MAX))
+        timeout_ms = min(router.options.timeout_ms, ANSWER_MS_MAX)
+        return await router.ask_at(node.wire_address, request, deadline=router.deadline(timeout_ms))
     except QuiverError:
         return None
 

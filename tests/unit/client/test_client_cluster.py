@@ -288,3 +288,17 @@ def test_cluster_forgets_producers_and_consumers_that_are_closed() -> None:
 
     assert world.run(scenario()) == (1, 0)
     assert len(world.values("logs")) == 4
+
+
+def test_status_of_a_silent_cluster_fails_within_the_timeout() -> None:
+    world = World()
+
+    async def scenario() -> int:
+        async with world.connect() as cluster:
+            world.cluster.faults = CallFaults(lost_request=1.0)
+            begun_ms = world.clock.monotonic_ms()
+            with pytest.raises(UnavailableError):
+                await cluster.with_timeout(2).status()
+            return world.clock.monotonic_ms() - begun_ms
+
+    assert world.run(scenario()) <= 2_100
