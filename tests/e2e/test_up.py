@@ -128,13 +128,13 @@ def test_topics_and_brokers_are_managed_from_the_command_line(tmp_path: Path, fi
     with running(tmp_path, first_port, "--nodes", "1") as up:
         url = ("--url", up.url)
         assert run_quiver("topic", "create", "logs", "--partitions", "2", *url) == "created logs with 2 partitions\n"
-        assert run_quiver("topic", "list", *url) == "logs\n"
+        assert run_quiver("topic", "list", "--names", *url) == "logs\n"
         run_quiver("topic", "add-partitions", "logs", "4", *url)
         described = json.loads(run_quiver("topic", "describe", "logs", "--json", *url))
         assert [item["partition"] for item in described["partitions"]] == [0, 1, 2, 3]
         assert "cluster quiver" in run_quiver("status", *url)
         run_quiver("topic", "delete", "logs", *url)
-        assert run_quiver("topic", "list", *url) == ""
+        assert run_quiver("topic", "list", "--names", *url) == ""
         run_quiver("topic", "restore", "logs", *url)
         assert json.loads(run_quiver("broker", "list", "--json", *url))[0]["state"] == "alive"
         again = subprocess.run((*QUIVER, "topic", "create", "logs", *url), capture_output=True, text=True, check=False)

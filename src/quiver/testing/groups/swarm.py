@@ -180,7 +180,7 @@ def _draw_replication(rng: Rng, profile: Profile) -> ReplicationSettings:
         append_bytes_max=pick(rng, profile.append_bytes),
         inflight_bytes_max=pick(rng, (4 * KIB, 64 * KIB, 1024 * KIB)),
         inflight_messages_max=pick(rng, (1, 4, 64)),
-        catch_up_bytes_per_second=pick(rng, (16 * KIB, 128 * KIB, 1024 * KIB)),
+        catch_up_bytes_per_second=pick(rng, (64 * KIB, 512 * KIB, 4096 * KIB)),
         uncommitted_bytes_max=pick(rng, (8 * KIB, 64 * KIB, 1024 * KIB)),
         hibernation=hibernation,
     )
