@@ -45,22 +45,27 @@ def commands(page: Path, mark: str = "") -> list[str]:
 
 
 def make_environment(directory: Path) -> Path:
-    """Return a new virtual environment in which only the wheel is installed; Spark comes from this one."""
+    """Return a new virtual environment with Quiver from a wheel; the packages that it needs are those of this one.
+
+    Nothing is downloaded: the wheel is built and installed without an index.
+    """
     copy = directory / "checkout"
     skipped = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "quiver-data")
     shutil.copytree(ROOT, copy, ignore=skipped)
+    build = f"{sys.executable} -m pip wheel --quiet --no-deps --no-build-isolation --no-index -w {directory} {copy}"
+    subprocess.run(build.split(), check=True, cwd=directory)
+    [wheel] = directory.glob("*.whl")
     subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
     python = directory / "venv/bin/python"
-    pip = f"{python} -m pip install --quiet --no-compile --disable-pip-version-check".split()
-    subprocess.run([*pip, "-c", f"{ROOT}/constraints.txt", f"{copy}[arrow]"], check=True, cwd=directory)
+    install = f"{python} -m pip install --quiet --no-deps --no-index --disable-pip-version-check {wheel}"
+    subprocess.run(install.split(), check=True, cwd=directory)
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
         check=True,
         capture_output=True,
         text=True,
     ).stdout.strip()
-    # Spark is large: the packages that the new environment lacks are those of this one.
-    (Path(packages) / "zz-spark.pth").write_text(sysconfig.get_paths()["purelib"])
+    (Path(packages) / "zz-packages.pth").write_text(sysconfig.get_paths()["purelib"])
     return directory / "venv"
 
 
