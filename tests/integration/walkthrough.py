@@ -33,6 +33,8 @@ LASTING = re.compile(
 """Commands that run until they are stopped."""
 LASTS_S = 20
 COMMAND_S = 180
+TYPING_S = 2
+"""A reader takes so long to type the next command: requests to a node that was just killed may end as unknown."""
 
 BLOCK = re.compile(r"^( *)```console([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^ *\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
@@ -140,6 +142,8 @@ class Walk:
             check=False,
         )
         assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
+        if command.startswith("kill "):
+            time.sleep(TYPING_S)
         if command.startswith("curl"):
             assert '"status":"success"' in done.stdout, f"$ {command}\n{done.stdout}"
 
