@@ -127,8 +127,8 @@ def main() -> int:
         body = {"topic": TOPIC, "producer_id": number, "message": VALUE.decode()}
         for what, request, python_max in (
             ("SDK send", lambda: producer.send(VALUE).result(), 405),
-            ("HTTP produce", lambda: post("/producer/produce", body), 530),
-            ("HTTP consume", lambda: post(f"/consumer/consume?topic={TOPIC}&consumer_id={reader}", None, "GET"), 538),
+            ("HTTP produce", lambda: post("/producer/produce", body), 522),
+            ("HTTP consume", lambda: post(f"/consumer/consume?topic={TOPIC}&consumer_id={reader}", None, "GET"), 528),
         ):
             python, builtin, spent_us = measure(calls, request, arguments.requests)
             rows.append(Row(f"{what}: calls of Python functions", python, "calls", target=python_max))

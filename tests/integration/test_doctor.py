@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from quiver.cli import main
 from quiver.testing import LocalCluster
@@ -29,13 +29,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def codes(report: Any) -> set[str]:
     return {finding["code"] for finding in report["findings"]}
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
 
 
 def test_faults_are_found_and_explained(run: Run) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from waiting import wait_until
 
 import quiver
 from quiver.testing import LocalCluster
@@ -17,13 +17,6 @@ pytest_plugins = ["pytester"]
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(nodes=3) as running:
         yield running
-
-
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def leader_of(client: quiver.Cluster, topic: str, partition: int = 0) -> int | None:

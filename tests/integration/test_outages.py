@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from postgresql_server import running_server
+from waiting import wait_until
 
 import quiver
 from quiver.cli import main
 from quiver.metadata import open_database
 from quiver.testing import LocalCluster
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def get(url: str) -> tuple[int, str]:

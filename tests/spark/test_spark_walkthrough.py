@@ -24,7 +24,7 @@ def test_spark_page_works_as_it_stands(tmp_path: Path) -> None:
         (walk.directory / name).write_text(shown)
     with gzip.open(walk.directory / "events.jsonl.gz", "wt") as file:
         file.write('{"user": "a", "at": 1, "what": "b"}\n')
-    pq.write_table(pa.table({"user": ["c"], "at": [2]}), walk.directory / "more.parquet")
+    pq.write_table(pa.table({"key": [b"c"], "value": [b"d"]}), walk.directory / "more.parquet")
     with walk.cluster():
         walk.run("seq 100000 | quiver produce logs")
         for page in (SPARK_PAGE, ROOT / "README.md"):

@@ -20,7 +20,7 @@ from quiver.cli.options import (
 from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.client.cursors import PartitionLag
 from quiver.errors import NotFoundError
-from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
+from quiver.gateway.cluster_handlers import GATEWAY_PRODUCER_PREFIX
 
 _CONSUMER = click.argument("consumer")
 _TOPIC = click.option("--topic", help="Only this topic.")
@@ -155,7 +155,7 @@ def list_producers(*, topic: str | None, with_all: bool, as_json: bool, url: str
     """Print the registered producers and when each was last seen."""
     with connect(url) as cluster:
         known = cluster.clients("producer", topic)
-    found = [client for client in known if with_all or not client.name.startswith(INTERNAL_PREFIX)]
+    found = [client for client in known if with_all or not client.name.startswith(GATEWAY_PRODUCER_PREFIX)]
     if as_json:
         print_json(found)
         return

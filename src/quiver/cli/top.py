@@ -15,7 +15,7 @@ from rich.text import Text
 import quiver
 from quiver.cli.options import connect, examples, json_lines_option, url_option
 from quiver.cli.output import format_bytes, format_count, print_json_line
-from quiver.cli.topic import INTERNAL_PREFIXES
+from quiver.cli.topic import HIDDEN_TOPIC_PREFIXES
 from quiver.client.overview import ClusterOverview, NodeOverview
 from quiver.errors import QuiverError, UnavailableError
 
@@ -164,7 +164,7 @@ def summarize(
             leaderless=sum(part.end_offset is None for part in one.partitions),
         )
         for one in overview.topics
-        if with_internal or not one.topic.startswith(INTERNAL_PREFIXES)
+        if with_internal or not one.topic.startswith(HIDDEN_TOPIC_PREFIXES)
     ]
     consumers = [
         ConsumerActivity(consumer=name, topic=topic, lag=left, records_per_second=rate((name, topic)))

@@ -8,10 +8,11 @@ import msgspec
 from quiver.cli.options import connect, examples, json_option, topic_argument, url_option
 from quiver.cli.output import Cell, format_bytes, format_count, print_json, print_table
 from quiver.cli.quantities import UNLIMITED, DurationType, SizeType, format_duration, format_size
+from quiver.client.consumer_core import INTERNAL_TOPIC_PREFIX
 from quiver.client.overview import TopicOverview
 from quiver.wire.messages import RetentionInfo
 
-INTERNAL_PREFIXES = ("_", "quiver.")
+HIDDEN_TOPIC_PREFIXES = ("_", INTERNAL_TOPIC_PREFIX)
 """How the names of topics begin that Quiver and its tools make for themselves."""
 
 
@@ -67,7 +68,7 @@ def create_topic(
     "--all",
     "with_internal",
     is_flag=True,
-    help=f"Include internal topics: {' and '.join(f'{one}…' for one in INTERNAL_PREFIXES)}.",
+    help=f"Include internal topics: {' and '.join(f'{one}…' for one in HIDDEN_TOPIC_PREFIXES)}.",
 )
 @click.option("--names", "only_names", is_flag=True, help="Print only the names, one per line.")
 @json_option
@@ -99,7 +100,7 @@ def list_topics(*, with_internal: bool, only_names: bool, as_json: bool, url: st
 
 
 def _shown(names: list[str], *, with_internal: bool) -> list[str]:
-    return [name for name in names if with_internal or not name.startswith(INTERNAL_PREFIXES)]
+    return [name for name in names if with_internal or not name.startswith(HIDDEN_TOPIC_PREFIXES)]
 
 
 class TopicSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INTERNAL_PREFIX: Final = "quiver."
+INTERNAL_TOPIC_PREFIX: Final = "quiver."
 """Topics of Quiver's own, such as `quiver.digests`: no pattern matches them."""
 
 SeekTarget = int | Literal["earliest", "latest"]
@@ -61,7 +61,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     def matches(self, topic: str) -> bool:
         """Return whether the pattern matches a topic."""
         is_match = self.pattern is not None and self.pattern.fullmatch(topic) is not None
-        return is_match and not topic.startswith(INTERNAL_PREFIX)
+        return is_match and not topic.startswith(INTERNAL_TOPIC_PREFIX)
 
 
 def parse_subscription(topic: str | re.Pattern[str] | Iterable[str], partitions: Iterable[int]) -> Subscription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -15,13 +16,14 @@ from quiver.wire.messages import NodeInfo
 T = TypeVar("T")
 
 
-class ClusterAdministration:
+class ClusterAdministration(ABC):
     """Brokers, managers and the overview; `sync.Cluster` provides the cluster and the thread that it runs in."""
 
     _cluster: AsyncCluster
 
+    @abstractmethod
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        raise NotImplementedError
+        """Return the result of the work, which runs in the cluster's thread."""
 
     def brokers(self) -> list[NodeInfo]:
         """Return all nodes, sorted by id."""

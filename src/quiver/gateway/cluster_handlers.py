@@ -33,7 +33,7 @@ from quiver.wire.admin_messages import (
 )
 from quiver.wire.messages import DrainBroker, GetMetadata, MetadataFound, NodeInfo, RemoveBroker
 
-INTERNAL_PREFIX = "_gateway/"
+GATEWAY_PRODUCER_PREFIX = "_gateway/"
 """Prefix of the names of gateways' own producers; reserved."""
 MANAGER_TIMEOUT_MS = 2_000
 """Time for a manager to report its applied index."""
@@ -137,7 +137,7 @@ class ClusterHandlers:
         found = await self._find(deadline)
         request = ListClients()
         listed = (await self._router.ask(request, deadline=deadline))[0]
-        shown = [client for client in listed.clients if not client.name.startswith(INTERNAL_PREFIX)]
+        shown = [client for client in listed.clients if not client.name.startswith(GATEWAY_PRODUCER_PREFIX)]
         return contract.HealthAnswer(
             brokers=[
                 contract.BrokerHealthItem(

@@ -17,7 +17,7 @@ from quiver.client.producer import ProducerCore
 from quiver.clock import Clock
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import contract
-from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
+from quiver.gateway.cluster_handlers import GATEWAY_PRODUCER_PREFIX
 from quiver.gateway.codec import decode_headers, decode_value, decode_values, error_response
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
@@ -62,8 +62,8 @@ class ProduceHandlers:
 
     async def register(self, given: contract.RegisterProducerBody) -> contract.ProducerRegisteredAnswer:
         """Register a producer; a known name gets its id and next sequences, and its earlier epoch is fenced."""
-        if given.prod_name is not None and given.prod_name.startswith(INTERNAL_PREFIX):
-            raise NotAllowedError(f"not done: producer names with the prefix {INTERNAL_PREFIX} are reserved")
+        if given.prod_name is not None and given.prod_name.startswith(GATEWAY_PRODUCER_PREFIX):
+            raise NotAllowedError(f"not done: producer names with the prefix {GATEWAY_PRODUCER_PREFIX} are reserved")
         deadline = self._deadline()
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
         selection = Selection(topic=given.topic, partitions=partitions)

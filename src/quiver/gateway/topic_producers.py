@@ -18,7 +18,7 @@ from quiver.client.delivery import Delivery
 from quiver.client.options import ProducerOptions
 from quiver.client.producer import ProducerCore
 from quiver.errors import FencedError, OverloadedError, QuiverError, UnavailableError
-from quiver.gateway.cluster_handlers import INTERNAL_PREFIX
+from quiver.gateway.cluster_handlers import GATEWAY_PRODUCER_PREFIX
 from quiver.metadata import TopicRow
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.routing.retry import Deadline
@@ -59,7 +59,7 @@ class TopicProducers:
         producer = await ProducerCore.open(
             self._router,
             topic=topic.name,
-            name=f"{INTERNAL_PREFIX}{self._node}/{topic.topic_id}",
+            name=f"{GATEWAY_PRODUCER_PREFIX}{self._node}/{topic.topic_id}",
             partitions=(),
             options=self._options,
             deadline=deadline,
