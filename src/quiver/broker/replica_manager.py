@@ -9,6 +9,8 @@ everything that it must remember is on disk and in the metadata.
   names the nodes with which the partition was created (`membership` ensures that), and none of them has left. Every
   other replica joins blank and learns the members from the log. If the files are gone although this node has joined,
   they are never recreated, and a node that is registered under another identity opens nothing (R22).
+- **Deleted topics.** Their replicas are closed; the files stay until the topic is purged. While one of a partition's
+  replicas moves, the partition's replicas are open, because the move is a change of their group.
 - **Removing.** Never based on this node's own metadata alone (R19): the group's leader must confirm that this node is
   no longer a member, or the primary that the topic was purged. Until then the files stay, and a replica that was moved
   away stays open.
@@ -24,6 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quiver.backoff import Backoff
+from quiver.broker.membership import find_move
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaState, ReplicaTable
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
@@ -35,6 +38,7 @@ from quiver.metadata import (
     Change,
     FinishMove,
     MetadataStore,
+    MoveId,
     MoveRow,
     MoveState,
     PartitionRow,
@@ -101,6 +105,8 @@ class ReplicaManager:
         self._decoded = decoded
         self._on_open = on_open
         self._keys: dict[GroupId, PartitionKey] = {}
+        self._moving: dict[MoveId, GroupId] = {}
+        """The groups on this node whose replicas move."""
         self._present: set[GroupId] = set()
         self._joined: set[GroupId] = set()
         self._dirty: dict[GroupId, None] = {}
@@ -182,6 +188,8 @@ class ReplicaManager:
         self._keys = {row.group_id: key for key, row in view.partitions.items()}
         assigned = {row.group_id for row in view.partitions_on(self._node)}
         leaving = {view.partitions[_key_of(move)].group_id for move in view.moves.values() if move.source == self._node}
+        moving = [(move.move_id, view.partitions[_key_of(move)].group_id) for move in view.moves.values()]
+        self._moving = {move_id: group for move_id, group in moving if group in assigned | leaving}
         for group in sorted(
             assigned | leaving | self._present | self._joined | {hosted.group for hosted in self._table}
         ):
@@ -195,10 +203,14 @@ class ReplicaManager:
                 for group, key in list(self._keys.items()):
                     if key[0] == change.key and self._is_local(group):
                         self.enqueue(group)
-            case Table.MOVES if isinstance(change.row, MoveRow) and change.row.source == self._node:
+            case Table.MOVES if isinstance(change.row, MoveRow):
                 row = self._store.view().partitions.get(_key_of(change.row))
-                if row is not None:
+                if row is not None and (change.row.source == self._node or row.is_on(self._node)):
+                    self._moving[change.row.move_id] = row.group_id
                     self.enqueue(row.group_id)
+            case Table.MOVES:  # one has ended
+                if change.key in self._moving:
+                    self.enqueue(self._moving.pop(change.key))
             case _:
                 pass
 
@@ -259,7 +271,7 @@ class ReplicaManager:
             await self._reconcile_purged(group, hosted)
         elif not row.is_on(self._node):
             await self._reconcile_moved_away(row, hosted)
-        elif view.topics[row.topic_id].state is not TopicState.ACTIVE:
+        elif view.topics[row.topic_id].state is not TopicState.ACTIVE and find_move(view, row.key) is None:
             await self._close(hosted)  # files stay: the topic can be restored
         elif hosted is None or (hosted.state in _RETRIED and hosted.is_retried):
             self._check_identity(view)

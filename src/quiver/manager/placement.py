@@ -22,7 +22,7 @@ from itertools import chain
 import msgspec
 
 from quiver.errors import ConflictError, UnavailableError
-from quiver.metadata import BrokerRow, BrokerState, MoveRow, MoveState, PartitionRow, TopicState, View
+from quiver.metadata import BrokerRow, BrokerState, MoveRow, MoveState, PartitionRow, View
 from quiver.model import NodeId, PartitionId, TopicId
 
 PartitionKey = tuple[TopicId, PartitionId]
@@ -136,9 +136,8 @@ class MoveBudget:
 
 
 def can_move(view: View, partition: PartitionRow) -> bool:
-    """Return whether a partition's group can change members: its topic is active and a majority is alive."""
-    living = sum(is_living(view, broker) for broker in partition.replicas)
-    return view.topics[partition.topic_id].state is TopicState.ACTIVE and 2 * living > len(partition.replicas)
+    """Return whether a partition's group can change members: a majority is alive."""
+    return 2 * sum(is_living(view, broker) for broker in partition.replicas) > len(partition.replicas)
 
 
 def is_living(view: View, broker: NodeId) -> bool:

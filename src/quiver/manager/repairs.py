@@ -29,7 +29,6 @@ from quiver.metadata import (
     MoveState,
     PreferLeader,
     PurgeTopic,
-    TopicState,
     View,
 )
 from quiver.raft import Configuration
@@ -98,12 +97,11 @@ def _begin(move: PlannedMove, now_ms: int) -> BeginMove:
 
 
 def _abort_hopeless(view: View, now_ms: int) -> Iterator[AbortMove]:
-    """Abort moves whose target is dead, removed or draining, or whose topic was deleted."""
+    """Abort moves whose target is dead, removed or draining."""
     for move_id, move in sorted(view.moves.items()):
         target = view.brokers.get(move.target)
         is_fit = target is not None and target.is_eligible
-        is_used = view.topics[move.topic_id].state is TopicState.ACTIVE
-        if move.state is MoveState.BEGUN and not (is_fit and is_used):
+        if move.state is MoveState.BEGUN and not is_fit:
             yield AbortMove(now_ms=now_ms, move_id=move_id)
 
 

@@ -111,6 +111,25 @@ def test_deleted_topic_keeps_its_files_and_can_be_restored() -> None:
     simulate(test)
 
 
+def test_replica_of_a_deleted_topic_moves_and_can_be_restored_from_where_it_went() -> None:
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1, 2, 3))
+        await cluster.produce(topic_id, b"a")
+        await reported(cluster, topic_id)
+        await cluster.submit(DeleteTopicCommand(now_ms=1, topic="logs", purge_ms=10))
+        await cluster.wait(lambda: not any(roles(cluster, number, topic_id) for number in (1, 2, 3)) or None)
+        for source, target in ((1, 4), (4, 1)):
+            await cluster.begin_move(topic_id, source=source, target=target)
+            await cluster.wait(lambda: not cluster.view().moves or None)
+            await cluster.wait(lambda: not any(roles(cluster, number, topic_id) for number in (1, 2, 3, 4)) or None)
+            group = str(cluster.group_of(topic_id))
+            assert [group in folders(cluster[number]) for number in (source, target, 2, 3)] == [False, True, True, True]
+        await cluster.submit(RestoreTopicCommand(now_ms=1, topic_id=topic_id))
+        assert await cluster.fetch(topic_id) == [b"a"]
+
+    simulate(test, nodes=4)
+
+
 def test_purged_topic_is_removed_everywhere_also_where_the_node_was_away() -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()

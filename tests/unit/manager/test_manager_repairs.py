@@ -150,7 +150,7 @@ def test_partition_with_too_few_replicas_gets_one_more() -> None:
     assert plan(state) == []
 
 
-@pytest.mark.parametrize("fate", ["dead", "draining", "removed", "no_broker", "deleted"])
+@pytest.mark.parametrize("fate", ["dead", "draining", "removed", "no_broker"])
 def test_move_that_leads_nowhere_is_aborted_and_planned_anew(fate: str) -> None:
     state = cluster(5, (1, 2, 3))
     do(state, change_state(1, DRAINING))
@@ -158,9 +158,7 @@ def test_move_that_leads_nowhere_is_aborted_and_planned_anew(fate: str) -> None:
     assert moves(carry) == [(0, 1, 4)]
     do(state, carry[0])
     assert plan(state) == []
-    if fate == "deleted":
-        do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 1))
-    elif fate == "no_broker":
+    if fate == "no_broker":
         do(state, register_broker(4, roles=("gateway",)))
     elif fate == "draining":
         do(state, change_state(4, DRAINING))
@@ -171,7 +169,7 @@ def test_move_that_leads_nowhere_is_aborted_and_planned_anew(fate: str) -> None:
     planned = plan(state)
     assert planned[0] == AbortMove(now_ms=NOW_MS, move_id=MoveId(1))
     do(state, planned[0])
-    assert moves(plan(state)) == ([] if fate == "deleted" else [(0, 1, 5)])
+    assert moves(plan(state)) == [(0, 1, 5)]
 
 
 def test_undrained_broker_keeps_what_it_has() -> None:
@@ -191,11 +189,21 @@ def test_broker_is_drained_when_nothing_moves_to_or_from_it() -> None:
     assert plan(state) == [ChangeBrokerState(now_ms=NOW_MS, broker_id=NodeId(1), state=BrokerState.DRAINED)]
 
 
-def test_deleted_topic_is_purged_when_its_time_has_come_and_never_moved() -> None:
+def test_drain_moves_a_topic_that_is_deleted_and_can_still_be_restored() -> None:
     state = cluster(4, (1, 2, 3))
     do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 50))
     do(state, change_state(1, DRAINING))
-    assert plan(state, NOW_MS + 49) == []
+    assert moves(plan(state, NOW_MS + 49)) == [(0, 1, 4)]
+    carry_out(state, plan(state, NOW_MS + 49))
+    assert state.view().partitions[TopicId(1), PartitionId(0)].replicas == (4, 2, 3)
+    assert [change.state for change in plan(state, NOW_MS + 49)] == [BrokerState.DRAINED]
+
+
+def test_deleted_topic_is_purged_when_its_time_has_come() -> None:
+    state = cluster(3, (1, 2, 3))
+    do(state, DeleteTopicCommand(now_ms=NOW_MS, topic="logs", purge_ms=NOW_MS + 50))
+    do(state, change_state(1, DRAINING))
+    assert plan(state, NOW_MS + 49) == []  # there is no fourth broker
     assert plan(state, NOW_MS + 50) == [PurgeTopic(now_ms=NOW_MS + 50, topic_id=TopicId(1))]
     carry_out(state, plan(state, NOW_MS + 50))
     assert plan(state, NOW_MS + 50) == [
