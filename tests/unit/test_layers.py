@@ -30,6 +30,7 @@ LAYERS = (
     ("record",),
     ("raft",),
     ("storage",),
+    ("security",),
     ("wire",),
     ("routing",),
     ("replication",),
@@ -64,6 +65,7 @@ CLIENT = (
     "contexts",
     "metrics",
     "record",
+    "security",
     "wire",
     "routing",
 )
