@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 from quiver.errors import RequestError
 
 Address = tuple[str, int]
@@ -29,3 +31,13 @@ def format_address(address: Address) -> str:
     """Return an address in the form that `parse_address` accepts."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine itself: `localhost`, 127.0.0.0/8 or ::1. Other names are not looked up."""
+    if host.rstrip(".").lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -22,6 +22,7 @@ LAYERS = (
     ("errors", "shapes"),
     ("features",),
     ("addresses",),
+    ("security",),
     ("contexts",),
     ("metrics",),
     ("config",),
@@ -62,6 +63,7 @@ CLIENT = (
     "tasks",
     "backoff",
     "addresses",
+    "security",
     "contexts",
     "metrics",
     "record",
@@ -103,6 +105,7 @@ IMPURE_LAYERS = frozenset(("logs",))
 
 MAY_OPEN_FILES = (
     "contexts.py",
+    "security/",
     "storage/",
     "process.py",
     "operations/",
