@@ -31,7 +31,6 @@ LAYERS = (
     ("record",),
     ("raft",),
     ("storage",),
-    ("security",),
     ("wire",),
     ("routing",),
     ("replication",),
@@ -67,7 +66,6 @@ CLIENT = (
     "contexts",
     "metrics",
     "record",
-    "security",
     "wire",
     "routing",
 )
