@@ -83,7 +83,7 @@ class Reconciler:
             return
         try:
             self._store.change_members(voters=target.voters, learners=target.learners)
-        except UnavailableError as error:
+        except (UnavailableError, OutcomeUnknownError) as error:
             logger.debug("metadata members not changed yet", extra=facts(target=target, reason=error.message))
         except RequestError as error:
             logger.warning("metadata members not changed", extra=facts(target=target, reason=error.message))

@@ -337,6 +337,7 @@ class MetadataStore:
         Raises:
             UnavailableError: not done; this node is not the primary, another change is pending, or a learner lags.
             RequestError: not done; one change cannot lead from the current members to these.
+            OutcomeUnknownError: an unexpected error stopped this member; the change may have begun.
         """
         self._require_member().change_membership(voters=voters, learners=learners)
 

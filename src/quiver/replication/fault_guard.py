@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quiver.errors import QuiverError, UnavailableError
+from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import GroupId
 from quiver.replication.interfaces import Host
 
@@ -40,12 +40,14 @@ class FaultGuard:
 
         return run
 
-    def call(self, step: Callable[[], None]) -> None:
+    def call(self, step: Callable[[], None], *, is_read: bool = False) -> None:
         """Run a step for a caller.
 
         Raises:
             QuiverError: the step's own refusal.
-            UnavailableError: not done; an unexpected error has stopped this member.
+            OutcomeUnknownError: an unexpected error has stopped this member. The step may have reached the log or other
+                members by then, from which it goes on without this member.
+            UnavailableError: the same for a read, which leaves nothing behind.
         """
         try:
             step()
@@ -54,4 +56,6 @@ class FaultGuard:
         except Exception as error:
             if not self._host.contain(self._group, error):
                 raise
-            raise UnavailableError("not done: this member has stopped; retry at another") from error
+            if is_read:
+                raise UnavailableError("not done: this member has stopped; retry at another") from error
+            raise OutcomeUnknownError("may have been done: this member has stopped; look at another") from error

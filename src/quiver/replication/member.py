@@ -188,7 +188,7 @@ class Member(MemberState):
         self._contexts += 1
         self._pending.add_read(self._contexts, done)
         try:
-            self.guard.call(partial(self._pass, self._raft.read, self._contexts, self._now_ms()))
+            self.guard.call(partial(self._pass, self._raft.read, self._contexts, self._now_ms()), is_read=True)
         except QuiverError:
             self._pending.forget_read(self._contexts)
             raise
@@ -200,6 +200,7 @@ class Member(MemberState):
         Raises:
             UnavailableError: not done; this member does not lead, or cannot transfer leadership now.
             RequestError: not done; the target is not another voter.
+            OutcomeUnknownError: an unexpected error stopped this member; it may have transferred its leadership.
         """
         output = self._raft.transfer_leadership(to, self._now_ms())
         self.history.note_transfer(to, self._raft.term)
@@ -207,7 +208,7 @@ class Member(MemberState):
 
     def campaign(self) -> None:
         """Campaign now, unless a leader is known: for the preferred replica of a new group. Only a hint."""
-        self.guard.call(partial(self._pass, self._raft.campaign, self._now_ms()))
+        self.guard.run(self._pass, self._raft.campaign, self._now_ms())
 
     def change_membership(self, *, voters: tuple[NodeId, ...], learners: tuple[NodeId, ...] = ()) -> None:
         """Begin to move the group to these members; `configuration` shows the progress.
@@ -215,6 +216,7 @@ class Member(MemberState):
         Raises:
             UnavailableError: not done; this member does not lead, or another change is pending, or a learner lags.
             RequestError: not done; the target cannot be reached in one change from the current configuration.
+            OutcomeUnknownError: an unexpected error stopped this member; the change may be in the log, and go on.
         """
         change = partial(self._raft.change_membership, voters=voters, learners=learners)
         self.guard.call(partial(self._pass, change, now_ms=self._now_ms()))

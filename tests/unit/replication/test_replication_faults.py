@@ -149,6 +149,68 @@ def test_unexpected_error_stops_one_member_and_another_leads_soon() -> None:
     run(test)
 
 
+def fail_after_carrying_out(monkeypatch: pytest.MonkeyPatch, member: Member) -> None:
+    """Let an unexpected error escape the member after its next output was carried out."""
+    carry_out = member._carry_out
+
+    def fail(*arguments: Any) -> None:
+        monkeypatch.undo()
+        carry_out(*arguments)
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(member, "_carry_out", fail)
+
+
+def test_outcome_of_a_change_of_members_is_unknown_when_its_leader_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: OldCluster) -> None:
+        await cluster.propose(b"a")
+        stopped = cluster.old((await cluster.leader()).id)
+        staying = tuple(node for node in stopped.member.configuration.voters if node != stopped.id)
+        fail_after_carrying_out(monkeypatch, stopped.member)
+        with pytest.raises(OutcomeUnknownError, match="may have been done"):
+            stopped.member.change_membership(voters=staying)
+        assert [type(fault) for _, fault in stopped.faults] == [KeyError]
+        assert (await cluster.leader()) is not stopped
+
+    run(test)
+
+
+def test_outcome_of_a_transfer_is_unknown_when_its_leader_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: OldCluster) -> None:
+        await cluster.propose(b"a")
+        stopped = cluster.old((await cluster.leader()).id)
+        to = next(node for node in stopped.member.configuration.voters if node != stopped.id)
+        fail_after_carrying_out(monkeypatch, stopped.member)
+        with pytest.raises(OutcomeUnknownError, match="may have been done"):
+            stopped.member.transfer_leadership(to)
+
+    run(test)
+
+
+def test_read_of_a_member_that_stopped_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: OldCluster) -> None:
+        await cluster.propose(b"a")
+        stopped = cluster.old((await cluster.leader()).id)
+        fail_after_carrying_out(monkeypatch, stopped.member)
+        with pytest.raises(UnavailableError, match="not done"):
+            await stopped.member.read_barrier()
+
+    run(test)
+
+
+def test_unexpected_error_in_a_campaign_stops_the_member_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: OldCluster) -> None:
+        await cluster.propose(b"a")
+        leader = await cluster.leader()
+        follower = cluster.old(next(node for node in cluster.nodes if node != leader.id))
+        fail_after_carrying_out(monkeypatch, follower.member)
+        follower.member.campaign()  # a hint: nobody waits for it, so nobody is told
+        assert [type(fault) for _, fault in follower.faults] == [KeyError]
+        await cluster.propose(b"b")
+
+    run(test)
+
+
 def test_member_whose_state_cannot_be_restored_leaves_no_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     class BrokenMachine(ValuesMachine):
         def restore_steps(self, state: bytes) -> Iterator[None]:
