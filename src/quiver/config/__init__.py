@@ -1,8 +1,9 @@
-"""The settings of a node: `settings`, `managers`, `network`, `storage` declare them, `loading` finds their values."""
+"""The settings of a node: `settings` and the modules of its sections declare them, `loading` finds their values."""
 
 from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
+from quiver.config.security import NodeProof, SecurityMode, SecuritySettings, decide_mode, decide_proof
 from quiver.config.settings import (
     ROLES,
     BrokerSettings,
@@ -27,14 +28,19 @@ __all__ = [
     "LoggingSettings",
     "ManagerSettings",
     "MetadataSettings",
+    "NodeProof",
     "NodeSettings",
     "PartitionSettings",
     "ReplicationSettings",
+    "SecurityMode",
+    "SecuritySettings",
     "Setting",
     "Settings",
     "TlsSettings",
     "WireSettings",
     "all_settings",
+    "decide_mode",
+    "decide_proof",
     "list_shared",
     "load_settings",
 ]

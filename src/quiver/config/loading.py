@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from quiver.config.security import complete
 from quiver.config.settings import Settings
 from quiver.contexts import VARIABLES
 from quiver.errors import ConfigError
@@ -87,7 +88,7 @@ def load_settings(
         _assign(tree, key, value, known, where=f"flag for {key}")
     try:
         # strict=False turns the strings of flags and variables into the declared types.
-        return msgspec.convert(tree, Settings, strict=False)
+        return complete(msgspec.convert(tree, Settings, strict=False))
     except msgspec.ValidationError as error:
         raise ConfigError(f"settings: {error}; docs/operations/configuration.md lists the allowed values") from None
 
@@ -109,7 +110,7 @@ def _assign(tree: dict[str, Any], key: str, value: str, known: Mapping[str, Sett
     section[setting.name] = value
 
 
-OWN_SECTIONS = frozenset(("node", "tls"))
+OWN_SECTIONS = frozenset(("node", "tls", "security"))
 """Sections that differ between nodes, and that name addresses, files and credentials."""
 
 
