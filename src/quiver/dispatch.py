@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from quiver.clock import Clock
+from quiver.errors import RequestError
 from quiver.metadata import MetadataStore
 from quiver.wire.messages import AnyRequest
-from quiver.wire.requests import Request
+from quiver.wire.requests import Request, request_name
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
 
@@ -30,7 +31,9 @@ class RequestDispatcher:
 
     def handle(self, caller: Caller, request: AnyRequest, payload: memoryview) -> Awaitable[Answer]:
         """Return the answer to a request, to be awaited; awaiting it raises errors of `quiver.errors`."""
-        handler = self._handlers[type(request)]
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise RequestError(f"this node does not serve {request_name(request)}", code="unknown_request")
         if request.waits_for_index and request.known_index > self._store.applied_index:
             return self._handle_later(handler, caller, request, payload)
         return handler(caller, request, payload)

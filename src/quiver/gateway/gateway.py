@@ -71,7 +71,11 @@ class Gateway:
         self._metrics = Metrics()
         self._clock = clock
         transport = LoopbackTransport(
-            services.transport, address=services.wire_address, handler=services.handler, clock=clock
+            services.transport,
+            node=services.node,
+            address=services.wire_address,
+            handler=services.handler,
+            clock=clock,
         )
         options = RouterOptions(timeout_ms=settings.request_timeout_ms)
         cache = MetadataCache(clock, (services.wire_address(),))

@@ -1,7 +1,7 @@
 """A transport that passes requests for the local node to its handler instead of a socket.
 
 Deadlines and outcomes are those of a real connection: a handler that runs past its deadline is cancelled, and the
-caller gets `UnavailableError` for a read and `OutcomeUnknownError` for anything else.
+caller gets `UnavailableError` for a read and `OutcomeUnknownError` for anything else. The caller is the node itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from quiver.clock import Clock
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
-from quiver.model import Buffer
+from quiver.model import Buffer, NodeId
 from quiver.routing.transport import Transport
+from quiver.security import node_principal
+from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import timeout
 from quiver.wire import Caller, Handler
 from quiver.wire.requests import Request, Response, request_name
@@ -26,12 +28,15 @@ CALLER_NAME = "gateway"
 class LoopbackTransport:
     """Send requests for `address` to `handler`, all others through `transport`."""
 
-    def __init__(self, transport: Transport, *, address: Callable[[], str], handler: Handler, clock: Clock) -> None:
+    def __init__(
+        self, transport: Transport, *, node: NodeId, address: Callable[[], str], handler: Handler, clock: Clock
+    ) -> None:
         self._transport = transport
         self._address = address
         self._own_address = ""
         self._handler = handler
         self._clock = clock
+        self._identity = ConnectionIdentity(node_principal(node))
 
     async def call(
         self, address: str, request: Request[R], payload: Sequence[Buffer] = (), *, timeout_ms: int
@@ -42,7 +47,7 @@ class LoopbackTransport:
         if address != self._own_address:
             return await self._transport.call(address, request, payload, timeout_ms=timeout_ms)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        caller = Caller(name=CALLER_NAME, address=address, deadline_ms=deadline_ms)
+        caller = Caller(name=CALLER_NAME, address=address, deadline_ms=deadline_ms, identity=self._identity)
         asked: Any = request  # any request that a client may send; the handler answers with its response type
         response: Any
         try:

@@ -5,6 +5,13 @@ Asked in one place, where a request enters a node, whichever protocol it came by
 
 from __future__ import annotations
 
-from quiver.security.principal import ANONYMOUS, Principal, PrincipalKind
+from quiver.security.principal import (
+    ANONYMOUS,
+    Principal,
+    PrincipalKind,
+    node_principal,
+    parse_principal,
+    user_principal,
+)
 
-__all__ = ["ANONYMOUS", "Principal", "PrincipalKind"]
+__all__ = ["ANONYMOUS", "Principal", "PrincipalKind", "node_principal", "parse_principal", "user_principal"]

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
+from quiver.errors import RequestError
+from quiver.model import NodeId
+
 
 class PrincipalKind(StrEnum):
     """What a principal is; the kinds have separate names."""
@@ -23,6 +26,34 @@ class Principal(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.kind.value if self.kind is PrincipalKind.ANONYMOUS else f"{self.kind}:{self.name}"
+
+
+def node_principal(node: NodeId) -> Principal:
+    """Return the principal of a node."""
+    return Principal(PrincipalKind.NODE, str(node))
+
+
+def user_principal(name: str) -> Principal:
+    """Return the principal of a user."""
+    return Principal(PrincipalKind.USER, name)
+
+
+def parse_principal(text: str) -> Principal:
+    """Return the principal that `str` wrote; a name without a kind is a user's.
+
+    Raises:
+        RequestError: the text names no principal.
+    """
+    if text == PrincipalKind.ANONYMOUS.value:
+        return ANONYMOUS
+    kind, colon, name = text.partition(":")
+    if not colon:
+        kind, name = PrincipalKind.USER.value, text
+    if kind not in (PrincipalKind.USER.value, PrincipalKind.NODE.value) or not name:
+        raise RequestError(
+            f"not done: {text!r} is not a principal; give user:<name>, node:<id> or anonymous", code="bad_principal"
+        )
+    return Principal(PrincipalKind(kind), name)
 
 
 ANONYMOUS = Principal(PrincipalKind.ANONYMOUS)

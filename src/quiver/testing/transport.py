@@ -22,6 +22,8 @@ import msgspec
 from quiver.clock import Clock, Rng
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.model import Buffer, NodeId
+from quiver.security import ANONYMOUS, node_principal
+from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import timeout
 from quiver.testing.loop import SimulatedLoop
 from quiver.testing.network import LAN_LATENCY, SimulatedNetwork
@@ -166,6 +168,7 @@ class SimulatedTransport:
             address="",
             deadline_ms=server.clock.monotonic_ms() + exchange.timeout_ms,
             node=exchange.source,
+            identity=ConnectionIdentity(ANONYMOUS if exchange.source is None else node_principal(exchange.source)),
         )
         try:
             async with timeout(exchange.timeout_ms / 1000):

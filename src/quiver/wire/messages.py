@@ -1,4 +1,6 @@
-"""Requests and responses: one frozen type each. Pure. `admin_messages` has those for administration.
+"""Requests and responses: one frozen type each. Pure.
+
+`admin_messages` has those for administration, `security_messages` those for authentication and permissions.
 
 A data request (`Produce`, `Fetch`, …) is sent to the partition's leader; any other node refuses it with `not_leader`
 and names the leader. All other requests can be sent to any node, which forwards those that it cannot handle itself.
@@ -23,6 +25,7 @@ from quiver.record import Record
 from quiver.wire.admin_messages import AdminRequest
 from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
+from quiver.wire.security_messages import SecurityRequest
 
 CONSUMERS_MAX = 1_000
 """Most consumers of one `ConsumeMany`."""
@@ -562,6 +565,7 @@ class GetMembers(Request[MembersFound], frozen=True, tag="get_members"):
 
 AnyRequest = (
     AdminRequest
+    | SecurityRequest
     | GetMetadata
     | ExplainReplica
     | CreateTopicRequest

@@ -3,7 +3,7 @@
 A request is the head of a frame, tagged with its name; its bytes, such as batches, follow as the frame's payload.
 `Request[R]` names the type of its response. A field that is added later must have a default with the meaning that its
 absence had: it is not sent to programs that do not know it (`quiver.features`), and unknown fields are ignored.
-`messages` and `admin_messages` define the requests.
+`messages`, `admin_messages` and `security_messages` define the requests.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Request(msgspec.Struct, Generic[R], frozen=True, kw_only=True, omit_defaul
     known_index: Index = Index(0)
     """The metadata index that the sender has seen; `routing` sets it. A receiver that lags behind catches up first, so
     that a client that has just registered is not refused."""
+    on_behalf_of: Name = ""
+    """The principal for which a node sends it; believed only of nodes. Empty: the sender's own."""
 
     @property
     def is_repeatable(self) -> bool:

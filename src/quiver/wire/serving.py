@@ -37,6 +37,8 @@ from quiver.errors import (
 from quiver.logs import facts
 from quiver.metrics import CodeCounter
 from quiver.model import Buffer, NodeId
+from quiver.security import Principal
+from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import TaskScope, timeout
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
@@ -65,6 +67,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The request's deadline, by the receiving node's monotonic clock."""
     node: NodeId | None = None
     """The sending node; None for a client."""
+    identity: ConnectionIdentity = msgspec.field(default_factory=ConnectionIdentity)
+    """Who the connection speaks for; the same object for all requests of a connection."""
+
+    @property
+    def principal(self) -> Principal:
+        """The principal that the connection speaks for."""
+        return self.identity.principal
 
     @property
     def is_node(self) -> bool:
@@ -262,6 +271,7 @@ class RequestServer:
             address=session.address,
             deadline_ms=self._clock.monotonic_ms() + incoming.timeout_ms,
             node=session.node,
+            identity=session.identity,
         )
         self._begun += 1
         self._calls.add(call)

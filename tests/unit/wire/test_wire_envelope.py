@@ -85,7 +85,8 @@ def head(*items: object) -> Frame:
     return Frame(FrameKind.REQUEST, memoryview(msgspec.msgpack.encode(items)), memoryview(b""))
 
 
-VALUES: tuple[object, ...] = (1, "earliest", "consumer", (), (1,), {})
+GRANT = {"subject": "user:alice", "verb": "read", "kind": "topic"}
+VALUES: tuple[object, ...] = (1, "earliest", "consumer", "read", (), (1,), {}, GRANT)
 
 
 def fits(value: object, kind: Any) -> bool:
