@@ -19,6 +19,8 @@ from quiver.wire.tls import make_http_context
 class Hello:
     """Answer every request alike, and large enough that TLS sends it in pieces."""
 
+    exempt_paths: frozenset[str] = frozenset()
+
     def handle(self, request: HttpRequest) -> HttpResult:
         return HttpResponse(status=200, body=b"x" * 300_000)
 

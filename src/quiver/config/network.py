@@ -192,11 +192,17 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ge=1,
             le=1_000_000,
             description="Connections at once; beyond it the connection that has been idle longest is closed, or, if "
-            "none is idle, the new one is answered with 503.",
+            "none is idle, the new one is answered with 503, except for health checks and metrics.",
         ),
     ] = 16_384
     requests_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Requests in progress at once; further ones are answered with 503.")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Requests in progress at once; further ones are answered with 503, except for health checks "
+            "and metrics.",
+        ),
     ] = 8_192
     head_bytes_max: Annotated[
         int,
@@ -210,7 +216,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(
             ge=KIB,
             le=64 * 1024 * MIB,
-            description="Bytes of all request bodies in progress; requests beyond it are answered with 503. At least "
+            description="Bytes that have arrived of all request bodies in progress; requests beyond it are answered "
+            "with 503. At least "
             "body_bytes_max; raise it for many large requests, at the cost of memory.",
         ),
     ] = 128 * MIB
@@ -235,6 +242,15 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             description="Milliseconds for a request to arrive completely; slower ones are answered with 408.",
         ),
     ] = 20_000
+    body_progress_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=3_600_000,
+            description="Milliseconds for the next 64 KiB of a request's body, or its end, to arrive; slower ones are "
+            "answered with 408. Raise it for clients on slow links.",
+        ),
+    ] = 5_000
     send_timeout_ms: Annotated[
         int,
         Meta(

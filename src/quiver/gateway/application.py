@@ -52,6 +52,8 @@ class BoundRoute:
 class RoutedApplication:
     """Answer requests by the table of routes."""
 
+    exempt_paths = frozenset(("/healthz", "/livez", "/readyz", "/metrics"))
+
     def __init__(self, handlers: Mapping[str, RouteHandler], *, browser_page: HttpResponse) -> None:
         """Bind a handler to every route by name; `browser_page` is what browsers get at `/`."""
         self._browser_page = browser_page

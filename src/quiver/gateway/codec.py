@@ -2,7 +2,8 @@
 
 Parameters may come in the path, the query or a JSON body, on any method. Decoding is lenient where old clients need it
 (digits for numbers, null for an absent value, any content type) and strict where two readers could disagree: a
-parameter that is given twice is refused, and so is an unknown one, since a typo must not be dropped in silence. A value
+parameter that is given twice is refused, also within the body, and so is an unknown one, since a typo must not be
+dropped in silence. A value
 of the wrong type is malformed (`bad_request`); a value of the right type outside its bounds is `out_of_range`.
 
 An error becomes a status by what the caller should do, a `code` for programs and a message for people. 503 and 507 say
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -55,7 +57,11 @@ _OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:>|<|of length|matching)|out of r
 _UNKNOWN_FIELD = re.compile(r"contains unknown field `(?P<name>.*?)`")
 _LOCATION = re.compile(r" - at `\$\.?(?P<location>.*)`$")
 
+SCANNED_BYTES_MAX = 4_096
+"""A longer body is searched for repeated keys without its longest list."""
+
 _any_decoder = msgspec.json.Decoder(dict[str, Any])
+_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 # -- parameters --------------------------------------------------------------------------------------
@@ -69,7 +75,7 @@ class ParameterDecoder(Generic[P]):
         self._decoder = msgspec.json.Decoder(parameters_type, strict=False)
         self._cache: dict[bytes, P] = {}
 
-    def decode(self, path_values: Mapping[str, str], query: bytes, body: bytes) -> P:
+    def decode(self, path_values: Mapping[str, str], query: bytes, body: bytes | bytearray) -> P:
         """Return the parameters.
 
         Raises:
@@ -80,17 +86,20 @@ class ParameterDecoder(Generic[P]):
             if not self._type.__struct_fields__:
                 return self._decode_nothing(body)
             if not path_values and not query:
-                return self._decoder.decode(body or b"{}")
+                decoded = self._decoder.decode(body or b"{}")
+                check_keys(body)
+                return decoded
             if not path_values and not body:
                 return self._cache.get(query) or self._decode_query(query)
             given = _any_decoder.decode(body) if body else {}
+            check_keys(body)
             return self._convert(given, (*path_values.items(), *_split_query(query)))
         except msgspec.ValidationError as error:
             raise _explain(str(error), self._type) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"not done: the body is not JSON: {error}") from None
 
-    def _decode_nothing(self, body: bytes) -> P:
+    def _decode_nothing(self, body: bytes | bytearray) -> P:
         """Ignore the parameters of a call that takes none: a typo cannot change what it does, and probes add some."""
         if body:
             _any_decoder.decode(body)
@@ -111,6 +120,41 @@ class ParameterDecoder(Generic[P]):
                 raise RequestError(f"not done: {name!r} is given twice", code="given_twice")
             given[name] = value
         return msgspec.convert(given, self._type, strict=False)
+
+
+def check_keys(body: bytes | bytearray) -> None:
+    """Refuse a body in which an object has the same key twice; `body` is valid JSON, or empty.
+
+    msgspec takes the last value, other readers take the first. A large body is a list of messages and little else: the
+    list is replaced by null first, since it has no keys and reading it again would cost as much as decoding it.
+
+    Raises:
+        RequestError: a key is given twice.
+    """
+    if len(body) > SCANNED_BYTES_MAX:
+        body = _without_longest(body)
+    text = body.decode().lstrip()
+    if text:
+        _scan(text, 0)
+
+
+def _without_longest(body: bytes | bytearray) -> bytes:
+    longest = max(map(bytes, _raw_decoder.decode(body).values()), key=len, default=b"")
+    first = body.find(longest)
+    return bytes(body[:first]) + b"null" + bytes(body[first + len(longest) :]) if longest[:1] == b"[" else bytes(body)
+
+
+def _refuse_repeated(pairs: list[tuple[str, object]]) -> None:
+    if len(dict(pairs)) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"not done: {twice!r} is given twice", code="given_twice")
+
+
+_scan: Callable[[str, int], object] = json.JSONDecoder(  # type: ignore[attr-defined] # public, but not in the stubs
+    object_pairs_hook=_refuse_repeated, parse_int=str, parse_float=str, strict=False
+).scan_once
+"""Read a JSON value from an index on. Numbers stay text: converting one of many digits could fail."""
 
 
 def _split_query(query: bytes) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.gateway.http.messages import HEADERS_MAX, HttpRequest, RequestReader
+from quiver.gateway.http.messages import HEADERS_MAX, HttpHead, HttpRequest, HttpResponse, RequestReader
 
 HOST = b"Host: a\r\n"
 HEAD_BYTES_MAX = 1000
@@ -14,7 +14,7 @@ BODY_BYTES_MAX = 100
 
 
 def reader(*, admits: bool = True) -> RequestReader:
-    return RequestReader(head_bytes_max=HEAD_BYTES_MAX, body_bytes_max=BODY_BYTES_MAX, admit=lambda _: admits)
+    return RequestReader(head_bytes_max=HEAD_BYTES_MAX, body_bytes_max=BODY_BYTES_MAX, hold=lambda _: admits)
 
 
 def read(*chunks: bytes) -> RequestReader:
@@ -45,10 +45,14 @@ GOOD: dict[str, tuple[bytes, list[tuple[str, str, bytes, bytes]]]] = {
     "blank lines before it": (b"\r\n\r\nGET / HTTP/1.1\r\n" + HOST + b"\r\n", [("GET", "/", b"", b"")]),
     "escaped path": (
         b"GET /topics/caf%C3%A9%2Fx HTTP/1.1\r\n" + HOST + b"\r\n",
-        [("GET", "/topics/café/x", b"", b"")],
+        [("GET", "/topics/café%2Fx", b"", b"")],
     ),
     "absolute target": (b"GET http://h:1/a?b=c#d HTTP/1.1\r\n" + HOST + b"\r\n", [("GET", "/a", b"b=c", b"")]),
     "absolute target without a path": (b"GET http://h HTTP/1.1\r\n" + HOST + b"\r\n", [("GET", "/", b"", b"")]),
+    "absolute target with a query and no path": (
+        b"GET http://h?x=1/healthz HTTP/1.1\r\n" + HOST + b"\r\n",
+        [("GET", "/", b"x=1/healthz", b"")],
+    ),
     "asterisk": (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", [("OPTIONS", "*", b"", b"")]),
     "several at once": (
         b"GET /1 HTTP/1.1\r\n" + HOST + b"\r\n" + post(b"Content-Length: 1", body=b"x") + b"GET /3 HTTP/1.1\r\n"
@@ -115,7 +119,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
 
 
 def shown(request: HttpRequest) -> tuple[str, str, bytes, bytes]:
-    return request.method, request.path, request.query, request.body
+    return request.method, request.path, request.query, bytes(request.body)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -193,18 +197,71 @@ def test_client_that_waits_for_leave_to_send_is_seen() -> None:
     assert len(made.requests) == 1
 
 
-def test_body_is_refused_before_it_comes_if_there_is_no_room_for_it() -> None:
+def test_body_is_refused_if_there_is_no_room_for_it() -> None:
     made = reader(admits=False)
     made.feed(post(b"Content-Length: 3"))
+    assert made.refusal is None
+    made.feed(b"a")
     assert made.refusal is not None
     assert made.refusal.status == 503
 
 
-def test_room_is_held_for_a_body_on_its_way() -> None:
+def test_room_is_held_for_bytes_that_have_arrived_alone() -> None:
     made = read(post(b"Content-Length: 30", body=b"abc"))
-    assert made.held_bytes == 30
+    assert made.held_bytes == 3
     chunked = read(post(b"Transfer-Encoding: chunked", body=b"3\r\nabc\r\n5\r\nd"))
     assert chunked.held_bytes == 4
+    assert chunked.release() == 4
+    assert chunked.held_bytes == 0
+
+
+def admitting(answer: HttpResponse | None) -> tuple[RequestReader, list[HttpHead]]:
+    asked: list[HttpHead] = []
+
+    def admit(head: HttpHead) -> HttpResponse | None:
+        asked.append(head)
+        return answer
+
+    made = RequestReader(
+        head_bytes_max=HEAD_BYTES_MAX, body_bytes_max=1_000_000, hold=lambda _: answer is None, admit=admit
+    )
+    return made, asked
+
+
+def test_admission_is_asked_for_when_the_headers_are_complete() -> None:
+    made, asked = admitting(None)
+    made.feed(post(b"Content-Length: 3"))
+    assert [(head.method, head.path, head.length) for head in asked] == [("POST", "/topics", 3)]
+    made.feed(b"abc")
+    assert [(request.body, request.answer) for request in made.requests] == [(b"abc", None)]
+
+
+def test_refused_request_is_answered_in_order_and_its_body_is_dropped() -> None:
+    answer = HttpResponse(status=503)
+    made, _ = admitting(answer)
+    made.feed(post(b"Content-Length: 3", body=b"abc"))
+    assert [(request.body, request.answer) for request in made.requests] == [(b"", answer)]
+    assert made.refusal is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(b"Content-Length: 3", b"Expect: 100-continue"), (b"Content-Length: 900000",), (b"Transfer-Encoding: chunked",)],
+)
+def test_refused_request_ends_the_connection_if_its_body_is_not_worth_reading(headers: tuple[bytes, ...]) -> None:
+    answer = HttpResponse(status=503)
+    made, _ = admitting(answer)
+    made.feed(post(*headers))
+    assert made.refusal is not None
+    assert made.refusal.answer is answer
+
+
+def test_limit_of_the_headers_is_the_same_in_pieces_and_whole() -> None:
+    name, value = b"X", b"y" * (HEAD_BYTES_MAX - len(b"/topicsHosta") - 1)
+    for extra, is_refused in ((b"", False), (b"y", True)):
+        head = post(name + b": " + value + extra)
+        whole, pieces = read(head), read(*(head[at : at + 7] for at in range(0, len(head), 7)))
+        assert (whole.refusal is not None) is (pieces.refusal is not None) is is_refused
 
 
 def test_headers_that_nobody_looks_at_are_not_kept() -> None:

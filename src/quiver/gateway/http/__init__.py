@@ -6,7 +6,7 @@ one at a time per connection, in order of arrival.
 
 from __future__ import annotations
 
-from quiver.gateway.http.messages import Application, HttpRequest, HttpResponse, HttpResult
+from quiver.gateway.http.messages import Application, HttpHead, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.http.server import HttpServer, HttpStatus
 
-__all__ = ["Application", "HttpRequest", "HttpResponse", "HttpResult", "HttpServer", "HttpStatus"]
+__all__ = ["Application", "HttpHead", "HttpRequest", "HttpResponse", "HttpResult", "HttpServer", "HttpStatus"]

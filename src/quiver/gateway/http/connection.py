@@ -19,6 +19,8 @@ from quiver.gateway.http.messages import HttpRefusal, HttpRequest, HttpResponse,
 if TYPE_CHECKING:
     from quiver.gateway.http.server import HttpServer
 
+PROGRESS_BYTES = 64 * 1024
+"""Bytes of a body that count as progress: they restart its deadline."""
 PIPELINED_MAX = 16
 """Whole requests that are queued after the one being answered before reading pauses."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -33,7 +35,8 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(
             head_bytes_max=server.settings.head_bytes_max,
             body_bytes_max=server.settings.body_bytes_max,
-            admit=server.admit_body,
+            hold=server.hold_body,
+            admit=server.admit,
         )
         self._transport: asyncio.Transport | None = None
         self._request: HttpRequest | None = None
@@ -43,6 +46,15 @@ class HttpConnection(asyncio.Protocol):
         self._is_writing_paused = False
         self._is_reading_paused = False
         self._closes_when_idle = False
+        self._progress_bytes = 0
+        """Bytes of the body that had arrived when its progress was last recorded."""
+        self.is_reserved = False
+        """Whether it was accepted beyond the limit, for one request to an exempt path."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held for a body that is arriving."""
+        return self._reader.held_bytes
 
     @property
     def is_idle(self) -> bool:
@@ -55,7 +67,7 @@ class HttpConnection(asyncio.Protocol):
         """Register with the server, which may refuse the connection."""
         self._transport = cast("asyncio.Transport", transport)
         if self._server.handle_opened(self):
-            self._server.idle.begin(self)
+            (self._server.receiving if self.is_reserved else self._server.idle).begin(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes and start answering whole requests."""
@@ -68,11 +80,11 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
         if self._is_ending:
             return
-        if reader.is_receiving and reader.begun != begun_before:
-            self._server.idle.end(self)
-            self._server.receiving.begin(self)
-        elif was_receiving and not reader.is_receiving:
+        if reader.is_receiving:
+            self._record_progress(is_new=reader.begun != begun_before)
+        elif was_receiving:
             self._server.receiving.end(self)
+            self._server.progressing.end(self)
         if reader.awaits_continue and self._request is None and self._transport is not None:
             reader.awaits_continue = False
             self._transport.write(_CONTINUE)
@@ -98,8 +110,9 @@ class HttpConnection(asyncio.Protocol):
         self._is_ending = True
         if self._work is not None:
             self._work.cancel()
-        held_bytes = self._reader.held_bytes + sum(len(request.body) for request in self._reader.requests)
+        held_bytes = self._reader.release() + sum(len(request.body) for request in self._reader.requests)
         self._reader.requests.clear()
+        self._reader.close()
         if self._request is not None:
             held_bytes += len(self._request.body)
             self._server.handle_answered(self._request, None, self._began_at)
@@ -120,7 +133,8 @@ class HttpConnection(asyncio.Protocol):
         if self._request is not None or self._reader.requests:
             self._reader.refusal = self._reader.refusal or refusal
             return
-        response = self._server.application.refuse(refusal.status, refusal.code, refusal.message)
+        self._server.release_body(self._reader.release())
+        response = refusal.answer or self._server.application.refuse(refusal.status, refusal.code, refusal.message)
         self._write(response, is_persistent=False, is_head=False)
         self._end(lingers=True)
 
@@ -130,7 +144,36 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def reserve(self) -> None:
+        """Answer one request to an exempt path and nothing else."""
+        self.is_reserved = True
+        self._reader.admit = self._server.admit_reserved
+
+    def begin_turn(self) -> None:
+        """Answer the request that waited for its turn."""
+        if self._request is not None:
+            self._start(self._request)
+            self._advance()
+
+    def refuse_turn(self, response: HttpResponse) -> None:
+        """Refuse the request that waited for its turn; nothing was done for it."""
+        if self._request is not None:
+            self._finish(response)
+            self._advance()
+
     # Answering.
+
+    def _record_progress(self, *, is_new: bool) -> None:
+        """Restart the deadlines of a request that is arriving: of all of it, and of the next part of its body."""
+        reader, server = self._reader, self._server
+        if is_new:
+            server.idle.end(self)
+            server.receiving.begin(self)
+            server.progressing.end(self)
+            self._progress_bytes = -PROGRESS_BYTES
+        if not reader.is_in_head and reader.received_bytes - self._progress_bytes >= PROGRESS_BYTES:
+            self._progress_bytes = reader.received_bytes
+            server.progressing.begin(self)
 
     def _advance(self) -> None:
         """Answer queued requests in order until one has to be waited for."""
@@ -157,6 +200,13 @@ class HttpConnection(asyncio.Protocol):
         self._server.idle.end(self)
         self._request = request
         self._began_at = self._loop.time()
+        if request.answer is not None:
+            self._server.handle_refused()
+            self._finish(request.answer)
+        elif self._server.take_turn(self, request, self._began_at):
+            self._start(request)
+
+    def _start(self, request: HttpRequest) -> None:
         answer = self._server.answer(request)
         if isinstance(answer, HttpResponse):
             self._finish(answer)
@@ -176,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
         assert request is not None
         self._request = None
         self._server.release_body(len(request.body))
-        is_persistent = request.is_persistent and not (self._closes_when_idle and self.is_idle)
+        is_persistent = request.is_persistent and not ((self._closes_when_idle and self.is_idle) or self.is_reserved)
         self._write(response, is_persistent=is_persistent, is_head=request.method == "HEAD")
         self._server.handle_answered(request, response, self._began_at)
         if not is_persistent:

@@ -1,9 +1,11 @@
 """The HTTP server: accepts connections, enforces their limits and deadlines, and closes them.
 
-Limits: a connection beyond `connections_max` replaces the one that has been idle longest, or gets 503 if none is idle.
-A request beyond `requests_max` gets 503; so does a body that would exceed `bodies_bytes_max` of all bodies together. A
-client that is too slow to send a request, to send the next one or to read a response is disconnected. One timer serves
-all deadlines.
+Limits: a connection beyond `connections_max` replaces the one that has been idle longest; if none is idle, it may only
+ask for exempt paths (health checks), in a small reserve whose oldest connection makes room for the next. A request
+beyond `requests_max` gets 503; so does a body that would exceed `bodies_bytes_max` of all bodies together. Both are
+decided when the headers are complete, before the body is kept. Only bytes that have arrived count, and a body that
+makes no progress is dropped as soon as its room is needed. A client that is too slow to send a request, to send the
+next one or to read a response is disconnected. One timer serves all deadlines.
 
 Life: `async with` binds the address; `serve` starts accepting; `close` stops accepting, answers the received requests,
 and ends.
@@ -25,7 +27,7 @@ from quiver.clock import Clock
 from quiver.config import GatewaySettings
 from quiver.errors import ConfigError
 from quiver.gateway.http.connection import HttpConnection
-from quiver.gateway.http.messages import Application, HttpRefusal, HttpRequest, HttpResponse
+from quiver.gateway.http.messages import Application, HttpHead, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
 from quiver.tasks import TaskScope, timeout
 
@@ -33,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 LINGER_MS = 2_000
 """How long a closing connection is drained, so that its last response arrives."""
+RESERVED_CONNECTIONS = 64
+"""Connections beyond `connections_max` that are accepted for exempt paths."""
+STALLED_MS = 1_000
+"""A body without progress for this long is dropped if its room is needed."""
 _TICK_S = 0.25
 """Interval of the deadline check."""
 _BACKLOG = 1024
@@ -76,9 +82,12 @@ class HttpServer:
         """The bound address; once entered, with the actual port if 0 was given."""
         self.idle: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.idle_timeout_ms)
         self.receiving: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.receive_timeout_ms)
+        self.progressing: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.body_progress_timeout_ms)
+        """Connections whose request's body is arriving, by the time of their last progress."""
         self.sending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.send_timeout_ms)
         self._ending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=LINGER_MS)
         self._connections: set[HttpConnection] = set()
+        self._reserved: dict[HttpConnection, None] = {}
         self._clock = clock
         self._tls = tls
         self._on_answered = on_answered
@@ -174,17 +183,18 @@ class HttpServer:
         if self._is_closing:
             connection.abort()
             return False
-        if len(self._connections) <= self.settings.connections_max:
+        if len(self._connections) - len(self._reserved) <= self.settings.connections_max:
             return True
         longest_idle = self.idle.oldest()
         if longest_idle is not None:
             self.idle.end(longest_idle)
             longest_idle.close_when_idle()
             return True
-        self._refused += 1
-        message = f"not done: the limit of {self.settings.connections_max} connections is reached; retry later"
-        connection.refuse(HttpRefusal(503, "overloaded", message))
-        return False
+        if len(self._reserved) >= RESERVED_CONNECTIONS:
+            next(iter(self._reserved)).abort()
+        connection.reserve()
+        self._reserved[connection] = None
+        return True
 
     def handle_ending(self, connection: HttpConnection) -> None:
         """Start the drain deadline of a connection that sent its last response."""
@@ -196,26 +206,67 @@ class HttpServer:
         self._leave_states(connection)
         self._ending.end(connection)
         self._connections.discard(connection)
+        self._reserved.pop(connection, None)
         if not self._connections:
             self._emptied.set()
 
-    def admit_body(self, size_bytes: int) -> bool:
-        """Reserve memory for body bytes; return False at the limit."""
+    def admit(self, head: HttpHead) -> HttpResponse | None:
+        """Refuse a request by its headers, or return None; called before its body is kept."""
+        if head.path in self.application.exempt_paths:
+            return None
+        if self._requests >= self.settings.requests_max:
+            return self.application.refuse(503, "overloaded", "not done: too many requests are in flight; retry later")
+        if head.length > 0 and self._body_bytes + head.length > self.settings.bodies_bytes_max:
+            self._evict_stalled(head.length)
+            if self._body_bytes + head.length > self.settings.bodies_bytes_max:
+                message = "not done: too many request bytes are in memory; retry later"
+                return self.application.refuse(503, "overloaded", message)
+        return None
+
+    def admit_reserved(self, head: HttpHead) -> HttpResponse | None:
+        """Refuse a request on a connection beyond the limit, unless its path is exempt."""
+        if head.path in self.application.exempt_paths:
+            return None
+        message = f"not done: the limit of {self.settings.connections_max} connections is reached; retry later"
+        return self.application.refuse(503, "overloaded", message)
+
+    def hold_body(self, size_bytes: int) -> bool:
+        """Count body bytes that have arrived; return False at the limit."""
         if self._body_bytes + size_bytes > self.settings.bodies_bytes_max:
-            return False
+            self._evict_stalled(size_bytes)
+            if self._body_bytes + size_bytes > self.settings.bodies_bytes_max:
+                return False
         self._body_bytes += size_bytes
         return True
 
+    def _evict_stalled(self, size_bytes: int) -> None:
+        """Drop bodies that made no progress for a while until `size_bytes` fit, longest without progress first."""
+        room_bytes = self.settings.bodies_bytes_max - size_bytes
+        for connection in self.progressing.older_than(STALLED_MS):
+            if self._body_bytes <= room_bytes:
+                return
+            if connection.held_bytes:
+                self.progressing.end(connection)
+                self._timed_out += 1
+                message = "not done: the body arrived too slowly, and its room was needed; retry later"
+                connection.refuse(HttpRefusal(503, "overloaded", message))
+
     def release_body(self, size_bytes: int) -> None:
-        """Release what `admit_body` reserved."""
+        """Release what `hold_body` counted."""
         self._body_bytes -= size_bytes
+
+    def take_turn(self, connection: HttpConnection, request: HttpRequest, now_s: float) -> bool:  # noqa: ARG002
+        """Count a request in; return whether it is answered now."""
+        self._requests += 1
+        return True
+
+    def handle_refused(self) -> None:
+        """Count a request in that was refused by its headers."""
+        self._requests += 1
+        self._refused += 1
 
     def answer(self, request: HttpRequest) -> HttpResponse | asyncio.Future[HttpResponse]:
         """Return the application's answer; never raises."""
-        self._requests += 1
-        if self._requests > self.settings.requests_max:
-            self._refused += 1
-            return self.application.refuse(503, "overloaded", "not done: too many requests are in flight; retry later")
         try:
             answer = self.application.handle(request)
         except Exception as error:  # noqa: BLE001 - one request must not end the node
@@ -261,7 +312,7 @@ class HttpServer:
         return self.application.refuse(500, "internal_error", "internal error; the node's log has the details")
 
     def _leave_states(self, connection: HttpConnection) -> None:
-        for state in (self.idle, self.receiving, self.sending):
+        for state in (self.idle, self.receiving, self.progressing, self.sending):
             state.end(connection)
 
     def _schedule_tick(self) -> None:
@@ -275,6 +326,9 @@ class HttpServer:
         for connection in self.receiving.pop_expired():
             self._timed_out += 1
             connection.refuse(HttpRefusal(408, "too_slow", "not done: the request took too long to arrive"))
+        for connection in self.progressing.pop_expired():
+            self._timed_out += 1
+            connection.refuse(HttpRefusal(408, "too_slow", "not done: the request's body made no progress"))
         for connection in self.sending.pop_expired():
             self._timed_out += 1
             connection.abort()
@@ -316,6 +370,11 @@ class Deadlines(Generic[C]):
     def oldest(self) -> C | None:
         """Return the item that has been in the state longest."""
         return next(iter(self._until_ms), None)
+
+    def older_than(self, age_ms: int) -> list[C]:
+        """Return the items that have been in the state for at least `age_ms`, longest first."""
+        until_ms_max = self._clock.monotonic_ms() + self._timeout_ms - age_ms
+        return [item for item, until_ms in self._until_ms.items() if until_ms <= until_ms_max]
 
     def pop_expired(self) -> list[C]:
         """Remove and return the expired items."""
