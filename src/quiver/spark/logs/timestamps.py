@@ -1,0 +1,228 @@
+"""Time stamps of log lines: the notations that occur, and their conversion to microseconds, a column at a time.
+
+A notation is a regular expression with named groups, valid for Python's `re` and for RE2 alike. Its groups are `Y`
+(year), `y` (two digits of it), `m`, `d`, `b` (name of the month), `H`, `M`, `S`, `f` (fraction), `z` (zone), `p` (AM or
+PM) and `e` (seconds, milliseconds, microseconds or nanoseconds since 1970).
+
+A time without a zone is taken as UTC. A time without a year gets the year that puts it nearest to the record's own
+timestamp, and a time without a date the day.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quiver.spark.logs.columns import Column, fill, pa, pc, strings_of
+
+MICROSECONDS: Final = 1_000_000
+_DAY: Final = 86_400 * MICROSECONDS
+_CLOCK: Final = r"(?P<H>[012]?\d):(?P<M>[0-5]\d):(?P<S>[0-6]\d)"
+_FRACTION: Final = r"(?:[.,:](?P<f>\d{1,9}))?"
+_HALF: Final = r"(?: ?(?P<p>[AaPp][Mm]))?"
+_ZONE: Final = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
+_MONTH: Final = r"(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
+_WEEKDAY: Final = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? )?"
+_DATE_NAMED: Final = rf"(?P<d>[0-3]?\d)[ /-]{_MONTH}[ /-](?P<Y>(?:19|20)\d{{2}})"
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+Micros = npt.NDArray[np.int64]
+
+
+class Notation(msgspec.Struct, frozen=True):
+    """One notation of time stamps."""
+
+    name: str
+    pattern: str
+
+    @property
+    def is_epoch(self) -> bool:
+        """Whether the stamp counts from 1970, which leaves no question about its zone."""
+        return self.name == "epoch"
+
+
+NOTATIONS: Final = tuple(
+    Notation(name, pattern)
+    for name, pattern in (
+        (
+            "iso",
+            r"(?P<Y>(?:19|20)\d{2})[-/.](?P<m>[01]?\d)[-/.](?P<d>[0-3]?\d)[T _:-]"
+            r"(?P<H>[012]\d)[:.](?P<M>[0-5]\d)[:.](?P<S>[0-6]\d)" + _FRACTION + _HALF + _ZONE,
+        ),
+        (
+            "compact",
+            r"(?P<Y>(?:19|20)\d{2})(?P<m>[01]\d)(?P<d>[0-3]\d)[T _:-]?(?P<H>[012]\d):?(?P<M>[0-5]\d):?(?P<S>[0-6]\d)"
+            + _FRACTION
+            + _ZONE,
+        ),
+        (
+            "day-month-name-year",
+            rf"{_WEEKDAY}{_DATE_NAMED}[ :,T]+{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
+        ),
+        (
+            "month-name-year",
+            rf"{_WEEKDAY}{_MONTH} +(?P<d>[0-3]?\d),? +(?P<Y>(?:19|20)\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
+        ),
+        (
+            "ctime",
+            rf"{_WEEKDAY}{_MONTH} +(?P<d>[0-3]?\d) +{_CLOCK}{_FRACTION} +(?:[A-Z]{{3,4}} )?(?P<Y>(?:19|20)\d{{2}})",
+        ),
+        ("syslog", rf"{_WEEKDAY}{_MONTH} +(?P<d>[0-3]?\d),? +{_CLOCK}{_FRACTION}"),
+        (
+            "day-month-year",
+            rf"(?P<d>[0-3]?\d)[/.-](?P<m>[01]?\d)[/.-](?P<Y>(?:19|20)\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
+        ),
+        (
+            "month-day-year",
+            rf"(?P<m>[01]?\d)[/.-](?P<d>[0-3]?\d)[/.-](?P<Y>(?:19|20)\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
+        ),
+        ("short-year", rf"(?P<y>\d{{2}})[/-](?P<m>[01]\d)[/-](?P<d>[0-3]\d),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}"),
+        (
+            "month-day-short-year",
+            rf"(?P<m>[01]?\d)/(?P<d>[0-3]?\d)/(?P<y>\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
+        ),
+        (
+            "short-compact",
+            r"(?P<y>\d{2})(?P<m>[01]\d)(?P<d>[0-3]\d) (?P<H>[012]\d):?(?P<M>[0-5]\d):?(?P<S>[0-6]\d)" + _FRACTION,
+        ),
+        ("glog", rf"(?P<m>[01]\d)(?P<d>[0-3]\d) {_CLOCK}{_FRACTION}"),
+        ("month-day", rf"(?P<m>[01]?\d)[./-](?P<d>[0-3]?\d) +{_CLOCK}{_FRACTION}{_HALF}"),
+        ("epoch", r"(?P<e>1\d{9}(?:\d{3}|\d{6}|\d{9})?)(?:\.(?P<f>\d{1,9}))?"),
+        ("clock", rf"{_CLOCK}{_FRACTION}{_HALF}"),
+    )
+)
+"""All notations, the more specific first: of two that start at the same character the earlier is taken."""
+NOTATION: Final = {one.name: one for one in NOTATIONS}
+
+_EDGE: Final = re.compile(r"[0-9A-Za-z]")
+_SEARCHES: Final = tuple((one, re.compile(one.pattern)) for one in NOTATIONS)
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """Where a line's time stamp was found."""
+
+    notation: str
+    start: int
+    end: int
+
+
+def find_stamp(text: str, start: int = 0, *, end: int = 160) -> Stamp | None:
+    """Return the first time stamp in `text[start:end]`, None without one."""
+    found: Stamp | None = None
+    for notation, search in _SEARCHES:
+        for match in search.finditer(text, start, end):
+            if found is not None and match.start() >= found.start:
+                break
+            if _stands_alone(text, match, notation):
+                found = Stamp(notation.name, match.start(), match.end())
+                break
+    return found
+
+
+def _stands_alone(text: str, match: re.Match[str], notation: Notation) -> bool:
+    """Tell whether a match is a stamp by itself: not digits out of a longer number or word."""
+    before = text[match.start() - 1 : match.start()] if match.start() else ""
+    after = text[match.end() : match.end() + 1]
+    if after.isdigit() or before.isdigit() or (notation.is_epoch and (_EDGE.match(before) or _EDGE.match(after))):
+        return False
+    if notation.name == "glog":
+        return before in ("I", "W", "E", "F", "D")
+    if notation.is_epoch:
+        return before not in (".", "-", "_", ":", "/", "=") and after not in (".", "-", "_", ":", "/")
+    return not (notation.name in ("clock", "month-day", "short-compact") and before.isalpha())
+
+
+def read_times(groups: Column, notation: str, near: Micros | None = None) -> tuple[Micros, npt.NDArray[np.bool_]]:
+    """Return microseconds since 1970 of matched stamps, and which of them are valid.
+
+    `groups` has a string child for each named group of the notation, null or empty where nothing matched. `near` are
+    the records' own timestamps in microseconds, for stamps without a year or a date.
+    """
+    fields = {groups.type.field(index).name: groups.field(index) for index in range(groups.type.num_fields)}
+    count = len(groups)
+    near = np.zeros(count, np.int64) if near is None else near
+    fraction = _fractions(fields["f"]) if "f" in fields else np.zeros(count, np.int64)
+    if NOTATION[notation].is_epoch:
+        return _epochs(fields["e"], fraction)
+    hour, minute, second = (_integers(fields[name]) for name in "HMS")
+    valid = (hour >= 0) & (hour < 24) & (minute >= 0) & (second >= 0)
+    if "p" in fields:
+        half = np.asarray(strings_of(pc.utf8_lower(fill(fields["p"], ""))))
+        hour = np.where(half == "pm", hour % 12 + 12, np.where(half == "am", hour % 12, hour))
+    clock = ((hour * 60 + minute) * 60 + second) * MICROSECONDS + fraction
+    if "d" not in fields:
+        days = np.floor_divide(near, _DAY)
+        return days * _DAY + clock, valid
+    month = _months(fields["b"]) if "b" in fields else _integers(fields["m"])
+    day = _integers(fields["d"])
+    valid &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    month, day = np.where(valid, month, 1), np.where(valid, day, 1)
+    if "Y" in fields or "y" in fields:
+        year = _integers(fields["Y"]) if "Y" in fields else 2000 + _integers(fields["y"])
+        time = _days(np.where(valid, year, 1970), month, day) * _DAY + clock
+    else:
+        time = _nearest_year(month, day, clock, near)
+    return time - _zones(fields["z"]) if "z" in fields else time, valid
+
+
+def _epochs(texts: Column, fraction: Micros) -> tuple[Micros, npt.NDArray[np.bool_]]:
+    lengths = np.asarray(fill(pc.binary_length(texts), 0))
+    count = _integers(texts)
+    scale = {10: MICROSECONDS, 13: 1000, 16: 1}
+    time = np.where(lengths == 19, count // 1000, count)
+    for digits, factor in scale.items():
+        time = np.where(lengths == digits, count * factor, time)
+    return time + np.where(lengths == 10, fraction, 0), count >= 0
+
+
+def _integers(texts: Column) -> Micros:
+    """Return numbers; -1 where there is none."""
+    known = pc.if_else(pc.equal(texts, ""), None, texts)
+    return np.asarray(fill(pc.cast(known, pa.int64()), -1))
+
+
+def _fractions(texts: Column) -> Micros:
+    padded = pc.utf8_slice_codeunits(pc.utf8_rpad(fill(texts, ""), 6, "0"), 0, 6)
+    return np.asarray(pc.cast(padded, pa.int64()))
+
+
+def _months(names: Column) -> Micros:
+    short = pc.utf8_lower(pc.utf8_slice_codeunits(fill(names, ""), 0, 3))
+    return np.asarray(fill(pc.index_in(short, value_set=pa.array(_MONTHS)), -1)).astype(np.int64) + 1
+
+
+def _zones(texts: Column) -> Micros:
+    """Return the offsets of zones from UTC."""
+    encoded = pc.dictionary_encode(fill(texts, ""))
+    offsets = [_zone(text) for text in encoded.dictionary.to_pylist()]
+    found: Micros = np.array(offsets or [0], np.int64)[np.asarray(encoded.indices)]
+    return found
+
+
+def _zone(text: str) -> int:
+    if text[:1] not in ("+", "-"):
+        return 0
+    digits = text[1:].replace(":", "")
+    return (1 if text[0] == "+" else -1) * (int(digits[:2]) * 60 + int(digits[2:])) * 60 * MICROSECONDS
+
+
+def _days(year: Micros, month: Micros, day: Micros) -> Micros:
+    """Return days since 1970 of dates of the Gregorian calendar."""
+    year = year - (month <= 2)
+    era = np.floor_divide(year, 400)
+    of_era = year - era * 400
+    of_year = (153 * (month + np.where(month > 2, -3, 9)) + 2) // 5 + day - 1
+    days: Micros = era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+    return days
+
+
+def _nearest_year(month: Micros, day: Micros, clock: Micros, near: Micros) -> Micros:
+    middle = near.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
+    choices = np.stack([_days(middle + step, month, day) * _DAY + clock for step in (-1, 0, 1)])
+    nearest = np.argmin(np.abs(choices - near), axis=0)
+    found: Micros = choices[nearest, np.arange(len(near))]
+    return found
