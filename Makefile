@@ -29,7 +29,7 @@ PYTHONS ?= $(shell for python in $$(which -a python3 python3.11 python3.12 pytho
 # Seeded simulations give the same result on every Python, and Spark has its own; all else runs on each.
 DIFFERS := tests/unit tests/scenarios tests/integration tests/e2e
 
-.PHONY: help setup dist lock lint types unit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs clean
+.PHONY: help setup dist lock lint types unit audit check test test-pythons test-spark coverage bench fuzz sim chaos test-upgrade spark-cluster demo up docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,11 @@ types: setup ## check types, strictly
 unit: setup ## run the unit tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/unit
 
-check: lint types unit ## what to run before every commit: style, types, unit tests
+audit: ## compare the pinned versions with the index of known vulnerabilities, where it can be reached
+	@[ -n "$(PYTHON)" ] || { echo "error: Quiver needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) .ci/audit.py
+
+check: lint types unit audit ## what to run before every commit: style, types, unit tests, known vulnerabilities
 
 test: lint types ## everything: style, types, all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/spark
