@@ -48,6 +48,8 @@ CURSOR_TRIES = 50
 """Attempts to read a cursor while no record is appended; see `Consumer._find_cursor`."""
 
 FAILURE_STATUS = 400
+UNAUTHENTICATED_STATUS = 401
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 RETRYABLE_STATUSES = (429, 503, 504, 507)
 """Statuses of failures that may be temporary; every other failure is permanent."""
 
@@ -89,8 +91,11 @@ class _CallError(Exception):
 class _Http:
     """Calls to any node that answers; one connection per thread."""
 
-    def __init__(self, addresses: str | Iterable[str] | None, max_timeout: float, ca_file: str) -> None:
-        texts, self._tls = _find_cluster(addresses, ca_file)
+    def __init__(
+        self, addresses: str | Iterable[str] | None, max_timeout: float, *, ca_file: str, token: str, token_file: str
+    ) -> None:
+        texts, self._tls, self._load_token = _find_cluster(addresses, ca_file, token=token, token_file=token_file)
+        self._token = "" if self._load_token is None else self._load_token()
         self._addresses = [_parse_address(text) for text in texts]
         self._max_timeout = max_timeout
         self._own = threading.local()
@@ -124,6 +129,8 @@ class _Http:
         """Make one attempt at the current address."""
         try:
             status, answer = self._send_request(method, path, parameters, timeout)
+            if status == UNAUTHENTICATED_STATUS and self._reload_token():
+                status, answer = self._send_request(method, path, parameters, timeout)
         except (OSError, http.client.HTTPException, ValueError) as error:
             is_sent = not isinstance(error, ConnectionRefusedError)
             raise _CallError(
@@ -141,16 +148,23 @@ class _Http:
 
     def _send_request(self, method: str, path: str, parameters: Json, timeout: float) -> tuple[int, Json | None]:
         connection = self._connection(timeout)
+        fields = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         if method == "GET":
-            connection.request("GET", f"{path}?{urlencode(parameters)}" if parameters else path)
+            connection.request("GET", f"{path}?{urlencode(parameters)}" if parameters else path, headers=fields)
         else:
-            connection.request(method, path, json.dumps(parameters).encode(), {"Content-Type": "application/json"})
+            fields["Content-Type"] = "application/json"
+            connection.request(method, path, json.dumps(parameters).encode(), fields)
         response = connection.getresponse()
         body = response.read()
         answer = json.loads(body) if body else None
         if answer is not None and not isinstance(answer, dict):
             raise ValueError("the answer is not a JSON object")
         return response.status, answer
+
+    def _reload_token(self) -> bool:
+        """Read the token again; return whether it is another one: a rotated one replaces one that was revoked."""
+        refused, self._token = self._token, "" if self._load_token is None else self._load_token()
+        return self._token != refused
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
@@ -203,7 +217,7 @@ class Producer:
 
     With the same `name`, a restarted program continues as the same producer; without one it gets a unique name.
     `max_timeout` is the timeout of a call in seconds, all its attempts included. `ca_file` verifies the certificates of
-    `https://` addresses.
+    `https://` addresses. `token`, or the content of `token_file`, says who this program is.
     """
 
     def __init__(
@@ -213,9 +227,11 @@ class Producer:
         name: str | None = None,
         max_timeout: float = 60.0,
         ca_file: str = "",
+        token: str = "",
+        token_file: str = "",
     ) -> None:
         self.name = name or f"classic-{uuid.uuid4().hex}"
-        self._http = _Http(addresses, max_timeout, ca_file)
+        self._http = _Http(addresses, max_timeout, ca_file=ca_file, token=token, token_file=token_file)
         self._topics: dict[str, _Topic] = {}
 
     def CreateTopic(self, topic: str, partitions: int | None = None) -> int:  # noqa: N802 - the name that programs call
@@ -304,7 +320,8 @@ class Consumer:
     With its `consumer_id`, a restarted program continues as the same consumer. `run` polls every registered topic: it
     waits `poll_time` seconds if there is no message, `poll_time_after_error` after an error, and ends if no message
     arrives for `timeout` seconds (None: never). `max_timeout` is the timeout of a call in seconds, all its attempts
-    included. `ca_file` verifies the certificates of `https://` addresses.
+    included. `ca_file` verifies the certificates of `https://` addresses. `token`, or the content of `token_file`, says
+    who this program is.
     """
 
     def __init__(
@@ -317,11 +334,13 @@ class Consumer:
         poll_time_after_error: float = 1.0,
         max_timeout: float = 60.0,
         ca_file: str = "",
+        token: str = "",
+        token_file: str = "",
     ) -> None:
         self.consumer_id = consumer_id
         self._is_resumed = consumer_id is not None
         self._timeout, self._poll_time, self._poll_time_after_error = timeout, poll_time, poll_time_after_error
-        self._http = _Http(addresses, max_timeout, ca_file)
+        self._http = _Http(addresses, max_timeout, ca_file=ca_file, token=token, token_file=token_file)
         self._topics: dict[str, _Topic] = {}
         self._registering = threading.Lock()
         self._stopping = threading.Event()
@@ -492,28 +511,46 @@ class Consumer:
             raise myConsumerError(str(error), error.code, error.outcome) from error.__cause__
 
 
-def _find_cluster(addresses: str | Iterable[str] | None, ca_file: str) -> tuple[list[str], ssl.SSLContext | None]:
-    """Return addresses, and the TLS context of their connections; `https://` is never plain text."""
+def _find_cluster(
+    addresses: str | Iterable[str] | None, ca_file: str, *, token: str = "", token_file: str = ""
+) -> tuple[list[str], ssl.SSLContext | None, Callable[[], str] | None]:
+    """Return addresses, the TLS context of their connections, and what loads the token.
+
+    `https://` is never plain text, and a token is never sent in plain text to another machine.
+    """
     given = addresses.split(",") if isinstance(addresses, str) else addresses
     texts = None if given is None else [text.strip() for text in given if text.strip()]
     if texts == []:
         raise ValueError("give at least one address, such as http://127.0.0.1:8002")
     certificate_file = key_file = ""
+    load_token: Callable[[], str] | None = None
     try:
-        from quiver.contexts import resolve
+        from quiver.contexts import find_token, resolve
     except ImportError:  # this file was copied into a program: neither environment nor contexts are known
         texts = texts or [DEFAULT_ADDRESS]
         is_tls = bool(ca_file) or any(text.lower().startswith("https://") for text in texts)
+        load_token = _check_token(texts, token, token_file, is_tls=is_tls)
     else:
-        target = resolve(texts, ca_file=ca_file)
+        target = resolve(texts, ca_file=ca_file, token_file=token_file)
         texts, is_tls, ca_file = list(target.addresses), target.is_tls, target.ca_file
         certificate_file, key_file = target.certificate_file, target.key_file
+        source = find_token(target, token)
+        load_token = None if source is None else lambda: source.load().reveal()
     if not is_tls:
-        return texts, None
+        return texts, None, load_token
     context = ssl.create_default_context(cafile=ca_file or None)
     if certificate_file:
         context.load_cert_chain(certificate_file, key_file or None)
-    return texts, context
+    return texts, context, load_token
+
+
+def _check_token(texts: list[str], token: str, token_file: str, *, is_tls: bool) -> Callable[[], str] | None:
+    """Return what loads the token of a copy of this file, which cannot read and check token files."""
+    if token_file:
+        raise ValueError("token_file needs Quiver to be installed: pip install quivermq, or pass token")
+    if token and not is_tls and any(_parse_address(text)[0] not in LOOPBACK_HOSTS for text in texts):
+        raise ValueError("a token is never sent in plain text to another machine: use https:// addresses")
+    return (lambda: token) if token else None
 
 
 def _parse_address(text: str) -> tuple[str, int]:

@@ -1,15 +1,17 @@
-"""Names a cluster: turns what a user said into addresses and TLS files, the same way for every client.
+"""Names a cluster: turns what a user said into addresses, TLS files and a token, the same way for every client.
 
 The command line, `quiver.connect`, the Spark data source, pipelines and the classic library all call `resolve`. Each
 value comes from the first of these that has it: an argument, a context that an argument names, the environment
-(`QUIVER_URL`, `QUIVER_CA_FILE`, `QUIVER_CERT_FILE`, `QUIVER_KEY_FILE`), the context in use (`QUIVER_CONTEXT`, or
-`quiver context use`), the default. The context in use is ignored once an argument or `QUIVER_URL` names the cluster.
+(`QUIVER_URL`, `QUIVER_CA_FILE`, `QUIVER_CERT_FILE`, `QUIVER_KEY_FILE`, `QUIVER_TOKEN_FILE`), the context in use
+(`QUIVER_CONTEXT`, or `quiver context use`), the default. The context in use is ignored once an argument or `QUIVER_URL`
+names the cluster: its token is for its own cluster.
 
 The scheme of an address decides about encryption: `https://` is never plain text and `http://` is never encrypted. An
-address without a scheme, or with `quiver://`, is encrypted if TLS was asked for or a TLS file was given.
+address without a scheme, or with `quiver://`, is encrypted if TLS was asked for or a TLS file was given. A token is
+sent in plain text to no other machine; `find_token` refuses that before anything is sent.
 
-Contexts live in one file that only its owner can read: `$XDG_CONFIG_HOME/quiver/contexts.json`. It is replaced as a
-whole, so that a crash leaves the old or the new one.
+Contexts name files of tokens, never tokens. They live in one file that only its owner can read:
+`$XDG_CONFIG_HOME/quiver/contexts.json`. It is replaced as a whole, so that a crash leaves the old or the new one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final
 import msgspec
 
 from quiver.errors import ConfigError, NotFoundError, RequestError
+from quiver.security.secrets import Secret, TokenSource, check_channel, parse_secret
 
 DEFAULT_URL: Final = "http://127.0.0.1:8002"
 URL_VARIABLE: Final = "QUIVER_URL"
@@ -30,6 +33,7 @@ _FILE_VARIABLES: Final = {
     "ca_file": "QUIVER_CA_FILE",
     "certificate_file": "QUIVER_CERT_FILE",
     "key_file": "QUIVER_KEY_FILE",
+    "token_file": "QUIVER_TOKEN_FILE",
 }
 VARIABLES: Final = frozenset((URL_VARIABLE, CONTEXT_VARIABLE, *_FILE_VARIABLES.values()))
 """The environment variables of clients; a node ignores them."""
@@ -40,13 +44,14 @@ _FILE_BYTES_MAX: Final = 1 << 20
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A cluster under a name: its addresses and TLS files."""
+    """A cluster under a name: its addresses, TLS files and the file of a token."""
 
     addresses: tuple[str, ...]
     tls: bool = False
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
+    token_file: str = ""
 
 
 class ContextFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +70,7 @@ class ClusterTarget(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
+    token_file: str = ""
     source: str = "argument"
 
 
@@ -76,6 +82,7 @@ def resolve(
     ca_file: str = "",
     certificate_file: str = "",
     key_file: str = "",
+    token_file: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> ClusterTarget:
     """Return the cluster that the arguments, the environment and the contexts name; None or empty means "not said".
@@ -89,7 +96,14 @@ def resolve(
     given = () if addresses is None else split_addresses(addresses)
     if addresses is not None and not given:
         raise RequestError("no address given: pass at least one host:port of a node", code="bad_address")
-    said = Context(addresses=given, tls=tls, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
+    said = Context(
+        addresses=given,
+        tls=tls,
+        ca_file=ca_file,
+        certificate_file=certificate_file,
+        key_file=key_file,
+        token_file=token_file,
+    )
     sources = [("argument", said)]
     if context:
         sources.append((f"context {context!r}", find_context(context, environment)))
@@ -133,8 +147,36 @@ def _combine(sources: list[tuple[str, Context]]) -> ClusterTarget:
         ca_file=_first(one.ca_file for one in contexts) if is_tls else "",
         certificate_file=_first(one.certificate_file for one in contexts) if is_tls else "",
         key_file=_first(one.key_file for one in contexts) if is_tls else "",
+        token_file=_first(one.token_file for one in contexts),
         source=name,
     )
+
+
+def find_token(target: ClusterTarget, token: str | Secret = "") -> TokenSource | None:
+    """Return the token of a cluster, or the file that holds it; None: connect without one. A `token` overrides a file.
+
+    Raises:
+        RequestError: the token is not one (`bad_secret`).
+        NotAllowedError: it would be sent in plain text to another machine (`plain_text_token`).
+        ConfigError: the file cannot be read, is readable by others, or holds no token.
+    """
+    if isinstance(token, str) and token:
+        token = parse_secret(token, "the token")
+    if not token and not target.token_file:
+        return None
+    for address in target.addresses:
+        check_channel(_host_of(address), is_encrypted=target.is_tls)
+    found = TokenSource(token=token) if isinstance(token, Secret) and token else TokenSource(file=target.token_file)
+    found.load()  # refuses a file that cannot be used before anything is dialled
+    return found
+
+
+def _host_of(address: str) -> str:
+    """Return the host in an address of any form; a malformed one is refused when it is parsed."""
+    rest = address.rpartition("://")[2].partition("/")[0]
+    if rest.startswith("["):
+        return rest[1:].partition("]")[0]
+    return rest if rest.count(":") > 1 else rest.partition(":")[0]
 
 
 def _with_scheme(addresses: Iterable[str], scheme: str) -> str:

@@ -19,19 +19,21 @@ from quiver.contexts import (
     ContextFile,
     add_context,
     contexts_path,
+    find_token,
     load_contexts,
     remove_context,
     resolve,
     use_context,
 )
-from quiver.errors import ConfigError, NotFoundError, RequestError
+from quiver.errors import ConfigError, NotAllowedError, NotFoundError, RequestError
+from quiver.security.secrets import Secret
 
 PROD = Context(addresses=("https://prod-1:8002", "https://prod-2:8002"), ca_file="/etc/prod.pem")
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE"):
+    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE", "TOKEN_FILE"):
         monkeypatch.delenv(f"QUIVER_{variable}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return tmp_path
@@ -147,8 +149,8 @@ def test_commands_keep_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("add", "prod", "https://a:1", "https://b:2", "--ca-file", "/ca.pem") == "added prod, in use now\n"
     assert run("add", "local", "http://127.0.0.1:8002") == "added local; in use is prod\n"
     assert [line.split() for line in run("list").splitlines()[1:]] == [
-        ["-", "local", "http://127.0.0.1:8002", "-"],
-        ["*", "prod", "https://a:1,https://b:2", "/ca.pem"],
+        ["-", "local", "http://127.0.0.1:8002", "-", "-"],
+        ["*", "prod", "https://a:1,https://b:2", "/ca.pem", "-"],
     ]
     assert json.loads(run("show", "--json"))["addresses"] == ["https://a:1", "https://b:2"]
     assert "source: context 'prod'" in run("show")
@@ -183,7 +185,7 @@ def test_classic_library_never_speaks_plain_text_to_https(
 ) -> None:
     if is_copied:  # into a program where Quiver is not installed
         monkeypatch.setitem(sys.modules, "quiver.contexts", None)
-    texts, tls = classic._find_cluster(url, "")
+    texts, tls, _ = classic._find_cluster(url, "")
     assert texts == [url]
     assert tls is not None
     assert classic._find_cluster("http://a:1", "")[1] is None
@@ -194,3 +196,111 @@ def test_doctor_tells_a_wrong_context_from_a_cluster_that_is_gone(capsys: pytest
     shown = capsys.readouterr().err
     assert "unknown context 'nope'" in shown
     assert "no node" not in shown
+
+
+# Tokens.
+
+TOKEN = "qv_0011223344556677_" + "ab" * 32
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_token_file_comes_from_the_first_source_that_names_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_context("prod", Context(addresses=("https://a:1",), token_file="prod.token"), is_used=True)
+    assert resolve().token_file == str(Path("prod.token").absolute())
+    assert resolve("https://a:1").token_file == ""  # it may be another cluster
+    assert resolve("https://a:1", context="prod").token_file.endswith("prod.token")
+    monkeypatch.setenv("QUIVER_TOKEN_FILE", "/environment")
+    assert resolve("https://a:1").token_file == resolve().token_file == "/environment"
+    assert resolve(context="prod").token_file.endswith("prod.token")
+    assert resolve(token_file="/argument").token_file == "/argument"
+    assert not resolve(token_file="/argument").is_tls or resolve().is_tls  # a token does not decide about TLS
+
+
+def test_token_overrides_a_file_and_is_hidden(token_file: str) -> None:
+    target = resolve("https://a:1", token_file=token_file)
+    for found in (find_token(target), find_token(target, TOKEN), find_token(target, Secret(TOKEN))):
+        assert found is not None
+        assert found.load().reveal() == TOKEN
+        assert TOKEN not in repr(found)
+    assert find_token(resolve("https://a:1")) is None
+    with pytest.raises(RequestError) as refused:
+        find_token(target, "two words")
+    assert "two words" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_sent"),
+    [
+        ("http://127.0.0.1:8002", True),
+        ("localhost:9002", True),
+        ("quiver://[::1]:9002", True),
+        ("::1", True),
+        ("https://a:1", True),
+        ("http://a:1", False),
+        ("a:1", False),
+        ("quiver://10.0.0.1", False),
+        ("http://127.0.0.1:8002,a:1", False),
+        ("[2001:db8::1]:9002", False),
+    ],
+)
+def test_token_goes_to_another_machine_only_with_tls(address: str, is_sent: bool) -> None:
+    if is_sent:
+        assert find_token(resolve(address), TOKEN) is not None
+        return
+    with pytest.raises(NotAllowedError, match="never sent in plain text") as refused:
+        find_token(resolve(address), TOKEN)
+    assert refused.value.code == "plain_text_token"
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["topic", "list"], ["context", "add", "x", "https://a:1"], ["pipeline", "ingest", "x"]]
+)
+@pytest.mark.parametrize("given", [["--token", TOKEN], [f"--token={TOKEN}"], ["--token"]])
+def test_token_on_the_command_line_is_refused_and_not_repeated(
+    capsys: pytest.CaptureFixture[str], command: list[str], given: list[str]
+) -> None:
+    assert main([*command, *given]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "--token-file" in shown
+    assert TOKEN not in shown
+
+
+def test_context_with_a_token_file_that_others_can_read_is_refused(
+    capsys: pytest.CaptureFixture[str], token_file: str
+) -> None:
+    assert main(["context", "add", "prod", "https://a:1", "--token-file", token_file]) == 0
+    assert load_contexts().contexts["prod"].token_file == token_file
+    assert main(["context", "show"]) == 0
+    assert main(["context", "list", "--json"]) == 0
+    assert TOKEN not in "".join(capsys.readouterr())
+    Path(token_file).chmod(0o644)
+    assert main(["context", "add", "other", "https://a:1", "--token-file", token_file]) == 2
+    assert "chmod 600" in capsys.readouterr().err
+    assert main(["status", "--context", "prod"]) == 2
+    assert "chmod 600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_classic_library_never_sends_a_token_in_plain_text(monkeypatch: pytest.MonkeyPatch, is_copied: bool) -> None:
+    if is_copied:
+        monkeypatch.setitem(sys.modules, "quiver.contexts", None)
+    load = classic._find_cluster("https://a:1", "", token=TOKEN)[2]
+    assert load is not None
+    assert load() == TOKEN
+    assert classic._find_cluster("http://127.0.0.1:1", "", token=TOKEN)[2] is not None
+    with pytest.raises((NotAllowedError, ValueError), match="plain text"):
+        classic.Producer("http://a:1", token=TOKEN)
+
+
+def test_copy_of_the_classic_library_refuses_a_token_file(monkeypatch: pytest.MonkeyPatch, token_file: str) -> None:
+    assert classic.Producer("https://a:1", token_file=token_file)._http._token == TOKEN
+    monkeypatch.setitem(sys.modules, "quiver.contexts", None)
+    with pytest.raises(ValueError, match="pass token"):
+        classic.Producer("https://a:1", token_file=token_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from quiver.cli.options import examples, json_option
+from quiver.cli.options import examples, json_option, refuse_token
 from quiver.cli.output import print_json, print_table
 from quiver.client.discovery import parse_seeds
 from quiver.contexts import (
@@ -19,13 +19,14 @@ from quiver.contexts import (
     split_addresses,
     use_context,
 )
+from quiver.security.secrets import read_secret
 
 _NAME = click.argument("name")
 
 
 @click.group(epilog="Example: quiver context add prod https://broker-1:8002 --ca-file ca.pem")
 def context() -> None:
-    """Name clusters: their addresses and TLS files, for the command line, the SDK, Spark and pipelines.
+    """Name clusters: their addresses, TLS files and tokens, for the command line, the SDK, Spark and pipelines.
 
     --url and --context come first, then QUIVER_URL, QUIVER_CONTEXT, the context in use, and at last a cluster on this
     machine.
@@ -36,6 +37,7 @@ def context() -> None:
     "add",
     epilog=examples(
         "quiver context add prod https://broker-1:8002 https://broker-2:8002 --ca-file ca.pem",
+        "quiver context add prod https://broker-1:8002 --ca-file ca.pem --token-file ~/.config/quiver/prod.token",
         "quiver context add local http://127.0.0.1:8002 --use",
     ),
 )
@@ -45,6 +47,8 @@ def context() -> None:
 @click.option("--ca-file", default="", metavar="FILE", help="CA certificates that verify the cluster's certificates.")
 @click.option("--certificate-file", default="", metavar="FILE", help="Client certificate.")
 @click.option("--key-file", default="", metavar="FILE", help="Private key of the client certificate.")
+@click.option("--token-file", default="", metavar="FILE", help="File with the token of this client, mode 0600.")
+@refuse_token
 @click.option("--use", "is_used", is_flag=True, help="Use it from now on.  [default: only if it is the first]")
 def add(
     *,
@@ -54,6 +58,7 @@ def add(
     ca_file: str,
     certificate_file: str,
     key_file: str,
+    token_file: str,
     is_used: bool,
 ) -> None:
     """Store the cluster at URL... under NAME; it replaces the context of that name."""
@@ -64,7 +69,10 @@ def add(
         ca_file=ca_file,
         certificate_file=certificate_file,
         key_file=key_file,
+        token_file=token_file,
     )
+    if token_file:
+        read_secret(token_file)  # refuses a file that others can read
     add_context(name, stored, is_used=is_used)
     in_use = load_contexts().current
     click.echo(f"added {name}" + (", in use now" if in_use == name else f"; in use is {in_use}"))
@@ -82,10 +90,16 @@ def list_contexts(*, as_json: bool) -> None:
         click.echo(f"no contexts in {contexts_path()}")
         return
     rows = [
-        ("*" if name == stored.current else None, name, ",".join(one.addresses), one.ca_file or None)
+        (
+            "*" if name == stored.current else None,
+            name,
+            ",".join(one.addresses),
+            one.ca_file or None,
+            one.token_file or None,
+        )
         for name, one in sorted(stored.contexts.items())
     ]
-    print_table(("use", "name", "addresses", "ca file"), rows)
+    print_table(("use", "name", "addresses", "ca file", "token file"), rows)
 
 
 @context.command("use", epilog="Example: quiver context use prod")

@@ -33,6 +33,7 @@ URL_HELP = (
 
 _META = "quiver.cluster"
 """Key of the options that name a cluster, in the running command's context."""
+CREDENTIAL_HELP = "File with the token of this client, mode 0600.  [default: $QUIVER_TOKEN_FILE, else the context's]"
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -48,7 +49,7 @@ def examples(*commands: str) -> str:
 
 
 def url_option(command: Command) -> Command:
-    """Add to a command what names its cluster: `--url` or `--context`, the TLS files, and `--timeout`."""
+    """Add to a command what names its cluster: `--url` or `--context`, the files of TLS and token, and `--timeout`."""
     options = (
         click.option("--url", default="", help=URL_HELP),
         _cluster_option("--context", metavar="NAME", help="Cluster that `quiver context add` stored."),
@@ -56,6 +57,8 @@ def url_option(command: Command) -> Command:
         _cluster_option("--ca-file", metavar="FILE", help="CA certificates that verify the cluster's certificates."),
         _cluster_option("--certificate-file", metavar="FILE", help="Client certificate."),
         _cluster_option("--key-file", metavar="FILE", help="Private key of the client certificate."),
+        _cluster_option("--token-file", metavar="FILE", help=CREDENTIAL_HELP),
+        refuse_token,
         _cluster_option(
             "--timeout",
             type=click.FloatRange(min=0.001, max=86_400.0),
@@ -66,6 +69,23 @@ def url_option(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def refuse_token(command: Command) -> Command:
+    """Make a command refuse `--token`, with or without a value, with what to do instead."""
+    return click.option(
+        "--token", hidden=True, expose_value=False, is_flag=False, flag_value="", is_eager=True, callback=_refuse_token
+    )(command)
+
+
+def _refuse_token(context: click.Context, _: click.Parameter, value: object) -> None:
+    if value is not None and not context.resilient_parsing:
+        raise click.UsageError(
+            "a token is not passed on the command line, where every user of this machine sees it: write it to a file, "
+            "`chmod 600` it, and pass --token-file FILE or set QUIVER_TOKEN_FILE. If it was a real one, revoke it: "
+            "`quiver token revoke`",
+            context,
+        )
 
 
 def _cluster_option(flag: str, **attributes: Any) -> Callable[[Command], Command]:

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from quiver.cli.options import URL_HELP, examples, json_option
+from quiver.cli.options import CREDENTIAL_HELP, URL_HELP, examples, json_option, refuse_token
 from quiver.cli.output import DONE, FOUND, format_count, print_json
 from quiver.errors import ConfigError
 
@@ -80,6 +80,8 @@ def job_options(command: Command) -> Command:
         click.option("--ca-file", metavar="FILE", help="CA certificates that verify the certificates of the cluster."),
         click.option("--certificate-file", metavar="FILE", help="Client certificate."),
         click.option("--key-file", metavar="FILE", help="Private key of the client certificate."),
+        click.option("--token-file", metavar="FILE", help=CREDENTIAL_HELP),
+        refuse_token,
         click.option(
             "--master", default="local[*]", show_default=True, help="Spark master: local[N] or spark://HOST:PORT."
         ),

@@ -15,7 +15,8 @@ from quiver.client.discovery import http_get
 from quiver.client.options import ClusterOptions, to_ms
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
-from quiver.contexts import resolve
+from quiver.contexts import ClusterTarget, find_token, resolve
+from quiver.security.secrets import Secret, TokenSource
 from quiver.wire import RequestPool, TlsSettings
 from quiver.wire.tls import make_client_context
 
@@ -29,6 +30,8 @@ def connect_async(
     ca_file: str = "",
     certificate_file: str = "",
     key_file: str = "",
+    token: str | Secret = "",
+    token_file: str = "",
 ) -> AsyncCluster:
     """Return a cluster for use in ``async with``, or after `await cluster.open()`.
 
@@ -43,11 +46,16 @@ def connect_async(
         ca_file: PEM file of the authority that signed the nodes' certificates; default: the system's.
         certificate_file: PEM file of this client's certificate, if the cluster requires one.
         key_file: PEM file of the certificate's key, if it is not in `certificate_file`.
+        token: Token by which the cluster recognizes this client. Better a file: a text ends up in programs and shells.
+        token_file: File that holds the token, readable by its owner alone; it is read again for each new connection, so
+            that a rotated token is used. Default: `QUIVER_TOKEN_FILE`, else that of the context. A token is sent only
+            with TLS, or to this machine.
 
     Raises:
         RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
+        NotAllowedError: a token would be sent in plain text to another machine (`plain_text_token`).
         NotFoundError: there is no context of that name (`unknown_context`).
-        ConfigError: a TLS file or the file of contexts cannot be used.
+        ConfigError: a TLS file, the file of the token or the file of contexts cannot be used.
 
     Example:
         async with quiver.connect_async("127.0.0.1:8002") as cluster:
@@ -64,7 +72,12 @@ def connect_async(
         ca_file=ca_file,
         certificate_file=certificate_file,
         key_file=key_file,
+        token_file=token_file,
     )
+    return _make_cluster(target, find_token(target, token), options)
+
+
+def _make_cluster(target: ClusterTarget, token_source: TokenSource | None, options: ClusterOptions) -> AsyncCluster:
     encryption = TlsSettings(
         is_enabled=target.is_tls,
         ca_file=target.ca_file,
@@ -72,7 +85,7 @@ def connect_async(
         key_file=target.key_file,
     )
     tls_context = make_client_context(encryption)
-    pool = RequestPool(name=client_name, tls=encryption)
+    pool = RequestPool(name=options.client_name, tls=encryption, token_source=token_source)
     return AsyncCluster(
         target.addresses,
         transport=pool,
@@ -80,7 +93,7 @@ def connect_async(
         clock=SystemClock(),
         rng=random.Random(),  # noqa: S311 - spreads retries, guards no secret
         options=options,
-        http_get=partial(http_get, tls=tls_context),
+        http_get=partial(http_get, tls=tls_context, token_source=token_source),
         diagnose=partial(diagnose, tls=tls_context),
     )
 
@@ -94,6 +107,8 @@ def connect(
     ca_file: str = "",
     certificate_file: str = "",
     key_file: str = "",
+    token: str | Secret = "",
+    token_file: str = "",
 ) -> Cluster:
     """Connect to a cluster and return it; use it in ``with``, or `close` it.
 
@@ -101,10 +116,12 @@ def connect(
     any thread. The connection does not survive a fork: connect again in the child.
 
     Raises:
+        NotAllowedError: the cluster does not accept the token, or wants one (`not_authenticated`).
         UnavailableError: no node answered; the message says what is wrong with each address (`not_reached`).
         RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
+        NotAllowedError: a token would be sent in plain text to another machine (`plain_text_token`).
         NotFoundError: there is no context of that name (`unknown_context`).
-        ConfigError: a TLS file or the file of contexts cannot be used.
+        ConfigError: a TLS file, the file of the token or the file of contexts cannot be used.
 
     Example:
         with quiver.connect("127.0.0.1:8002") as cluster:
@@ -122,5 +139,7 @@ def connect(
             ca_file=ca_file,
             certificate_file=certificate_file,
             key_file=key_file,
+            token=token,
+            token_file=token_file,
         )
     )

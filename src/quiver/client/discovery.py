@@ -18,8 +18,9 @@ import msgspec
 from quiver.addresses import format_address, parse_address
 from quiver.client.diagnosis import Diagnose
 from quiver.contexts import split_addresses
-from quiver.errors import QuiverError, RequestError, UnavailableError
+from quiver.errors import NotAllowedError, QuiverError, RequestError, UnavailableError
 from quiver.routing.transport import Transport
+from quiver.security.secrets import TokenSource, check_channel
 from quiver.tasks import TaskSet, timeout
 from quiver.wire.messages import GetMetadata
 
@@ -29,6 +30,9 @@ WIRE_MS_MAX: Final = 2_000
 """Timeout of the wire protocol for an address of unknown kind: an HTTP port may not refuse immediately."""
 ANSWER_BYTES_MAX: Final = 8 << 20
 """Maximum size of a gateway's answer."""
+
+_DENIALS: Final = ("401", "403")
+"""Statuses of a request that the client may not make."""
 
 HttpGet = Callable[[str, int, str], Awaitable[bytes]]
 """Returns the body of a GET to a host, port and path; raises `UnavailableError`."""
@@ -84,6 +88,7 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
     """Return wire addresses of a cluster's nodes from the first seed that answers; all are tried concurrently.
 
     Raises:
+        NotAllowedError: no seed accepted this client, and one said so: waiting does not help.
         UnavailableError: no seed answered within `timeout_ms`.
     """
     answers: asyncio.Queue[list[str] | QuiverError] = asyncio.Queue()
@@ -98,16 +103,21 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
     try:
         waiting = [tasks.start(ask(seed), f"locate-{seed.host}") for seed in seeds]
         errors: list[str] = []
+        denial: NotAllowedError | None = None
         async with timeout(timeout_ms / 1000):
             for _ in waiting:
                 answer = await answers.get()
                 if isinstance(answer, list):
                     return answer
+                if isinstance(answer, NotAllowedError):
+                    denial = answer
                 errors.append(str(answer))
     except TimeoutError:
         errors.append(f"no answer within {timeout_ms} ms")
     finally:
         await tasks.close()
+    if denial is not None:
+        raise denial
     raise UnavailableError(f"not connected: no node answered: {'; '.join(errors)}", code="not_reached")
 
 
@@ -132,6 +142,8 @@ async def _locate_one(seed: Seed, transport: Transport, http_get: HttpGet, timeo
         return await _ask_wire(wire_address, transport, timeout_ms)
     try:
         return await _ask_wire(wire_address, transport, min(timeout_ms, WIRE_MS_MAX))
+    except NotAllowedError:
+        raise
     except QuiverError as wire_error:
         try:
             return await _ask_gateway(seed, http_get)
@@ -169,18 +181,27 @@ async def _ask_gateway(seed: Seed, http_get: HttpGet) -> list[str]:
     return addresses
 
 
-async def http_get(host: str, port: int, path: str, *, tls: ssl.SSLContext | None = None) -> bytes:
-    """Return the body of a small HTTP response, over a new connection."""
+async def http_get(
+    host: str, port: int, path: str, *, tls: ssl.SSLContext | None = None, token_source: TokenSource | None = None
+) -> bytes:
+    """Return the body of a small HTTP response, over a new connection.
+
+    Raises:
+        UnavailableError: there was no valid response.
+        NotAllowedError: the gateway wants another token, or it would be sent in plain text to another machine.
+    """
+    authorization = _authorize(host, token_source, is_encrypted=tls is not None)
     try:
         reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX, ssl=tls)
     except OSError as error:
         raise UnavailableError(f"{host}:{port} is not reachable: {error}", code="not_reached") from None
     try:
         name = format_address((host, port))
-        head = f"GET {path} HTTP/1.1\r\nHost: {name}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
+        head = f"GET {path} HTTP/1.1\r\nHost: {name}\r\nAccept: application/json\r\nConnection: close\r\n"
+        head += f"{authorization}\r\n"
         writer.write(head.encode("ascii"))
         return await _read_answer(reader)
-    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, msgspec.DecodeError) as error:
         raise UnavailableError(
             f"{host}:{port} did not return a valid HTTP response: {error}", code="not_reached"
         ) from None
@@ -188,13 +209,30 @@ async def http_get(host: str, port: int, path: str, *, tls: ssl.SSLContext | Non
         writer.close()
 
 
+def _authorize(host: str, token_source: TokenSource | None, *, is_encrypted: bool) -> str:
+    """Return the header field of a token, with its line end; empty without one."""
+    if token_source is None:
+        return ""
+    check_channel(host, is_encrypted=is_encrypted)
+    return f"Authorization: Bearer {token_source.load().reveal()}\r\n"
+
+
 async def _read_answer(reader: asyncio.StreamReader) -> bytes:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     version, status, *_ = [*head[0].split(" "), "", ""]
-    if not version.startswith("HTTP/1.") or status != "200":
+    if not version.startswith("HTTP/1.") or status not in ("200", *_DENIALS):
         raise ValueError(f"unexpected status line {head[0][:100]!r}")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     length = int(fields.get("content-length", "-1"))
     if length > ANSWER_BYTES_MAX:
         raise ValueError(f"response of {length} bytes is too large, the maximum is {ANSWER_BYTES_MAX}")
-    return await (reader.readexactly(length) if length >= 0 else reader.read(ANSWER_BYTES_MAX))
+    body = await (reader.readexactly(length) if length >= 0 else reader.read(ANSWER_BYTES_MAX))
+    if status in _DENIALS:
+        denial = msgspec.json.decode(body, type=_Denial)
+        raise NotAllowedError(denial.message, code=denial.code)
+    return body
+
+
+class _Denial(msgspec.Struct, frozen=True):
+    message: str
+    code: str

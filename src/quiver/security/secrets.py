@@ -15,11 +15,11 @@ from typing import Final, NoReturn
 import msgspec
 
 from quiver.addresses import is_loopback
-from quiver.errors import ConfigError, RequestError
+from quiver.errors import ConfigError, NotAllowedError, RequestError
 
 HIDDEN: Final = "<hidden>"
 """Shown in place of a secret."""
-SECRET_BYTES_MAX: Final = 16 * 1024
+SECRET_BYTES_MAX: Final = 8_000
 """Largest secret: a signed token of an identity provider fits."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -60,7 +60,7 @@ class Secret:
         return Secret, (self._text,)
 
 
-class Credential(msgspec.Struct, frozen=True):
+class TokenSource(msgspec.Struct, frozen=True):
     """Where a client's token comes from: its text, or a file, which is read again for each connection."""
 
     token: Secret | None = None
@@ -135,10 +135,10 @@ def check_channel(host: str, *, is_encrypted: bool) -> None:
     """Refuse to send a secret to a host in plain text, unless it is this machine itself.
 
     Raises:
-        RequestError: the connection is neither encrypted nor a loopback one (`plain_text_token`); nothing was sent.
+        NotAllowedError: the connection is neither encrypted nor a loopback one (`plain_text_token`); nothing was sent.
     """
     if not is_encrypted and not is_loopback(host):
-        raise RequestError(
+        raise NotAllowedError(
             f"not sent: a token is never sent in plain text to another machine, and {host} is not a loopback address: "
             "write https:// or turn on TLS (tls, --tls, ca_file), or connect without a token",
             code="plain_text_token",

@@ -13,11 +13,15 @@ import msgspec
 
 import quiver
 from quiver.client.sync import Cluster
-from quiver.contexts import resolve
+from quiver.contexts import find_token, resolve
+from quiver.security.secrets import Secret
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses, timeout and TLS files of a cluster; also the key of the connection cache."""
+    """Addresses, timeout, TLS files and token of a cluster; also the key of the connection cache.
+
+    It is pickled to executors: `token` travels with it, `token_file` is read on each machine.
+    """
 
     addresses: tuple[str, ...]
     timeout_s: float = 60.0
@@ -25,6 +29,8 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
+    token_file: str = ""
+    token: Secret | None = None
 
 
 def find_servers(
@@ -35,6 +41,8 @@ def find_servers(
     ca_file: str = "",
     certificate_file: str = "",
     key_file: str = "",
+    token_file: str = "",
+    token: str = "",
     timeout_s: float = 60.0,
 ) -> Servers:
     """Return the cluster that options, the driver's environment or its contexts name; see `quiver.contexts`."""
@@ -45,7 +53,9 @@ def find_servers(
         ca_file=ca_file,
         certificate_file=certificate_file,
         key_file=key_file,
+        token_file=token_file,
     )
+    token_source = find_token(target, token)
     return Servers(
         addresses=tuple(dict.fromkeys(target.addresses)),
         timeout_s=timeout_s,
@@ -53,6 +63,8 @@ def find_servers(
         ca_file=target.ca_file,
         certificate_file=target.certificate_file,
         key_file=target.key_file,
+        token_file="" if token_source is None else token_source.file,
+        token=None if token_source is None else token_source.token,
     )
 
 
@@ -71,4 +83,6 @@ def _connect(servers: Servers, _process: int) -> Cluster:
         ca_file=servers.ca_file,
         certificate_file=servers.certificate_file,
         key_file=servers.key_file,
+        token_file=servers.token_file,
+        token=servers.token or "",
     )

@@ -87,6 +87,7 @@ _BATCH: Final = frozenset({SourceMode.BATCH_READ})
 _STREAM: Final = frozenset({SourceMode.STREAM_READ})
 _NAMES: Final[dict[str, frozenset[SourceMode]]] = {
     **dict.fromkeys(("servers", "context", "timeout", "tls", "caFile", "certificateFile", "keyFile"), _READ | _WRITE),
+    **dict.fromkeys(("tokenFile", "token"), _READ | _WRITE),
     **dict.fromkeys(("subscribe", "subscribePattern", "assign", "columns", "includeHeaders"), _READ),
     **dict.fromkeys(("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"), _READ),
     **dict.fromkeys(("failOnDataLoss", "minPartitions", "batchRecords"), _READ),
@@ -256,9 +257,11 @@ def _servers(options: _OptionReader) -> Servers:
             ca_file=options.text("caFile"),
             certificate_file=options.text("certificateFile"),
             key_file=options.text("keyFile"),
+            token_file=options.text("tokenFile"),
+            token=options.text("token"),
         )
     except RequestError as error:
-        raise _bad(f"options servers, context, tls, caFile: {error}") from error
+        raise _bad(f"options servers, context, tls, caFile, tokenFile: {error}") from error
 
 
 def _hold_s(options: _OptionReader) -> float:

@@ -4,30 +4,39 @@ It owns its connections and the tasks that dial them. Concurrent callers of one 
 caller that is cancelled does not end the attempt for the others. A failed attempt is reported to all its waiters
 immediately; the next call dials again, so callers decide about retries and backoff. A connection that is not used for
 `idle_timeout_ms` is closed.
+
+With a token, each connection is authenticated before its first request. The token is loaded for each connection, so
+that a rotated one is used; a connection whose token is no longer accepted is replaced once, by one with the current
+token, and then the refusal is the caller's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
 from quiver.addresses import parse_address
 from quiver.config import TlsSettings, WireSettings
-from quiver.errors import OverloadedError, UnavailableError
+from quiver.errors import NotAllowedError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import Buffer, NodeId
+from quiver.security.secrets import TokenSource, check_channel
 from quiver.tasks import TaskScope, timeout, timeout_at
 from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.requesting import RequestConnection
 from quiver.wire.requests import Request, Response
+from quiver.wire.security_messages import Authenticate
 from quiver.wire.tls import make_client_context
 
 R = TypeVar("R", bound=Response)
-_Dial = asyncio.Task[RequestConnection | str]
+_Dial = asyncio.Task[RequestConnection | RequestError | str]
 
+NOT_AUTHENTICATED = "not_authenticated"
+"""Code of a refusal for the lack of valid credentials; a refusal for the lack of a permission has another."""
 ADDRESSES_MAX = 4096
 """Largest number of addresses with a connection or an attempt to dial."""
 
@@ -46,7 +55,8 @@ class RequestPool:
     """Send requests to nodes by their addresses. Use as ``async with``, in one event loop.
 
     `name` appears in logs; a client may leave `cluster_id` empty. A node passes its id and its identity, by which
-    other nodes recognize it. With TLS, the other side's certificate must name the host of its address.
+    other nodes recognize it. With TLS, the other side's certificate must name the host of its address. A client may
+    pass the token that authenticates it.
 
     Raises:
         ConfigError: `tls` names files that cannot be used, or a value does not fit into a hello.
@@ -61,8 +71,10 @@ class RequestPool:
         node: NodeId | None = None,
         identity: str = "",
         tls: TlsSettings | None = None,
+        token_source: TokenSource | None = None,
     ) -> None:
         self._settings = settings or WireSettings()
+        self._token_source = token_source
         self._client_context = make_client_context(tls or TlsSettings())
         self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
         self._usable: dict[str, RequestConnection] = {}
@@ -114,6 +126,7 @@ class RequestPool:
 
         Raises:
             RequestError: the address is not valid, or the request is too large; nothing was sent.
+            NotAllowedError: the node does not accept the token, or it would be sent in plain text to another machine.
             UnavailableError: it was not done; or it is a read, and was not answered.
             OutcomeUnknownError: it was sent, but the connection broke or the deadline passed before it was answered.
             QuiverError: the error that the other side answered with.
@@ -122,7 +135,21 @@ class RequestPool:
         connection = self._usable.get(address)
         if connection is None or not connection.is_usable:
             connection = await self._connect(address, deadline_s)
+        try:
+            return await connection.call(request, payload, deadline_s)
+        except NotAllowedError as error:
+            if self._token_source is None or error.code != NOT_AUTHENTICATED:
+                raise
+        self._retire(address, connection)
+        connection = self._usable.get(address) or await self._connect(address, deadline_s)
         return await connection.call(request, payload, deadline_s)
+
+    def _retire(self, address: str, connection: RequestConnection) -> None:
+        """Use a connection no longer: its token was revoked or has expired."""
+        if self._usable.get(address) is connection:
+            del self._usable[address]
+        if connection.is_idle:
+            connection.close("no longer authenticated")
 
     async def _connect(self, address: str, deadline_s: float) -> RequestConnection:
         if self._is_closed:
@@ -137,6 +164,8 @@ class RequestPool:
         except TimeoutError:
             raise UnavailableError(f"not done: {address} was not reached in time", code="timed_out") from None
         outcome = "closed by this side" if dial.cancelled() else dial.result()
+        if isinstance(outcome, RequestError):
+            raise copy(outcome)  # each waiter gets its own: it grows a traceback
         if isinstance(outcome, str):
             raise UnavailableError(f"not done: {address} was not reached: {outcome}", code="not_reached")
         return outcome
@@ -149,21 +178,35 @@ class RequestPool:
         dial.add_done_callback(lambda _: self._finish_dial(address, dial))
         return dial
 
-    async def _dial(self, host: str, port: int) -> RequestConnection | str:
-        """Dial once; return a connection whose handshake is done, or the reason for the failure."""
+    async def _dial(self, host: str, port: int) -> RequestConnection | RequestError | str:
+        """Dial once; return a connection that is ready for requests, or the reason for the failure."""
         connection = RequestConnection(self._hello, self._settings, self._connections)
         loop = asyncio.get_running_loop()
         is_done = False
         try:
+            if self._token_source is not None:
+                check_channel(host, is_encrypted=self._client_context is not None)
             async with timeout(self._settings.connect_timeout_ms / 1000):
                 await loop.create_connection(lambda: connection, host, port, ssl=self._client_context)
-            is_done = await connection.greeted is not None
+            is_greeted = await connection.greeted is not None
+            if is_greeted and self._token_source is not None:
+                await self._authenticate(connection, self._token_source)
+            is_done = is_greeted
         except (OSError, UnicodeError) as error:
             return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"
+        except RequestError as error:
+            return error
+        except QuiverError as error:
+            return error.message
         finally:
             if not is_done:
                 connection.abort("connecting failed")
         return connection if is_done else connection.end_reason
+
+    async def _authenticate(self, connection: RequestConnection, token_source: TokenSource) -> None:
+        request = Authenticate(token=token_source.load().reveal())
+        deadline_s = asyncio.get_running_loop().time() + self._settings.connect_timeout_ms / 1000
+        await connection.call(request, (), deadline_s)
 
     def _finish_dial(self, address: str, dial: _Dial) -> None:
         del self._dials[address]

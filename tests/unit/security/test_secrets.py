@@ -17,8 +17,8 @@ from quiver.addresses import is_loopback
 from quiver.errors import ConfigError, RequestError
 from quiver.security.secrets import (
     SECRET_BYTES_MAX,
-    Credential,
     Secret,
+    TokenSource,
     check_channel,
     parse_secret,
     read_secret,
@@ -30,9 +30,9 @@ TEXT = "qv_0011223344556677_" + "ab" * 32
 
 def test_secret_is_shown_by_nothing_that_prints(caplog: pytest.LogCaptureFixture) -> None:
     secret = Secret(TEXT)
-    credential = Credential(token=secret)
-    logging.getLogger("test").warning("token %s %r", secret, credential)
-    shown = [repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", "%s" % secret, repr(credential), caplog.text]  # noqa: UP031
+    token_source = TokenSource(token=secret)
+    logging.getLogger("test").warning("token %s %r", secret, token_source)
+    shown = [repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", "%s" % secret, repr(token_source), caplog.text]  # noqa: UP031
     shown += [repr({"token": secret}), repr([secret])]
     assert not [text for text in shown if TEXT in text]
     assert secret.reveal() == TEXT
@@ -40,7 +40,7 @@ def test_secret_is_shown_by_nothing_that_prints(caplog: pytest.LogCaptureFixture
 
 def test_secret_is_not_encoded_by_accident() -> None:
     with pytest.raises(TypeError):
-        msgspec.json.encode(Credential(token=Secret(TEXT)))
+        msgspec.json.encode(TokenSource(token=Secret(TEXT)))
 
 
 def test_traceback_with_a_secret_does_not_show_it() -> None:
@@ -68,7 +68,7 @@ def test_written_secret_is_read_back_and_only_its_owner_can_read_it(tmp_path: Pa
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert read_secret(path) == Credential(file=path).load() == Secret(TEXT)
+    assert read_secret(path) == TokenSource(file=path).load() == Secret(TEXT)
     with pytest.raises(RequestError, match="exists") as refused:
         write_secret(path, Secret("other"))
     assert refused.value.code == "file_exists"

@@ -148,6 +148,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
+    token_file: str = ""
     master: str = "local[*]"
     conf: dict[str, str] = {}
     is_dry_run: bool = False
@@ -157,7 +158,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Run the job, or resume it."""
 
     def cluster_servers(self) -> Servers:
-        """Return the addresses and TLS files of the cluster."""
+        """Return the addresses, TLS files and file of the token of the cluster."""
         return find_servers(
             self.servers,
             context=self.context,
@@ -165,13 +166,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             ca_file=self.ca_file,
             certificate_file=self.certificate_file,
             key_file=self.key_file,
+            token_file=self.token_file,
             timeout_s=self.timeout,
         )
 
     def source_options(self) -> dict[str, str]:
-        """Return the addresses and TLS files of the cluster as options of `format("quiver")`."""
+        """Return the addresses and files of the cluster as options of `format("quiver")`."""
         found = self.cluster_servers()
-        files = {"caFile": found.ca_file, "certificateFile": found.certificate_file, "keyFile": found.key_file}
+        files = {
+            "caFile": found.ca_file,
+            "certificateFile": found.certificate_file,
+            "keyFile": found.key_file,
+            "tokenFile": found.token_file,
+        }
         given = {name: path for name, path in files.items() if path}
         named = {"servers": ",".join(found.addresses), "tls": str(found.is_tls).lower()}
         return {**named, "timeout": f"{round(1000 * self.timeout)}ms", **given}
