@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
 from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
-from quiver.config import Settings
+from quiver.config import NodeProof, Settings, decide_proof
 from quiver.features import LEVEL_MAX
 from quiver.loop_watchdog import LoopWatchdog
 from quiver.metadata import Database, open_database, sqlite_url
@@ -25,12 +25,14 @@ from quiver.model import NodeId
 from quiver.process import describe_process, measure_gc
 from quiver.replication.interfaces import Network
 from quiver.routing.transport import Transport
+from quiver.security.node_proof import load_node_secret
 from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
 from quiver.storage.data_directory import metadata_database
 from quiver.storage.metrics import describe_lanes
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.handshake import IdentityOf
 from quiver.wire.metrics import describe_network, describe_pool, describe_server
+from quiver.wire.proving import NodeSecret
 
 
 class NodeNetwork(Network, Protocol):
@@ -83,9 +85,17 @@ class Environment(Protocol):
     """The highest feature level that the program knows."""
 
     def open_network(
-        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self,
+        identity: NodeIdentity,
+        *,
+        peers: Mapping[NodeId, str],
+        identity_of: IdentityOf,
+        accepts_unproven: Callable[[], bool],
     ) -> AbstractAsyncContextManager[NodeNetwork]:
-        """Bind the node's address; nothing is accepted or dialled before the network is started."""
+        """Bind the node's address; nothing is accepted or dialled before the network is started.
+
+        `accepts_unproven` says whether nodes of programs that cannot prove themselves are accepted now.
+        """
         ...
 
     def metrics(self) -> Iterable[MetricFamily]:
@@ -133,10 +143,18 @@ class SystemEnvironment:
 
     @asynccontextmanager
     async def open_network(
-        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self,
+        identity: NodeIdentity,
+        *,
+        peers: Mapping[NodeId, str],
+        identity_of: IdentityOf,
+        accepts_unproven: Callable[[], bool],
     ) -> AsyncIterator[NodeNetwork]:
         """Listen on the wire address; one port for peers and for requests."""
         settings = self._settings.wire
+        node_secret = None
+        if decide_proof(self._settings) is NodeProof.SECRET:
+            node_secret = NodeSecret(load_node_secret(self._settings.security.node_secret_file), accepts_unproven)
         server = RequestServer(settings=settings, clock=self.clock)
         pool = RequestPool(
             name=f"node-{identity.node}",
@@ -145,6 +163,7 @@ class SystemEnvironment:
             identity=identity.identity,
             settings=settings,
             tls=self._settings.tls,
+            node_secret=node_secret,
         )
         network = _SystemNetwork(
             node=identity.node,
@@ -159,6 +178,7 @@ class SystemEnvironment:
             identity_of=identity_of,
             server=server,
             tls=self._settings.tls,
+            node_secret=node_secret,
         )
         network.server, network.transport, network.advertise = server, pool, self._settings.node.advertise
         async with pool, server, network:

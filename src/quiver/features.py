@@ -49,11 +49,14 @@ LEVELS = (
             "clients that expire, and their state in every partition with them",
             "recovery of a lost majority",
             "sessions: of the users of one consumer name, only the newest reads and commits",
+            "nodes without certificates prove by a secret that they belong to the cluster",
         ),
     ),
 )
 SESSIONS_LEVEL = 2
 """The level from which partitions know sessions of consumers."""
+PROOFS_LEVEL = 2
+"""The level from which nodes accept only nodes that prove to belong to the cluster."""
 LEVEL_MIN = LEVELS[0].level
 """The lowest level whose data this program reads, and which it assumes of a program that names none."""
 LEVEL_MAX = LEVELS[-1].level

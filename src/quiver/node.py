@@ -32,6 +32,7 @@ from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import RequestError, StorageError
 from quiver.faults import judge, supervise
+from quiver.features import PROOFS_LEVEL
 from quiver.gateway import Gateway, GatewayServices
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
@@ -115,7 +116,12 @@ class Node:
         stack.push_async_callback(self._store.close)
         self._dispatcher = RequestDispatcher(self._store, environment.clock)
         self._network = await stack.enter_async_context(
-            environment.open_network(identity, peers=self._other_managers(), identity_of=self._identity_of)
+            environment.open_network(
+                identity,
+                peers=self._other_managers(),
+                identity_of=self._identity_of,
+                accepts_unproven=self._accepts_unproven,
+            )
         )
         replicator = await stack.enter_async_context(self._make_replicator())
         self._member = await self._open_metadata(replicator, identity)
@@ -388,6 +394,14 @@ class Node:
             return LOST_PREFIX  # nobody's identity
         broker = self._store.view().brokers.get(node)
         return None if broker is None else broker.identity
+
+    def _accepts_unproven(self) -> bool:
+        """Accept nodes that cannot prove themselves while the cluster may still have programs that know no proofs.
+
+        A node that has no metadata yet does not: whoever reached it first could pose as its cluster.
+        """
+        view = self._store.view()
+        return bool(view.cluster_id) and view.feature_level < PROOFS_LEVEL
 
     async def _follow_peers(self) -> None:
         """Keep the network's peers equal to the nodes in the metadata."""

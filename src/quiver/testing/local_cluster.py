@@ -15,7 +15,7 @@ import asyncio
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -272,10 +272,17 @@ class _LocalEnvironment(SystemEnvironment):
 
     @asynccontextmanager
     async def open_network(
-        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self,
+        identity: NodeIdentity,
+        *,
+        peers: Mapping[NodeId, str],
+        identity_of: IdentityOf,
+        accepts_unproven: Callable[[], bool],
     ) -> AsyncIterator[NodeNetwork]:
         """Listen, and let every way out and in pass by the cuts."""
-        async with super().open_network(identity, peers=peers, identity_of=identity_of) as network:
+        async with super().open_network(
+            identity, peers=peers, identity_of=identity_of, accepts_unproven=accepts_unproven
+        ) as network:
             yield _CuttableNetwork(identity.node, network, self._cuts)
 
 

@@ -16,8 +16,9 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from quiver.addresses import format_address
 from quiver.clock import Clock, Rng
 from quiver.config import TlsSettings, WireSettings
 from quiver.errors import DecodeError
@@ -35,6 +36,7 @@ from quiver.wire.handshake import (
 
 if TYPE_CHECKING:
     from quiver.wire.outbox import Outbox
+    from quiver.wire.proving import NodeSecret
     from quiver.wire.serving import RequestServer
 
 CLOSE_TIMEOUT_S = 1.0
@@ -61,6 +63,8 @@ class NetworkContext:
     connections: set[Connection]
     """Every open connection; each connection adds and removes itself."""
     identity_of: IdentityOf
+    node_secret: NodeSecret | None
+    """By which nodes prove themselves; None if TLS does that, or nothing."""
     tls: TlsSettings
     client_context: ssl.SSLContext | None
     """TLS context for dialling peers; None: without TLS."""
@@ -122,6 +126,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def certificate(self) -> Mapping[str, Any] | None:
         """Return the other side's verified certificate; None if it presented none."""
         return self._transport.get_extra_info("peercert") or None if self._transport is not None else None
+
+    def endpoint(self, side: Literal["sockname", "peername"]) -> str:
+        """Return the address of this side (`sockname`) or of the other (`peername`), as the socket knows it."""
+        name = self._transport.get_extra_info(side) if self._transport is not None else None
+        return format_address(name[:2]) if name else ""
 
     @property
     def _is_plain(self) -> bool:

@@ -5,6 +5,10 @@ or a node that will send requests. The accepting side answers with its own `Hell
 with a `HandshakeRefusal`, which gives the reason and ends the connection. The dialling side may send once it has the
 `Hello`.
 
+Between nodes that share a secret instead of certificates, the hello has a nonce. The accepting side then answers with a
+`Challenge` first, the dialling side with its `ProofOfNode`, and the hello that accepts the connection has the accepting
+side's proof. Nothing about this node or its cluster is sent before. A client is told only what it needs: versions.
+
 Rules: the first frame is a hello or the connection ends; `magic`, `version_min` and `version_max` keep their names
 and meanings in every version, unknown fields are ignored; refusal codes are stable, sentences are for people. A node
 whose identity differs from the known one is refused: its disk is not the one that voted. Each side names the feature
@@ -32,11 +36,15 @@ VERSION_MAX = 1
 HANDSHAKE_BYTES_MAX = 4 * 1024
 """Largest frame of a handshake: the most memory that an unknown client can occupy."""
 SENTENCE_LENGTH_MAX = 300
+UNTOLD = "-"
+"""Stands for the cluster's id in the hello to a client, who needs to know none: the field must not be empty."""
 
 _Version = Annotated[int, Meta(ge=0, le=0xFFFF)]
 _Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Feature = Annotated[str, Meta(min_length=1, max_length=32)]
 _Identity = Annotated[str, Meta(max_length=64)]
+_Nonce = Annotated[str, Meta(max_length=64)]
+_Proof = Annotated[str, Meta(max_length=64)]
 _Features = Annotated[tuple[_Feature, ...], Meta(max_length=16)]
 _T = TypeVar("_T")
 _StructType = TypeVar("_StructType", bound=msgspec.Struct)
@@ -67,6 +75,10 @@ class Hello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="mess
     incarnation: _Number
     identity: _Identity = ""
     features: _Features = ()
+    nonce: _Nonce | msgspec.UnsetType = msgspec.UNSET
+    """A random number, if the sender proves by a secret that it is the node; different for each connection."""
+    proof: _Proof | msgspec.UnsetType = msgspec.UNSET
+    """In the answer to a node that has proved itself: the proof of the answering node."""
 
 
 class RequesterHello(_Versions, frozen=True, kw_only=True, tag_field="purpose", tag="requests"):
@@ -77,6 +89,23 @@ class RequesterHello(_Versions, frozen=True, kw_only=True, tag_field="purpose", 
     node: _Number | None = None
     identity: _Identity = ""
     features: _Features = ()
+    nonce: _Nonce | msgspec.UnsetType = msgspec.UNSET
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag_field="purpose", tag="challenge"):
+    """Asks the dialling node to prove that it knows the secret."""
+
+    nonce: Annotated[str, Meta(min_length=32, max_length=64)]
+
+
+class ProofOfNode(msgspec.Struct, frozen=True, kw_only=True, tag_field="purpose", tag="proof"):
+    """The dialling node's answer to a challenge."""
+
+    proof: _Proof
+
+
+class _Purpose(msgspec.Struct, frozen=True):
+    purpose: str = ""
 
 
 class RefusalCode(StrEnum):
@@ -92,6 +121,7 @@ class RefusalCode(StrEnum):
     OTHER_NODE = "other_node"
     OTHER_IDENTITY = "other_identity"
     BAD_CERTIFICATE = "bad_certificate"
+    NOT_PROVEN = "not_proven"
     NOT_SERVING = "not_serving"
     TOO_MANY_CONNECTIONS = "too_many_connections"
 
@@ -117,6 +147,11 @@ def make_hello(*, cluster_id: str, node: NodeId, incarnation: int, identity: str
     """
     fields = {"cluster_id": cluster_id, "node": node, "incarnation": incarnation, "identity": identity}
     return _build_hello(Hello, {"purpose": "messages", **fields})
+
+
+def hide_node(own: Hello) -> Hello:
+    """Return the hello that a client gets: protocol versions and feature levels, nothing about node and cluster."""
+    return msgspec.structs.replace(own, cluster_id=UNTOLD, node=0, incarnation=0, identity="")
 
 
 def make_requester_hello(
@@ -147,7 +182,16 @@ def _build_hello(of_type: type[_T], fields: Mapping[str, object]) -> _T:
 
 def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
     """Check the first frame of the dialling side: return its hello, or the refusal."""
-    hello = _read_hello(frame, own)
+    return check_claims(read_hello(frame, own), own, identity_of)
+
+
+def check_claims(
+    hello: Hello | RequesterHello | HandshakeRefusal, own: Hello, identity_of: IdentityOf
+) -> Hello | RequesterHello | HandshakeRefusal:
+    """Check what the dialling side says about itself: return its hello, or the refusal.
+
+    Refusals tell something about this node: a node must have proved itself before.
+    """
     match hello:
         case Hello():
             return _check_node(hello, own, identity_of)
@@ -159,7 +203,13 @@ def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | Re
 
 def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
     """Check the answer of a dialled node: return its hello, or the refusal."""
-    hello = _read_hello(frame, own)
+    return check_peer_claims(read_hello(frame, own), own, dialled, identity_of)
+
+
+def check_peer_claims(
+    hello: Hello | RequesterHello | HandshakeRefusal, own: Hello, dialled: NodeId, identity_of: IdentityOf
+) -> Hello | HandshakeRefusal:
+    """Check what a dialled node says about itself: return its hello, or the refusal."""
     if isinstance(hello, RequesterHello):
         return refuse(RefusalCode.UNEXPECTED_FRAME, "the answer is a requester's hello, not a node's")
     if isinstance(hello, HandshakeRefusal):
@@ -172,15 +222,16 @@ def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: Ide
 
 def check_server_hello(frame: Frame, own: RequesterHello) -> Hello | HandshakeRefusal:
     """Check the answer to a requester: return the node's hello, or the refusal."""
-    hello = _read_hello(frame, own)
+    hello = read_hello(frame, own)
     if isinstance(hello, RequesterHello):
         return refuse(RefusalCode.UNEXPECTED_FRAME, "the answer is a requester's hello, not a node's")
-    if isinstance(hello, Hello) and own.cluster_id and hello.cluster_id != own.cluster_id:
+    if isinstance(hello, Hello) and own.cluster_id and hello.cluster_id not in (own.cluster_id, UNTOLD):
         return _refuse_cluster()
     return hello
 
 
-def _read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | HandshakeRefusal:
+def read_hello(frame: Frame, own: _Versions) -> Hello | RequesterHello | HandshakeRefusal:
+    """Read a hello of a version that both sides support; what it says is not checked yet."""
     if frame.kind is not FrameKind.HELLO:
         return refuse(RefusalCode.HELLO_EXPECTED, f"the first frame must be a hello, not a {frame.kind.name.lower()}")
     try:
@@ -230,6 +281,39 @@ def _refuse_identity(node: int) -> HandshakeRefusal:
 def encode_hello(hello: Hello | RequesterHello) -> bytes:
     """Return a hello as a frame."""
     return _encode(FrameKind.HELLO, hello)
+
+
+def encode_step(step: Challenge | ProofOfNode) -> bytes:
+    """Return a step between two hellos as a frame."""
+    return _encode(FrameKind.HELLO, step)
+
+
+def is_challenge(frame: Frame) -> bool:
+    """Return whether a frame of the accepting side is a challenge, rather than its hello or a refusal."""
+    try:
+        return frame.kind is FrameKind.HELLO and _decode(frame, _Purpose).purpose == "challenge"
+    except DecodeError:
+        return False
+
+
+def decode_challenge(frame: Frame) -> Challenge:
+    """Return the challenge that a frame carries.
+
+    Raises:
+        DecodeError: it does not carry one.
+    """
+    return _decode(frame, Challenge)
+
+
+def decode_proof(frame: Frame) -> ProofOfNode:
+    """Return the proof that a frame carries.
+
+    Raises:
+        DecodeError: it does not carry one.
+    """
+    if frame.kind is not FrameKind.HELLO:
+        raise DecodeError(f"a proof was expected, not a {frame.kind.name.lower()}")
+    return _decode(frame, ProofOfNode)
 
 
 def encode_refusal(refusal: HandshakeRefusal) -> bytes:

@@ -26,12 +26,13 @@ from quiver.wire.handshake import (
     HandshakeRefusal,
     Hello,
     RefusalCode,
-    check_peer_hello,
+    check_peer_claims,
     decode_refusal,
-    encode_hello,
+    read_hello,
     refuse,
 )
 from quiver.wire.outbox import Outbox
+from quiver.wire.proving import DiallingHandshake
 from quiver.wire.tls import node_name
 
 logger = logging.getLogger(__name__)
@@ -211,12 +212,13 @@ class OutgoingConnection(Connection):
     def __init__(self, link: Link) -> None:
         super().__init__(link.context.settings, link.context.connections)
         self._link = link
+        self._handshake = DiallingHandshake(link.context.hello, link.context.node_secret)
         self.greeted: asyncio.Future[bool] = self._loop.create_future()
         """Resolved when the handshake is done; true if the peer accepted it."""
 
     def handle_opened(self) -> None:
         """Send the hello."""
-        self.write(encode_hello(self._link.context.hello))
+        self.write(self._handshake.opening)
 
     def handle_frame(self, frame: Frame) -> None:
         """Process the answer; after it only a refusal is valid."""
@@ -226,9 +228,10 @@ class OutgoingConnection(Connection):
         elif self.greeted.done():
             sentence = f"unexpected {frame.kind.name.lower()} frame to the dialling side"
             self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
+        elif (answer := self._handshake.answer(frame, self.endpoint("peername"))) is not None:
+            self.write(answer)
         else:
-            context = self._link.context
-            self._handle_answer(check_peer_hello(frame, context.hello, self._link.peer, context.identity_of))
+            self._handle_answer(self._check_answer(frame))
 
     def handle_closed(self) -> None:
         """Report to the link."""
@@ -238,6 +241,13 @@ class OutgoingConnection(Connection):
     def handle_writable(self) -> None:
         """Continue sending."""
         self._link.flush()
+
+    def _check_answer(self, frame: Frame) -> Hello | HandshakeRefusal:
+        context = self._link.context
+        hello = read_hello(frame, context.hello)
+        if isinstance(hello, Hello):  # who has not proved itself is told nothing about this node
+            hello = self._handshake.check(hello) or hello
+        return check_peer_claims(hello, context.hello, self._link.peer, context.identity_of)
 
     def _handle_answer(self, answer: Hello | HandshakeRefusal) -> None:
         if isinstance(answer, HandshakeRefusal):

@@ -23,10 +23,13 @@ from quiver.wire.handshake import (
     Hello,
     RefusalCode,
     RequesterHello,
-    check_hello,
+    check_claims,
     encode_hello,
+    hide_node,
+    read_hello,
     refuse,
 )
+from quiver.wire.proving import NodeChallenge, refuse_unproven
 from quiver.wire.tls import check_certificate
 
 logger = logging.getLogger(__name__)
@@ -93,9 +96,26 @@ class Listener:
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Check a connection's first frame and admit or refuse it."""
-        answer = check_hello(frame, self.context.hello, self.context.identity_of)
-        if not isinstance(answer, HandshakeRefusal):
-            answer = check_certificate(connection.certificate, self.context.tls, answer.node) or answer
+        hello = read_hello(frame, self.context.hello)
+        if isinstance(hello, HandshakeRefusal):
+            connection.refuse(hello)
+            return
+        refusal = check_certificate(connection.certificate, self.context.tls, hello.node)
+        secret = self.context.node_secret
+        if refusal is None and secret is not None and hello.node is not None:
+            if hello.nonce:
+                connection.challenge = NodeChallenge(secret, hello, bytes(frame.head), connection.endpoint("sockname"))
+                connection.write(connection.challenge.frame)
+                return
+            refusal = None if secret.accepts_unproven() else refuse_unproven(hello.node)
+        self._admit(connection, refusal or hello)
+
+    def handle_proof(self, connection: IncomingConnection, challenge: NodeChallenge, frame: Frame) -> None:
+        """Check a node's answer to its challenge and admit or refuse it."""
+        self._admit(connection, challenge.check(frame) or challenge.hello)
+
+    def _admit(self, connection: IncomingConnection, said: Hello | RequesterHello | HandshakeRefusal) -> None:
+        answer = check_claims(said, self.context.hello, self.context.identity_of)
         match answer:
             case HandshakeRefusal():
                 connection.refuse(answer)
@@ -113,7 +133,7 @@ class Listener:
             return
         self.handshaking.discard(connection)
         self.peers[node] = connection
-        connection.write(encode_hello(self.context.hello))
+        connection.write(encode_hello(self._own_hello(connection)))
         connection.accept(PeerSession(self, connection, node, self.context.on_greeted(hello)))
         if former is not None:
             former.abort("replaced by a new connection")
@@ -128,8 +148,13 @@ class Listener:
             connection.refuse(session)
             return
         self.handshaking.discard(connection)
-        connection.write(encode_hello(self.context.hello))
+        own = hide_node(self.context.hello) if hello.node is None else self._own_hello(connection)
+        connection.write(encode_hello(own))
         connection.accept(session)
+
+    def _own_hello(self, connection: IncomingConnection) -> Hello:
+        own, challenge = self.context.hello, connection.challenge
+        return own if challenge is None else challenge.prove(own)
 
     def handle_closed(self, connection: IncomingConnection) -> None:
         """Remove a closed connection."""
@@ -182,6 +207,8 @@ class IncomingConnection(Connection):
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener.context.settings, listener.context.connections)
         self.session: Session | None = None
+        self.challenge: NodeChallenge | None = None
+        """What the node on the other side has to answer, or has answered."""
         self._listener = listener
 
     def accept(self, session: Session) -> None:
@@ -195,10 +222,12 @@ class IncomingConnection(Connection):
 
     def handle_frame(self, frame: Frame) -> None:
         """Deliver a frame to the session; before the handshake is done, process the hello."""
-        if self.session is None:
-            self._listener.handle_hello(self, frame)
-        else:
+        if self.session is not None:
             self.session.handle_frame(frame)
+        elif self.challenge is not None:
+            self._listener.handle_proof(self, self.challenge, frame)
+        else:
+            self._listener.handle_hello(self, frame)
 
     def handle_writable(self) -> None:
         """Let the session continue sending."""

@@ -26,6 +26,7 @@ from quiver.wire.connection import NetworkContext, PeerTraffic
 from quiver.wire.handshake import Hello, IdentityOf, make_hello
 from quiver.wire.link import Link
 from quiver.wire.listener import Listener
+from quiver.wire.proving import NodeSecret
 from quiver.wire.serving import RequestServer
 from quiver.wire.tls import make_client_context, make_server_context
 
@@ -78,7 +79,8 @@ class PeerNetwork:
     """Carry messages between this node and its peers over TCP, and requests to `server`, whose life is separate.
 
     `incarnation` must differ at every start of the process, `identity` for every new disk; a node whose hello has
-    another identity than `identity_of` returns is refused. Use as ``async with``.
+    another identity than `identity_of` returns is refused. With `node_secret`, peers prove themselves by it. Use as
+    ``async with``.
 
     Raises:
         ConfigError: `tls` names files that cannot be used.
@@ -99,6 +101,7 @@ class PeerNetwork:
         identity_of: IdentityOf = _no_identities,
         server: RequestServer | None = None,
         tls: TlsSettings | None = None,
+        node_secret: NodeSecret | None = None,
     ) -> None:
         self.address = listen
         """This node's address; once entered, with the actual port if 0 was given."""
@@ -111,6 +114,7 @@ class PeerNetwork:
             rng=rng,
             connections=set(),
             identity_of=identity_of,
+            node_secret=node_secret,
             server=server,
             tls=tls,
             client_context=make_client_context(tls),

@@ -27,6 +27,7 @@ from quiver.security.secrets import TokenSource, check_channel
 from quiver.tasks import TaskScope, timeout, timeout_at
 from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
+from quiver.wire.proving import NodeSecret
 from quiver.wire.requesting import RequestConnection
 from quiver.wire.requests import Request, Response
 from quiver.wire.security_messages import Authenticate
@@ -55,8 +56,8 @@ class RequestPool:
     """Send requests to nodes by their addresses. Use as ``async with``, in one event loop.
 
     `name` appears in logs; a client may leave `cluster_id` empty. A node passes its id and its identity, by which
-    other nodes recognize it. With TLS, the other side's certificate must name the host of its address. A client may
-    pass the token that authenticates it.
+    other nodes recognize it, and `node_secret` if it has no certificate. With TLS, the other side's certificate must
+    name the host of its address. A client may pass the token that authenticates it.
 
     Raises:
         ConfigError: `tls` names files that cannot be used, or a value does not fit into a hello.
@@ -72,11 +73,13 @@ class RequestPool:
         identity: str = "",
         tls: TlsSettings | None = None,
         token_source: TokenSource | None = None,
+        node_secret: NodeSecret | None = None,
     ) -> None:
         self._settings = settings or WireSettings()
         self._token_source = token_source
         self._client_context = make_client_context(tls or TlsSettings())
         self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
+        self._node_secret = node_secret
         self._usable: dict[str, RequestConnection] = {}
         self._dials: dict[str, _Dial] = {}
         self._connections: set[Connection] = set()
@@ -180,7 +183,7 @@ class RequestPool:
 
     async def _dial(self, host: str, port: int) -> RequestConnection | RequestError | str:
         """Dial once; return a connection that is ready for requests, or the reason for the failure."""
-        connection = RequestConnection(self._hello, self._settings, self._connections)
+        connection = RequestConnection(self._hello, self._settings, self._connections, self._node_secret)
         loop = asyncio.get_running_loop()
         is_done = False
         try:

@@ -38,10 +38,10 @@ from quiver.wire.handshake import (
     RequesterHello,
     check_server_hello,
     decode_refusal,
-    encode_hello,
     refuse,
 )
 from quiver.wire.outbox import FLUSH_FRAMES, Outbox
+from quiver.wire.proving import DiallingHandshake, NodeSecret
 from quiver.wire.requests import Request, Response, request_name
 
 R = TypeVar("R", bound=Response)
@@ -65,13 +65,20 @@ class _Pending:
 class RequestConnection(Connection):
     """The requesting side: sends a hello, waits for the answer, then sends requests; responses come in any order."""
 
-    def __init__(self, hello: RequesterHello, settings: WireSettings, connections: set[Connection]) -> None:
+    def __init__(
+        self,
+        hello: RequesterHello,
+        settings: WireSettings,
+        connections: set[Connection],
+        node_secret: NodeSecret | None = None,
+    ) -> None:
         super().__init__(settings, connections)
         self.greeted: asyncio.Future[Hello | None] = self._loop.create_future()
         """Resolved when the handshake is done: the node's hello, or None if the connection ended instead."""
         self.used_at_s = self._loop.time()
         """When its last call ended, by the loop's clock."""
         self._hello = hello
+        self._handshake = DiallingHandshake(hello, node_secret)
         self._level = LEVEL_MIN
         self._outbox = Outbox()
         self._pending: dict[int, _Pending] = {}
@@ -244,7 +251,7 @@ class RequestConnection(Connection):
 
     def handle_opened(self) -> None:
         """Send the hello."""
-        self.write(encode_hello(self._hello))
+        self.write(self._handshake.opening)
 
     def handle_frame(self, frame: Frame) -> None:
         """Process a response; before the handshake is done, the answer to the hello."""
@@ -256,8 +263,11 @@ class RequestConnection(Connection):
         elif self.greeted.done():
             sentence = f"unexpected {frame.kind.name.lower()} frame to the requesting side"
             self.refuse(refuse(RefusalCode.UNEXPECTED_FRAME, sentence))
+        elif (answer := self._handshake.answer(frame, self.endpoint("peername"))) is not None:
+            self.write(answer)
         else:
-            self._handle_hello(check_server_hello(frame, self._hello))
+            hello = check_server_hello(frame, self._hello)
+            self._handle_hello(hello if isinstance(hello, HandshakeRefusal) else self._handshake.check(hello) or hello)
 
     def handle_writable(self) -> None:
         """Continue sending."""

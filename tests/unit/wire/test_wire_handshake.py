@@ -173,6 +173,7 @@ def test_codes_are_stable() -> None:
         "other_node",
         "other_identity",
         "bad_certificate",
+        "not_proven",
         "not_serving",
         "too_many_connections",
     ]

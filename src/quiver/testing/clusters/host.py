@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,12 @@ class SimulatedEnvironment:
 
     @asynccontextmanager
     async def open_network(
-        self, identity: NodeIdentity, *, peers: Mapping[NodeId, str], identity_of: IdentityOf
+        self,
+        identity: NodeIdentity,
+        *,
+        peers: Mapping[NodeId, str],
+        identity_of: IdentityOf,
+        accepts_unproven: Callable[[], bool],  # noqa: ARG002 - there are no connections, and so no proofs
     ) -> AsyncIterator[NodeNetwork]:
         """Take the node's address."""
         self.medium.identities[identity.node] = identity.identity
