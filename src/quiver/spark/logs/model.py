@@ -24,8 +24,9 @@ from quiver.spark.logs import headings
 from quiver.spark.logs.columns import Batch, Column, column_of, fill, pa, pc, strings_of
 from quiver.spark.logs.formats import layout_of_format
 from quiver.spark.logs.headers import HEAD_CHARACTERS_MAX, Layout, learn_layouts
+from quiver.spark.logs.messages import Columns, read_message
 from quiver.spark.logs.parser import MESSAGE_BYTES_MAX, Parser, decode, first_lines
-from quiver.spark.logs.templates import Template, Words, derive
+from quiver.spark.logs.templates import Template, derive
 from quiver.spark.logs.tokens import mask
 
 VERSION: Final = 1
@@ -34,7 +35,7 @@ FORMS_MAX: Final = 50_000
 """So many forms are kept."""
 FORMS_OF_TEMPLATE: Final = 64
 """So many forms of one template are kept when there are too many."""
-EXAMPLE_BYTES_MAX: Final = HEAD_CHARACTERS_MAX + MESSAGE_BYTES_MAX
+EXAMPLE_CHARACTERS_MAX: Final = HEAD_CHARACTERS_MAX + MESSAGE_BYTES_MAX
 
 
 class Form(msgspec.Struct, frozen=True, array_like=True):
@@ -52,8 +53,8 @@ class _Stored(msgspec.Struct, array_like=True):
     forms: list[Form]
     successors: dict[str, tuple[str, ...]]
     layouts: dict[str, tuple[Layout, ...]]
-    templates: list[Words]
-    words: list[tuple[Words, int]]
+    templates: list[Columns]
+    words: list[tuple[Columns, int]]
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -61,7 +62,7 @@ class Learned(msgspec.Struct, frozen=True):
 
     layouts: Mapping[str, Sequence[Layout]]
     """By source; the empty source stands for all that are not named."""
-    templates: Mapping[Words, Template]
+    templates: Mapping[Columns, Template]
     """The template of each masked message."""
 
 
@@ -155,7 +156,7 @@ class Model:
         return Parser(
             lambda source: learned.layouts.get(source, every),
             dict(learned.templates),
-            sorted(set(learned.templates.values()), key=lambda own: own.words),
+            sorted(set(learned.templates.values()), key=lambda own: own.columns),
         )
 
     @cached_property
@@ -169,7 +170,7 @@ class Model:
     def to_bytes(self) -> bytes:
         """Return the stored form, which `from_bytes` reads without learning once more."""
         learned = self.learned
-        templates = sorted({template.words for template in learned.templates.values()})
+        templates = sorted({template.columns for template in learned.templates.values()})
         numbers = {words: number for number, words in enumerate(templates)}
         stored = _Stored(
             VERSION,
@@ -178,7 +179,7 @@ class Model:
             self._successors,
             {source: tuple(own) for source, own in learned.layouts.items()},
             templates,
-            sorted((words, numbers[template.words]) for words, template in learned.templates.items()),
+            sorted((words, numbers[template.columns]) for words, template in learned.templates.items()),
         )
         return zstandard.compress(msgspec.msgpack.encode(stored))
 
@@ -223,7 +224,7 @@ def learn(
     for own in formats:
         layout_of_format(own)
     text, _ = decode(lines)
-    text = pc.utf8_slice_codeunits(text, 0, EXAMPLE_BYTES_MAX // 2)
+    text = pc.utf8_slice_codeunits(text, 0, EXAMPLE_CHARACTERS_MAX)
     names = pa.array([""] * len(text)) if sources is None else fill(sources.cast(pa.string()), "")
     keys = _keys(text)
     table = pa.table({"source": names, "key": keys, "line": text, "count": counts or np.ones(len(text), np.int64)})
@@ -259,12 +260,12 @@ def _learn(forms: Iterable[Form], formats: Sequence[str]) -> Learned:
     for source, lines in sorted(by_source.items()):
         own = layouts[source] = (*given, *learn_layouts([line[:HEAD_CHARACTERS_MAX] for line in lines]))
         messages = headings.read(pa.array(sorted(lines), pa.string()), own, None)["message"]
-        templates |= set(_words(messages))
+        templates |= set(_columns(messages))
     return Learned(layouts, derive(templates))
 
 
-def _words(messages: Column) -> list[Words]:
-    return [tuple(own.decode(errors="replace").split()) for own in pc.unique(_keys(messages)).to_pylist()]
+def _columns(messages: Column) -> list[Columns]:
+    return [read_message(own.decode(errors="replace")).columns for own in pc.unique(_keys(messages)).to_pylist()]
 
 
 def _bounded(forms: dict[tuple[str, bytes], Form], formats: Sequence[str]) -> dict[tuple[str, bytes], Form]:

@@ -16,7 +16,8 @@ import numpy as np
 from quiver.spark.logs import headings
 from quiver.spark.logs.columns import Batch, Column, Indices, column_of, fill, gather, pa, pc, ragged, text_of
 from quiver.spark.logs.headers import Layout
-from quiver.spark.logs.templates import Matcher, Template, Words, parameters_of
+from quiver.spark.logs.messages import Columns, read_message
+from quiver.spark.logs.templates import Matcher, Step, Template, parameters_of
 from quiver.spark.logs.tokens import Masked, mask
 
 SCHEMA: Final = pa.schema(
@@ -52,7 +53,7 @@ class _Known(msgspec.Struct):
     """What is remembered of a masked message."""
 
     template: int
-    plan: list[tuple[int, int, int, int]]
+    plan: list[Step]
     is_new: bool
 
 
@@ -60,10 +61,10 @@ class Parser:
     """Parses batches; keeps what it computed for the next one. Not safe for use by several threads at once."""
 
     def __init__(
-        self, layouts: Callable[[str], Sequence[Layout]], known: dict[Words, Template], templates: Sequence[Template]
+        self, layouts: Callable[[str], Sequence[Layout]], known: dict[Columns, Template], templates: Sequence[Template]
     ) -> None:
         self._layouts = layouts
-        self._words = known
+        self._templates = known
         self._matcher = Matcher(templates)
         self._known: dict[bytes, _Known] = {}
         self._forget()
@@ -135,17 +136,18 @@ class Parser:
         return templates, _parameters([own.plan for own in known], each, text, masked), pa.array(is_new)
 
     def _look_up(self, own: bytes) -> _Known:
-        words = tuple(own.decode(errors="replace").split())
-        template = self._words.get(words)
+        masked = own.decode(errors="replace")
+        message = read_message(masked)
+        template = self._templates.get(message.columns)
         is_new = template is None
-        template = template or self._matcher.match(words) or Template(words)
+        template = template or self._matcher.match(message.columns) or Template(message.columns)
         text = template.text
         number = self._numbers.get(text)
         if number is None:
             number = self._numbers[text] = len(self._ids)
             self._ids.append(template.id)
             self._texts.append(text)
-        found = self._known[own] = _Known(number, parameters_of(template, words), is_new)
+        found = self._known[own] = _Known(number, parameters_of(template, message, masked.split()), is_new)
         return found
 
 
@@ -174,30 +176,33 @@ def first_lines(message: Column) -> tuple[Any, Indices]:
     ends = np.asarray(pc.find_substring(message, "\n")).astype(np.int64)
     ends = np.where(ends < 0, np.diff(bounds), ends)
     ends = bounds[:-1] + np.minimum(ends, MESSAGE_BYTES_MAX)
-    for _ in range(3):  # a character has at most three bytes after its first
-        is_inside = (ends < bounds[1:]) & (text[np.minimum(ends, len(text) - 1)] & 0xC0 == 0x80)
-        ends = ends - is_inside
+    for row in np.flatnonzero(ends - bounds[:-1] == MESSAGE_BYTES_MAX):  # few are so long
+        ends[row] = bounds[row] + _end_of_words(text[bounds[row] : ends[row]].tobytes())
     return gather(text, bounds[:-1], ends)
 
 
-def _parameters(
-    plans: Sequence[Sequence[tuple[int, int, int, int]]], each: Indices, text: Any, masked: Masked
-) -> Column:
+def _end_of_words(text: bytes) -> int:
+    """Return where the last whole word ends; a text without blanks is cut at a character."""
+    end = text.rfind(b" ")
+    return end if end > 0 else len(text.decode(errors="ignore").encode())
+
+
+def _parameters(plans: Sequence[Sequence[Step]], each: Indices, text: Any, masked: Masked) -> Column:
     """Return the parameters of each message, cut from `text` as the plan of its masked form says."""
     sizes = np.array([len(plan) for plan in plans], np.int64)
-    steps = np.array([step for plan in plans for step in plan], np.int64).reshape(-1, 4)
+    steps = np.array([step for plan in plans for step in plan], np.int64).reshape(-1, 5)
     counts = sizes[each] if len(sizes) else np.zeros(0, np.int64)
     firsts = (np.cumsum(sizes) - sizes)[each] if len(sizes) else np.zeros(0, np.int64)
-    kind, index, head, tail = steps[ragged(counts, firsts)].T
+    kind, index, last, head, tail = steps[ragged(counts, firsts)].T
     row = np.repeat(np.arange(len(each)), counts)
     is_run = kind == 0
     starts, ends = np.empty(len(row), np.int64), np.empty(len(row), np.int64)
     runs = masked.run_firsts[row[is_run]] + index[is_run]
     starts[is_run], ends[is_run] = masked.run_starts[runs], masked.run_ends[runs]
     is_word = ~is_run
-    words = masked.word_firsts[row[is_word]] + index[is_word]
-    starts[is_word] = masked.word_starts[words] + head[is_word]
-    ends[is_word] = masked.word_ends[words] - tail[is_word]
+    words = masked.word_firsts[row[is_word]]
+    starts[is_word] = masked.word_starts[words + index[is_word]] + head[is_word]
+    ends[is_word] = masked.word_ends[words + last[is_word]] - tail[is_word]
     values = column_of(*gather(text, starts, ends), pa.string())
     offsets = np.zeros(len(each) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])

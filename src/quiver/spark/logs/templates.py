@@ -1,37 +1,46 @@
 """Templates: which words of messages are constant and which vary, learned from a set of masked messages.
 
-Messages with the same number of words are split by the column with the fewest different words, as long as those are so
-few that they tell kinds of messages apart; columns that are left with many different words are variable. The result
-depends on the set of messages, not on their order.
+Messages with the same number of columns are cut apart by the most frequent word that some of them do not have, until
+those that are left together have most of their words in common: they are of one kind, or of a few that differ in single
+words. A column in which such messages differ is variable if it has many different words, if one of them was masked, or
+if its words are values elsewhere after the same word; otherwise its words tell kinds of messages apart.
+
+The result depends on the set of messages, not on their order and not on how often each occurs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
+from quiver.spark.logs.messages import Columns, Message
 from quiver.spark.logs.tokens import MARKS, MASK
 
 WILDCARD: Final = "<*>"
 """What a template shows in the place of a variable part."""
-WORDS_FEW: Final = 4
+COHERENCE: Final = 0.5
+"""Messages of one kind have at least this share of their words in common."""
+WORDS_FEW: Final = 3
 """A column with at most so many different words tells kinds of messages apart."""
-
-Words = tuple[str, ...]
+FIRST_WORDS_FEW: Final = 16
+"""The same for the first column, which rarely varies."""
+CAPITALS_FEW: Final = 12
+"""The same for words in capitals, which are mostly names of states."""
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A kind of message: its words, with `MASK` in the place of what varies."""
+    """A kind of message: its columns, with `MASK` in the place of what varies."""
 
-    words: Words
+    columns: Columns
 
     @property
     def text(self) -> str:
         """Return the template as it is shown."""
-        return " ".join(self.words).replace(MASK, WILDCARD)
+        return " ".join(self.columns).replace(MASK, WILDCARD)
 
     @property
     def id(self) -> str:
@@ -44,45 +53,117 @@ def template_id(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def derive(messages: Iterable[Words]) -> dict[Words, Template]:
+Values = dict[str, set[str]]
+"""The words that vary, by the word before them."""
+
+
+def derive(messages: Iterable[Columns]) -> dict[Columns, Template]:
     """Return the template of each masked message."""
-    by_length: dict[int, list[Words]] = {}
-    for message in messages:
+    by_length: dict[int, list[Columns]] = {}
+    for message in sorted(set(messages)):
         by_length.setdefault(len(message), []).append(message)
-    found: dict[Words, Template] = {}
-    for group in by_length.values():
-        for part in _split(sorted(set(group))):
-            template = Template(generalize(part))
+    groups = list(by_length.values())
+    values = _values_of([part for group in groups for part in _split(group, {})])
+    found: dict[Columns, Template] = {}
+    for group in groups:
+        for template, part in _absorb(_split(group, values)):
             found.update(dict.fromkeys(part, template))
     return found
 
 
-def _split(group: list[Words]) -> list[list[Words]]:
+def _values_of(parts: Iterable[list[Columns]]) -> Values:
+    """Return the words of the columns that vary, by the word before them."""
+    found: Values = {}
+    for part in parts:
+        general = generalize(part)
+        for place in range(1, len(general)):
+            before = general[place - 1]
+            if MASK in general[place] and MASK not in before:
+                found.setdefault(before, set()).update({own[place] for own in part})
+    return found
+
+
+def _split(group: list[Columns], values: Values) -> list[list[Columns]]:
     pending, done = [group], []
     while pending:
         part = pending.pop()
-        column = _best_column(part)
-        if column is None:
+        parts = _cut(part, values)
+        if len(parts) == 1:
             done.append(part)
-            continue
-        by_word: dict[str, list[Words]] = {}
-        for words in part:
-            by_word.setdefault(words[column], []).append(words)
-        pending += by_word.values()
+        else:
+            pending += parts
     return done
 
 
-def _best_column(part: Sequence[Words]) -> int | None:
-    """Return the column to split by; None if all columns that differ are variable."""
-    best: tuple[int, int] | None = None
-    for column in range(len(part[0])):
-        distinct = {words[column] for words in part}
-        if 1 < len(distinct) <= WORDS_FEW and not any(MASK in word for word in distinct):
-            best = min(best or (len(distinct), column), (len(distinct), column))
-    return best[1] if best else None
+def _cut(part: list[Columns], values: Values) -> list[list[Columns]]:
+    """Return a part as one piece if its messages are of one kind, else as several."""
+    if len(part) == 1:
+        return [part]
+    columns = [Counter(column) for column in zip(*part, strict=True)]
+    differing = [place for place, words in enumerate(columns) if len(words) > 1]
+    same = [words for words in columns if len(words) == 1 and MASK not in words]
+    if len(same) < COHERENCE * (len(same) + len(differing)):
+        return _cut_by_frequent_word(part, columns)
+    few = [(len(columns[place]), place) for place in differing if _tells_apart(columns, place, values)]
+    return _cut_by_column(part, min(few)[1]) if few else [part]
 
 
-def generalize(part: Sequence[Words]) -> Words:
+def _tells_apart(columns: list[Counter[str]], place: int, values: Values) -> bool:
+    """Tell whether the words of a column are kinds of messages rather than values."""
+    words = columns[place]
+    if any(MASK in word and word != other and fits(word, other) for word in words for other in words):
+        return False  # it was masked in one message, so it varies
+    if place and len(columns[place - 1]) == 1:
+        (before,) = columns[place - 1]
+        if words.keys() <= values.get(before, set()):
+            return False
+    if place == 0:
+        return len(words) <= FIRST_WORDS_FEW
+    return len(words) <= (CAPITALS_FEW if all(word.isupper() for word in words) else WORDS_FEW)
+
+
+def _cut_by_frequent_word(part: list[Columns], columns: list[Counter[str]]) -> list[list[Columns]]:
+    """Separate the messages with the most frequent word that some of them do not have."""
+    choices = [
+        (-count, place, word)
+        for place, words in enumerate(columns)
+        for word, count in words.items()
+        if count < len(part) and word != MASK
+    ]
+    if not choices:
+        return [part]
+    _, place, word = min(choices)
+    return [[own for own in part if own[place] == word], [own for own in part if own[place] != word]]
+
+
+def _cut_by_column(part: list[Columns], place: int) -> list[list[Columns]]:
+    by_word: dict[str, list[Columns]] = {}
+    for words in part:
+        by_word.setdefault(words[place], []).append(words)
+    return list(by_word.values())
+
+
+def _absorb(parts: list[list[Columns]]) -> list[tuple[Template, list[Columns]]]:
+    """Add parts whose messages all fit the template of another part to that part."""
+    ranked = sorted(((generalize(part), part) for part in parts), key=lambda own: (-own[0].count(MASK), own[0]))
+    kept: list[tuple[Columns, list[Columns]]] = []
+    for general, part in ranked:
+        for known, members in kept:
+            if any(MASK in column for column in known) and all(map(fits, known, general)) and _is_specific(known):
+                members += part
+                break
+        else:
+            kept.append((general, list(part)))
+    return [(Template(general), part) for general, part in kept]
+
+
+def _is_specific(known: Columns) -> bool:
+    """Tell whether a template has enough words of its own to absorb another."""
+    own = sum(MASK not in column for column in known)
+    return own >= COHERENCE * len(known)
+
+
+def generalize(part: Sequence[Columns]) -> Columns:
     """Return the words that messages have in common, with `MASK` where they differ."""
     return tuple(_common(sorted({words[column] for words in part})) for column in range(len(part[0])))
 
@@ -94,9 +175,9 @@ def _common(words: Sequence[str]) -> str:
         return first
     shortest = min(map(len, words))
     prefix = _shared(words, shortest)
-    suffix = _shared([word[::-1] for word in words], shortest - prefix)
     while prefix and not (first[prefix - 1] in MARKS or first[prefix - 1] == ":"):
         prefix -= 1
+    suffix = _shared([word[::-1] for word in words], shortest - prefix)
     while suffix and not (first[-suffix] in MARKS or first[-suffix] in ":."):
         suffix -= 1
     return first[:prefix] + MASK + (first[len(first) - suffix :] if suffix else "")
@@ -115,19 +196,21 @@ class Matcher:
 
     def __init__(self, templates: Iterable[Template]) -> None:
         self._by_length: dict[int, list[Template]] = {}
-        for template in sorted(set(templates), key=lambda own: (sum(MASK in word for word in own.words), own.words)):
-            self._by_length.setdefault(len(template.words), []).append(template)
+        for template in sorted(
+            set(templates), key=lambda own: (sum(MASK in word for word in own.columns), own.columns)
+        ):
+            self._by_length.setdefault(len(template.columns), []).append(template)
 
-    def match(self, words: Words) -> Template | None:
+    def match(self, columns: Columns) -> Template | None:
         """Return the most specific template that fits, None without one."""
-        for template in self._by_length.get(len(words), ()):
-            if all(map(fits, template.words, words)):
+        for template in self._by_length.get(len(columns), ()):
+            if all(map(fits, template.columns, columns)):
                 return template
         return None
 
 
 def fits(pattern: str, word: str) -> bool:
-    """Tell whether a word is an instance of a word of a template."""
+    """Tell whether a word is an instance of a column of a template."""
     if pattern in (word, MASK):
         return True
     head, mark, tail = pattern.partition(MASK)
@@ -140,24 +223,24 @@ def fits(pattern: str, word: str) -> bool:
     )
 
 
-def parameters_of(template: Template, words: Words) -> list[tuple[int, int, int, int]]:
+Step = tuple[int, int, int, int, int]
+"""Where a parameter is: see `parameters_of`."""
+
+
+def parameters_of(template: Template, message: Message, words: Sequence[str]) -> list[Step]:
     """Return where the parameters of a message are, in order.
 
-    Each is `(0, run, 0, 0)`, the variable chunk with that number, or `(1, word, head, tail)`, a word without as many
-    bytes at its beginning and end.
+    Each is `(0, run, 0, 0, 0)`, the variable chunk with that number, or `(1, first, last, head, tail)`, the words from
+    the first to the last without as many bytes at the beginning and the end.
     """
-    found, run = [], 0
-    for index, (pattern, word) in enumerate(zip(template.words, words, strict=True)):
-        runs = word.count(MASK)
-        if pattern == word:
-            found += [(0, run + own, 0, 0) for own in range(runs)]
-        else:
+    found: list[Step] = []
+    run = 0
+    for pattern, column, (first, last) in zip(template.columns, message.columns, message.spans, strict=True):
+        runs = sum(word.count(MASK) for word in words[first : last + 1])
+        if pattern == column and first == last:
+            found += [(0, run + own, 0, 0, 0) for own in range(runs)]
+        elif MASK in pattern:
             head, _, tail = pattern.partition(MASK)
-            found.append((1, index, len(head.encode()), len(tail.encode())))
+            found.append((1, first, last, len(head.encode()), len(tail.encode())))
         run += runs
     return found
-
-
-def count_templates(known: Mapping[Words, Template]) -> int:
-    """Return how many templates there are."""
-    return len(set(known.values()))
