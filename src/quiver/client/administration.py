@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quiver.client.arguments import check_arguments
 from quiver.client.checkup import Checkup, check_cluster
 from quiver.client.explanation import PartitionExplanation, explain_partition
 from quiver.client.overview import ClusterOverview, find_overview
@@ -19,6 +20,7 @@ from quiver.wire.messages import DrainBroker, NodeInfo, RebalanceBrokers, Remove
 from quiver.wire.requests import Done, R, Request
 
 
+@check_arguments
 class AsyncClusterAdministration:
     """Brokers, managers, and the state of the cluster; `AsyncCluster` provides the router."""
 

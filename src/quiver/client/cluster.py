@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 import msgspec
 
 from quiver.client.administration import AsyncClusterAdministration
+from quiver.client.arguments import check_arguments
 from quiver.client.consumer import AsyncConsumer, parse_seek_target
 from quiver.client.consumer_core import ConsumerCore, SeekTarget, parse_subscription
 from quiver.client.cursors import NamedCursors, PartitionLag, find_lag, reset_cursors
@@ -74,6 +75,7 @@ CONNECT_MS_MAX: Final = 10_000
 """Longest time for the first contact with nodes that are there and slow."""
 
 
+@check_arguments
 class AsyncCluster(AsyncClusterAdministration):
     """Use a cluster from asyncio; made by `quiver.connect_async`.
 

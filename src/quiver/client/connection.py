@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable
 from functools import partial
 
+from quiver.client.arguments import checked
 from quiver.client.cluster import AsyncCluster
 from quiver.client.diagnosis import diagnose
 from quiver.client.discovery import http_get
@@ -21,6 +22,7 @@ from quiver.wire import RequestPool, TlsSettings
 from quiver.wire.tls import make_client_context
 
 
+@checked
 def connect_async(
     *addresses: str | Iterable[str],
     context: str = "",
@@ -98,6 +100,7 @@ def _make_cluster(target: ClusterTarget, token_source: TokenSource | None, optio
     )
 
 
+@checked
 def connect(
     *addresses: str | Iterable[str],
     context: str = "",

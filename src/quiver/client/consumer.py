@@ -7,6 +7,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from quiver.client.arguments import check_arguments
 from quiver.client.consumer_core import ConsumerCore, SeekTarget, iterate, records_of, rewind
 from quiver.client.frames import require_arrow, require_library, table_of, to_pandas, to_polars
 from quiver.client.options import TIME_MS_MAX, to_ms
@@ -39,6 +40,7 @@ def parse_seek_target(offset: SeekTarget | None, timestamp: int | datetime | Non
     return offset, False
 
 
+@check_arguments
 class AsyncConsumer:
     """Read the records of topics; made by `AsyncCluster.consumer`.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quiver.client.arguments import checked
 from quiver.errors import OutcomeUnknownError, QuiverError
 from quiver.model import Offset, PartitionId
 
@@ -135,6 +136,7 @@ class Delivery:
         """The error of a failed delivery, else None."""
         return self._outcome.error
 
+    @checked
     def result(self, timeout: float | None = None) -> Position:
         """Block until the record is committed, at most `timeout` seconds; return its partition and offset.
 
@@ -185,6 +187,7 @@ class Deliveries:
         """The number of records that are known to be committed."""
         return sum(count for outcome, _, count in self._parts if outcome.is_settled and outcome.error is None)
 
+    @checked
     def result(self, timeout: float | None = None) -> list[Span]:
         """Block until all records are committed, at most `timeout` seconds for each batch; return their offsets.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from quiver.errors import OutOfRangeError
+from quiver.errors import OutOfRangeError, RequestError
 from quiver.record import Compression
 from quiver.routing.router import RouterOptions
 
@@ -79,6 +79,9 @@ def default_delivery_timeout_ms(timeout_ms: int) -> int:
 
 def to_ms(seconds: float, name: str) -> int:
     """Convert seconds to milliseconds; raise `OutOfRangeError` outside the allowed range."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        shown = f"{seconds!r:.60} ({type(seconds).__name__})"
+        raise RequestError(f"not done: {name}={shown}; pass a number of seconds (int or float)", code="bad_argument")
     if not 0 <= seconds <= TIME_MS_MAX / 1000:
         raise OutOfRangeError(f"{name}={seconds!r} is out of range; allowed are 0 to {TIME_MS_MAX // 1000} seconds")
     return round(seconds * 1000)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from quiver.client.accumulator import Accumulator
+from quiver.client.arguments import checked
 from quiver.client.batching import (
     RECORD_BYTES,
     RecordColumns,
@@ -429,6 +430,7 @@ class AsyncProducer:
         """Accept a record whose value is JSON, made of any value that JSON can hold; otherwise as `send`."""
         return self.send(encode_json(value), key, partition, timestamp, headers)
 
+    @checked
     async def wait_room(self, size_bytes: int = 1) -> None:
         """Wait until the buffer has room for `size_bytes` more."""
         accumulator = self.core.accumulator
@@ -454,6 +456,7 @@ class AsyncProducer:
             await asyncio.sleep(0)  # a long iterable must not block the loop that sends
         return Deliveries(parts)
 
+    @checked
     async def next_sequence(self, partition: int) -> int:
         """Return the sequence of the next record for a partition: the number of records this producer ever sent there.
 
@@ -462,6 +465,7 @@ class AsyncProducer:
         """
         return await self.core.next_sequence(partition, deadline=self._router.deadline())
 
+    @checked
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - ends the wait, not the sending
         """Send all records accepted so far and wait until every outcome is known, at most `timeout` seconds.
 

@@ -17,6 +17,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from quiver.client.arguments import check_arguments
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer_core import SeekTarget
 from quiver.client.cursors import PartitionLag
@@ -44,6 +45,7 @@ EXIT_TIMEOUT_S = 5.0
 """How long a program that exits without closing its clients waits for its pending records."""
 
 
+@check_arguments
 class Cluster(ClusterAdministration):
     """Use a cluster from threads; made by `quiver.connect`.
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from quiver.client.arguments import check_arguments
 from quiver.client.checkup import Checkup
 from quiver.client.cluster import AsyncCluster
 from quiver.client.explanation import PartitionExplanation
@@ -16,6 +17,7 @@ from quiver.wire.messages import NodeInfo
 T = TypeVar("T")
 
 
+@check_arguments
 class ClusterAdministration(ABC):
     """Brokers, managers and the overview; `sync.Cluster` provides the cluster and the thread that it runs in."""
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from quiver.client.arguments import check_arguments
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.consumer_core import SeekTarget, iterate
 from quiver.client.presentation import describe, html_table
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@check_arguments
 class Consumer:
     """Read the records of topics; made by `Cluster.consumer`.
 
