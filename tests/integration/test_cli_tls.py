@@ -7,7 +7,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +21,8 @@ from quiver.errors import UnavailableError
 from quiver.spark.connections import connection, find_servers
 from quiver.testing import LocalCluster
 
-WRONG_S = 5.0
-"""Longest time of a wrong address in this test: the promise is 2 s, and the machine may be busy."""
+ENDLESS_S = 3_600.0
+"""A timeout beyond that of any test: only a call that ends without waiting for it ends the test."""
 
 
 class Secured:
@@ -167,6 +166,7 @@ def stranger() -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.timeout(120)
 def test_wrong_address_says_what_is_wrong(
     local: LocalCluster, plain: LocalCluster, secured: Secured, stranger: int
 ) -> None:
@@ -192,19 +192,17 @@ def test_wrong_address_says_what_is_wrong(
         ),
     ]
 
-    async def connect(address: str, files: dict[str, str]) -> tuple[str, str, float]:
-        begun_s = time.monotonic()
+    async def connect(address: str, files: dict[str, str]) -> tuple[str, str]:
         with pytest.raises(UnavailableError) as failed:
-            await quiver.connect_async(address, **files).open()  # type: ignore[arg-type]
-        return failed.value.code, str(failed.value), time.monotonic() - begun_s
+            await quiver.connect_async(address, timeout=ENDLESS_S, **files).open()  # type: ignore[arg-type]
+        return failed.value.code, str(failed.value)
 
-    async def connect_all() -> list[tuple[str, str, float]]:
+    async def connect_all() -> list[tuple[str, str]]:
         return await asyncio.gather(*(connect(address, files) for address, files, _ in cases))
 
-    for (address, _, expected), (code, sentence, passed_s) in zip(cases, asyncio.run(connect_all()), strict=True):
+    for (address, _, expected), (code, sentence) in zip(cases, asyncio.run(connect_all()), strict=True):
         assert code == "not_reached", address
         assert expected in sentence, address
-        assert passed_s < WRONG_S, address
 
 
 def test_https_never_becomes_plain_text() -> None:

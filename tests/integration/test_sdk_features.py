@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -301,29 +300,29 @@ def test_objects_say_what_they_are(local: LocalCluster, cluster: quiver.Cluster,
 # -- timeouts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(120)
 def test_calls_and_deliveries_fail_within_the_timeout_that_was_asked_for() -> None:
-    with LocalCluster(nodes=1) as mine, mine.connect() as connected:
+    endless_s = 3_600  # beyond the timeout of any test: what waits for it does not pass
+    with LocalCluster(nodes=1) as mine, mine.connect(timeout=endless_s) as connected:
         connected.create_topic("logs", partitions=1)
         short = connected.with_timeout(0.5)
         assert short.list_topics() == ["logs"]
         producers = [
             connected.producer("logs", delivery_timeout=0.5),
             short.producer("logs"),
-            connected.producer("logs"),
+            connected.producer("logs", delivery_timeout=endless_s),
         ]
         consumer = connected.consumer("logs", name="report")
         consumer.seek(offset="latest")
         mine.kill(1)
-        begun_s = time.monotonic()
         with pytest.raises(QuiverError):
             short.list_topics()
         for producer in producers[:2]:
             with pytest.raises(QuiverError):
-                producer.send("x").result(timeout=10)
+                producer.send("x").result(timeout=endless_s)
         producers[2].send("x")
         with pytest.raises(OutcomeUnknownError, match="still in flight"):
             producers[2].flush(timeout=0.5)
-        assert time.monotonic() - begun_s < 8  # several times what was asked for, and far from the defaults
         for producer in producers:
             producer.abort()
 

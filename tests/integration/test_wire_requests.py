@@ -178,8 +178,8 @@ def test_handler_knows_who_asks_and_how_long() -> None:
 
     async def test() -> None:
         async with serve(handle) as host, client() as pool, node(5) as peer:
-            await pool.call(host.address, RestoreTopicRequest(topic="t"), timeout_ms=5000)
-            await peer.call(host.address, RestoreTopicRequest(topic="t"), timeout_ms=5000)
+            await pool.call(host.address, RestoreTopicRequest(topic="t"), timeout_ms=600_000)
+            await peer.call(host.address, RestoreTopicRequest(topic="t"), timeout_ms=6_000_000)
 
     run(test())
     assert [(caller.name, caller.node, caller.is_node) for caller in callers] == [
@@ -188,7 +188,7 @@ def test_handler_knows_who_asks_and_how_long() -> None:
     ]
     asked, again = callers
     assert asked.address.startswith("127.0.0.1:")
-    assert 0 <= again.deadline_ms - asked.deadline_ms < 5000
+    assert again.deadline_ms - asked.deadline_ms > 5_000_000, "each request has the deadline that its client gave"
     assert asked.remaining_ms(asked.deadline_ms - 7) == 7
     assert asked.remaining_ms(asked.deadline_ms + 7) == 0
 
