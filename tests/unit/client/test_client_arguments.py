@@ -65,8 +65,8 @@ JUNK = st.one_of(
     st.booleans(),
     st.binary(max_size=8),
     st.text(max_size=8),
-    st.integers(min_value=-(1 << 70), max_value=1 << 70),
-    st.floats(),
+    st.sampled_from([-(1 << 70), -(1 << 63), -1, 0, 1, 5, 1 << 63, 1 << 70]),
+    st.sampled_from([float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5]),
     st.lists(st.one_of(st.integers(-2, 2), st.text(max_size=2), st.binary(max_size=2)), max_size=3),
     st.dictionaries(
         st.one_of(st.integers(-2, 2), st.text(max_size=2)), st.one_of(st.integers(-2, 2), st.none()), max_size=2
@@ -86,7 +86,7 @@ async def call(target: object, name: str, arguments: dict[str, Any]) -> None:
         await found
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(JUNK, min_size=1, max_size=4), st.integers(0, 10))
 def test_wrong_argument_is_refused_with_a_sentence(junk: list[Any], skipped: int) -> None:
     world = World()
