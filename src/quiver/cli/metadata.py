@@ -51,7 +51,7 @@ def metadata() -> None:
 @click.option("--pending", is_flag=True, help="Only entries that the node's database has not applied yet.")
 @json_lines_option
 def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json: bool) -> None:
-    """Print each change of the metadata: its index (the transaction's id), time, request, subject and broker.
+    """Print each change: its index (the transaction's id), time, request, subject, broker and the principal that asked.
 
     Entries before the newest snapshot may be compacted away; the database contains their effect.
     """
@@ -66,7 +66,9 @@ def log(*, data: str, metadata_db: str, node: int | None, pending: bool, as_json
         for row in rows:
             print_json_line(row)
         return
-    print_table(("index", "time", "request", "subject", "broker", "applied"), [_cells(row) for row in rows])
+    print_table(
+        ("index", "time", "request", "subject", "broker", "principal", "applied"), [_cells(row) for row in rows]
+    )
 
 
 @metadata.command(
@@ -103,7 +105,7 @@ def _batches(directory: str) -> Iterator[Batch]:
 
 def _cells(row: JournalRow) -> tuple[str | int | None, ...]:
     is_applied = "yes" if row.is_applied else "pending"
-    return (row.index, format_time(row.time_ms), row.request, row.subject, row.broker, is_applied)
+    return (row.index, format_time(row.time_ms), row.request, row.subject, row.broker, row.principal, is_applied)
 
 
 def find_nodes(data: str) -> dict[str, NodeIdentity]:

@@ -4,7 +4,7 @@ Pure and deterministic: the result depends only on the state and the command, ne
 order. A command is first decided, as a list of changed rows that modifies nothing. Then the whole list is applied, or
 the command is refused and nothing is. The same list is written to SQL.
 
-`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients` and `topics` (with holds).
+`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients`, `topics` (with holds) and `access`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ import msgspec
 
 from quiver.errors import UnknownVersionError
 from quiver.features import explain_level, level_of
-from quiver.metadata import brokers, clients, recovery, topics
+from quiver.metadata import access, brokers, clients, recovery, topics
 from quiver.metadata.commands import (
     AbortMove,
+    AddGrantCommand,
     AddPartitionsCommand,
     AnyCommand,
     BeginMove,
     ChangeBrokerState,
+    ChangeMemberCommand,
     ChangeRebalancing,
+    ChangeUserCommand,
     Command,
     CommandDone,
     CommandResult,
     ConfigureTopicCommand,
+    CreateRoleCommand,
+    CreateTokenCommand,
     CreateTopicCommand,
+    CreateUserCommand,
+    DeleteRoleCommand,
     DeleteTopicCommand,
+    DeleteUserCommand,
     ExpireClients,
     ExpireHold,
     FinishMove,
@@ -46,13 +54,29 @@ from quiver.metadata.commands import (
     RegisterConsumerCommand,
     RegisterProducerCommand,
     ReleaseHoldCommand,
+    RemoveGrantCommand,
     ReportLeaders,
     RestoreTopicCommand,
+    RevokeTokenCommand,
     UndrainBroker,
     command_name,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
 from quiver.metadata.state import Change, MetadataState
+
+AccessCommand = (
+    CreateUserCommand
+    | ChangeUserCommand
+    | DeleteUserCommand
+    | CreateTokenCommand
+    | RevokeTokenCommand
+    | CreateRoleCommand
+    | DeleteRoleCommand
+    | ChangeMemberCommand
+    | AddGrantCommand
+    | RemoveGrantCommand
+)
+"""Commands on users, tokens, roles and grants."""
 
 
 class ApplyOutcome(msgspec.Struct, frozen=True):
@@ -105,6 +129,8 @@ def check_level(state: MetadataState, command: Command[Any]) -> CommandRefusal |
 
 
 def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | CommandRefusal:
+    if isinstance(command, AccessCommand):
+        return _decide_access(state, command)
     match command:
         case InitCluster():
             return _init_cluster(state, command)
@@ -162,6 +188,32 @@ def _decide(state: MetadataState, command: AnyCommand) -> CommandDecision | Comm
             return topics.expire_hold(state, command)
         case RecoverCluster():
             return recovery.recover(state, command)
+        case _:
+            assert_never(command)
+
+
+def _decide_access(state: MetadataState, command: AccessCommand) -> CommandDecision | CommandRefusal:
+    match command:
+        case CreateUserCommand():
+            return access.create_user(state, command)
+        case ChangeUserCommand():
+            return access.change_user(state, command)
+        case DeleteUserCommand():
+            return access.delete_user(state, command)
+        case CreateTokenCommand():
+            return access.create_token(state, command)
+        case RevokeTokenCommand():
+            return access.revoke_token(state, command)
+        case CreateRoleCommand():
+            return access.create_role(state, command)
+        case DeleteRoleCommand():
+            return access.delete_role(state, command)
+        case ChangeMemberCommand():
+            return access.change_member(state, command)
+        case AddGrantCommand():
+            return access.add_grant(state, command)
+        case RemoveGrantCommand():
+            return access.remove_grant(state, command)
         case _:
             assert_never(command)
 

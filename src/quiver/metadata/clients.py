@@ -2,11 +2,15 @@
 
 Pure; called only by `apply`. An id is assigned once and never reused. A producer gets a new epoch each time it
 registers, which fences all sends of its earlier sessions. A consumer may register for more topics under the same id.
+
+A client belongs to the principal that registered it: nobody else may register under its name or id, except who may
+configure it (`takes_over`). One without an owner belongs to the first principal that registers under its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -35,7 +39,17 @@ from quiver.metadata.rows import (
 from quiver.metadata.state import Change, MetadataState, drop, put
 from quiver.model import ConsumerId, ProducerId
 
+OWNERS_LEVEL = 2
+"""The feature level from which clients have owners and limits."""
+CLIENTS_MAX = 500_000
+"""Most producers, and most consumers, of a cluster from feature level 2 on."""
+REGISTRATIONS_MAX = 10_000
+"""Most registrations of one client, from feature level 2 on."""
+
 _TABLES = {EntityKind.BROKER: Table.BROKERS, EntityKind.PRODUCER: Table.PRODUCERS, EntityKind.CONSUMER: Table.CONSUMERS}
+
+
+_Client = TypeVar("_Client", ProducerRow, ConsumerRow)
 
 
 def register_producer(state: MetadataState, command: RegisterProducerCommand) -> CommandDecision | CommandRefusal:
@@ -46,9 +60,13 @@ def register_producer(state: MetadataState, command: RegisterProducerCommand) ->
     wanted = _resolve(state, command.topics, start=None)
     if isinstance(wanted, CommandRefusal):
         return wanted
+    joined = _join(() if known is None else known.registrations, wanted)
+    refusal = _check_room(state, Table.PRODUCERS, known, joined)
+    if refusal is not None:
+        return refusal
     if known is not None:
         producer = msgspec.structs.replace(
-            known, epoch=known.epoch + 1, registrations=_join(known.registrations, wanted)
+            known, epoch=known.epoch + 1, registrations=joined, owner=known.owner or command.principal
         )
         counters = None
     else:
@@ -57,7 +75,8 @@ def register_producer(state: MetadataState, command: RegisterProducerCommand) ->
             name=command.name,
             epoch=0,
             registered_ms=command.now_ms,
-            registrations=_join((), wanted),
+            registrations=joined,
+            owner=command.principal,
         )
         counters = msgspec.structs.replace(state.counters, next_producer_id=ProducerId(producer.producer_id + 1))
     changes = [put(producer), *beat(state, EntityKind.PRODUCER, producer.producer_id, command.now_ms)]
@@ -72,15 +91,20 @@ def register_consumer(state: MetadataState, command: RegisterConsumerCommand) ->
     wanted = _resolve(state, command.topics, start=command.start)
     if isinstance(wanted, CommandRefusal):
         return wanted
+    joined = _join(() if known is None else known.registrations, wanted)
+    refusal = _check_room(state, Table.CONSUMERS, known, joined)
+    if refusal is not None:
+        return refusal
     counters = None
     if known is not None:
-        consumer = msgspec.structs.replace(known, registrations=_join(known.registrations, wanted))
+        consumer = msgspec.structs.replace(known, registrations=joined, owner=known.owner or command.principal)
     else:
         consumer = ConsumerRow(
             consumer_id=state.counters.next_consumer_id,
             registered_ms=command.now_ms,
-            registrations=_join((), wanted),
+            registrations=joined,
             request_id=command.request_id,
+            owner=command.principal,
         )
         counters = msgspec.structs.replace(state.counters, next_consumer_id=ConsumerId(consumer.consumer_id + 1))
     changes = [] if consumer == known else [put(consumer)]
@@ -135,7 +159,7 @@ def _find_producer(state: MetadataState, command: RegisterProducerCommand) -> Pr
     producers: dict[ProducerId, ProducerRow] = state.tables[Table.PRODUCERS]
     named = state.names[Table.PRODUCERS].get(command.name)
     if command.producer_id is None:
-        return None if named is None else producers[named]
+        return None if named is None else _owned(producers[named], command)
     known = producers.get(command.producer_id)
     if known is None:
         return refuse(
@@ -146,7 +170,7 @@ def _find_producer(state: MetadataState, command: RegisterProducerCommand) -> Pr
         return refuse(
             "bad_name", f"not done: producer {command.producer_id} has the name {known.name!r}, not {command.name!r}"
         )
-    return known
+    return _owned(known, command)
 
 
 def _find_consumer(state: MetadataState, command: RegisterConsumerCommand) -> ConsumerRow | CommandRefusal | None:
@@ -154,14 +178,37 @@ def _find_consumer(state: MetadataState, command: RegisterConsumerCommand) -> Co
     consumers: dict[ConsumerId, ConsumerRow] = state.tables[Table.CONSUMERS]
     if command.consumer_id is None:
         repeated = state.names[Table.CONSUMERS].get(command.request_id)
-        return None if repeated is None else consumers[repeated]
+        return None if repeated is None else _owned(consumers[repeated], command)
     known = consumers.get(command.consumer_id)
     if known is None:
         return refuse(
             "unknown_consumer",
             f"not done: unknown consumer {command.consumer_id}; register without an id to get a new one",
         )
-    return known
+    return _owned(known, command)
+
+
+def _owned(known: _Client, command: RegisterProducerCommand | RegisterConsumerCommand) -> _Client | CommandRefusal:
+    """Return a client if the principal of a command may use it, else the refusal, which does not name the owner."""
+    if known.owner in ("", command.principal) or command.takes_over:
+        return known
+    kind = known.table.value.removesuffix("s")
+    message = f"not done: {kind} {known.key} belongs to another user; choose another name"
+    return refuse("not_owner", message)
+
+
+def _check_room(
+    state: MetadataState, table: Table, known: object | None, joined: Sequence[Registration]
+) -> CommandRefusal | None:
+    if state.counters.feature_level < OWNERS_LEVEL:
+        return None
+    if known is None and len(state.tables[table]) >= CLIENTS_MAX:
+        message = f"not done: the cluster has {CLIENTS_MAX} {table.value}, the maximum; forget some"
+        return refuse("too_many_clients", message)
+    if len(joined) > REGISTRATIONS_MAX:
+        message = f"not done: a client has at most {REGISTRATIONS_MAX} registrations, not {len(joined)}"
+        return refuse("too_many_clients", message)
+    return None
 
 
 def _resolve(

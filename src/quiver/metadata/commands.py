@@ -34,6 +34,8 @@ from quiver.metadata.rows import (
 )
 from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_control_batch
+from quiver.security.permissions import Grant
+from quiver.security.scram import ScramVerifier
 
 CONTROL_STATE = 3
 """First payload byte of a control batch that belongs to the state machine, not to the replication driver."""
@@ -104,6 +106,8 @@ class Command(
 
     now_ms: Number
     """The proposer's wall clock."""
+    principal: Text = ""
+    """Who asked for it, such as `user:alice`; empty for the cluster itself and for anonymous clients."""
 
 
 class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
@@ -271,6 +275,8 @@ class RegisterProducerCommand(Command[RegisterProducerResult], frozen=True, tag=
     topics: tuple[TopicSelection, ...]
     name: Text = ""
     producer_id: ProducerNumber | None = None
+    takes_over: bool = False
+    """Whether the principal may use a producer that another one owns."""
 
 
 class RegisterConsumerCommand(Command[RegisterConsumerResult], frozen=True, tag="register_consumer"):
@@ -280,6 +286,8 @@ class RegisterConsumerCommand(Command[RegisterConsumerResult], frozen=True, tag=
     consumer_id: ConsumerNumber | None = None
     start: StartFrom = StartFrom.EARLIEST
     request_id: Text = ""
+    takes_over: bool = False
+    """Whether the principal may use a consumer that another one owns."""
 
 
 class ForgetClientCommand(Command[CommandDone], frozen=True, tag="forget_client"):
@@ -342,6 +350,74 @@ class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):
     name: Text
 
 
+class CreateUserCommand(Command[CommandDone], frozen=True, tag="create_user"):
+    """Create a user, without tokens, roles and grants."""
+
+    user: Text
+    verifier: ScramVerifier | None = None
+
+
+class ChangeUserCommand(Command[CommandDone], frozen=True, tag="change_user"):
+    """Enable or disable a user, or change its password; None leaves as it is."""
+
+    user: Text
+    is_enabled: bool | None = None
+    verifier: ScramVerifier | None = None
+
+
+class DeleteUserCommand(Command[CommandDone], frozen=True, tag="delete_user"):
+    """Delete a user with its tokens, memberships and grants."""
+
+    user: Text
+
+
+class CreateTokenCommand(Command[CommandDone], frozen=True, tag="create_token"):
+    """Give a user a token, of which the cluster knows the hash; expired ones make room."""
+
+    user: Text
+    token_id: Text
+    secret_hash: Text
+    expires_ms: Number | None = None
+
+
+class RevokeTokenCommand(Command[CommandDone], frozen=True, tag="revoke_token"):
+    """Delete a token."""
+
+    token_id: Text
+
+
+class CreateRoleCommand(Command[CommandDone], frozen=True, tag="create_role"):
+    """Create a role, without members and grants."""
+
+    role: Text
+
+
+class DeleteRoleCommand(Command[CommandDone], frozen=True, tag="delete_role"):
+    """Delete a role with its memberships and grants."""
+
+    role: Text
+
+
+class ChangeMemberCommand(Command[CommandDone], frozen=True, tag="change_member"):
+    """Give a role to a user, or take it."""
+
+    role: Text
+    user: Text
+    is_member: bool
+
+
+class AddGrantCommand(Command[CommandDone], frozen=True, tag="add_grant"):
+    """Add a grant; one that exists changes nothing."""
+
+    grant: Grant
+
+
+class RemoveGrantCommand(Command[CommandDone], frozen=True, tag="remove_grant"):
+    """Remove a grant."""
+
+    grant: Grant
+
+
 class RecoveredPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition that had lost the majority of its replicas."""
 
@@ -389,6 +465,16 @@ AnyCommand = (
     | ReleaseHoldCommand
     | ExpireHold
     | RecoverCluster
+    | CreateUserCommand
+    | ChangeUserCommand
+    | DeleteUserCommand
+    | CreateTokenCommand
+    | RevokeTokenCommand
+    | CreateRoleCommand
+    | DeleteRoleCommand
+    | ChangeMemberCommand
+    | AddGrantCommand
+    | RemoveGrantCommand
 )
 
 # -- encoding -------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Pure. A decision lists the rows that change and modifies nothing. Refusing is part of `apply`: every member refuses the
 same command with the same code, and a refused command changes nothing. The class of the error says what a caller
-should do: the thing does not exist (`NotFoundError`), it is not possible in the present state (`ConflictError`), or the
-request is invalid in any state (`OutOfRangeError`).
+should do: the thing does not exist (`NotFoundError`), it is not possible in the present state (`ConflictError`), the
+request is invalid in any state (`OutOfRangeError`), or the thing belongs to somebody else (`NotAllowedError`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, RequestError
+from quiver.errors import ConflictError, NotAllowedError, NotFoundError, OutOfRangeError, RequestError
 from quiver.metadata.commands import CommandResult
 from quiver.metadata.rows import BrokerRow, BrokerState, EntityKind, HeartbeatRow, PartitionRow, Table, TopicRow
 from quiver.metadata.state import Change, Counters, MetadataState, put
@@ -45,6 +45,10 @@ _NOT_FOUND = (
     "unknown_producer",
     "unknown_consumer",
     "unknown_move",
+    "unknown_user",
+    "unknown_role",
+    "unknown_token",
+    "unknown_grant",
 )
 _CONFLICTS = (
     "not_formed",
@@ -66,6 +70,14 @@ _CONFLICTS = (
     "too_many_holds",
     "feature_level",
     "nodes_too_old",
+    "user_exists",
+    "role_exists",
+    "token_exists",
+    "too_many_users",
+    "too_many_roles",
+    "too_many_tokens",
+    "too_many_grants",
+    "too_many_clients",
 )
 _OUT_OF_RANGE = (
     "bad_cluster_id",
@@ -79,12 +91,20 @@ _OUT_OF_RANGE = (
     "no_topics",
     "bad_hold",
     "bad_command",
+    "bad_token",
+    "bad_grant",
 )
+_NOT_ALLOWED = ("not_owner",)
 
 
 _CLASSES: dict[str, type[RequestError]] = {
     code: kind
-    for kind, codes in ((NotFoundError, _NOT_FOUND), (ConflictError, _CONFLICTS), (OutOfRangeError, _OUT_OF_RANGE))
+    for kind, codes in (
+        (NotFoundError, _NOT_FOUND),
+        (ConflictError, _CONFLICTS),
+        (OutOfRangeError, _OUT_OF_RANGE),
+        (NotAllowedError, _NOT_ALLOWED),
+    )
     for code in codes
 }
 

@@ -14,14 +14,22 @@ import msgspec
 from quiver.errors import DecodeError
 from quiver.metadata.commands import (
     AbortMove,
+    AddGrantCommand,
     AddPartitionsCommand,
     AnyCommand,
     BeginMove,
     ChangeBrokerState,
+    ChangeMemberCommand,
     ChangeRebalancing,
+    ChangeUserCommand,
     ConfigureTopicCommand,
+    CreateRoleCommand,
+    CreateTokenCommand,
     CreateTopicCommand,
+    CreateUserCommand,
+    DeleteRoleCommand,
     DeleteTopicCommand,
+    DeleteUserCommand,
     ExpireClients,
     ExpireHold,
     FinishMove,
@@ -39,8 +47,10 @@ from quiver.metadata.commands import (
     RegisterConsumerCommand,
     RegisterProducerCommand,
     ReleaseHoldCommand,
+    RemoveGrantCommand,
     ReportLeaders,
     RestoreTopicCommand,
+    RevokeTokenCommand,
     TopicSelection,
     UndrainBroker,
     command_name,
@@ -65,6 +75,8 @@ class JournalRow(msgspec.Struct, frozen=True, kw_only=True):
     broker: NodeId | None
     """The broker that the command concerns, if any."""
     is_applied: bool
+    principal: str = ""
+    """Who asked for it; empty for the cluster itself and for anonymous clients."""
 
 
 def read_journal(batches: Iterable[Batch], *, applied_index: Index, only_pending: bool = False) -> Iterator[JournalRow]:
@@ -75,14 +87,14 @@ def read_journal(batches: Iterable[Batch], *, applied_index: Index, only_pending
 
 
 def _row(batch: Batch, *, is_applied: bool) -> JournalRow:
-    request, subject, broker = NO_REQUEST, "", None
+    request, subject, broker, principal = NO_REQUEST, "", None, ""
     try:
         command = decode_command(batch)
     except DecodeError as error:
         request, subject = UNREADABLE, error.message
     else:
         if command is not None:
-            request = command_name(command)
+            request, principal = command_name(command), command.principal
             subject, broker = describe(command)
     header = batch.header
     return JournalRow(
@@ -93,6 +105,7 @@ def _row(batch: Batch, *, is_applied: bool) -> JournalRow:
         subject=subject,
         broker=broker,
         is_applied=is_applied,
+        principal=principal,
     )
 
 
@@ -144,8 +157,27 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"hold {command.name} on topic id {command.topic_id}", None
         case ReleaseHoldCommand():
             return f"hold {command.name}", None
+        case CreateUserCommand() | DeleteUserCommand():
+            return f"user {command.user}", None
+        case ChangeUserCommand():
+            return f"user {command.user}{_user_changes(command)}", None
+        case CreateTokenCommand():
+            return f"token {command.token_id} of user {command.user}", None
+        case RevokeTokenCommand():
+            return f"token {command.token_id}", None
+        case CreateRoleCommand() | DeleteRoleCommand():
+            return f"role {command.role}", None
+        case ChangeMemberCommand():
+            return f"user {command.user} {'gets' if command.is_member else 'loses'} role {command.role}", None
+        case AddGrantCommand() | RemoveGrantCommand():
+            return str(command.grant), None
         case _:
             assert_never(command)
+
+
+def _user_changes(command: ChangeUserCommand) -> str:
+    state = "" if command.is_enabled is None else f", {'enabled' if command.is_enabled else 'disabled'}"
+    return state + ("" if command.verifier is None else ", new password")
 
 
 def _client(kind: str, id_: int | None, name: str, topics: Iterable[TopicSelection]) -> str:

@@ -147,6 +147,46 @@ VERSION_5 = (
     "ALTER TABLE meta ADD COLUMN migrated_version INTEGER NOT NULL DEFAULT 5",
 )
 
+VERSION_6 = (
+    "ALTER TABLE producers ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE consumers ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+    """CREATE TABLE users (
+        name TEXT NOT NULL PRIMARY KEY,
+        is_enabled BOOLEAN NOT NULL,
+        created_ms BIGINT NOT NULL,
+        salt TEXT NOT NULL,
+        iterations BIGINT NOT NULL,
+        stored_key TEXT NOT NULL,
+        server_key TEXT NOT NULL
+    )""",
+    """CREATE TABLE tokens (
+        token_id TEXT NOT NULL PRIMARY KEY,
+        user_name TEXT NOT NULL,
+        secret_hash TEXT NOT NULL,
+        created_ms BIGINT NOT NULL,
+        expires_ms BIGINT
+    )""",
+    """CREATE TABLE roles (
+        name TEXT NOT NULL PRIMARY KEY,
+        created_ms BIGINT NOT NULL
+    )""",
+    """CREATE TABLE memberships (
+        role TEXT NOT NULL,
+        user_name TEXT NOT NULL,
+        added_ms BIGINT NOT NULL,
+        PRIMARY KEY (role, user_name)
+    )""",
+    """CREATE TABLE grants (
+        subject TEXT NOT NULL,
+        verb TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        name TEXT NOT NULL,
+        is_prefix BOOLEAN NOT NULL,
+        granted_ms BIGINT NOT NULL,
+        PRIMARY KEY (subject, verb, kind, name, is_prefix)
+    )""",
+)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -162,6 +202,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_3),
     _run(VERSION_4),
     _run(VERSION_5),
+    _run(VERSION_6),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)

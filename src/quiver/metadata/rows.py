@@ -1,4 +1,4 @@
-"""The rows of the metadata: one frozen value per broker, topic, partition, client, heartbeat, move and hold.
+"""The rows of the metadata: one frozen value per broker, topic, partition, client, heartbeat, move, hold, user, grant.
 
 Pure. Rows are replaced, never modified. Every row has a `key` that is unique in its table and contains only numbers,
 strings, booleans and tuples of them, so that it is the same in memory, in a snapshot and in SQL.
@@ -16,6 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, ProducerId, TopicId
+from quiver.security.permissions import Grant, ResourceKind, Verb
+from quiver.security.scram import ScramVerifier
 
 MoveId = NewType("MoveId", int)
 """The id of a replica's move from one broker to another."""
@@ -56,6 +58,11 @@ class Table(StrEnum):
     HEARTBEATS = "heartbeats"
     MOVES = "moves"
     HOLDS = "holds"
+    USERS = "users"
+    TOKENS = "tokens"
+    ROLES = "roles"
+    MEMBERSHIPS = "memberships"
+    GRANTS = "grants"
 
 
 class BrokerState(StrEnum):
@@ -222,6 +229,8 @@ class ProducerRow(Row, frozen=True):
     """Incremented each time it registers again; sends of an earlier epoch are fenced."""
     registered_ms: int
     registrations: tuple[Registration, ...]
+    owner: str = ""
+    """The principal that registered it; empty if it was anonymous."""
 
     @property
     def key(self) -> ProducerId:
@@ -244,6 +253,8 @@ class ConsumerRow(Row, frozen=True):
     registrations: tuple[Registration, ...]
     request_id: str
     """The creator's id of the request; a repeated request finds the consumer by it."""
+    owner: str = ""
+    """The principal that registered it; empty if it was anonymous."""
 
     @property
     def key(self) -> ConsumerId:
@@ -324,7 +335,107 @@ class HoldRow(Row, frozen=True):
         return (self.topic_id, self.name)
 
 
-AnyRow = BrokerRow | TopicRow | PartitionRow | ProducerRow | ConsumerRow | HeartbeatRow | MoveRow | HoldRow
+class UserRow(Row, frozen=True):
+    """A user. The verifier of its password is four columns in SQL, all empty without a password."""
+
+    table: ClassVar[Table] = Table.USERS
+
+    name: str
+    is_enabled: bool
+    created_ms: int
+    verifier: ScramVerifier | None = None
+
+    @property
+    def key(self) -> str:
+        """Return the key of the row."""
+        return self.name
+
+
+class TokenRow(Row, frozen=True):
+    """A token of a user; its secret is known only to its owner."""
+
+    table: ClassVar[Table] = Table.TOKENS
+
+    token_id: str
+    user: str
+    secret_hash: str
+    created_ms: int
+    expires_ms: int | None = None
+    """None: it does not expire."""
+
+    @property
+    def key(self) -> str:
+        """Return the key of the row."""
+        return self.token_id
+
+
+class RoleRow(Row, frozen=True):
+    """A role: a subject of grants that users have by membership."""
+
+    table: ClassVar[Table] = Table.ROLES
+
+    name: str
+    created_ms: int
+
+    @property
+    def key(self) -> str:
+        """Return the key of the row."""
+        return self.name
+
+
+class MembershipRow(Row, frozen=True):
+    """A user's membership in a role."""
+
+    table: ClassVar[Table] = Table.MEMBERSHIPS
+
+    role: str
+    user: str
+    added_ms: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the key of the row."""
+        return (self.role, self.user)
+
+
+class GrantRow(Row, frozen=True):
+    """A grant: see `quiver.security.permissions`."""
+
+    table: ClassVar[Table] = Table.GRANTS
+
+    subject: str
+    verb: Verb
+    kind: ResourceKind
+    name: str
+    is_prefix: bool
+    granted_ms: int
+
+    @property
+    def key(self) -> tuple[str, str, str, str, bool]:
+        """Return the key of the row."""
+        return (self.subject, self.verb.value, self.kind.value, self.name, self.is_prefix)
+
+    @property
+    def grant(self) -> Grant:
+        """Return it as a value."""
+        return Grant(subject=self.subject, verb=self.verb, kind=self.kind, name=self.name, is_prefix=self.is_prefix)
+
+
+AnyRow = (
+    BrokerRow
+    | TopicRow
+    | PartitionRow
+    | ProducerRow
+    | ConsumerRow
+    | HeartbeatRow
+    | MoveRow
+    | HoldRow
+    | UserRow
+    | TokenRow
+    | RoleRow
+    | MembershipRow
+    | GrantRow
+)
 
 ROW_TYPES: tuple[type[AnyRow], ...] = (
     BrokerRow,
@@ -335,5 +446,10 @@ ROW_TYPES: tuple[type[AnyRow], ...] = (
     HeartbeatRow,
     MoveRow,
     HoldRow,
+    UserRow,
+    TokenRow,
+    RoleRow,
+    MembershipRow,
+    GrantRow,
 )
 """Every row type, in the order in which tables are written."""

@@ -25,18 +25,24 @@ from quiver.metadata.rows import (
     BrokerRow,
     ConsumerRow,
     EntityKind,
+    GrantRow,
     HeartbeatRow,
     HoldRow,
+    MembershipRow,
     MoveId,
     MoveRow,
     PartitionRow,
     ProducerRow,
+    RoleRow,
     Table,
+    TokenRow,
     TopicRow,
     TopicState,
+    UserRow,
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
 from quiver.replication import SLICE_ROWS, array_header, encode_sorted
+from quiver.security.permissions import AccessTable
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +103,11 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves: msgspec.Raw
     holds: msgspec.Raw = NO_ROWS
     """A snapshot from before there were holds has none."""
+    users: msgspec.Raw = NO_ROWS
+    tokens: msgspec.Raw = NO_ROWS
+    roles: msgspec.Raw = NO_ROWS
+    memberships: msgspec.Raw = NO_ROWS
+    grants: msgspec.Raw = NO_ROWS
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
@@ -111,19 +122,25 @@ class View:
     """The immutable metadata at one index. Listings are sorted by key."""
 
     __slots__ = (
+        "_access",
         "_consumers_by_topic",
         "_held_offsets",
         "brokers",
         "consumers",
         "counters",
+        "grants",
         "heartbeats",
         "holds",
+        "memberships",
         "moves",
         "partitions",
         "position",
         "producers",
+        "roles",
+        "tokens",
         "topics",
         "topics_by_name",
+        "users",
     )
 
     def __init__(self, state: MetadataState, previous: View | None) -> None:
@@ -138,6 +155,11 @@ class View:
         self.heartbeats: Mapping[tuple[EntityKind, int], HeartbeatRow] = tables[Table.HEARTBEATS]
         self.moves: Mapping[MoveId, MoveRow] = tables[Table.MOVES]
         self.holds: Mapping[tuple[TopicId, str], HoldRow] = tables[Table.HOLDS]
+        self.users: Mapping[str, UserRow] = tables[Table.USERS]
+        self.tokens: Mapping[str, TokenRow] = tables[Table.TOKENS]
+        self.roles: Mapping[str, RoleRow] = tables[Table.ROLES]
+        self.memberships: Mapping[tuple[str, str], MembershipRow] = tables[Table.MEMBERSHIPS]
+        self.grants: Mapping[tuple[str, str, str, str, bool], GrantRow] = tables[Table.GRANTS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
         self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
         if previous is not None and previous.consumers is self.consumers:
@@ -145,6 +167,27 @@ class View:
         self._held_offsets: dict[tuple[TopicId, PartitionId], Offset] | None = None
         if previous is not None and previous.holds is self.holds:
             self._held_offsets = previous._held_offsets
+        self._access: AccessTable | None = None
+        if previous is not None and self._has_access_of(previous):
+            self._access = previous._access
+
+    def _has_access_of(self, other: View) -> bool:
+        return (
+            other.users is self.users
+            and other.tokens is self.tokens
+            and other.memberships is self.memberships
+            and other.grants is self.grants
+        )
+
+    @property
+    def access(self) -> AccessTable:
+        """Return grants and memberships: the same object until users, tokens, memberships or grants change."""
+        if self._access is None:
+            roles: dict[str, list[str]] = {}
+            for role, user in sorted(self.memberships):
+                roles.setdefault(user, []).append(role)
+            self._access = AccessTable((row.grant for _, row in sorted(self.grants.items())), roles)
+        return self._access
 
     @property
     def index(self) -> Index:

@@ -115,6 +115,7 @@ producers = Table(
     _text("name"),
     _number("epoch"),
     _number("registered_ms"),
+    _text("owner"),
 )
 
 consumers = Table(
@@ -123,6 +124,7 @@ consumers = Table(
     _number("consumer_id", key=True),
     _number("registered_ms"),
     _text("request_id"),
+    _text("owner"),
 )
 
 registrations = Table(
@@ -174,6 +176,54 @@ held_positions = Table(
     _text("name", key=True),
     _number("partition_id", key=True),
     _number("first_offset"),
+)
+
+users = Table(
+    "users",
+    METADATA,
+    _text("name", key=True),
+    _flag("is_enabled"),
+    _number("created_ms"),
+    _text("salt"),
+    _number("iterations"),
+    _text("stored_key"),
+    _text("server_key"),
+)
+
+tokens = Table(
+    "tokens",
+    METADATA,
+    _text("token_id", key=True),
+    _text("user_name"),
+    _text("secret_hash"),
+    _number("created_ms"),
+    _number("expires_ms", nullable=True),
+)
+
+roles = Table(
+    "roles",
+    METADATA,
+    _text("name", key=True),
+    _number("created_ms"),
+)
+
+memberships = Table(
+    "memberships",
+    METADATA,
+    _text("role", key=True),
+    _text("user_name", key=True),
+    _number("added_ms"),
+)
+
+grants = Table(
+    "grants",
+    METADATA,
+    _text("subject", key=True),
+    _text("verb", key=True),
+    _text("kind", key=True),
+    _text("name", key=True),
+    Column("is_prefix", Boolean, primary_key=True, nullable=False),
+    _number("granted_ms"),
 )
 
 
@@ -324,6 +374,40 @@ class HoldMapping(RowMapping):
         values["positions"] = [{name: child[name] for name in ("partition_id", "first_offset")} for child in ordered]
 
 
+class UserMapping(RowMapping):
+    """Users: the verifier is four columns, empty without a password."""
+
+    def split(self, values: Values) -> list[Values]:
+        """Flatten the verifier."""
+        values.update(values.pop("verifier") or _NO_VERIFIER)
+        return []
+
+    def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a user has none
+        """Nest the verifier."""
+        verifier = {name: values.pop(name) for name in _NO_VERIFIER}
+        values["verifier"] = verifier if verifier["salt"] else None
+
+
+_NO_VERIFIER: Values = {"salt": "", "iterations": 0, "stored_key": "", "server_key": ""}
+
+
+class UserReferenceMapping(RowMapping):
+    """Rows with a user: the column is `user_name`, since `user` is a word of SQL."""
+
+    def split(self, values: Values) -> list[Values]:
+        """Rename the column."""
+        values["user_name"] = values.pop("user")
+        return []
+
+    def child_key(self, values: Values) -> Values:  # noqa: ARG002 - there are no children
+        """Return nothing."""
+        return {}
+
+    def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - there are no children
+        """Rename the field."""
+        values["user"] = values.pop("user_name")
+
+
 ROW_MAPPINGS: tuple[RowMapping, ...] = (
     BrokerMapping(rows.BrokerRow, brokers),
     TopicMapping(rows.TopicRow, topics),
@@ -333,5 +417,10 @@ ROW_MAPPINGS: tuple[RowMapping, ...] = (
     RowMapping(rows.HeartbeatRow, heartbeats),
     RowMapping(rows.MoveRow, moves),
     HoldMapping(rows.HoldRow, holds),
+    UserMapping(rows.UserRow, users),
+    UserReferenceMapping(rows.TokenRow, tokens),
+    RowMapping(rows.RoleRow, roles),
+    UserReferenceMapping(rows.MembershipRow, memberships),
+    RowMapping(rows.GrantRow, grants),
 )
 """Every row type, in the order in which tables are written."""

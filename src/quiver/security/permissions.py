@@ -57,7 +57,7 @@ class ResourceKind(StrEnum):
     CLUSTER = "cluster"
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True, order=True):
+class Grant(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_unknown_fields=True):
     """A subject's permission for a verb on the resources of one kind by name, or by prefix of the name."""
 
     subject: SubjectName

@@ -44,7 +44,7 @@ _SERVER_FIRST = re.compile(r"r=([\x21-\x2b\x2d-\x7e]+),s=([A-Za-z0-9+/=]+),i=([0
 _CLIENT_FINAL = re.compile(r"(c=([A-Za-z0-9+/=]+),r=([\x21-\x2b\x2d-\x7e]+)),p=([A-Za-z0-9+/=]+)")
 
 
-class ScramVerifier(msgspec.Struct, frozen=True, kw_only=True):
+class ScramVerifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a server stores of a password; salt and keys in hexadecimal."""
 
     salt: HexSalt

@@ -26,6 +26,7 @@ HASH_LENGTH = 64
 """Characters of a hash: SHA-256 in hexadecimal."""
 
 _TOKEN = re.compile(rf"{TOKEN_PREFIX}([0-9a-f]{{{2 * ID_BYTES}}})_([0-9a-f]{{{2 * SECRET_BYTES}}})")
+_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _HASH = re.compile(rf"[0-9a-f]{{{HASH_LENGTH}}}")
 
 
@@ -60,6 +61,11 @@ def parse_token(text: str) -> Token:
 def hash_secret(secret: str) -> str:
     """Return the hash of a token's secret, which is what nodes store."""
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def is_token_id(text: str) -> bool:
+    """Return whether a text has the form of a token's id."""
+    return _ID.fullmatch(text) is not None
 
 
 def is_hash(text: str) -> bool:

@@ -20,10 +20,14 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
 from quiver.model import PartitionId
+from quiver.security.permissions import Grant, ResourceKind, Verb
+from quiver.security.scram import ScramVerifier
 
 SMALL = st.integers(0, 4)
 TIMES = st.integers(0, 50)
 TOPICS = st.sampled_from(["logs", "audit", "metrics", ".."])
+USERS = st.sampled_from(["alice", "alice", "bob", "no user"])
+VERIFIER = ScramVerifier(salt="00" * 16, iterations=4096, stored_key="1" * 64, server_key="2" * 64)
 LEVEL = st.integers(LEVEL_MIN, LEVEL_MAX)
 NUMBERS = st.none() | st.integers(0, 10)
 
@@ -90,13 +94,31 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         st.builds(SilentClient, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES, epoch=SMALL),
         max_size=3,
     ),
+    "principal": st.sampled_from(["", "user:alice", "user:bob"]),
+    "takes_over": st.booleans(),
+    "user": USERS,
+    "is_enabled": st.none() | st.booleans(),
+    "verifier": st.none() | st.just(VERIFIER),
+    "token_id": st.sampled_from(["0" * 16, "1" * 16, "2" * 16, "x"]),
+    "secret_hash": st.sampled_from(["0" * 64, "1" * 64, "x"]),
+    "expires_ms": st.none() | TIMES,
+    "role": st.sampled_from(["ops", "dev", "admin", "no role"]),
+    "is_member": st.booleans(),
+    "grant": st.builds(
+        Grant,
+        subject=st.sampled_from(["user:alice", "user:bob", "role:ops", "anonymous", "node:1", "x"]),
+        verb=st.sampled_from(Verb),
+        kind=st.sampled_from(ResourceKind),
+        name=st.sampled_from(["", "logs", "a\x01"]),
+        is_prefix=st.booleans(),
+    ),
     "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
 }
 
 
-def commands() -> st.SearchStrategy[AnyCommand]:
-    """Return a strategy over every kind of command; a kind that is added later is drawn, too."""
-    kinds: Sequence[type[AnyCommand]] = get_args(AnyCommand)
+def commands(among: Any = AnyCommand) -> st.SearchStrategy[AnyCommand]:
+    """Return a strategy over every kind of a union of commands; a kind that is added later is drawn, too."""
+    kinds: Sequence[type[AnyCommand]] = get_args(among)
     return st.one_of([_of_kind(kind) for kind in kinds])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from quiver.features import LEVEL_MIN
 from quiver.metadata.apply import ApplyOutcome, apply
 from quiver.metadata.commands import (
     AnyCommand,
@@ -26,8 +27,8 @@ from quiver.record import Batch, stamp
 NOW_MS = 1_000_000
 
 
-def init_cluster(cluster_id: str = "c1") -> InitCluster:
-    return InitCluster(now_ms=NOW_MS, cluster_id=cluster_id)
+def init_cluster(cluster_id: str = "c1", *, feature_level: int = LEVEL_MIN) -> InitCluster:
+    return InitCluster(now_ms=NOW_MS, cluster_id=cluster_id, feature_level=feature_level)
 
 
 def register_broker(number: int, **fields: Any) -> RegisterBroker:
@@ -64,10 +65,14 @@ def register_consumer(*topics: TopicSelection, **fields: Any) -> RegisterConsume
     return RegisterConsumerCommand(topics=topics or (select("logs"),), **given)
 
 
-def formed_state() -> MetadataState:
+def formed_state(*, feature_level: int = LEVEL_MIN) -> MetadataState:
     """Return a cluster of three brokers and one topic of two partitions."""
     state = MetadataState()
-    commands: list[AnyCommand] = [init_cluster(), *map(register_broker, (1, 2, 3)), create_topic()]
+    commands: list[AnyCommand] = [
+        init_cluster(feature_level=feature_level),
+        *map(register_broker, (1, 2, 3)),
+        create_topic(),
+    ]
     for command in commands:
         do(state, command)
     return state

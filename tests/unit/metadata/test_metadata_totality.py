@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metadata_commands import commands
+from metadata_commands import LEVEL, commands
 from metadata_world import entry, init_cluster, log
 
 from quiver.errors import StorageError, UnknownVersionError
@@ -94,7 +94,8 @@ BATCHES = st.one_of(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(BATCHES, max_size=20), st.data())
 def test_any_sequence_of_commands_leaves_every_node_alive_and_equal(found: list[bytes], data: st.DataObject) -> None:
-    batches = [*log(init_cluster()), *(entry(item, number) for number, item in enumerate(found, start=2))]
+    formed = init_cluster(feature_level=data.draw(LEVEL))
+    batches = [*log(formed), *(entry(item, number) for number, item in enumerate(found, start=2))]
     cut = data.draw(st.integers(0, len(batches)))
     together, singly, restored = SimulatedMember(), SimulatedMember(), SimulatedMember()
     stops = [_feed(together, [batches]), _feed(singly, [[batch] for batch in batches])]
