@@ -53,17 +53,17 @@ Answers = dict[str, Any]
 # -- requests ----------------------------------------------------------------------------------------
 
 
-IDLE_REQUEST = "GET /healthz HTTP/1.1\r\nHost: bench\r\n\r\n"
+IDLE_REQUEST = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def produce_request(producer_id: int) -> str:
     body = json.dumps({"topic": TOPIC, "producer_id": producer_id, "message": MESSAGE})
-    head = "POST /producer/produce HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json"
+    head = "POST /producer/produce HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
     return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
 
 
 def consume_request(consumer_id: int) -> str:
-    return f"GET /consumer/consume?topic={TOPIC}&consumer_id={consumer_id} HTTP/1.1\r\nHost: bench\r\n\r\n"
+    return f"GET /consumer/consume?topic={TOPIC}&consumer_id={consumer_id} HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def load(address: str, requests: list[str], seconds: float) -> Answers:

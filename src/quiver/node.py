@@ -276,6 +276,7 @@ class Node:
             settings=self._settings.gateway,
             clock=environment.clock,
             rng=environment.rng,
+            advertise=node.advertise,
             tls=make_http_context(self._settings.tls, self._settings.gateway),
         )
         return await stack.enter_async_context(gateway)

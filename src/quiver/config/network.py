@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from quiver.errors import ConfigError
+from quiver.addresses import parse_address
+from quiver.errors import ConfigError, RequestError
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -285,6 +286,22 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             description="Whether every request is logged; useful to debug clients, at the cost of CPU and log volume."
         ),
     ] = False
+    allowed_hosts: Annotated[
+        str,
+        Meta(
+            description="Names, comma-separated, that clients may give in the Host header beside the node's own: "
+            "loopback names, node.advertise, the machine's name and, unless node.http is a loopback address, any IP "
+            "address. Other requests are answered with 421, so that no web page can reach the node by a name of its "
+            "own. Add the name of a proxy or load balancer; `*` allows every name."
+        ),
+    ] = ""
+    admin_listen: Annotated[
+        str,
+        Meta(
+            description="Address, as host:port, on which /metrics, /docs and /openapi.json are served, and the health "
+            "checks as well; empty serves them with everything else on node.http. Set it to keep them from clients."
+        ),
+    ] = ""
     tls: Annotated[
         Literal["auto", "on", "off"],
         Meta(
@@ -298,6 +315,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 f"gateway.bodies_bytes_max ({self.bodies_bytes_max}) must be at least "
                 f"gateway.body_bytes_max ({self.body_bytes_max})"
             )
+        if self.admin_listen:
+            try:
+                parse_address(self.admin_listen)
+            except RequestError as error:
+                raise ConfigError(f"gateway.admin_listen: {error}") from None
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Return the names in `allowed_hosts` one by one."""
+        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
 
     def serves_https(self, tls: TlsSettings) -> bool:
         """Return whether HTTP is served over TLS, given the section [tls]."""

@@ -154,6 +154,8 @@ def list_exposed(settings: Settings) -> Iterator[str]:
     addresses = [("node.wire", node.wire)]
     if "gateway" in node.role_names:
         addresses.append(("node.http", node.http))
+        if settings.gateway.admin_listen:
+            addresses.append(("gateway.admin_listen", settings.gateway.admin_listen))
     for key, address in addresses:
         if not is_loopback(parse_address(address)[0]):
             yield f"{key} is {address}, which other machines can reach"

@@ -7,7 +7,7 @@ other exception is a bug, which the HTTP server logs and answers with 500.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +15,9 @@ import msgspec
 from quiver.errors import QuiverError, invariant
 from quiver.gateway.codec import ParameterDecoder, error_response, failure_response
 from quiver.gateway.contract import Answer
+from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult
-from quiver.gateway.routes import ROUTES, HttpRoute
+from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES, HttpRoute
 
 HandlerResult = Answer | HttpResponse
 RouteHandler = Callable[[Any], Coroutine[Any, Any, HandlerResult] | asyncio.Future[HttpResponse] | HandlerResult]
@@ -52,14 +53,22 @@ class BoundRoute:
 class RoutedApplication:
     """Answer requests by the table of routes."""
 
-    exempt_paths = frozenset(("/healthz", "/livez", "/readyz", "/metrics"))
+    exempt_paths = EXEMPT_PATHS
 
-    def __init__(self, handlers: Mapping[str, RouteHandler], *, browser_page: HttpResponse) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[str, RouteHandler],
+        *,
+        hosts: HostNames,
+        routes: Sequence[HttpRoute] = ROUTES,
+        browser_page: HttpResponse | None = None,
+    ) -> None:
         """Bind a handler to every route by name; `browser_page` is what browsers get at `/`."""
         self._browser_page = browser_page
+        self._hosts = hosts
         names = {route.name for route in ROUTES}
         invariant(names == set(handlers), "every route has a handler", unbound=names ^ set(handlers))
-        bound = [BoundRoute(route, handlers[route.name]) for route in ROUTES]
+        bound = [BoundRoute(route, handlers[route.name]) for route in routes]
         self._exact = {(one.route.method, one.route.path): one for one in bound if "{" not in one.route.path}
         self._patterns = [one for one in bound if "{" in one.route.path]
         self._paths = {one.route.path for one in bound}
@@ -67,8 +76,11 @@ class RoutedApplication:
     def handle(self, request: HttpRequest) -> HttpResult:
         """Find the route, decode the parameters, call the handler."""
         method = "GET" if request.method == "HEAD" else request.method
+        host = request.headers.get(b"host", b"localhost")  # only HTTP/1.0, which no browser speaks, has none
+        if host not in self._hosts.known and request.path not in PROBE_PATHS and not self._hosts.accepts(host):
+            return _refuse_host(host)
         if request.path == "/" and method == "GET" and b"text/html" in request.headers.get(b"accept", b""):
-            return self._browser_page
+            return self._browser_page or failure_response(404, "unknown_path", "unknown path /")
         values: dict[str, str] = {}
         bound = self._exact.get((method, request.path))
         if bound is None:
@@ -139,9 +151,24 @@ def _refuse_cross_site(request: HttpRequest) -> HttpResponse | None:
     if request.method == "HEAD":
         response = failure_response(405, "unknown_method", f"{request.path} does not support HEAD")
         return msgspec.structs.replace(response, headers=(("Allow", "GET"),))
-    headers = request.headers
-    origin = headers.get(b"origin")
-    is_cross_site = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-    if is_cross_site or (origin is not None and origin.partition(b"://")[2] != headers.get(b"host")):
+    if _is_cross_site(request):
         return failure_response(403, "other_site", "not done: pages of other sites may not make this call")
     return None
+
+
+def _is_cross_site(request: HttpRequest) -> bool:
+    headers = request.headers
+    host, origin, site = headers.get(b"host"), headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    if origin is not None and origin.partition(b"://")[2] != host:
+        return True
+    if site is not None:
+        return site not in (b"none", b"same-origin")
+    # Browsers name the site only to https and to this machine, and send no Origin with a GET such as that of an image.
+    is_browser = request.method == "GET" and headers.get(b"user-agent", b"").startswith(b"Mozilla/")
+    return is_browser and headers.get(b"referer", b"").partition(b"://")[2].partition(b"/")[0] != host
+
+
+def _refuse_host(host: bytes) -> HttpResponse:
+    name = host.decode("latin-1")[:300]
+    message = f"not done: this node does not answer to the host {name!r}; if it is its name, set gateway.allowed_hosts"
+    return failure_response(421, "unknown_host", message)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from quiver import __version__
 from quiver.client.explanation import explain_partition
 from quiver.clock import Clock
 from quiver.errors import QuiverError, UnavailableError
@@ -127,7 +126,7 @@ class ClusterHandlers:
 
     def welcome(self, _: contract.Parameters) -> contract.BannerAnswer:
         """Return the service banner."""
-        return contract.BannerAnswer(message="Quiver is running. GET /docs lists all calls.", version=__version__)
+        return contract.BannerAnswer(message="Quiver is running. GET /docs lists all calls.")
 
     # -- the cluster -----------------------------------------------------------------------------
 

@@ -295,7 +295,8 @@ _STATUSES: tuple[tuple[type[QuiverError], int], ...] = (
 )
 """By class, subclasses before their base; any other error is 503 or 504 by its outcome."""
 
-_WITH_OUTCOME = (503, 504, 507)
+_WITH_OUTCOME = (429, 503, 504, 507)
+_WITH_RETRY_AFTER = (429, 503)
 
 
 def status_of(error: QuiverError) -> int:
@@ -318,7 +319,7 @@ def failure_response(status: int, code: str, message: str, *, retry_after_s: int
     headers: tuple[tuple[str, str], ...] = ()
     if status in _WITH_OUTCOME:
         outcome = "unknown" if status == HTTPStatus.GATEWAY_TIMEOUT else "not_done"
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if status in _WITH_RETRY_AFTER:
         headers = (("Retry-After", str(retry_after_s or RETRY_AFTER_S)),)
     body = msgspec.json.encode(FailureAnswer(code=code, message=message, outcome=outcome))
     return HttpResponse(status=status, body=body, headers=headers, error_code=code)

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from quiver.client.explanation import PartitionExplanation
+from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX, TOPIC_NAME_LENGTH_MAX, TOPIC_NAME_PATTERN
 
 NUMBER_MAX = 2**53
 """Largest integer that every JSON reader represents exactly."""
-PARTITIONS_MAX = 10_000
 MESSAGES_MAX = 10_000
 """Most messages in one call, produced or consumed."""
 WAIT_MS_MAX = 600_000
@@ -28,9 +28,13 @@ Name = Annotated[str, Meta(min_length=1, max_length=300)]
 TopicName = Annotated[
     str,
     Meta(
-        max_length=300, description="1 to 200 of letters, digits, `.`, `_` and `-`; not `.` or `..`.", examples=["logs"]
+        max_length=TOPIC_NAME_LENGTH_MAX,
+        description=f"1 to {TOPIC_NAME_LENGTH_MAX} of letters, digits, `.`, `_` and `-`; not `.` or `..`.",
+        examples=["logs"],
+        extra_json_schema={"minLength": 1, "pattern": f"^{TOPIC_NAME_PATTERN}$"},
     ),
 ]
+"""The pattern is for readers of the schema: what creates topics enforces it, and says so in better words."""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +76,7 @@ class CreateTopicBody(Parameters, frozen=True):
     topic: TopicName | None = None
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] | None = None
     replicas: Annotated[
-        Annotated[int, Meta(ge=1, le=100)] | None,
+        Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None,
         Meta(description="Default: 3, or the number of brokers if there are fewer."),
     ] = None
     retention: RetentionBody | None = None
@@ -324,7 +328,6 @@ class BannerAnswer(Answer, frozen=True):
     """The service banner."""
 
     message: str
-    version: str
 
 
 class NodeStatusAnswer(Answer, frozen=True):

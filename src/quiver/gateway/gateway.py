@@ -6,6 +6,7 @@ accepted requests, and delivers the records that its own producers have queued.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable
 from types import TracebackType
@@ -19,10 +20,12 @@ from quiver.config import GatewaySettings
 from quiver.gateway.application import RoutedApplication, RouteHandler
 from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
 from quiver.gateway.consume_handlers import ConsumeHandlers
+from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.produce_handlers import OnClientSeen, ProduceHandlers
 from quiver.gateway.registrations import Registrations
+from quiver.gateway.routes import ROUTES, HttpRoute
 from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
 from quiver.metadata import View
@@ -64,8 +67,10 @@ class Gateway:
         settings: GatewaySettings,
         clock: Clock,
         rng: Rng,
+        advertise: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """Prepare to listen on `listen`; `advertise` is the host name that the node publishes, if it has one."""
         self._services = services
         self._settings = settings
         self._metrics = Metrics()
@@ -81,26 +86,59 @@ class Gateway:
         cache = MetadataCache(clock, (services.wire_address(),))
         self._router = Router(transport, cache, clock=clock, rng=rng, options=options)
         self._topic_producers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
-        self.application = RoutedApplication(self._handlers(rng), browser_page=welcome_page())
+        handlers = self._handlers(rng)
+        host = parse_address(listen)[0]
+        hosts = HostNames(listen_host=host, names=(advertise, socket.gethostname(), *settings.host_names))
+        self.application = RoutedApplication(handlers, hosts=hosts, routes=self._routes(), browser_page=welcome_page())
+        self._server = self._make_server(self.application, listen, tls)
+        self._admin_server: HttpServer | None = None
+        if settings.admin_listen:
+            routes = [route for route in ROUTES if route.is_administrative or route.is_probe]
+            names = (advertise, socket.gethostname(), *settings.host_names)
+            admin_hosts = HostNames(listen_host=parse_address(settings.admin_listen)[0], names=names)
+            administrative = RoutedApplication(handlers, hosts=admin_hosts, routes=routes)
+            self._admin_server = self._make_server(administrative, settings.admin_listen, tls)
+
+    def _routes(self) -> list[HttpRoute]:
+        """Return the routes of the main listener."""
+        return [route for route in ROUTES if not (route.is_administrative and self._settings.admin_listen)]
+
+    def _make_server(self, application: RoutedApplication, listen: str, tls: ssl.SSLContext | None) -> HttpServer:
         host, port = parse_address(listen)
-        self._server = HttpServer(
-            self.application,
+
+        def count(request: HttpRequest, response: HttpResponse | None, seconds: float) -> None:
+            route = application.route_of(request)
+            status = 0 if response is None else response.status
+            self._metrics.count_request(route, method=request.method, status=status, seconds=seconds)
+            if response is not None and response.error_code:
+                self._metrics.errors.add(response.error_code)
+
+        return HttpServer(
+            application,
             host=host,
             port=port,
-            settings=settings,
-            clock=clock,
+            settings=self._settings,
+            clock=self._clock,
             tls=tls,
-            on_answered=self._count,
+            on_answered=count,
         )
 
     async def __aenter__(self) -> Self:
-        """Bind the address."""
+        """Bind the addresses."""
         await self._server.__aenter__()
+        if self._admin_server is not None:
+            try:
+                await self._admin_server.__aenter__()
+            except BaseException as error:
+                await self._server.__aexit__(type(error), error, None)
+                raise
         return self
 
     async def serve(self) -> None:
         """Start accepting connections, once the node can handle requests."""
         await self._server.serve()
+        if self._admin_server is not None:
+            await self._admin_server.serve()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -108,6 +146,8 @@ class Gateway:
         """Close as `close` does, unless it was called; after an error, close immediately."""
         try:
             await self._server.__aexit__(kind, error, trace)
+            if self._admin_server is not None:
+                await self._admin_server.__aexit__(kind, error, trace)
         finally:
             await self._consumers.close()
             await self._topic_producers.close()
@@ -118,6 +158,8 @@ class Gateway:
         A stopping node calls it first, while its other parts still run.
         """
         await self._server.close(grace_ms=self._settings.shutdown_grace_ms)
+        if self._admin_server is not None:
+            await self._admin_server.close(grace_ms=0)
         await self._consumers.close()
         await self._topic_producers.close()
 
@@ -125,6 +167,11 @@ class Gateway:
     def address(self) -> str:
         """Return the address that it listens on, as host:port."""
         return format_address(self._server.address)
+
+    @property
+    def admin_address(self) -> str:
+        """Return the address of the administrative listener, as host:port; empty if there is none."""
+        return "" if self._admin_server is None else format_address(self._admin_server.address)
 
     def status(self) -> HttpStatus:
         """Return a snapshot."""
@@ -194,10 +241,3 @@ class Gateway:
             "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
-
-    def _count(self, request: HttpRequest, response: HttpResponse | None, seconds: float) -> None:
-        route = self.application.route_of(request)
-        status = 0 if response is None else response.status
-        self._metrics.count_request(route, method=request.method, status=status, seconds=seconds)
-        if response is not None and response.error_code:
-            self._metrics.errors.add(response.error_code)

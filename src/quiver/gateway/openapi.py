@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
-from quiver import __version__
 from quiver.gateway.contract import FailureAnswer, Parameters
 from quiver.gateway.routes import ALWAYS, ROUTES, HttpRoute
 
+API_VERSION = "1"
+"""The version of this API; that of the program is only in `/status`."""
 _REFERENCE = "#/components/schemas/{name}"
 
 MEANINGS = {
@@ -32,7 +33,9 @@ MEANINGS = {
     408: "The request took too long to arrive.",
     409: "Conflicts with the current state: exists already, out of sequence, fenced.",
     413: "Too large.",
+    421: "The node does not answer to the name in the Host header.",
     422: "A value outside its bounds.",
+    429: "Not done: over a quota. Retry after `Retry-After` seconds.",
     431: "The request's headers are too large.",
     503: "Not done: unavailable now. Retry after `Retry-After` seconds.",
     504: "Unknown: timed out; the call may have taken effect.",
@@ -69,7 +72,7 @@ def make_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Quiver",
-            "version": __version__,
+            "version": API_VERSION,
             "summary": "A distributed, partitioned, replicated queue for log messages.",
             "description": "Parameters may be sent as JSON body or as query string, on any method; ids as numbers or "
             "strings of digits.",
@@ -137,7 +140,7 @@ def _response(route: HttpRoute, status: int) -> dict[str, Any]:
         response["content"] = {route.content_type.partition(";")[0]: {"schema": {"type": "string"}}}
     if status == route.success and route.name in LINKS:
         response["links"] = {name: {"operationId": name, **link} for name, link in LINKS[route.name].items()}
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         response["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     return response
 
@@ -149,10 +152,12 @@ def _refer(kind: type) -> dict[str, str]:
 _RULES = (
     "Any node answers any call and forwards what it cannot do itself.",
     "Parameters are sent as JSON body or as query string, on any method; ids as numbers or strings of digits.",
-    "A parameter that is given twice is refused.",
+    "A parameter that is given twice is refused, also within the JSON body.",
     'Success is `{"status": "success", …}`.',
     'Failure is `{"status": "failure", "code": …, "message": …}`; `code` is stable.',
-    'With 503 and 507, `"outcome": "not_done"` guarantees that nothing was done.',
+    'With 429, 503 and 507, `"outcome": "not_done"` guarantees that nothing was done.',
+    "The Host header must name the node: a loopback name, its advertised name, or one in `gateway.allowed_hosts`.",
+    "Web pages of other sites may not make calls that change state.",
     'With 504, `"outcome": "unknown"` means that the call may have taken effect.',
     "Without a message to consume, the answer is 204 with an empty body.",
     "Messages are UTF-8 text; other bytes are sent as base64 in `message_b64` and `key_b64`.",
@@ -262,7 +267,7 @@ def render_docs() -> str:
         parts += [_html_call(route, schemas) for route in ROUTES if route.section == section]
     parts.append('<h2 id="statuses">Statuses</h2>')
     parts.append(_table(("status", "meaning"), ((str(status), meaning) for status, meaning in MEANINGS.items())))
-    return render_page(f"Quiver {document['info']['version']}: HTTP", "".join(parts))
+    return render_page("Quiver: HTTP", "".join(parts))
 
 
 def render_page(title: str, body: str) -> str:

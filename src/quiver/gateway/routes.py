@@ -12,7 +12,7 @@ from quiver.gateway import contract
 
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-ALWAYS = (400, 403, 408, 413, 431, 503)
+ALWAYS = (400, 403, 408, 413, 421, 429, 431, 503)
 """Failure statuses that every call may return."""
 
 
@@ -36,6 +36,10 @@ class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Failure statuses beside `ALWAYS`."""
     changes: bool = False
     """Whether it changes state."""
+    is_probe: bool = False
+    """Whether it is for load balancers: on every listener, under every name, and never refused for lack of room."""
+    is_administrative: bool = False
+    """Whether it moves to `gateway.admin_listen` if that is set."""
 
 
 _DATA = (404, 409, 422, 504, 507)
@@ -289,6 +293,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         failures=(404, 422),
         answer=None,
         content_type=PROMETHEUS,
+        is_administrative=True,
     ),
     HttpRoute(
         name="openapi",
@@ -297,6 +302,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         section="Cluster",
         summary="Return this API as an OpenAPI 3.1 document.",
         answer=None,
+        is_administrative=True,
     ),
     HttpRoute(
         name="docs",
@@ -306,6 +312,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         summary="Return the reference of this API as an HTML page.",
         answer=None,
         content_type=HTML,
+        is_administrative=True,
     ),
     HttpRoute(
         name="healthz",
@@ -313,6 +320,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         path="/healthz",
         section="Cluster",
         summary="Return success if the process responds.",
+        is_probe=True,
     ),
     HttpRoute(
         name="livez",
@@ -320,6 +328,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         path="/livez",
         section="Cluster",
         summary="Return success if the process responds; a liveness probe restarts a node that does not.",
+        is_probe=True,
     ),
     HttpRoute(
         name="readyz",
@@ -327,5 +336,10 @@ ROUTES: tuple[HttpRoute, ...] = (
         path="/readyz",
         section="Cluster",
         summary="Return success if the node can serve, else 503 with the reason: it starts, or it has no primary.",
+        is_probe=True,
     ),
 )
+
+PROBE_PATHS = frozenset(route.path for route in ROUTES if route.is_probe)
+EXEMPT_PATHS = PROBE_PATHS | {"/metrics"}
+"""Health checks and metrics: answered however many requests there are, so that overload looks like overload."""

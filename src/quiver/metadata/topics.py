@@ -56,7 +56,11 @@ LASTING_MS_MIN = 1_000
 LASTING_MS_MAX = 24 * 60 * 60 * 1000
 """Longest time that a hold lasts without renewal: a forgotten hold must not fill disks permanently."""
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+TOPIC_NAME_LENGTH_MAX = 200
+TOPIC_NAME_PATTERN = rf"(?!\.{{1,2}}$)[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}"
+"""The names of topics; they are parts of paths, so `.` and `..` are none."""
+
+_NAME = re.compile(TOPIC_NAME_PATTERN)
 
 
 def create(state: MetadataState, command: CreateTopicCommand) -> CommandDecision | CommandRefusal:
@@ -183,7 +187,7 @@ def prefer_leader(state: MetadataState, command: PreferLeader) -> CommandDecisio
 
 
 def _check_new(command: CreateTopicCommand) -> CommandRefusal | None:
-    if not _NAME.fullmatch(command.topic) or command.topic in (".", ".."):
+    if not _NAME.fullmatch(command.topic):
         return refuse(
             "bad_topic_name",
             f"not done: {command.topic!r} is not a valid topic name; use 1 to 200 letters, digits, dots, _ or -",

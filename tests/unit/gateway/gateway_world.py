@@ -191,7 +191,7 @@ class World:
         return response.status, msgspec.json.decode(response.body) if response.body else {}
 
     async def ask_raw(self, method: str, path: str, *, body: bytes = b"", query: bytes = b"") -> HttpResponse:
-        request = HttpRequest(method=method, path=path, query=query, headers={b"host": b"a"}, body=body)
+        request = HttpRequest(method=method, path=path, query=query, headers={b"host": b"localhost"}, body=body)
         answer = self.gateway.application.handle(request)
         return answer if isinstance(answer, HttpResponse) else await answer
 

@@ -14,6 +14,7 @@ from quiver.errors import OverloadedError, QuiverError
 from quiver.gateway.application import RoutedApplication
 from quiver.gateway.codec import error_response, status_of
 from quiver.gateway.contract import Answer
+from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.gateway.openapi import MEANINGS
 from quiver.gateway.routes import ROUTES, HttpRoute
@@ -24,7 +25,8 @@ def application(**handlers: Callable[[Any], Any]) -> RoutedApplication:
         return Answer()
 
     bound = {route.name: handlers.get(route.name, answer) for route in ROUTES}
-    return RoutedApplication(bound, browser_page=HttpResponse(status=200, body=b"<html>"))
+    hosts = HostNames(listen_host="127.0.0.1", names=("a",))
+    return RoutedApplication(bound, hosts=hosts, browser_page=HttpResponse(status=200, body=b"<html>"))
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> HttpRequest:
@@ -58,7 +60,7 @@ def test_table_names_nothing_twice() -> None:
 
 def test_route_without_a_handler_is_a_mistake_of_ours() -> None:
     with pytest.raises(errors.InvariantBroken, match="every route"):
-        RoutedApplication({}, browser_page=HttpResponse(status=200))
+        RoutedApplication({}, hosts=HostNames(listen_host="127.0.0.1", names=()))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
