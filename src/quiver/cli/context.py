@@ -26,7 +26,9 @@ _NAME = click.argument("name")
 
 @click.group(epilog="Example: quiver context add prod https://broker-1:8002 --ca-file ca.pem")
 def context() -> None:
-    """Name clusters: their addresses, TLS files and tokens, for the command line, the SDK, Spark and pipelines.
+    """Name clusters: addresses, TLS files, tokens.
+
+    The command line, the SDK, Spark, pipelines and the classic library use them.
 
     --url and --context come first, then QUIVER_URL, QUIVER_CONTEXT, the context in use, and at last a cluster on this
     machine.

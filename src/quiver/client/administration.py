@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quiver.client.access import AsyncAccess
 from quiver.client.arguments import check_arguments
 from quiver.client.checkup import Checkup, check_cluster
 from quiver.client.explanation import PartitionExplanation, explain_partition
@@ -22,9 +23,14 @@ from quiver.wire.requests import Done, R, Request
 
 @check_arguments
 class AsyncClusterAdministration:
-    """Brokers, managers, and the state of the cluster; `AsyncCluster` provides the router."""
+    """Brokers, managers, users, and the state of the cluster; `AsyncCluster` provides the router."""
 
     router: Router
+
+    @property
+    def access(self) -> AsyncAccess:
+        """The users, tokens, roles and grants of the cluster."""
+        return AsyncAccess(self.router)
 
     async def brokers(self) -> list[NodeInfo]:
         """Return all nodes, sorted by id."""

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from quiver.errors import OutOfRangeError, RequestError
+from quiver.security.permissions import Grant, ResourceKind, Verb
+from quiver.security.secrets import HIDDEN, Secret
 from quiver.wire.messages import RetentionInfo
 
 INT_END: Final = 1 << 63
@@ -76,7 +80,8 @@ def _check(function: Callable[..., Any], name: str, check: Check, value: Any) ->
     try:
         return check(value)
     except (TypeError, ValueError) as error:
-        shown = f"{value!r:.60} ({type(value).__name__})"
+        kind = type(value).__name__
+        shown = f"{HIDDEN} ({kind})" if check is _secret else f"{value!r:.60} ({kind})"
         message = f"not done: {function.__name__}() was given {name}={shown}; {error}"
         if isinstance(error, TypeError):
             raise RequestError(message, code="bad_argument") from None
@@ -104,6 +109,30 @@ def _text(value: Any) -> Any:
     return value
 
 
+def _secret(value: Any) -> Any:
+    return value if isinstance(value, Secret) else _text(value)
+
+
+def _verb(value: Any) -> Any:
+    return _one_of(Verb, value)
+
+
+def _resource_kind(value: Any) -> Any:
+    return _one_of(ResourceKind, value)
+
+
+def _one_of(kind: type[StrEnum], value: Any) -> Any:
+    if value not in set(kind):
+        raise TypeError(f"pass one of {', '.join(kind)}")
+    return kind(value)
+
+
+def _grant(value: Any) -> Any:
+    if not isinstance(value, Grant):
+        raise TypeError("pass quiver.security.permissions.Grant(subject=..., verb=..., kind=..., name=...)")
+    return value
+
+
 def _int(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError("pass a whole number (int)")
@@ -121,6 +150,8 @@ def _number(value: Any) -> Any:
 def _seconds(value: Any) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError("pass a number of seconds (int or float)")
+    if math.isnan(value):
+        raise ValueError("pass a number of seconds")
     return value
 
 
@@ -190,6 +221,10 @@ def _callback(value: Any) -> Any:
 
 _CHECKS: Final[Mapping[str, Check]] = {
     "str": _text,
+    "str | Secret": _secret,
+    "Verb": _verb,
+    "ResourceKind": _resource_kind,
+    "Grant": _grant,
     "int": _number,
     "float": _seconds,
     "Iterable[int]": _numbers,

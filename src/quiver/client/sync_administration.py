@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from quiver.client.access import Access
 from quiver.client.arguments import check_arguments
 from quiver.client.checkup import Checkup
 from quiver.client.cluster import AsyncCluster
@@ -19,13 +20,18 @@ T = TypeVar("T")
 
 @check_arguments
 class ClusterAdministration(ABC):
-    """Brokers, managers and the overview; `sync.Cluster` provides the cluster and the thread that it runs in."""
+    """Brokers, managers, users and the overview; `sync.Cluster` provides the cluster and the thread that it runs in."""
 
     _cluster: AsyncCluster
 
     @abstractmethod
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of the work, which runs in the cluster's thread."""
+
+    @property
+    def access(self) -> Access:
+        """The users, tokens, roles and grants of the cluster."""
+        return Access(self._cluster.access, self._run)
 
     def brokers(self) -> list[NodeInfo]:
         """Return all nodes, sorted by id."""

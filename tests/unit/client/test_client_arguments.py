@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quiver
+from quiver.client.access import Access
 from quiver.client.arguments import _find_check
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
@@ -113,7 +114,7 @@ def test_wrong_argument_is_refused_with_a_sentence(junk: list[Any], skipped: int
     assert all(len(error.message) > 10 and error.code for error in refused), refused
 
 
-@pytest.mark.parametrize("owner", [AsyncCluster, AsyncConsumer, AsyncProducer, Cluster, Consumer, Producer])
+@pytest.mark.parametrize("owner", [AsyncCluster, AsyncConsumer, AsyncProducer, Cluster, Consumer, Producer, Access])
 def test_every_annotation_of_a_public_call_is_checked(owner: type) -> None:
     for name, method in public_methods(owner).items():
         for parameter in list(inspect.signature(method).parameters.values())[1:]:
@@ -195,3 +196,11 @@ def test_iterators_are_read_once() -> None:
             assert set(part.partitions) == {0, 2}
 
     world.run(scenario())
+
+
+@pytest.mark.parametrize("token", [b"qv_12_secret", ["qv_12_secret"], {"qv_12_secret": 1}])
+def test_wrong_token_is_not_repeated(token: Any) -> None:
+    for connect in (quiver.connect, quiver.connect_async):
+        with pytest.raises(RequestError, match="token=<hidden>") as refused:
+            connect("127.0.0.1:1", token=token)
+        assert "qv_" not in str(refused.value)

@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 
+from quiver.client.access import Access, AsyncAccess
 from quiver.client.cluster import AsyncCluster
 from quiver.client.consumer import AsyncConsumer
 from quiver.client.producer import AsyncProducer
 from quiver.client.scan import AsyncScan, Scan
 from quiver.client.sync import Cluster, Consumer, Producer
 
-FACES: dict[type, type] = {Cluster: AsyncCluster, Producer: AsyncProducer, Consumer: AsyncConsumer, Scan: AsyncScan}
+FACES: dict[type, type] = {
+    Cluster: AsyncCluster,
+    Producer: AsyncProducer,
+    Consumer: AsyncConsumer,
+    Scan: AsyncScan,
+    Access: AsyncAccess,
+}
 
 EXCEPTIONS: dict[str, str] = {
     "AsyncCluster.open: only in the asyncio class": "`Cluster` opens itself: its constructor may block",
@@ -36,7 +43,7 @@ EXCEPTIONS: dict[str, str] = {
 
 _SPECIAL_NAMES = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
 _AWAITABLE = re.compile(r"^Awaitable\[(.*)\]$")
-_ASYNC = re.compile(r"\bAsync(?=Iterator\b|Producer\b|Consumer\b|Scan\b)")
+_ASYNC = re.compile(r"\bAsync(?=Iterator\b|Producer\b|Consumer\b|Scan\b|Access\b)")
 
 
 def compare(face: type, asyncio_face: type) -> list[str]:
