@@ -227,3 +227,57 @@ def test_up_shows_the_scheme_that_the_settings_choose(
         monkeypatch.setenv(name, value)
     plan, *_ = plan_nodes(3, data="data", host="127.0.0.1", http_port=8002, wire_port=9002, settings=settings)
     assert plan.url == url
+
+
+LOCAL = {
+    "backup verify",
+    "cli",
+    "completion",
+    "config",
+    "context",
+    "gateway",
+    "history",
+    "log",
+    "metadata",
+    "node",
+    "recover",
+    "sim",
+    "up",
+}
+"""Commands, or groups of them, that work on files or on this machine, and not on a cluster that has to be named."""
+NAMES_A_CLUSTER = (
+    "--url",
+    "--context",
+    "--timeout",
+    "--tls",
+    "--ca-file",
+    "--certificate-file",
+    "--key-file",
+    "--token-file",
+)
+
+
+def leaf_commands(command: click.Command = quiver, name: str = "") -> dict[str, click.Command]:
+    if not isinstance(command, click.Group):
+        return {name: command}
+    found: dict[str, click.Command] = {}
+    context = click.Context(command)
+    for each in command.list_commands(context):
+        inner = command.get_command(context, each)  # imported when it is asked for
+        assert inner is not None
+        found |= leaf_commands(inner, f"{name} {each}".strip())
+    return found
+
+
+@pytest.mark.parametrize("name", leaf_commands())
+def test_every_command_names_its_cluster_in_the_same_way(name: str) -> None:
+    flags = {flag for one in leaf_commands()[name].params for flag in one.opts}
+    if not LOCAL & {name, name.split()[0]}:
+        assert set(NAMES_A_CLUSTER) <= flags, "use `url_option`, or add the command to LOCAL if it needs no cluster"
+
+
+def test_command_that_prints_json_asks_nothing(capsys: Output) -> None:
+    assert main(["cluster", "upgrade", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "add --yes, or --dry-run" in shown.err

@@ -147,13 +147,20 @@ def test_plot_counts_every_value(values: list[float]) -> None:
     assert sum(int(line.rsplit(" ", 1)[1].replace(",", "")) for line in lines) == len(values)
 
 
-def overview(end_offset: int | None) -> ClusterOverview:
-    part: dict[str, Any] = {"partition": PartitionId(0), "group": 1, "leader": NodeId(1), "epoch": 1, "learners": ()}
-    partition = PartitionOverview(
-        **part, replicas=(NodeId(1), NodeId(2)), in_sync=(NodeId(1),), first_offset=0, end_offset=end_offset, bytes=5
+def overview(*end_offsets: int | None) -> ClusterOverview:
+    part: dict[str, Any] = {"group": 1, "leader": NodeId(1), "epoch": 1, "learners": (), "first_offset": 0, "bytes": 5}
+    partitions = tuple(
+        PartitionOverview(
+            partition=PartitionId(number),
+            replicas=(NodeId(1), NodeId(2)),
+            in_sync=(NodeId(1),),
+            end_offset=end_offset,
+            **part,
+        )
+        for number, end_offset in enumerate(end_offsets)
     )
     topics = tuple(
-        TopicOverview(topic=name, topic_id=TopicId(1), replicas=2, retention=RetentionInfo(), partitions=(partition,))
+        TopicOverview(topic=name, topic_id=TopicId(1), replicas=2, retention=RetentionInfo(), partitions=partitions)
         for name in ("logs", "_internal", "quiver.digests")
     )
     return ClusterOverview(cluster_id="c", primary=NodeId(1), index=Index(1), nodes=(), topics=topics, moves=())
@@ -162,8 +169,8 @@ def overview(end_offset: int | None) -> ClusterOverview:
 def test_view_has_rates_since_the_one_before() -> None:
     first = summarize(overview(10), {}, before={}, passed_s=None, with_internal=False)
     assert [(one.topic, one.records_per_second) for one in first.topics] == [("logs", None)]
-    before = {("", "logs"): 10, ("report", "logs"): 3}
-    view = summarize(overview(30), {("report", "logs"): (23, 7)}, before=before, passed_s=2, with_internal=True)
+    before = {("", "logs"): {0: 10}, ("report", "logs"): {0: 3}}
+    view = summarize(overview(30), {("report", "logs"): {0: (23, 7)}}, before=before, passed_s=2, with_internal=True)
     assert [(one.topic, one.records_per_second) for one in view.topics] == [
         ("logs", 10.0),
         ("_internal", None),
@@ -171,6 +178,16 @@ def test_view_has_rates_since_the_one_before() -> None:
     ]
     assert [(one.lag, one.records_per_second) for one in view.consumers] == [(7, 10.0)]
     assert [one.under_replicated for one in view.topics] == [1, 1, 1]
+
+
+def test_rates_count_partitions_that_reported_both_times_only() -> None:
+    before = {("", "logs"): {0: 10}, ("report", "logs"): {1: 5}}
+    consumed = {("report", "logs"): {0: (900, 0), 1: (9, 1)}}
+    view = summarize(overview(30, 1_000_000), consumed, before=before, passed_s=2, with_internal=False)
+    assert [one.records_per_second for one in view.topics] == [10.0], "the leader of partition 1 is back: no rate of it"
+    assert [(one.lag, one.records_per_second) for one in view.consumers] == [(1, 2.0)]
+    leaderless = summarize(overview(None, None), {}, before=before, passed_s=2, with_internal=False)
+    assert [one.records_per_second for one in leaderless.topics] == [None]
 
 
 def test_view_of_a_cluster_that_stopped_answering_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

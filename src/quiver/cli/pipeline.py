@@ -63,8 +63,8 @@ endpoint_option = click.option(
 )
 
 
-def job_options(command: Command) -> Command:
-    """Add the options that all jobs have to a command."""
+def cluster_options(command: Command) -> Command:
+    """Add to a command what names the cluster of a job, as `url_option` does for all other commands."""
     options = (
         click.option("--url", "--servers", "servers", default="", help=URL_HELP),
         click.option("--context", metavar="NAME", help="Cluster that `quiver context add` stored."),
@@ -82,6 +82,16 @@ def job_options(command: Command) -> Command:
         click.option("--key-file", metavar="FILE", help="Private key of the client certificate."),
         click.option("--token-file", metavar="FILE", help=CREDENTIAL_HELP),
         refuse_token,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def job_options(command: Command) -> Command:
+    """Add the options that all jobs have to a command."""
+    options = (
+        cluster_options,
         click.option(
             "--master", default="local[*]", show_default=True, help="Spark master: local[N] or spark://HOST:PORT."
         ),
@@ -284,24 +294,26 @@ def audit(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
 
 
 @pipeline.command(
-    epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --servers 10.0.0.7:8002")
+    epilog=examples("quiver pipeline run jobs/archive.toml", "quiver pipeline run audit.toml --context production")
 )
 @click.argument("file", type=click.File(encoding="utf-8"))
-@click.option("--url", "--servers", "servers", help="Cluster addresses; overrides FILE.")
-@click.option("--master", help="Spark master; overrides FILE.")
+@cluster_options
+@click.option("--master", help="Spark master.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @json_option
 @click.pass_context
-def run(
-    context: click.Context, *, file: Any, servers: str | None, master: str | None, dry_run: bool, as_json: bool
-) -> None:
-    """Run the job in FILE: TOML with `job = "NAME"` and the job's options, named as on the command line."""
-    instead = {"servers": servers, "master": master, "dry-run": dry_run or None}
+def run(running: click.Context, /, *, file: Any, as_json: bool, **options: Any) -> None:
+    """Run the job in FILE: TOML with `job = "NAME"` and the job's options, named as on the command line.
+
+    Options of the command line override those in FILE. With --context, FILE does not name the cluster at all.
+    """
     with _needing_spark():
         from quiver.spark.pipelines import job_from_file
 
-        name, job = job_from_file(file.read(), {key: value for key, value in instead.items() if value is not None})
-    context.exit(_execute(name, job, as_json=as_json))
+        name, job = job_from_file(
+            file.read(), {key.replace("_", "-"): value for key, value in options.items() if value}
+        )
+    running.exit(_execute(name, job, as_json=as_json))
 
 
 def run_job(context: click.Context, name: str, options: dict[str, Any], *, as_json: bool) -> None:

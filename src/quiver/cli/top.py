@@ -31,7 +31,7 @@ class TopicActivity(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     bytes: int
     records_per_second: float | None
-    """Produced records; None in the first view."""
+    """Produced records; None in the first view, and while no partition has reported twice."""
     under_replicated: int
     """Partitions with replicas that are not in sync."""
     leaderless: int
@@ -98,7 +98,7 @@ def top(*, interval: float, once: bool, with_internal: bool, as_json: bool, url:
 def watch(cluster: quiver.Cluster, interval_s: float, *, with_internal: bool) -> Iterator[Activity]:
     """Yield what the cluster does, again and again; the first view has no rates."""
     before: Activity | None = None
-    ends: dict[tuple[str, str], int] = {}
+    positions: Positions = {}
     while True:
         start_s = time.monotonic()
         try:
@@ -110,14 +110,16 @@ def watch(cluster: quiver.Cluster, interval_s: float, *, with_internal: bool) ->
             yield msgspec.structs.replace(before, error=error.message)
         else:
             passed_s = None if before is None else max(1e-3, time.time() - before.time_ms / 1000)
-            before = summarize(overview, consumed, before=ends, passed_s=passed_s, with_internal=with_internal)
-            ends = _ends(overview, consumed)
+            before = summarize(overview, consumed, before=positions, passed_s=passed_s, with_internal=with_internal)
+            positions = _find_positions(overview, consumed)
             yield before
         time.sleep(max(0.0, interval_s - (time.monotonic() - start_s)))
 
 
-Consumed = dict[tuple[str, str], tuple[int, int]]
-"""By consumer and topic: the sum of its cursors, and its lag."""
+Consumed = dict[tuple[str, str], dict[int, tuple[int, int]]]
+"""By consumer and topic, and by partition: its cursor, and its lag."""
+Positions = dict[tuple[str, str], dict[int, int]]
+"""By consumer and topic, and by partition: its cursor; without a consumer: the end. A rate needs two of them."""
 
 
 def _find_consumed(cluster: quiver.Cluster) -> Consumed:
@@ -126,32 +128,40 @@ def _find_consumed(cluster: quiver.Cluster) -> Consumed:
         try:
             for lag in cluster.lag(client.id):
                 name = (client.name or str(client.id), lag.topic)
-                position, left = found.get(name, (0, 0))
-                found[name] = (position + (lag.end_offset - lag.lag), left + lag.lag)
+                found.setdefault(name, {})[lag.partition] = (lag.end_offset - lag.lag, lag.lag)
         except QuiverError:
             continue  # it was forgotten meanwhile, or a partition has no leader
     return found
 
 
-def _ends(overview: ClusterOverview, consumed: Consumed) -> dict[tuple[str, str], int]:
-    """Return the offsets from which the next view's rates are counted: ends of topics, and cursors."""
-    produced = {("", one.topic): sum(part.end_offset or 0 for part in one.partitions) for one in overview.topics}
-    return produced | {key: position for key, (position, _) in consumed.items()}
+def _find_positions(overview: ClusterOverview, consumed: Consumed) -> Positions:
+    """Return the positions of all partitions that reported one: those without a leader have none."""
+    found: Positions = {
+        ("", one.topic): {part.partition: part.end_offset for part in one.partitions if part.end_offset is not None}
+        for one in overview.topics
+    }
+    for key, partitions in consumed.items():
+        found[key] = {partition: position for partition, (position, _) in partitions.items()}
+    return found
 
 
 def summarize(
     overview: ClusterOverview,
     consumed: Consumed,
     *,
-    before: dict[tuple[str, str], int],
+    before: Positions,
     passed_s: float | None,
     with_internal: bool,
 ) -> Activity:
     """Return the view of an overview, with rates since the one before."""
-    ends = _ends(overview, consumed)
+    positions = _find_positions(overview, consumed)
 
     def rate(key: tuple[str, str]) -> float | None:
-        return None if passed_s is None or key not in before else max(0.0, (ends[key] - before[key]) / passed_s)
+        # Only partitions that reported both times: one whose leader is back brings what it held before, too.
+        both = positions[key].keys() & before.get(key, {}).keys()
+        if passed_s is None or not both:
+            return None
+        return max(0.0, sum(positions[key][each] - before[key][each] for each in both) / passed_s)
 
     topics = [
         TopicActivity(
@@ -167,8 +177,13 @@ def summarize(
         if with_internal or not one.topic.startswith(HIDDEN_TOPIC_PREFIXES)
     ]
     consumers = [
-        ConsumerActivity(consumer=name, topic=topic, lag=left, records_per_second=rate((name, topic)))
-        for (name, topic), (_, left) in consumed.items()
+        ConsumerActivity(
+            consumer=name,
+            topic=topic,
+            lag=sum(left for _, left in partitions.values()),
+            records_per_second=rate((name, topic)),
+        )
+        for (name, topic), partitions in consumed.items()
     ]
     leaders = [part.leader for one in overview.topics for part in one.partitions]
     return Activity(

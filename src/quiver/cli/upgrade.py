@@ -29,6 +29,8 @@ def upgrade(*, level: int | None, dry_run: bool, yes: bool, as_json: bool, url: 
     Until then, nodes can be upgraded and downgraded one by one. The level is never lowered: afterwards, older programs
     refuse to start.
     """
+    if as_json and not (yes or dry_run):
+        raise click.UsageError("--json does not ask for confirmation: add --yes, or --dry-run to change nothing")
     with connect(url) as connected:
         found = connected.upgrade(level, is_dry_run=True)
         if not (dry_run or yes or found.refusal or found.level == found.level_before):

@@ -70,6 +70,17 @@ def test_job_file_says_the_same_as_flags() -> None:
     assert job_from_file('job = "count"\nto = 2\nmaster = "x"', {"master": "y"})[1].master == "y"
 
 
+def test_cluster_of_the_command_line_replaces_that_of_the_job_file() -> None:
+    text = 'job = "count"\nto = 2\nservers = "a:1"\nca-file = "a.pem"'
+    by_context = job_from_file(text, {"context": "production", "timeout": 5.0})[1]
+    assert (by_context.servers, by_context.ca_file, by_context.context) == ("", "", "production")
+    assert by_context.timeout == 5.0
+    by_address = job_from_file(text, {"servers": "b:1"})[1]
+    assert (by_address.servers, by_address.ca_file) == ("b:1", "a.pem")
+    named = job_from_file('job = "count"\nto = 2\ncontext = "test"', {"servers": "b:1"})[1]
+    assert (named.servers, named.context) == ("b:1", "")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

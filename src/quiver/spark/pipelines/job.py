@@ -215,7 +215,7 @@ def make_job(name: str, given: Mapping[str, Any]) -> Job:
 def job_from_file(text: str, instead: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, Job]:
     """Parse a job file; return the job's name and the job. Raise `RequestError` if the file is invalid.
 
-    Options in `instead` override those in the file.
+    Options in `instead` override those in the file; a context replaces everything in the file that names a cluster.
     """
     try:
         given = tomllib.loads(text)
@@ -226,6 +226,10 @@ def job_from_file(text: str, instead: Mapping[str, Any] = MappingProxyType({})) 
         raise RequestError(
             f'the job file does not name a job: add {_NAME_KEY} = "NAME"; {_names()}', code="bad_job_file"
         )
+    if "context" in instead:
+        given = {key: value for key, value in given.items() if key not in _CLUSTER_KEYS}
+    elif "servers" in instead:
+        given.pop("context", None)
     return name, make_job(name, {**given, **instead})
 
 
@@ -245,6 +249,8 @@ def _bad(sentence: str) -> RequestError:
     return RequestError(sentence, code="bad_option")
 
 
+_CLUSTER_KEYS: Final = frozenset(("servers", "context", "tls", "ca-file", "certificate-file", "key-file", "token-file"))
+"""Options of a job that name its cluster and prove who runs it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET = {"spark.log.level": "OFF"}
 _STDERR: Final = 2
