@@ -88,7 +88,7 @@ PURE_METADATA = (
     "state",
     "topics",
 )
-PURE_MANAGER = ("describe", "placement", "repairs")
+PURE_MANAGER = ("describe", "node_claims", "placement", "repairs")
 PURE = (
     "record/",
     "raft/",

@@ -15,10 +15,12 @@ from quiver.config import ManagerSettings
 from quiver.errors import NotAllowedError
 from quiver.manager import describe
 from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
+from quiver.manager.node_claims import check_sender
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
+from quiver.metadata.commands import decode_payload
 from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
-from quiver.wire.messages import GetMetadata
+from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
 from quiver.wire.requests import Request
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
@@ -85,8 +87,12 @@ class AdminService:
         return describe.describe_metadata(view, request, primary=self._store.primary), ()
 
     async def _change(self, caller: Caller, request: ChangeRequest, payload: memoryview) -> Answer:
-        if request.is_for_nodes and not caller.is_node:
-            raise NotAllowedError("not done: only nodes may send this request")
+        if isinstance(request, SubmitCommand | BrokerHeartbeatRequest):
+            if caller.node is None:
+                raise NotAllowedError("not done: only nodes may send this request")
+            command = decode_payload(payload) if isinstance(request, SubmitCommand) else None
+            managers = self._store.members.voters
+            check_sender(caller.node, request, command, view=self._store.view(), managers=managers)
         return await self._router.forward(
             request,
             payload,

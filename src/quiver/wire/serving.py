@@ -288,8 +288,9 @@ class RequestServer:
         request = incoming.request
         if isinstance(request, QuiverError):
             return request
-        if request.is_for_nodes and session.node is None:
-            return NotAllowedError(f"{request_name(request)} is for nodes only")
+        if session.node is None and (request.is_for_nodes or request.is_forwarded):
+            how = "as forwarded " if not request.is_for_nodes else ""
+            return NotAllowedError(f"not done: {request_name(request)} is {how}for nodes only")
         if self._is_closed:
             return UnavailableError("not done: the node is stopping", code="stopping")
         if incoming.timeout_ms == 0:

@@ -27,7 +27,6 @@ from quiver.wire.requests import Request, Response, request_name
 
 R = TypeVar("R", bound=Response)
 
-ANY_NODE = NodeId(99)
 QUICK = ManagerSettings(
     heartbeat_interval_ms=200,
     suspect_after_ms=1_000,
@@ -216,9 +215,9 @@ class WorkingWorld(World):
             level_max=LEVEL_MAX,
         )
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)
-        taken, _ = await self.wire.port(ANY_NODE).call(f"host{seed}:9002", beat, timeout_ms=1_000)
+        taken, _ = await self.wire.port(NodeId(number)).call(f"host{seed}:9002", beat, timeout_ms=1_000)
         if not taken.is_known:
-            await self.submit_by_wire(register_broker(number, now_ms=self._wall_ms()))
+            await self.submit_by_wire(register_broker(number, now_ms=self._wall_ms()), sender=NodeId(number))
 
     async def carry_out_moves(self) -> None:
         """Do what partitions' leaders and sources do about moves, for ever."""
@@ -241,13 +240,13 @@ class WorkingWorld(World):
         if not has_majority:
             return
         if move.state is MoveState.PROMOTED:
-            await self.submit_by_wire(FinishMove(now_ms=self._wall_ms(), move_id=move.move_id))
+            await self.submit_by_wire(FinishMove(now_ms=self._wall_ms(), move_id=move.move_id), sender=move.target)
         elif move.target in self.living:
-            await self.submit_by_wire(PromoteMove(now_ms=self._wall_ms(), move_id=move.move_id))
+            await self.submit_by_wire(PromoteMove(now_ms=self._wall_ms(), move_id=move.move_id), sender=move.target)
 
-    async def submit_by_wire(self, command: Command[Any]) -> None:
+    async def submit_by_wire(self, command: Command[Any], *, sender: NodeId) -> None:
         seed = next(manager.id for manager in self.managers.values() if manager.is_up)
-        await self.wire.port(ANY_NODE).call(
+        await self.wire.port(sender).call(
             f"host{seed}:9002", SubmitCommand(level_max=LEVEL_MAX), [encode_payload(command)], timeout_ms=1_000
         )
 

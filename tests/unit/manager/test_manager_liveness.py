@@ -105,7 +105,7 @@ def test_another_node_under_a_known_id_is_not_known_and_keeps_nobody_alive() -> 
         world.living.discard(3)
         beat = BrokerHeartbeatRequest(node=NodeId(3), identity="other", level_max=LEVEL_MAX)
         for _ in range(20):
-            taken, _ = await world.wire.port(NodeId(9)).call("host1:9002", beat, timeout_ms=1_000)
+            taken, _ = await world.wire.port(beat.node).call("host1:9002", beat, timeout_ms=1_000)
             assert not taken.is_known
             await asyncio.sleep(0.2)
         assert state_of(world, 3) is DEAD
@@ -119,11 +119,11 @@ def test_leaders_are_in_the_metadata_before_the_heartbeat_is_answered() -> None:
         await create_topic(world, (1, 2, 3), (2, 3, 1))
         leads = tuple(LeaderInfo(TopicId(1), PartitionId(number), 7) for number in (0, 1, 9))
         beat = BrokerHeartbeatRequest(node=NodeId(2), identity="identity-2", leads=leads, level_max=LEVEL_MAX)
-        taken, _ = await world.wire.port(NodeId(9)).call("host2:9002", beat, timeout_ms=1_000)
+        taken, _ = await world.wire.port(beat.node).call("host2:9002", beat, timeout_ms=1_000)
         assert taken.is_known
         assert [(row.leader, row.epoch) for row in world.view.partitions.values()] == [(2, 7), (2, 7)]
         commit = (await world.primary()).member.commit_index
-        await world.wire.port(NodeId(9)).call("host2:9002", beat, timeout_ms=1_000)
+        await world.wire.port(beat.node).call("host2:9002", beat, timeout_ms=1_000)
         assert world.view.partitions[TopicId(1), PartitionId(0)].epoch == 7
         assert (await world.primary()).member.commit_index - commit <= 1  # told again, it is no news
 
