@@ -2,7 +2,7 @@
 
 Archived offsets are stored as Delta *application transactions*, named numbers that a commit sets together with the
 files it adds: `quiver:TOPIC` is a digest of the topic's incarnation, `quiver:TOPIC:PARTITION` the end offset of the
-archived records. Of two concurrent commits that set the same name Delta rejects the second, so two jobs never archive
+archived records, and `quiver:TOPIC:model` names the model of a lake of parsed lines. Of two concurrent commits that set the same name Delta rejects the second, so two jobs never archive
 the same records.
 
 Compaction merges small files of one partition and hour into large ones, sorted by offset; Delta's own compaction does
@@ -12,7 +12,6 @@ files stay for readers of older versions until a vacuum.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections import defaultdict
@@ -31,15 +30,17 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from quiver.errors import StorageError
 from quiver.spark.pipelines.lake import (
-    FOLDER_COLUMNS,
-    LAKE_SCHEMA,
+    RECORDS,
     ArchivedRanges,
     LakeFile,
+    LakeLayout,
     LakeWriter,
     archive_conflict,
     check_incarnation,
     check_not_archived,
     in_order,
+    incarnation_digest,
+    other_layout,
     read_in_order,
 )
 from quiver.spark.pipelines.place import Place
@@ -55,20 +56,22 @@ class DeltaLake:
 
     hides_uncommitted = False
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, layout: LakeLayout = RECORDS) -> None:
+        self.place, self.layout = place, layout
         options = place.storage_options()
         with _translating_errors(place):
             if not self.is_at(place):
                 DeltaTable.create(
                     place.url,
-                    LAKE_SCHEMA,
+                    layout.schema,
                     mode="ignore",
-                    partition_by=list(FOLDER_COLUMNS),
+                    partition_by=list(layout.folders),
                     name="quiver",
                     storage_options=options,
                 )
             self._table = DeltaTable(place.url, storage_options=options)
+        if {field.name for field in self._table.schema().fields} != set(layout.schema.names):
+            raise other_layout(place, layout)
 
     @staticmethod
     def is_at(place: Place) -> bool:
@@ -96,7 +99,7 @@ class DeltaLake:
         known = self._table.transaction_version(_PREFIX + topic)
         if known is None:
             return None
-        check_incarnation(topic, known, _number(incarnation), self.place)
+        check_incarnation(topic, known, incarnation_digest(incarnation), self.place)
         ends = {part: self._table.transaction_version(f"{_PREFIX}{topic}:{part}") for part in partitions}
         return {part: end for part, end in ends.items() if end is not None}
 
@@ -106,10 +109,12 @@ class DeltaLake:
         check_not_archived(
             self.archived(archived.topic, archived.incarnation, list(archived.ends)), archived, self.place
         )
-        transactions = [Transaction(_PREFIX + archived.topic, _number(archived.incarnation))]
+        transactions = [Transaction(_PREFIX + archived.topic, incarnation_digest(archived.incarnation))]
         transactions += [Transaction(f"{_PREFIX}{archived.topic}:{part}", end) for part, end in archived.ends.items()]
+        if archived.model:
+            transactions.append(Transaction(f"{_PREFIX}{archived.topic}:model", int(archived.model, 16)))
         try:
-            self._write([_to_action(file, is_new=True) for file in files], transactions)
+            self._write([_to_action(file, self.layout, is_new=True) for file in files], transactions)
         except CommitFailedError as error:
             if "oncurrent" in str(error):
                 if self._has(files):
@@ -121,6 +126,15 @@ class DeltaLake:
             ) from None
         # The records are archived: Delta creates the commit file atomically.
 
+    def incarnation(self, topic: str) -> str:
+        """Return a digest of the incarnation of a topic that is in the lake."""
+        return str(self._table.transaction_version(_PREFIX + topic))
+
+    def model(self, topic: str) -> str:
+        """Return the name of the model that the last commit of a topic set; empty if there is none."""
+        number = self._table.transaction_version(f"{_PREFIX}{topic}:model")
+        return "" if number is None else f"{number:016x}"
+
     def _has(self, files: Sequence[LakeFile]) -> bool:
         """Return whether the latest version has all these files, whose names are unique."""
         self.refresh()
@@ -130,11 +144,11 @@ class DeltaLake:
         """Replace files by others with the same records, atomically for readers."""
         now_ms = int(time.time() * 1000)
         removed = [
-            RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file))  # noqa: FBT003 - its signature
+            RemoveAction(file.path, False, now_ms, file.size_bytes, _folder(file, self.layout))  # noqa: FBT003 - its signature
             for file in old
         ]
         with _translating_errors(self.place):
-            self._write([*removed, *(_to_action(file, is_new=False) for file in new)], [])
+            self._write([*removed, *(_to_action(file, self.layout, is_new=False) for file in new)], [])
 
     def vacuum(self, keep: timedelta) -> int:
         """Delete files that no version within `keep` uses, and uncommitted files; return the number deleted."""
@@ -161,7 +175,7 @@ class DeltaLake:
     def _write(self, actions: list[AddAction | RemoveAction], transactions: list[Transaction]) -> None:
         properties = CommitProperties(app_transactions=transactions)
         self._table.create_write_transaction(
-            actions, "append", LAKE_SCHEMA, list(FOLDER_COLUMNS), commit_properties=properties
+            actions, "append", self.layout.schema, list(self.layout.folders), commit_properties=properties
         )
         self.refresh()
 
@@ -179,16 +193,12 @@ def _plain(error: Exception) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", " ", str(error)).split())
 
 
-def _number(incarnation: str) -> int:
-    """Return a 63-bit digest of an incarnation: a Delta transaction stores a signed 64-bit number."""
-    return int.from_bytes(hashlib.blake2b(incarnation.encode(), digest_size=8).digest(), "big") >> 1
+def _folder(file: LakeFile, layout: LakeLayout) -> dict[str, str | None]:
+    values = {"topic": file.topic, "partition": str(file.partition), "hour": file.hour}
+    return {name: values[name] for name in layout.folders}
 
 
-def _folder(file: LakeFile) -> dict[str, str | None]:
-    return {"topic": file.topic, "partition": str(file.partition), "hour": file.hour}
-
-
-def _to_action(file: LakeFile, *, is_new: bool) -> AddAction:
+def _to_action(file: LakeFile, layout: LakeLayout, *, is_new: bool) -> AddAction:
     stats = {
         "numRecords": file.count,
         "minValues": {"offset": file.first_offset},
@@ -198,7 +208,7 @@ def _to_action(file: LakeFile, *, is_new: bool) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size_bytes,
-        partition_values=_folder(file),
+        partition_values=_folder(file, layout),
         modification_time=int(time.time() * 1000),
         data_change=is_new,
         stats=msgspec.json.encode(stats).decode(),
@@ -210,7 +220,7 @@ def _to_file(action: dict[str, Any]) -> LakeFile:
         path=action["path"],
         topic=action["partition.topic"],
         partition=action["partition.partition"],
-        hour=action["partition.hour"],
+        hour=action.get("partition.hour", ""),
         size_bytes=action["size_bytes"],
         count=action["num_records"],
         first_offset=action["min.offset"],

@@ -13,6 +13,7 @@ order; it holds one batch of each overlapping file in memory, never a whole file
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -36,19 +37,36 @@ _FOLDER_FIELDS: Final[list[pa.Field[Any]]] = [
     pa.field("partition", pa.int32(), nullable=False),
     pa.field("hour", pa.string(), nullable=False),
 ]
-LAKE_SCHEMA: Final = pa.schema([*_FOLDER_FIELDS, *FILE_SCHEMA])
 
 LakeFormat = Literal["delta", "parquet"]
 
 
-class LakeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with records of one partition and hour, sorted by offset."""
+class LakeLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files of a lake hold, and which columns stand in their paths instead."""
+
+    name: str
+    """What a lake of this layout is called, with its article."""
+    file_schema: pa.Schema
+    folders: tuple[str, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns: those in paths first."""
+        return pa.schema([*(field for field in _FOLDER_FIELDS if field.name in self.folders), *self.file_schema])
+
+
+RECORDS: Final = LakeLayout(name="an archive", file_schema=FILE_SCHEMA, folders=FOLDER_COLUMNS)
+LAKE_SCHEMA: Final = RECORDS.schema
+
+
+class LakeFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file with records of one partition, and of one hour if the layout has hours, sorted by offset."""
 
     path: str
     """Relative to the lake."""
     topic: str
     partition: int
-    hour: str
+    hour: str = ""
     size_bytes: int
     count: int
     first_offset: int
@@ -62,12 +80,15 @@ class ArchivedRanges(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     begins: Mapping[int, int]
     ends: Mapping[int, int]
+    model: str = ""
+    """Name of the stored model that made the files, set by the same commit; empty: the lake has no models."""
 
 
 class Lake(Protocol):
     """The interface of a lake. It shows one version until `refresh`."""
 
     place: Place
+    layout: LakeLayout
     hides_uncommitted: bool
     """Whether uncommitted files have hidden names, which readers skip."""
 
@@ -92,6 +113,12 @@ class Lake(Protocol):
             ConflictError: another job archived the topic meanwhile (`archive_conflict`); nothing was added.
         """
 
+    def incarnation(self, topic: str) -> str:
+        """Return a digest of the incarnation of a topic that is in the lake."""
+
+    def model(self, topic: str) -> str:
+        """Return the name of the model that the last commit of a topic set; empty if there is none."""
+
     def files(self, topic: str) -> list[LakeFile]:
         """Return the files of a topic, by partition and offset."""
 
@@ -102,12 +129,12 @@ class Lake(Protocol):
         """Return the partitions that a topic had when it was last archived, with records or without."""
 
 
-def open_lake(place: Place, kind: LakeFormat | None = None) -> Lake:
+def open_lake(place: Place, kind: LakeFormat | None = None, layout: LakeLayout = RECORDS) -> Lake:
     """Open the lake at a place; with a `kind`, create it if it does not exist.
 
     Raises:
         NotFoundError: there is no lake, and no kind is given (`no_lake`).
-        ConflictError: the lake has another format (`other_lake`).
+        ConflictError: the lake has another format or another layout (`other_lake`).
     """
     from quiver.spark.pipelines.delta_lake import DeltaLake
     from quiver.spark.pipelines.parquet_lake import ParquetLake
@@ -115,11 +142,23 @@ def open_lake(place: Place, kind: LakeFormat | None = None) -> Lake:
     kinds: dict[LakeFormat, type[DeltaLake] | type[ParquetLake]] = {"delta": DeltaLake, "parquet": ParquetLake}
     found = next((own for own in kinds if kinds[own].is_at(place)), None)
     if found is None and kind is None:
-        raise NotFoundError(f"{place} has no archive", code="no_lake")
+        raise NotFoundError(f"{place} has no {layout.name.split(' ', 1)[1]}", code="no_lake")
     if found is not None and kind not in (None, found):
-        message = f"{place} has an archive of format {found}, not {kind}: set format to {found}"
+        message = f"{place} has {layout.name} of format {found}, not {kind}: set format to {found}"
         raise ConflictError(f"{message}, or use another lake", code="other_lake")
-    return kinds[found or kind or "delta"](place)
+    return kinds[found or kind or "delta"](place, layout)
+
+
+def incarnation_digest(incarnation: str) -> int:
+    """Return a 63-bit digest of an incarnation: a Delta transaction stores a signed 64-bit number."""
+    return int.from_bytes(hashlib.blake2b(incarnation.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def other_layout(place: Place, layout: LakeLayout) -> ConflictError:
+    """Return the error for a lake that holds something else."""
+    return ConflictError(
+        f"{place} has a table that is not {layout.name}: nothing was done; use another place", code="other_lake"
+    )
 
 
 def check_incarnation(topic: str, known: object, found: object, place: Place) -> None:
@@ -184,7 +223,7 @@ class LakeWriter:
     def __init__(self, place: Place, *, topic: str, partition: int, is_hidden: bool) -> None:
         self._place, self._topic, self._partition = place, topic, partition
         self._is_hidden = is_hidden
-        self._open: dict[str, _OpenFile] = {}
+        self._open: dict[str, FileWriter] = {}
         self._done: list[LakeFile] = []
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[LakeFile]:
@@ -196,12 +235,12 @@ class LakeWriter:
             self._close(hour)
         return self._done
 
-    def _writing(self, hour: str) -> _OpenFile:
+    def _writing(self, hour: str) -> FileWriter:
         if hour not in self._open:
             if len(self._open) == HOURS_OPEN_MAX:
                 self._close(next(iter(self._open)))
             folder = f"topic={self._topic}/partition={self._partition}/hour={hour}"
-            self._open[hour] = _OpenFile(self._place, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden)
+            self._open[hour] = FileWriter(self._place, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden)
         return self._open[hour]
 
     def _close(self, hour: str) -> None:
@@ -221,19 +260,28 @@ class LakeWriter:
         )
 
 
-class _OpenFile:
-    """A file that is being written."""
+class FileWriter:
+    """A file of a lake that is being written."""
 
-    def __init__(self, place: Place, path: str, *, is_hidden: bool) -> None:
+    def __init__(
+        self,
+        place: Place,
+        path: str,
+        *,
+        is_hidden: bool,
+        schema: pa.Schema = FILE_SCHEMA,
+        options: Mapping[str, Any] = _OPTIONS,
+    ) -> None:
         self.path = path
         self.count = 0
         self.first_offset = self.last_offset = -1
         self._path, self._filesystem = place.locate(hidden_path(path) if is_hidden else path)
         if self._filesystem is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        self._writer = pq.ParquetWriter(self._path, FILE_SCHEMA, filesystem=self._filesystem, **_OPTIONS)
+        self._writer = pq.ParquetWriter(self._path, schema, filesystem=self._filesystem, **options)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Add records, which are sorted by offset and come after those before."""
         if not self.count:
             self.first_offset = batch["offset"][0].as_py()
         self.last_offset = batch["offset"][-1].as_py()
@@ -241,6 +289,7 @@ class _OpenFile:
         self._writer.write_batch(batch)
 
     def close(self) -> int:
+        """Finish the file; return its size. It is durable."""
         self._writer.close()
         if self._filesystem is not None:  # the store has the whole object, or none
             return int(self._filesystem.get_file_info(self._path).size)

@@ -19,13 +19,17 @@ import msgspec
 
 from quiver.errors import DamageError, StorageError
 from quiver.spark.pipelines.lake import (
+    RECORDS,
     ArchivedRanges,
     LakeFile,
+    LakeLayout,
     check_incarnation,
     check_not_archived,
     fsync_path,
     hidden_path,
     in_order,
+    incarnation_digest,
+    other_layout,
 )
 from quiver.spark.pipelines.place import Place
 
@@ -33,11 +37,12 @@ COMMITS: Final = "_quiver"
 VERSION: Final = 1
 
 
-class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Archived end offsets of one incarnation of a topic."""
 
     incarnation: str
     ends: Mapping[int, int]
+    model: str = ""
 
 
 class LakeCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,7 @@ class LakeCommit(msgspec.Struct, frozen=True, kw_only=True):
 
     v: int = VERSION
     identity: str
+    layout: str = RECORDS.name
     topics: dict[str, ArchivedTopic] = {}
     files: tuple[LakeFile, ...] = ()
 
@@ -54,11 +60,11 @@ class ParquetLake:
 
     hides_uncommitted = True
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, layout: LakeLayout = RECORDS) -> None:
+        self.place, self.layout = place, layout
         self._folder = os.path.join(place.url, COMMITS)
         self._number = -1
-        self._last = LakeCommit(identity=uuid4().hex)
+        self._last = LakeCommit(identity=uuid4().hex, layout=layout.name)
         try:
             os.makedirs(self._folder, exist_ok=True)
         except OSError as error:
@@ -67,6 +73,8 @@ class ParquetLake:
             with suppress(FileExistsError):  # another process created it
                 self._link(0, self._last)
         self.refresh()
+        if self._last.layout != layout.name:
+            raise other_layout(place, layout)
 
     @staticmethod
     def is_at(place: Place) -> bool:
@@ -111,9 +119,19 @@ class ParquetLake:
     def _after(self, files: Sequence[LakeFile], archived: ArchivedRanges) -> LakeCommit:
         before = self._last.topics.get(archived.topic)
         ends = {**(before.ends if before is not None else {}), **archived.ends}
-        topic_state = ArchivedTopic(incarnation=archived.incarnation, ends=ends)
+        model = archived.model or (before.model if before is not None else "")
+        topic_state = ArchivedTopic(incarnation=archived.incarnation, ends=ends, model=model)
         topics = {**self._last.topics, archived.topic: topic_state}
         return msgspec.structs.replace(self._last, topics=topics, files=tuple(files))
+
+    def incarnation(self, topic: str) -> str:
+        """Return a digest of the incarnation of a topic that is in the lake."""
+        return str(incarnation_digest(self._last.topics[topic].incarnation))
+
+    def model(self, topic: str) -> str:
+        """Return the name of the model that the last commit of a topic set; empty if there is none."""
+        known = self._last.topics.get(topic)
+        return known.model if known is not None else ""
 
     def files(self, topic: str) -> list[LakeFile]:
         """Return the files of a topic, by partition and offset."""
