@@ -35,7 +35,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @click.group(
-    short_help="Ingest, archive, analyze, replay and audit records on Spark.",
+    short_help="Ingest, archive, parse, analyze, replay and audit records on Spark.",
     epilog=examples("quiver pipeline run archive.toml"),
 )
 def pipeline() -> None:
@@ -181,6 +181,56 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     stores the archived offsets: run the command again, on any machine, also after kill -9, and it resumes there.
     """
     run_job(context, "archive", options, as_json=as_json)
+
+
+@pipeline.command(
+    short_help="Parse log lines into a table.",
+    epilog=examples(
+        "quiver pipeline parse --topic logs --to ./events --once",
+        "quiver pipeline parse --topic logs --to s3://bucket/events --every 10s",
+        "quiver pipeline parse --topic logs --to ./events --from-archive ./lake",
+        "quiver pipeline parse --topic logs --to ./events --format '{time} {level} [{thread}] {source}: {message}'",
+    ),
+)
+@topic_option("Topic whose records are log lines.")
+@click.option(
+    "--to", required=True, metavar="PLACE", help="Directory or URL of the table; created if it does not exist."
+)
+@endpoint_option
+@click.option(
+    "--from-archive", metavar="PLACE", help="Read the records from this lake, a directory or URL, not from the cluster."
+)
+@click.option(
+    "--format",
+    multiple=True,
+    metavar="FORMAT",
+    help="How lines begin, such as '{time} {level} {source}: {message}'; may be repeated. [default: found out]",
+)
+@click.option(
+    "--table-format",
+    type=click.Choice(("delta", "parquet")),
+    default="delta",
+    show_default=True,
+    help="Format of a new table.",
+)
+@click.option(
+    "--once", is_flag=True, help="Exit when all records that exist at the start are parsed. [default without --every]"
+)
+@click.option("--every", metavar="TIME", help="Run continuously: parse new records at this interval (10s, 5m).")
+@click.option(
+    "--skip-lost", is_flag=True, help="Continue after records that retention removed before they were parsed."
+)
+@job_options
+@click.pass_context
+def parse(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
+    """Parse log lines into a table, each record once: time, level, source, template and parameters.
+
+    How lines are put together is learned from the lines, without configuration: time stamps of all common notations,
+    levels, hosts, processes, threads; JSON and logfmt by their fields. Stack traces become one row. Which words of a
+    message are constant and which vary is learned, too. The table also stores the parsed offsets and what was learned:
+    run the command again, on any machine, also after kill -9, and it resumes there.
+    """
+    run_job(context, "parse", options, as_json=as_json)
 
 
 @pipeline.command(

@@ -2,7 +2,8 @@
 
 Archived offsets are stored as Delta *application transactions*, named numbers that a commit sets together with the
 files it adds: `quiver:TOPIC` is a digest of the topic's incarnation, `quiver:TOPIC:PARTITION` the end offset of the
-archived records, and `quiver:TOPIC:model` names the model of a lake of parsed lines. Of two concurrent commits that set the same name Delta rejects the second, so two jobs never archive
+archived records, and `quiver:TOPIC:model` names the model of a table of parsed lines. Of two concurrent commits that
+set the same name Delta rejects the second, so two jobs never archive
 the same records.
 
 Compaction merges small files of one partition and hour into large ones, sorted by offset; Delta's own compaction does

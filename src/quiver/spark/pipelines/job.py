@@ -189,6 +189,7 @@ JOBS: Final = {
     "archive": "quiver.spark.pipelines.archive:Archive",
     "audit": "quiver.spark.pipelines.audit:Audit",
     "ingest": "quiver.spark.pipelines.ingest:Ingest",
+    "parse": "quiver.spark.pipelines.parse:Parse",
     "replay": "quiver.spark.pipelines.replay:Replay",
 }
 """Module and struct of each job; imported when it runs, since each needs different libraries."""

@@ -240,7 +240,9 @@ class LakeWriter:
             if len(self._open) == HOURS_OPEN_MAX:
                 self._close(next(iter(self._open)))
             folder = f"topic={self._topic}/partition={self._partition}/hour={hour}"
-            self._open[hour] = FileWriter(self._place, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden)
+            self._open[hour] = FileWriter(
+                self._place, f"{folder}/part-{uuid4().hex}.parquet", is_hidden=self._is_hidden
+            )
         return self._open[hour]
 
     def _close(self, hour: str) -> None:
