@@ -31,28 +31,43 @@ def strings_of(column: Any) -> list[str]:
 
 
 def text_of(column: Column) -> tuple[Bytes, Indices]:
-    """Return the bytes of a binary or string column without nulls, and the offsets of its values, which start at 0."""
-    column = column.cast(pa.large_binary())
+    """Return the bytes of a binary or string column without nulls, and the offsets of its values in them."""
+    is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    width = np.int64 if is_large else np.int32
     _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, np.int64, len(column) + 1, column.offset * 8) if offsets else np.zeros(1, np.int64)
+    if not len(column) or offsets is None:
+        return np.zeros(0, np.uint8), np.zeros(len(column) + 1, np.int64)
+    bounds = np.frombuffer(offsets, width, len(column) + 1, column.offset * width().itemsize).astype(np.int64)
     text = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-    return text[bounds[0] : bounds[-1]], bounds - bounds[0]
+    return text, bounds
 
 
-def column_of(text: Bytes, bounds: Indices, kind: Any) -> Any:
-    """Return a column whose values lie one after the other in `text`."""
-    narrow = pa.types.is_string(kind) or pa.types.is_binary(kind)
-    offsets = pa.py_buffer(np.ascontiguousarray(bounds, np.int32 if narrow else np.int64))
-    return pa.Array.from_buffers(kind, len(bounds) - 1, [None, offsets, pa.py_buffer(np.ascontiguousarray(text))])
+def slices(text: Bytes, starts: Indices, ends: Indices, kind: Any, present: Flags | None = None) -> Column:
+    """Return slices of `text`, in whatever order, as a column; null where `present` is false."""
+    count = len(starts)
+    if not count:
+        return pa.array([], kind)
+    ends = np.maximum(ends, starts)
+    offsets = np.empty(2 * count, np.int64)
+    offsets[0::2], offsets[1::2] = starts, ends
+    if (starts[1:] < ends[:-1]).any():  # slices that overlap cannot share one row of offsets
+        return _copied(text, starts, ends, kind, present)
+    is_narrow = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    bounds = pa.py_buffer(offsets.astype(np.int32) if is_narrow else offsets)
+    pieces = pa.Array.from_buffers(kind, 2 * count - 1, [None, bounds, pa.py_buffer(text)])
+    every = np.arange(0, 2 * count, 2)
+    return pieces.take(pa.array(every, mask=None if present is None else ~present))
 
 
-def gather(text: Bytes, starts: Indices, ends: Indices) -> tuple[Bytes, Indices]:
-    """Copy slices of `text` one after the other; return them with their bounds."""
-    lengths = np.maximum(ends - starts, 0)
+def _copied(text: Bytes, starts: Indices, ends: Indices, kind: Any, present: Flags | None) -> Column:
+    lengths = ends - starts
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
-    shift = np.repeat(starts - bounds[:-1], lengths)
-    return text[np.arange(bounds[-1]) + shift], bounds
+    copied = text[np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)]
+    is_narrow = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    offsets = pa.py_buffer(bounds.astype(np.int32) if is_narrow else bounds)
+    column = pa.Array.from_buffers(kind, len(lengths), [None, offsets, pa.py_buffer(copied)])
+    return column if present is None else pc.if_else(pa.array(present), column, pa.scalar(None, kind))
 
 
 def ragged(counts: Indices, firsts: Indices) -> Indices:

@@ -83,3 +83,7 @@ def _logfmt(lines: Column, names: tuple[str, ...]) -> Column:
         value = pc.if_else(pc.equal(quoted, ""), plain, pc.replace_substring(quoted, '\\"', '"'))
         found = pc.coalesce(found, pc.if_else(pc.is_null(groups), None, value))
     return found
+
+
+READERS: Final = {"json": read_json, "logfmt": read_logfmt}
+"""How the fields of lines that name them are read."""

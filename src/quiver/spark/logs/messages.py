@@ -38,7 +38,7 @@ _TAIL: Final = ",;.:)]}>'\""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A masked message: its columns, and the first and last word of each."""
+    """A masked message: its columns, and where each starts and ends in the masked text, in bytes."""
 
     columns: Columns
     spans: tuple[tuple[int, int], ...]
@@ -47,6 +47,7 @@ class Message(msgspec.Struct, frozen=True):
 def read_message(masked: str) -> Message:
     """Return the columns of a masked message."""
     words = masked.split()
+    bounds = _bounds(masked, words)
     columns: list[str] = []
     spans: list[tuple[int, int]] = []
     place = 0
@@ -62,7 +63,18 @@ def read_message(masked: str) -> Message:
     if len(columns) > COLUMNS_MAX:
         spans[COLUMNS_MAX - 1 :] = [(spans[COLUMNS_MAX - 1][0], spans[-1][1])]
         columns[COLUMNS_MAX - 1 :] = [MASK]
-    return Message(tuple(columns), tuple(spans))
+    return Message(tuple(columns), tuple((bounds[first][0], bounds[last][1]) for first, last in spans))
+
+
+def _bounds(masked: str, words: list[str]) -> list[tuple[int, int]]:
+    """Return where words are in the masked text, in bytes."""
+    found, at, end = [], 0, 0
+    for word in words:
+        start = masked.index(word, at)
+        first = end + len(masked[at:start].encode())
+        at, end = start + len(word), first + len(word.encode())
+        found.append((first, end))
+    return found
 
 
 def _draw_together(words: list[str], place: int) -> tuple[int, str]:

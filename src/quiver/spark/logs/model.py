@@ -20,12 +20,11 @@ import numpy as np
 import zstandard
 
 from quiver.errors import RequestError
-from quiver.spark.logs import headings
-from quiver.spark.logs.columns import Batch, Column, column_of, fill, pa, pc, strings_of
+from quiver.spark.logs.columns import Batch, Column, fill, pa, pc, strings_of
 from quiver.spark.logs.formats import layout_of_format
 from quiver.spark.logs.headers import HEAD_CHARACTERS_MAX, Layout, learn_layouts
 from quiver.spark.logs.messages import Columns, read_message
-from quiver.spark.logs.parser import MESSAGE_BYTES_MAX, Parser, decode, first_lines
+from quiver.spark.logs.parser import Parser, decode, masked_messages
 from quiver.spark.logs.templates import Template, derive
 from quiver.spark.logs.tokens import mask
 
@@ -35,7 +34,7 @@ FORMS_MAX: Final = 50_000
 """So many forms are kept."""
 FORMS_OF_TEMPLATE: Final = 64
 """So many forms of one template are kept when there are too many."""
-EXAMPLE_CHARACTERS_MAX: Final = HEAD_CHARACTERS_MAX + MESSAGE_BYTES_MAX
+EXAMPLE_CHARACTERS_MAX: Final = 4096
 
 
 class Form(msgspec.Struct, frozen=True, array_like=True):
@@ -156,7 +155,6 @@ class Model:
         return Parser(
             lambda source: learned.layouts.get(source, every),
             dict(learned.templates),
-            sorted(set(learned.templates.values()), key=lambda own: own.columns),
         )
 
     @cached_property
@@ -237,8 +235,7 @@ def learn(
 
 
 def _keys(text: Column) -> Column:
-    masked = mask(*first_lines(text))
-    return column_of(masked.text, masked.bounds, pa.large_binary())
+    return mask(text).forms
 
 
 def _key(line: str) -> bytes:
@@ -259,13 +256,13 @@ def _learn(forms: Iterable[Form], formats: Sequence[str]) -> Learned:
     layouts, templates = {}, set()
     for source, lines in sorted(by_source.items()):
         own = layouts[source] = (*given, *learn_layouts([line[:HEAD_CHARACTERS_MAX] for line in lines]))
-        messages = headings.read(pa.array(sorted(lines), pa.string()), own, None)["message"]
-        templates |= set(_columns(messages))
+        templates |= _columns(lines, own)
     return Learned(layouts, derive(templates))
 
 
-def _columns(messages: Column) -> list[Columns]:
-    return [read_message(own.decode(errors="replace")).columns for own in pc.unique(_keys(messages)).to_pylist()]
+def _columns(lines: Sequence[str], layouts: Sequence[Layout]) -> set[Columns]:
+    """Return the columns of the messages of lines."""
+    return {read_message(own).columns for own in masked_messages(pa.array(lines, pa.string()), layouts)}
 
 
 def _bounded(forms: dict[tuple[str, bytes], Form], formats: Sequence[str]) -> dict[tuple[str, bytes], Form]:

@@ -223,24 +223,16 @@ def fits(pattern: str, word: str) -> bool:
     )
 
 
-Step = tuple[int, int, int, int, int]
-"""Where a parameter is: see `parameters_of`."""
-
-
-def parameters_of(template: Template, message: Message, words: Sequence[str]) -> list[Step]:
-    """Return where the parameters of a message are, in order.
-
-    Each is `(0, run, 0, 0, 0)`, the variable chunk with that number, or `(1, first, last, head, tail)`, the words from
-    the first to the last without as many bytes at the beginning and the end.
-    """
-    found: list[Step] = []
-    run = 0
+def parameters_of(template: Template, message: Message) -> list[tuple[int, int]]:
+    """Return where the parameters of a message are in its masked text, in order."""
+    found: list[tuple[int, int]] = []
     for pattern, column, (first, last) in zip(template.columns, message.columns, message.spans, strict=True):
-        runs = sum(word.count(MASK) for word in words[first : last + 1])
-        if pattern == column and first == last:
-            found += [(0, run + own, 0, 0, 0) for own in range(runs)]
-        elif MASK in pattern:
+        if MASK not in pattern:
+            continue
+        if pattern == column and len(column.encode()) == last - first:
+            data = column.encode()
+            found += [(first + at, first + at + 1) for at, byte in enumerate(data) if byte == ord(MASK)]
+        else:
             head, _, tail = pattern.partition(MASK)
-            found.append((1, first, last, len(head.encode()), len(tail.encode())))
-        run += runs
+            found.append((first + len(head.encode()), last - len(tail.encode())))
     return found

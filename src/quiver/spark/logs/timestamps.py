@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quiver.spark.logs.columns import Column, fill, pa, pc, strings_of
+from quiver.spark.logs.columns import Bytes, Column, Flags, fill, pa, pc, strings_of
 
 MICROSECONDS: Final = 1_000_000
 _DAY: Final = 86_400 * MICROSECONDS
@@ -29,6 +29,9 @@ _MONTH: Final = r"(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,
 _WEEKDAY: Final = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? )?"
 _DATE_NAMED: Final = rf"(?P<d>[0-3]?\d)[ /-]{_MONTH}[ /-](?P<Y>(?:19|20)\d{{2}})"
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+_ZERO: Final = ord("0")
+_DIGITS: Final = re.compile(r"[0-9]")
 
 Micros = npt.NDArray[np.int64]
 
@@ -136,47 +139,164 @@ def _stands_alone(text: str, match: re.Match[str], notation: Notation) -> bool:
     return not (notation.name in ("clock", "month-day", "short-compact") and before.isalpha())
 
 
-def read_times(groups: Column, notation: str, near: Micros | None = None) -> tuple[Micros, npt.NDArray[np.bool_]]:
-    """Return microseconds since 1970 of matched stamps, and which of them are valid.
+class Parts(msgspec.Struct):
+    """The parts of stamps of one notation, as numbers: a column each, None where the notation does not have it."""
 
-    `groups` has a string child for each named group of the notation, null or empty where nothing matched. `near` are
-    the records' own timestamps in microseconds, for stamps without a year or a date.
+    year: Micros | None = None
+    month: Micros | None = None
+    day: Micros | None = None
+    hour: Micros | None = None
+    minute: Micros | None = None
+    second: Micros | None = None
+    micros: Micros | int = 0
+    zone: Micros | int = 0
+    epoch: Micros | None = None
+    """Microseconds since 1970."""
+
+
+def assemble(parts: Parts, near: Micros) -> tuple[Micros, Flags]:
+    """Return microseconds since 1970, and which of them are valid.
+
+    `near` are the records' own timestamps in microseconds, for stamps without a year or a date.
+    """
+    if parts.epoch is not None:
+        return parts.epoch, parts.epoch >= 0
+    hour, minute, second = parts.hour, parts.minute, parts.second
+    assert hour is not None
+    assert minute is not None
+    assert second is not None
+    valid: Flags = (hour >= 0) & (hour < 24) & (minute >= 0) & (minute < 60) & (second >= 0) & (second < 61)
+    clock: Micros = ((hour * 60 + minute) * 60 + second) * MICROSECONDS + parts.micros - parts.zone
+    if parts.day is None or parts.month is None:
+        return np.floor_divide(near, _DAY) * _DAY + clock, valid
+    month, day = parts.month, parts.day
+    valid &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    month, day = np.where(valid, month, 1), np.where(valid, day, 1)
+    if parts.year is not None:
+        return _days(np.where(valid, parts.year, 1970), month, day) * _DAY + clock, valid
+    return _nearest_year(month, day, clock, near), valid
+
+
+def read_groups(groups: Column, notation: str, near: Micros) -> tuple[Micros, Flags]:
+    """Return microseconds since 1970 of stamps that a regular expression took apart, and which of them are valid.
+
+    `groups` has a string child for each named group of the notation, null or empty where nothing matched.
     """
     fields = {groups.type.field(index).name: groups.field(index) for index in range(groups.type.num_fields)}
-    count = len(groups)
-    near = np.zeros(count, np.int64) if near is None else near
-    fraction = _fractions(fields["f"]) if "f" in fields else np.zeros(count, np.int64)
+    fraction = _fractions(fields["f"]) if "f" in fields else np.zeros(len(groups), np.int64)
     if NOTATION[notation].is_epoch:
-        return _epochs(fields["e"], fraction)
+        return assemble(Parts(epoch=_epochs(fields["e"], fraction)), near)
     hour, minute, second = (_integers(fields[name]) for name in "HMS")
-    valid = (hour >= 0) & (hour < 24) & (minute >= 0) & (second >= 0)
     if "p" in fields:
         half = np.asarray(strings_of(pc.utf8_lower(fill(fields["p"], ""))))
         hour = np.where(half == "pm", hour % 12 + 12, np.where(half == "am", hour % 12, hour))
-    clock = ((hour * 60 + minute) * 60 + second) * MICROSECONDS + fraction
-    if "d" not in fields:
-        days = np.floor_divide(near, _DAY)
-        return days * _DAY + clock, valid
-    month = _months(fields["b"]) if "b" in fields else _integers(fields["m"])
-    day = _integers(fields["d"])
-    valid &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-    month, day = np.where(valid, month, 1), np.where(valid, day, 1)
-    if "Y" in fields or "y" in fields:
-        year = _integers(fields["Y"]) if "Y" in fields else 2000 + _integers(fields["y"])
-        time = _days(np.where(valid, year, 1970), month, day) * _DAY + clock
-    else:
-        time = _nearest_year(month, day, clock, near)
-    return time - _zones(fields["z"]) if "z" in fields else time, valid
+    year = _integers(fields["Y"]) if "Y" in fields else 2000 + _integers(fields["y"]) if "y" in fields else None
+    return assemble(
+        Parts(
+            year=year,
+            month=_months(fields["b"]) if "b" in fields else _integers(fields["m"]) if "m" in fields else None,
+            day=_integers(fields["d"]) if "d" in fields else None,
+            hour=hour,
+            minute=minute,
+            second=second,
+            micros=fraction,
+            zone=_zones(fields["z"]) if "z" in fields else 0,
+        ),
+        near,
+    )
 
 
-def _epochs(texts: Column, fraction: Micros) -> tuple[Micros, npt.NDArray[np.bool_]]:
+class Shape:
+    """Stamps of one length whose parts are all at the same places: they are read without a regular expression."""
+
+    def __init__(self, notation: str, example: str) -> None:
+        match = re.fullmatch(NOTATION[notation].pattern, example)
+        assert match is not None, "an example is a stamp"
+        self._groups = {name: (match.start(name), match.end(name)) for name, text in match.groupdict().items() if text}
+        self._words = {name: text for name, text in match.groupdict().items() if text and name in "bpz"}
+        bytes_ = np.frombuffer(example.encode(), np.uint8)
+        self._is_digit = (bytes_ >= _ZERO) & (bytes_ <= _ZERO + 9)
+        self._marks = bytes_[~self._is_digit]
+        self.length = len(bytes_)
+
+    def read(self, text: Bytes, starts: Micros, near: Micros) -> tuple[Micros, Flags]:
+        """Return microseconds since 1970 of the stamps that start at places of a text, and which are of this shape."""
+        found = text[starts[:, None] + np.arange(self.length)]
+        digits = found[:, self._is_digit] - _ZERO
+        fits = (digits < 10).all(axis=1) & (found[:, ~self._is_digit] == self._marks).all(axis=1)
+        time, valid = assemble(self._parts(found), near)
+        return time, fits & valid
+
+    def _parts(self, found: Bytes) -> Parts:
+        if "e" in self._groups:
+            return Parts(epoch=self._epoch(found))
+        hour = self._number(found, "H")
+        if "p" in self._words and hour is not None:
+            hour = hour % 12 + (12 if self._words["p"].lower() == "pm" else 0)
+        short = self._number(found, "y")
+        month = self._number(found, "m")
+        if "b" in self._words:
+            month = np.full(len(found), _MONTHS.index(self._words["b"].lower()) + 1, np.int64)
+        return Parts(
+            year=2000 + short if short is not None else self._number(found, "Y"),
+            month=month,
+            day=self._number(found, "d"),
+            hour=hour,
+            minute=self._number(found, "M"),
+            second=self._number(found, "S"),
+            micros=self._micros(found),
+            zone=self._zone(found),
+        )
+
+    def _number(self, found: Bytes, name: str) -> Micros | None:
+        return self._digits(found, *self._groups[name]) if name in self._groups else None
+
+    def _digits(self, found: Bytes, start: int, end: int) -> Micros:
+        value = np.zeros(len(found), np.int64)
+        for place in range(start, end):
+            value = value * 10 + (found[:, place] - _ZERO)
+        return value
+
+    def _micros(self, found: Bytes) -> Micros | int:
+        if "f" not in self._groups:
+            return 0
+        start, end = self._groups["f"]
+        end = min(end, start + 6)
+        fraction: Micros = self._digits(found, start, end) * 10 ** (6 - (end - start))
+        return fraction
+
+    def _zone(self, found: Bytes) -> Micros | int:
+        text = self._words.get("z", "")
+        if text[:1] not in ("+", "-"):
+            return 0
+        start, end = self._groups["z"]
+        minutes = self._digits(found, start + 1, start + 3) * 60 + self._digits(found, end - 2, end)
+        zone: Micros = minutes * 60 * MICROSECONDS * (1 if text[0] == "+" else -1)
+        return zone
+
+    def _epoch(self, found: Bytes) -> Micros:
+        start, end = self._groups["e"]
+        count = self._digits(found, start, end)
+        if end - start == 19:
+            return count // 1000
+        epoch: Micros = count * {10: MICROSECONDS, 13: 1000, 16: 1}[end - start]
+        return epoch + (self._micros(found) if end - start == 10 else 0)
+
+
+def shape_of(example: str) -> str:
+    """Return what two stamps of one shape have in common: all that is not a digit, and how many digits there are."""
+    return _DIGITS.sub("0", example)
+
+
+def _epochs(texts: Column, fraction: Micros) -> Micros:
     lengths = np.asarray(fill(pc.binary_length(texts), 0))
     count = _integers(texts)
     scale = {10: MICROSECONDS, 13: 1000, 16: 1}
     time = np.where(lengths == 19, count // 1000, count)
     for digits, factor in scale.items():
         time = np.where(lengths == digits, count * factor, time)
-    return time + np.where(lengths == 10, fraction, 0), count >= 0
+    found: Micros = np.where(count >= 0, time + np.where(lengths == 10, fraction, 0), -1)
+    return found
 
 
 def _integers(texts: Column) -> Micros:

@@ -1,9 +1,10 @@
 """Mask what varies by its looks: numbers, addresses, ids and paths, for a whole column of texts at once.
 
 A text is made of words, which white space separates, and words of chunks, which white space and the marks
-`= , ; ( ) [ ] { } < > | " '` separate. A colon separates too, unless a path follows or the chunk had a digit before it:
-so an address with its port stays one chunk, and `state:7` becomes two. A chunk that has a digit or looks like a path is
-variable. Masking puts one byte, `MASK`, in the place of each variable chunk and keeps every other byte.
+`= , ; ( ) [ ] { } < > | " '` separate. A colon separates too, unless a path follows or the chunk had a digit or a dot
+before it: so an address with its port stays one chunk, and `state:7` becomes two. A chunk that has a digit, or looks
+like a path or a mail address, is a *run*: it is variable. Masking puts one byte, `MASK`, in the place of each run and
+keeps every other byte. Texts with the same masked form are equal but for their runs.
 
 Everything here is arithmetic on the bytes of the column: there is no loop over texts.
 """
@@ -14,15 +15,17 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from quiver.spark.logs.columns import Bytes, Flags, Indices
+from quiver.spark.logs.columns import Bytes, Column, Flags, Indices, pa, pc, slices, text_of
 
 MASK: Final = "\x01"
-"""What a masked text has in the place of a variable chunk. It is a variable chunk itself, so masking twice is safe."""
+"""What a masked text has in the place of a run. It is a run itself, so masking twice is safe."""
 MARKS: Final = "=,;()[]{}<>|\"'"
-_SPACE, _MARK, _DIGIT, _COLON, _OTHER = 0, 1, 2, 3, 4
+TEXT_BYTES_MAX: Final = 2560
+"""So many bytes of a text's first line are looked at."""
+_SPACE, _MARK, _COLON, _OTHER, _DOT, _SLASH, _AT, _DIGIT = range(8)
 _MASK_BYTE: Final = ord(MASK)
+_ENDING: Final = (pa.scalar(b"", pa.large_binary()), pa.scalar(b"\n", pa.large_binary()))
 
 
 def _classes() -> Bytes:
@@ -31,101 +34,150 @@ def _classes() -> Bytes:
     classes[[ord(character) for character in MARKS]] = _MARK
     classes[ord("0") : ord("9") + 1] = _DIGIT
     classes[_MASK_BYTE] = _DIGIT
-    classes[ord(":")] = _COLON
+    for kind, characters in ((_COLON, ":"), (_DOT, "."), (_SLASH, "/\\"), (_AT, "@")):
+        classes[[ord(character) for character in characters]] = kind
     return classes
 
 
 _CLASSES: Final = _classes()
-_SLASH, _BACKSLASH = ord("/"), ord("\\")
 
 
 class Masked(msgspec.Struct):
-    """A column of masked texts, and where their words and variable chunks are in the original."""
+    """A column of masked texts, and where their runs are in the original."""
 
+    forms: Column
+    """The masked texts."""
     text: Bytes
-    bounds: Indices
-    word_starts: Indices
-    word_ends: Indices
-    word_firsts: Indices
-    """Index of each text's first word, and the number of all words."""
-    run_starts: Indices
-    run_ends: Indices
-    run_firsts: Indices
-    """Index of each text's first variable chunk, and the number of all."""
+    anchors: Indices
+    """For each text, where it starts and where each of its runs starts and ends in `text`."""
+    firsts: Indices
+    """For each text, the index of its first anchor."""
+
+    def place(self, rows: Indices, anchor: Indices, delta: Indices) -> Indices:
+        """Return places in `text`: so many bytes after an anchor of a row."""
+        found: Indices = self.anchors[self.firsts[rows] + anchor] + delta
+        return found
 
 
-def mask(text: Bytes, bounds: Indices) -> Masked:
-    """Mask the texts that lie one after the other in `text`."""
+def mask(texts: Column) -> Masked:
+    """Mask the first line of each text of a string or binary column without nulls."""
+    ended = pc.binary_join_element_wise(texts.cast(pa.large_binary()), *_ENDING)
+    text, bounds = text_of(ended)
+    starts, ends = _first_lines(ended, text, bounds)
+    run_starts, run_ends = find_runs(text)
+    inside = _within(run_starts, run_ends, starts, ends)
+    if inside is not None:
+        run_starts, run_ends = run_starts[inside], run_ends[inside]
+    firsts = np.searchsorted(run_starts, starts)
+    counts = np.diff(firsts, append=len(run_starts))
+    anchor_firsts = np.arange(len(starts)) + 2 * firsts
+    anchors = np.empty(len(starts) + 2 * len(run_starts), np.int64)
+    anchors[anchor_firsts] = starts
+    places = np.arange(len(run_starts)) * 2 + np.repeat(np.arange(len(starts)), counts) + 1
+    anchors[places], anchors[places + 1] = run_starts, run_ends
+    return Masked(_forms(text, starts, ends, run_starts, run_ends, firsts), text, anchors, anchor_firsts)
+
+
+def _first_lines(ended: Column, text: Bytes, bounds: Indices) -> tuple[Indices, Indices]:
+    """Return the bounds of what is looked at of each text."""
+    starts, ends = bounds[:-1], bounds[1:] - 1
+    if len(starts) and int((text == ord("\n")).sum()) > len(starts):
+        ends = starts + np.asarray(pc.find_substring(ended, b"\n"))
+    if len(starts) and int((ends - starts).max()) > TEXT_BYTES_MAX:
+        ends = ends.copy()
+        for row in np.flatnonzero(ends - starts > TEXT_BYTES_MAX):  # few are so long
+            start = starts[row]
+            ends[row] = start + _end_of_words(text[start : start + TEXT_BYTES_MAX].tobytes())
+    return starts, ends
+
+
+def _end_of_words(text: bytes) -> int:
+    """Return where the last whole word ends; a text without blanks is cut at a character."""
+    end = text.rfind(b" ")
+    return end if end > 0 else len(text.decode(errors="ignore").encode())
+
+
+def _within(run_starts: Indices, run_ends: Indices, starts: Indices, ends: Indices) -> Flags | None:
+    """Return which runs are in what is looked at; None if all are."""
+    if not len(starts) or (starts[1:] == ends[:-1] + 1).all():
+        return None
+    row = np.searchsorted(starts, run_starts, side="right") - 1
+    found: Flags = run_ends <= ends[row]
+    return found
+
+
+def find_runs(text: Bytes) -> tuple[Indices, Indices]:
+    """Return the bounds of the runs of a text."""
     classes = _CLASSES[text]
-    first = np.zeros(len(text) + 1, np.bool_)
-    first[bounds] = True
-    word_starts, word_ends = _spans(classes != _SPACE, first)
-    in_chunk = classes >= _DIGIT
-    digits = np.zeros(len(text) + 1, np.int32)
-    np.cumsum(classes == _DIGIT, out=digits[1:])
-    _split_at_colons(text, classes, in_chunk, first, digits)
-    starts, ends = _spans(in_chunk, first)
-    variable = (digits[ends] > digits[starts]) | _is_path(text, starts, ends)
-    starts, ends = starts[variable], ends[variable]
-    # A byte is inside a variable chunk where more chunks have started than ended.
-    depth = np.zeros(len(text) + 1, np.int8)
-    depth[starts] = 1
-    depth[ends] -= 1
-    inside = np.cumsum(depth[:-1], dtype=np.int8).view(np.bool_) if len(text) else np.zeros(0, np.bool_)
-    keep = ~inside
-    keep[starts] = True
-    masked = text.copy()
-    masked[starts] = _MASK_BYTE
-    sums = np.zeros(len(text) + 1, np.int64)
-    np.cumsum(keep, out=sums[1:])
-    return Masked(
-        text=masked[keep],
-        bounds=sums[bounds],
-        word_starts=word_starts,
-        word_ends=word_ends,
-        word_firsts=np.searchsorted(word_starts, bounds),
-        run_starts=starts,
-        run_ends=ends,
-        run_firsts=np.searchsorted(starts, bounds),
-    )
-
-
-def _spans(inside: Flags, first: Flags) -> tuple[Indices, Indices]:
-    """Return the bounds of runs of true values; a run ends where a text begins."""
-    if not len(inside):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    starts = inside.copy()
-    starts[1:] &= ~inside[:-1] | first[1:-1]
-    ends = inside.copy()
-    ends[:-1] &= ~inside[1:] | first[1:-1]
-    return np.flatnonzero(starts), np.flatnonzero(ends) + 1
-
-
-def _split_at_colons(
-    text: Bytes,
-    classes: Bytes,
-    in_chunk: Flags,
-    first: Flags,
-    digits: npt.NDArray[np.int32],
-) -> None:
-    """Take the colons that separate out of the chunks."""
+    in_chunk = classes >= _OTHER
     colons = np.flatnonzero(classes == _COLON)
-    if not len(colons):
-        return
-    starts, _ = _spans(in_chunk, first)
-    start = starts[np.searchsorted(starts, colons, side="right") - 1]
-    after = text[np.minimum(colons + 1, len(text) - 1)]
-    is_mark = (digits[colons] == digits[start]) & (after != _SLASH) & (after != _BACKSLASH)
-    in_chunk[colons[is_mark]] = False
-
-
-def _is_path(text: Bytes, starts: Indices, ends: Indices) -> Flags:
-    """Tell which chunks are absolute paths or URLs."""
+    if len(colons):
+        _keep_colons(text, classes, in_chunk, colons)
+    edges = np.flatnonzero(in_chunk[1:] != in_chunk[:-1]) + 1
+    if len(text) and in_chunk[0]:
+        edges = np.concatenate(([0], edges))
+    if len(edges) % 2:
+        edges = np.append(edges, len(text))
+    starts, ends = edges[0::2], edges[1::2]
     if not len(starts):
-        return np.zeros(0, np.bool_)
-    slashes = np.zeros(len(text) + 1, np.int32)
-    np.cumsum((text == _SLASH) | (text == _BACKSLASH), out=slashes[1:])
-    count = slashes[ends] - slashes[starts]
-    second = text[np.minimum(starts + 1, len(text) - 1)]
-    is_path: Flags = ((text[starts] == _SLASH) & (ends - starts > 1) & (second != _SLASH)) | (count > 1)
-    return is_path
+        return starts, ends
+    is_run = np.maximum.reduceat(classes, starts) == _DIGIT
+    _add_paths(classes, starts, ends, is_run)
+    return starts[is_run], ends[is_run]
+
+
+def _keep_colons(text: Bytes, classes: Bytes, in_chunk: Flags, colons: Indices) -> None:
+    """Put the colons that do not separate into their chunks."""
+    after = classes[np.minimum(colons + 1, len(text) - 1)]
+    before = classes[np.maximum(colons - 1, 0)]
+    in_chunk[colons[after == _SLASH]] = True
+    joins = (before >= _OTHER) & (after >= _COLON)
+    candidates = colons[joins]
+    if not len(candidates):
+        return
+    limits = np.flatnonzero(classes <= _MARK)
+    first = np.searchsorted(limits, candidates) - 1
+    starts = np.where(first >= 0, limits[np.maximum(first, 0)] + 1, 0)
+    marked = np.flatnonzero((classes == _DIGIT) | (classes == _DOT))
+    if not len(marked):
+        return
+    last = np.searchsorted(marked, candidates) - 1
+    has_mark = (last >= 0) & (marked[np.maximum(last, 0)] >= starts)
+    in_chunk[candidates[has_mark]] = True
+
+
+def _add_paths(classes: Bytes, starts: Indices, ends: Indices, is_run: Flags) -> None:
+    """Mark chunks that are absolute paths, URLs or mail addresses."""
+    slashes = np.flatnonzero(classes == _SLASH)
+    if len(slashes):
+        chunk = np.searchsorted(starts, slashes, side="right") - 1
+        count = np.bincount(chunk, minlength=len(starts))
+        is_first = classes[starts] == _SLASH
+        is_run |= (count > 1) | (is_first & (ends - starts > 1))
+    ats = np.flatnonzero(classes == _AT)
+    if len(ats):
+        chunk = np.searchsorted(starts, ats, side="right") - 1
+        is_run[chunk[(ats > starts[chunk]) & (ats < ends[chunk] - 1)]] = True
+
+
+def _forms(
+    text: Bytes, starts: Indices, ends: Indices, run_starts: Indices, run_ends: Indices, firsts: Indices
+) -> Column:
+    """Return the texts with each run replaced by one byte: the pieces between the runs, one after the other."""
+    count, runs = len(starts), len(run_starts)
+    masked = text.copy()
+    masked[run_ends - 1] = _MASK_BYTE
+    counts = np.diff(firsts, append=runs)
+    # A text of n runs has n + 1 pieces; each but the first begins with the byte that stands for the run before it.
+    lefts, rights = np.empty(count + runs, np.int64), np.empty(count + runs, np.int64)
+    piece_firsts = np.arange(count) + firsts
+    places = np.arange(runs) + np.repeat(np.arange(count), counts)
+    lefts[piece_firsts], lefts[places + 1] = starts, run_ends - 1
+    rights[piece_firsts + counts], rights[places] = ends, run_starts
+    pieces = slices(masked, lefts, rights, pa.large_binary())
+    _, _, data = pieces.buffers()
+    bounds = np.zeros(count + 1, np.int64)
+    sizes = np.zeros(count + runs + 1, np.int64)
+    np.cumsum(rights - lefts, out=sizes[1:])
+    bounds[:-1], bounds[-1] = sizes[piece_firsts], sizes[-1]
+    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(bounds), data or pa.py_buffer(b"")])
