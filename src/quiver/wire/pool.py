@@ -38,6 +38,8 @@ _Dial = asyncio.Task[RequestConnection | RequestError | str]
 
 NOT_AUTHENTICATED = "not_authenticated"
 """Code of a refusal for the lack of valid credentials; a refusal for the lack of a permission has another."""
+UNKNOWN_REQUEST = "unknown_request"
+"""Code of a refusal by a program that does not know the request."""
 ADDRESSES_MAX = 4096
 """Largest number of addresses with a connection or an attempt to dial."""
 
@@ -209,7 +211,15 @@ class RequestPool:
     async def _authenticate(self, connection: RequestConnection, token_source: TokenSource) -> None:
         request = Authenticate(token=token_source.load().reveal())
         deadline_s = asyncio.get_running_loop().time() + self._settings.connect_timeout_ms / 1000
-        await connection.call(request, (), deadline_s)
+        try:
+            await connection.call(request, (), deadline_s)
+        except RequestError as error:
+            if error.code != UNKNOWN_REQUEST:
+                raise
+            raise NotAllowedError(
+                "not done: the node's program is too old to know tokens: upgrade it, or connect without a token",
+                code=NOT_AUTHENTICATED,
+            ) from None
 
     def _finish_dial(self, address: str, dial: _Dial) -> None:
         del self._dials[address]
