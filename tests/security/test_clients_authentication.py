@@ -42,11 +42,11 @@ class Guard:
         self.seen.append((caller.address, type(request).__name__))
         if isinstance(request, Authenticate):
             if request.token not in self.accepted:
-                raise NotAllowedError("not done: the token is not accepted", code="not_authenticated")
+                raise NotAllowedError("not done: the token is not accepted", code="unauthenticated")
             self._tokens[caller.address] = request.token
             return Authenticated(principal="user:alice"), ()
         if self._tokens.get(caller.address) not in self.accepted:
-            raise NotAllowedError("not done: not authenticated", code="not_authenticated")
+            raise NotAllowedError("not done: not authenticated", code="unauthenticated")
         return OffsetFound(offset=Offset(5)), ()
 
     @property
@@ -108,7 +108,7 @@ def test_refused_token_is_an_error_at_once_for_every_waiter(token: str) -> None:
             assert len(set(map(id, errors))) == 3
             for error in errors:
                 assert isinstance(error, NotAllowedError)
-                assert error.code == "not_authenticated"
+                assert error.code == "unauthenticated"
                 assert token not in str(error)
             assert not client.status().connections
 

@@ -40,7 +40,7 @@ from quiver.client.ranges import OffsetSpecs, OnProgress, RangeReader, ReplicaRe
 from quiver.client.scan import AsyncScan, ScanBound, plan_scan
 from quiver.client.topics import TopicDescription, describe_topic
 from quiver.clock import Clock, Rng
-from quiver.errors import NotFoundError, RequestError, UnavailableError
+from quiver.errors import NotFoundError, OverloadedError, RequestError, UnavailableError
 from quiver.model import ConsumerId, PartitionId
 from quiver.record import Batch
 from quiver.routing.metadata_cache import MetadataCache
@@ -149,7 +149,7 @@ class AsyncCluster(AsyncClusterAdministration):
                     except UnavailableError as error:
                         await retry.wait_turn(error)
             except UnavailableError as error:
-                if self._diagnose is not None:
+                if self._diagnose is not None and not isinstance(error, OverloadedError):
                     await explain_failure(self._seeds, self._diagnose, error, is_final=limit is deadline)
                 if limit is deadline:
                     raise

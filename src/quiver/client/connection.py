@@ -119,7 +119,7 @@ def connect(
     any thread. The connection does not survive a fork: connect again in the child.
 
     Raises:
-        NotAllowedError: the cluster does not accept the token, or wants one (`not_authenticated`).
+        NotAllowedError: the cluster does not accept the token, or wants one (`unauthenticated`).
         UnavailableError: no node answered; the message says what is wrong with each address (`not_reached`).
         RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
         NotAllowedError: a token would be sent in plain text to another machine (`plain_text_token`).

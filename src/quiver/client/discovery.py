@@ -18,7 +18,7 @@ import msgspec
 from quiver.addresses import format_address, parse_address
 from quiver.client.diagnosis import Diagnose
 from quiver.contexts import split_addresses
-from quiver.errors import NotAllowedError, QuiverError, RequestError, UnavailableError
+from quiver.errors import NotAllowedError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.routing.transport import Transport
 from quiver.security.secrets import TokenSource, check_channel
 from quiver.tasks import TaskSet, timeout
@@ -89,6 +89,7 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
 
     Raises:
         NotAllowedError: no seed accepted this client, and one said so: waiting does not help.
+        OverloadedError: no seed accepted this client, and one said when it will.
         UnavailableError: no seed answered within `timeout_ms`.
     """
     answers: asyncio.Queue[list[str] | QuiverError] = asyncio.Queue()
@@ -103,13 +104,13 @@ async def locate(seeds: Iterable[Seed], transport: Transport, http_get: HttpGet,
     try:
         waiting = [tasks.start(ask(seed), f"locate-{seed.host}") for seed in seeds]
         errors: list[str] = []
-        denial: NotAllowedError | None = None
+        denial: NotAllowedError | OverloadedError | None = None
         async with timeout(timeout_ms / 1000):
             for _ in waiting:
                 answer = await answers.get()
                 if isinstance(answer, list):
                     return answer
-                if isinstance(answer, NotAllowedError):
+                if isinstance(answer, NotAllowedError | OverloadedError):
                     denial = answer
                 errors.append(str(answer))
     except TimeoutError:
@@ -142,7 +143,7 @@ async def _locate_one(seed: Seed, transport: Transport, http_get: HttpGet, timeo
         return await _ask_wire(wire_address, transport, timeout_ms)
     try:
         return await _ask_wire(wire_address, transport, min(timeout_ms, WIRE_MS_MAX))
-    except NotAllowedError:
+    except (NotAllowedError, OverloadedError):
         raise
     except QuiverError as wire_error:
         try:

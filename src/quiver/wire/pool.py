@@ -34,9 +34,9 @@ from quiver.wire.security_messages import Authenticate
 from quiver.wire.tls import make_client_context
 
 R = TypeVar("R", bound=Response)
-_Dial = asyncio.Task[RequestConnection | RequestError | str]
+_Dial = asyncio.Task[RequestConnection | RequestError | OverloadedError | str]
 
-NOT_AUTHENTICATED = "not_authenticated"
+UNAUTHENTICATED = "unauthenticated"
 """Code of a refusal for the lack of valid credentials; a refusal for the lack of a permission has another."""
 UNKNOWN_REQUEST = "unknown_request"
 """Code of a refusal by a program that does not know the request."""
@@ -143,7 +143,7 @@ class RequestPool:
         try:
             return await connection.call(request, payload, deadline_s)
         except NotAllowedError as error:
-            if self._token_source is None or error.code != NOT_AUTHENTICATED:
+            if self._token_source is None or error.code != UNAUTHENTICATED:
                 raise
         self._retire(address, connection)
         connection = self._usable.get(address) or await self._connect(address, deadline_s)
@@ -169,7 +169,7 @@ class RequestPool:
         except TimeoutError:
             raise UnavailableError(f"not done: {address} was not reached in time", code="timed_out") from None
         outcome = "closed by this side" if dial.cancelled() else dial.result()
-        if isinstance(outcome, RequestError):
+        if isinstance(outcome, QuiverError):
             raise copy(outcome)  # each waiter gets its own: it grows a traceback
         if isinstance(outcome, str):
             raise UnavailableError(f"not done: {address} was not reached: {outcome}", code="not_reached")
@@ -183,7 +183,7 @@ class RequestPool:
         dial.add_done_callback(lambda _: self._finish_dial(address, dial))
         return dial
 
-    async def _dial(self, host: str, port: int) -> RequestConnection | RequestError | str:
+    async def _dial(self, host: str, port: int) -> RequestConnection | RequestError | OverloadedError | str:
         """Dial once; return a connection that is ready for requests, or the reason for the failure."""
         connection = RequestConnection(self._hello, self._settings, self._connections, self._node_secret)
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ class RequestPool:
             is_done = is_greeted
         except (OSError, UnicodeError) as error:
             return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"
-        except RequestError as error:
+        except (RequestError, OverloadedError) as error:
             return error
         except QuiverError as error:
             return error.message
@@ -218,7 +218,7 @@ class RequestPool:
                 raise
             raise NotAllowedError(
                 "not done: the node's program is too old to know tokens: upgrade it, or connect without a token",
-                code=NOT_AUTHENTICATED,
+                code=UNAUTHENTICATED,
             ) from None
 
     def _finish_dial(self, address: str, dial: _Dial) -> None:
