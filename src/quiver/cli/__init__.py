@@ -40,6 +40,7 @@ SECTIONS = {
         "broker",
         "manager",
         "cluster",
+        "security",
     ),
     "Access": ("user", "token", "role", "acl"),
     "Spark": ("pipeline",),

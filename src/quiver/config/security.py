@@ -16,16 +16,10 @@ from msgspec import Meta
 
 from quiver.addresses import is_loopback, parse_address
 from quiver.errors import ConfigError
+from quiver.security.files import ADMIN_NAME, CA_KEY_NAME, CA_NAME, CERTIFICATE_NAME, KEY_NAME
 
 if TYPE_CHECKING:
     from quiver.config.settings import Settings
-
-CA_NAME = "ca.pem"
-CA_KEY_NAME = "ca.key"
-CERTIFICATE_NAME = "node.pem"
-KEY_NAME = "node.key"
-ADMIN_NAME = "admin.hash"
-"""The files in `security.directory`, as `quiver security init` makes them."""
 
 
 class SecurityMode(StrEnum):

@@ -1,0 +1,184 @@
+"""The files from which a secure cluster starts, in directories that only their owner can read.
+
+    <directory>/            ca.pem, ca.key, admin.token, admin.hash     stays with the operator
+    <directory>/node-<id>/  ca.pem, node.pem, node.key, admin.hash      goes to the node; `ca.key` too, on managers
+
+Nothing that exists is overwritten, except a node's certificate when it is renewed. Running it again adds what is
+missing, such as a node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from quiver.errors import ConfigError, RequestError
+from quiver.security.certificates import NODE_DAYS, Authority, hosts_of, make_authority, make_key, make_request
+from quiver.security.files import ADMIN_NAME, CA_KEY_NAME, CA_NAME, CERTIFICATE_NAME, KEY_NAME, TOKEN_NAME
+from quiver.security.secrets import Secret
+from quiver.security.tokens import hash_secret, is_hash, is_token_id, new_token
+
+FILE_BYTES_MAX: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AdminCredential:
+    """The first administrator's token, as nodes know it."""
+
+    token_id: str
+    secret_hash: str
+
+
+@dataclass(slots=True)
+class MadeFiles:
+    """What was done."""
+
+    has_new_authority: bool = False
+    made: list[int] = field(default_factory=list)
+    renewed: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+
+def node_directory(directory: str, node: int) -> str:
+    """Return the directory of a node's files."""
+    return f"{directory}/node-{node}"
+
+
+def initialize(
+    directory: str,
+    nodes: Mapping[int, Sequence[str]],
+    *,
+    days: int = NODE_DAYS,
+    can_sign: bool = True,
+    is_renewed: bool = False,
+) -> MadeFiles:
+    """Make the authority, the administrator's token and the files of nodes, by id and hosts, as far as missing.
+
+    With `can_sign`, nodes that are made together with the authority get its key. With `is_renewed`, nodes that exist
+    get a new certificate for the same key and hosts.
+
+    Raises:
+        ConfigError: a file cannot be read or written.
+        RequestError: a node's host is not valid; nothing was made for that node.
+    """
+    try:
+        _make_directory(directory)
+        result = MadeFiles(has_new_authority=not os.path.exists(f"{directory}/{CA_NAME}"))
+        if result.has_new_authority:
+            certificate, key = make_authority(f"authority of {os.path.basename(os.path.abspath(directory))}")
+            _write(f"{directory}/{CA_KEY_NAME}", key.reveal())
+            _write(f"{directory}/{CA_NAME}", certificate)
+        if not os.path.exists(f"{directory}/{ADMIN_NAME}"):
+            token = new_token()
+            _write(f"{directory}/{TOKEN_NAME}", f"{token.text}\n")
+            _write(f"{directory}/{ADMIN_NAME}", f"{token.id} {hash_secret(token.secret)}\n")
+        authority = load_authority(f"{directory}/{CA_NAME}", f"{directory}/{CA_KEY_NAME}")
+        for node, hosts in nodes.items():
+            if not os.path.exists(f"{node_directory(directory, node)}/{CERTIFICATE_NAME}"):
+                with_key = can_sign and result.has_new_authority
+                _make_node(directory, node, hosts, authority, days=days, with_key=with_key)
+                result.made.append(node)
+            elif is_renewed:
+                _renew_node(directory, node, authority, days=days)
+                result.renewed.append(node)
+            else:
+                result.kept.append(node)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or directory}: {error.strerror}") from None
+    return result
+
+
+def load_authority(certificate_file: str, key_file: str) -> Authority:
+    """Return the authority of two files.
+
+    Raises:
+        ConfigError: they cannot be read, or do not belong together.
+    """
+    return Authority(read_text(certificate_file), Secret(read_text(key_file)))
+
+
+def load_admin(path: str) -> AdminCredential:
+    """Return the first administrator's token as a file names it: its id and its hash.
+
+    Raises:
+        ConfigError: the file cannot be read, or has something else in it.
+    """
+    token_id, _, secret_hash = read_text(path).strip().partition(" ")
+    if not is_token_id(token_id) or not is_hash(secret_hash):
+        raise ConfigError(
+            f"{path} must have the id and the hash of a token, as `quiver security init` writes them, not the token"
+        )
+    return AdminCredential(token_id, secret_hash)
+
+
+def read_text(path: str) -> str:
+    """Return a small text file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(FILE_BYTES_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
+
+
+def save_node(directory: str, *, key: Secret, certificate: str, authority: str) -> None:
+    """Write the files of a node that has joined; the directory must not have any of them.
+
+    Raises:
+        ConfigError: one exists, or cannot be written.
+    """
+    try:
+        _make_directory(directory)
+        for name, content in ((KEY_NAME, key.reveal()), (CA_NAME, authority), (CERTIFICATE_NAME, certificate)):
+            _write(f"{directory}/{name}", content)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or directory}: {error.strerror}") from None
+
+
+def _make_node(
+    directory: str, node: int, hosts: Sequence[str], authority: Authority, *, days: int, with_key: bool
+) -> None:
+    own = node_directory(directory, node)
+    key = make_key()
+    certificate = authority.issue(node, hosts, make_request(key, node), days=days)  # first: it may refuse the hosts
+    if os.path.exists(f"{own}/{KEY_NAME}"):
+        raise RequestError(f"{own} has a key but no certificate: move it away, or remove it", code="file_exists")
+    _make_directory(own)
+    _write(f"{own}/{KEY_NAME}", key.reveal())
+    _write(f"{own}/{CA_NAME}", authority.certificate)
+    _write(f"{own}/{ADMIN_NAME}", read_text(f"{directory}/{ADMIN_NAME}"))
+    if with_key:
+        _write(f"{own}/{CA_KEY_NAME}", read_text(f"{directory}/{CA_KEY_NAME}"))
+    _write(f"{own}/{CERTIFICATE_NAME}", certificate)  # last: it shows that the directory is complete
+
+
+def _renew_node(directory: str, node: int, authority: Authority, *, days: int) -> None:
+    own = node_directory(directory, node)
+    path = f"{own}/{CERTIFICATE_NAME}"
+    request = make_request(Secret(read_text(f"{own}/{KEY_NAME}")), node)
+    certificate = authority.issue(node, hosts_of(read_text(path)), request, days=days)
+    if os.path.exists(f"{path}.new"):
+        os.unlink(f"{path}.new")  # left by a crash
+    _write(f"{path}.new", certificate)
+    os.replace(f"{path}.new", path)  # a node that reloads finds the old one or the new one, whole
+
+
+def _make_directory(path: str) -> None:
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    os.chmod(path, 0o700)
+
+
+def _write(path: str, content: str) -> None:
+    """Write a new file that only its owner can read; it is on disk afterwards."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
