@@ -241,6 +241,8 @@ LOCAL = {
     "metadata",
     "node",
     "recover",
+    "security init",
+    "security join",
     "sim",
     "up",
 }
