@@ -15,6 +15,7 @@ HTTP_CASES ?= 5000
 SEEDS ?= 5000
 KILLS ?= 100
 CLUSTERS ?= 500
+PROFILE_SEEDS ?= 50
 DIST_TOOLS := 'build==1.6.1' 'twine==7.0.0' 'cyclonedx-bom==7.5.0'
 COVERED := src/quiver/record/*,src/quiver/storage/*,src/quiver/raft/*
 
@@ -106,9 +107,10 @@ fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a liv
 		[ $$found = 1 ] || { echo "error: there is no target in tests/fuzz" >&2; exit 1; }
 	$(BIN)/python tests/fuzz/live/http_contract.py --cases $(HTTP_CASES)
 
-sim: setup ## try to break SEEDS simulated consensus groups and CLUSTERS whole clusters; exit code 1 on a finding
+sim: setup ## try to break SEEDS simulated consensus groups, CLUSTERS whole clusters and PROFILE_SEEDS groups of each profile
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
 	$(BIN)/python -m quiver sim --cluster --seeds $(CLUSTERS)
+	QUIVER_PROFILE_SEEDS=$(PROFILE_SEEDS) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/simulation/test_ablations.py -k nothing_is_found
 
 chaos: setup ## kill KILLS real nodes under load and judge what clients were told, then run the system test for longer
 	$(BIN)/python tests/chaos/run_chaos.py --kills $(KILLS)

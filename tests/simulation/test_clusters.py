@@ -17,8 +17,9 @@ from quiver.testing import RandomStreams
 from quiver.testing.clusters.model import ClusterModel
 from quiver.testing.simulator.runner import run_seed
 
-SEEDS = 24
-CHUNK = 4
+SEEDS = 12
+"""`make sim` runs hundreds."""
+CHUNK = 2
 
 _PRINT_DIGEST = (
     "import sys; from quiver.testing.clusters.model import ClusterModel; "
