@@ -3,7 +3,8 @@
 A block says by a word after `console` that it is not run here: `runnable` ones are compared by test_documentation.py,
 `spark` ones take long and are run by `make test-spark`, and `elsewhere` means that a block needs root, another host, an
 index, or a cluster that is broken on purpose, for which there are other tests. Ports, pids and paths are replaced by
-those of this run. The same client commands are run against a cluster with TLS, named by the environment alone.
+those of this run; `stand_ins` has the programs that a machine may lack. The same client commands are run against a
+cluster with TLS, named by the environment alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from stand_ins import provide_missing
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = sorted(set((ROOT / "docs/operations").glob("*.md")) - {ROOT / "docs/operations/cli.md"})
@@ -81,12 +83,13 @@ class Walk:
         kept = {name: value for name, value in os.environ.items() if name in ("LANG", "JAVA_HOME", "TMPDIR")}
         self.variables = kept | {
             "HOME": str(directory),
-            "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+            "PATH": f"{environment / 'bin'}:{os.environ['PATH']}:{directory / 'stand-ins'}",
             "QUIVER_URL": f"http://127.0.0.1:{first_port}",
             **variables,
         }
         self._up = ["quiver", "up", "--http-port", str(first_port), "--wire-port", str(wire_port)]
         self.pids: list[str] = []
+        provide_missing(directory / "stand-ins")
         for name in ("app", "lake", "analyze"):
             (directory / name).mkdir()
         (directory / "app/app.log").write_text("".join(f"2026-01-31T12:00:00 INFO line {n}\n" for n in range(50)))
