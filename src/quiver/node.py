@@ -174,6 +174,7 @@ class Node:
             settings=self._settings.replication,
             log_settings=self._settings.log,
             on_fault=self._handle_fault,
+            knows=self._knows,
         )
 
     async def _open_metadata(self, replicator: Replicator, identity: NodeIdentity) -> Member:
@@ -403,6 +404,13 @@ class Node:
         """
         view = self._store.view()
         return bool(view.cluster_id) and view.feature_level < PROOFS_LEVEL
+
+    def _knows(self, node: NodeId) -> bool:
+        """Return whether a node is a manager by this node's settings, or registered and not removed."""
+        if node in self._lost:
+            return False
+        broker = self._store.view().brokers.get(node)
+        return node in self._managers if broker is None else broker.state is not BrokerState.REMOVED
 
     async def _follow_peers(self) -> None:
         """Keep the network's peers equal to the nodes in the metadata."""

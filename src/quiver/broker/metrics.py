@@ -195,6 +195,11 @@ def describe_replication(replicator: Replicator, meters: Meters) -> Iterable[Met
             "Malformed envelopes from other nodes.",
             replicator.envelopes_refused,
         ),
+        counter(
+            "quiver_replication_messages_refused_total",
+            "Messages of nodes that are no members, or of terms that no election can have reached.",
+            replicator.messages_refused,
+        ),
         labelled(
             "quiver_peer_alive",
             "gauge",

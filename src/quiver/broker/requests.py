@@ -20,6 +20,7 @@ from quiver.metrics import MetricFamily, gauge
 from quiver.model import NO_PRODUCER, ConsumerId, Offset, ProducerId, TopicId
 from quiver.partition import DefaultStart
 from quiver.record import decode_header
+from quiver.wire.consumed_records import encode_consumed
 from quiver.wire.explain_messages import ExplainReplica
 from quiver.wire.messages import (
     BeginEpoch,
@@ -41,7 +42,6 @@ from quiver.wire.messages import (
     Produced,
     ReadReplica,
     ReplicaRead,
-    encode_consumed,
 )
 from quiver.wire.requests import Done, Request
 from quiver.wire.serving import Answer, Caller, RequestHandler

@@ -21,7 +21,8 @@ from quiver.model import ConsumerId, PartitionId, TopicId
 from quiver.record import Record
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
-from quiver.wire.messages import ConsumeMany, TopicInfo, decode_consumed
+from quiver.wire.consumed_records import decode_consumed
+from quiver.wire.messages import ConsumeMany, TopicInfo
 
 COALESCED_MAX = 256
 """Calls in one request."""

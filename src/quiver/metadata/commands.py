@@ -43,12 +43,9 @@ CONTROL_STATE = 3
 R = TypeVar("R")
 
 _BOUNDS = Meta(ge=0, le=NUMBER_MAX)
-Node = Annotated[NodeId, _BOUNDS]
-TopicNumber = Annotated[TopicId, _BOUNDS]
 PartitionNumber = Annotated[PartitionId, _BOUNDS]
 MoveNumber = Annotated[MoveId, _BOUNDS]
 ProducerNumber = Annotated[ProducerId, _BOUNDS]
-ConsumerNumber = Annotated[ConsumerId, _BOUNDS]
 Level = Annotated[int, Meta(ge=LEVEL_MIN, le=255)]
 """A feature level; it is the version byte of commands and snapshots."""
 
@@ -121,7 +118,7 @@ class InitCluster(Command[CommandDone], frozen=True, tag="init_cluster"):
 class NodeLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The highest feature level that a node knows, as it reported it to the primary."""
 
-    node: Node
+    node: NodeId
     level: Level
 
 
@@ -135,7 +132,7 @@ class RaiseLevel(Command[CommandDone], frozen=True, tag="raise_level"):
 class RegisterBroker(Command[CommandDone], frozen=True, tag="register_broker"):
     """Register a broker or update its addresses; it becomes alive, or draining if a drain was requested."""
 
-    broker_id: Node
+    broker_id: NodeId
     identity: Text
     wire_address: Text
     http_address: Text = ""
@@ -146,14 +143,14 @@ class RegisterBroker(Command[CommandDone], frozen=True, tag="register_broker"):
 class ChangeBrokerState(Command[CommandDone], frozen=True, tag="change_broker_state"):
     """Change a broker's state, by its heartbeats or by an operator."""
 
-    broker_id: Node
+    broker_id: NodeId
     state: BrokerState
 
 
 class UndrainBroker(Command[CommandDone], frozen=True, tag="undrain_broker"):
     """Allow a broker to hold replicas again, whether or not it is alive."""
 
-    broker_id: Node
+    broker_id: NodeId
 
 
 class ChangeRebalancing(Command[CommandDone], frozen=True, tag="change_rebalancing"):
@@ -165,7 +162,7 @@ class ChangeRebalancing(Command[CommandDone], frozen=True, tag="change_rebalanci
 class ForgetBroker(Command[CommandDone], frozen=True, tag="forget_broker"):
     """Delete a removed broker that has no replicas."""
 
-    broker_id: Node
+    broker_id: NodeId
 
 
 class CreateTopicCommand(Command[CreateTopicResult], frozen=True, tag="create_topic"):
@@ -173,7 +170,7 @@ class CreateTopicCommand(Command[CreateTopicResult], frozen=True, tag="create_to
 
     topic: Text
     replicas: Number
-    assignments: tuple[tuple[Node, ...], ...]
+    assignments: tuple[tuple[NodeId, ...], ...]
     retention: Retention = Retention()
     request_id: Text = ""
 
@@ -190,7 +187,7 @@ class AddPartitionsCommand(Command[CommandDone], frozen=True, tag="add_partition
 
     topic: Text
     partitions: Number
-    assignments: tuple[tuple[Node, ...], ...]
+    assignments: tuple[tuple[NodeId, ...], ...]
 
 
 class DeleteTopicCommand(Command[CommandDone], frozen=True, tag="delete_topic"):
@@ -203,21 +200,21 @@ class DeleteTopicCommand(Command[CommandDone], frozen=True, tag="delete_topic"):
 class RestoreTopicCommand(Command[CommandDone], frozen=True, tag="restore_topic"):
     """Restore a deleted topic."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
 
 
 class PurgeTopic(Command[CommandDone], frozen=True, tag="purge_topic"):
     """Delete a topic permanently after its `purge_ms`, with its partitions, registrations, moves and holds."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
 
 
 class LeaderReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The leader of a partition in an epoch, as the leader itself reports it."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
     partition_id: PartitionNumber
-    leader: Node
+    leader: NodeId
     epoch: Number
 
 
@@ -230,18 +227,18 @@ class ReportLeaders(Command[CommandDone], frozen=True, tag="report_leaders"):
 class PreferLeader(Command[CommandDone], frozen=True, tag="prefer_leader"):
     """Make one of a partition's replicas its preferred leader."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
     partition_id: PartitionNumber
-    leader: Node
+    leader: NodeId
 
 
 class BeginMove(Command[BeginMoveResult], frozen=True, tag="begin_move"):
     """Make `target` a learner of a partition, to replace `source` or, without one, to add a replica."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
     partition_id: PartitionNumber
-    target: Node
-    source: Node | None = None
+    target: NodeId
+    source: NodeId | None = None
 
 
 class PromoteMove(Command[CommandDone], frozen=True, tag="promote_move"):
@@ -283,7 +280,7 @@ class RegisterConsumerCommand(Command[RegisterConsumerResult], frozen=True, tag=
     """Register a consumer for topics; with an id, add topics to a registered consumer."""
 
     topics: tuple[TopicSelection, ...]
-    consumer_id: ConsumerNumber | None = None
+    consumer_id: ConsumerId | None = None
     start: StartFrom = StartFrom.EARLIEST
     request_id: Text = ""
     takes_over: bool = False
@@ -329,7 +326,7 @@ class RecordHeartbeats(Command[CommandDone], frozen=True, tag="record_heartbeats
 class PlaceHoldCommand(Command[CommandDone], frozen=True, tag="place_hold"):
     """Keep a topic's records from these positions on for `lasting_ms`; replaces a hold of the same name."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
     name: Text
     positions: tuple[HoldPosition, ...]
     lasting_ms: Number
@@ -340,13 +337,13 @@ class ReleaseHoldCommand(Command[CommandDone], frozen=True, tag="release_hold"):
     """Release a hold on one topic or on all its topics; a hold that no longer exists is no error."""
 
     name: Text
-    topic_id: TopicNumber | None = None
+    topic_id: TopicId | None = None
 
 
 class ExpireHold(Command[CommandDone], frozen=True, tag="expire_hold"):
     """Delete an expired hold; refused if it was renewed in the meantime."""
 
-    topic_id: TopicNumber
+    topic_id: TopicId
     name: Text
 
 
@@ -423,7 +420,7 @@ class RecoveredPartition(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     topic_id: TopicId
     partition_id: PartitionId
-    replicas: tuple[Node, ...]
+    replicas: tuple[NodeId, ...]
     """What is left; the first one has the best log."""
     is_recreated: bool = False
     """Whether nothing is left: the partition begins again, empty, with these replicas."""
@@ -432,7 +429,7 @@ class RecoveredPartition(msgspec.Struct, frozen=True, kw_only=True, omit_default
 class RecoverCluster(Command[CommandDone], frozen=True, tag="recover_cluster"):
     """Remove nodes that are lost for good, majority or not. Only `quiver recover` writes it, into a stopped log."""
 
-    lost: tuple[Node, ...]
+    lost: tuple[NodeId, ...]
     recovered: tuple[RecoveredPartition, ...] = ()
 
 

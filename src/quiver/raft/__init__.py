@@ -9,7 +9,7 @@ as §5.2), with Ongaro's dissertation for what it leaves out.
 from __future__ import annotations
 
 from quiver.raft.configuration import Configuration
-from quiver.raft.core import Raft
+from quiver.raft.core import TERM_FREE_MAX, Knows, Raft, know_everyone
 from quiver.raft.log import InitialState
 from quiver.raft.messages import (
     Append,
@@ -21,6 +21,7 @@ from quiver.raft.messages import (
     InstallSnapshot,
     Outgoing,
     RaftMessage,
+    Round,
     SnapshotMetadata,
     TimeoutNow,
     VoteRequest,
@@ -31,6 +32,7 @@ from quiver.raft.progress import ProgressState, RaftPeerStatus
 from quiver.raft.state import RaftConfig, RaftStatus
 
 __all__ = [
+    "TERM_FREE_MAX",
     "Append",
     "AppendResponse",
     "Configuration",
@@ -41,6 +43,7 @@ __all__ = [
     "HeartbeatResponse",
     "InitialState",
     "InstallSnapshot",
+    "Knows",
     "Outgoing",
     "Output",
     "ProgressState",
@@ -52,10 +55,12 @@ __all__ = [
     "ReadReady",
     "Role",
     "RoleChange",
+    "Round",
     "SendEntries",
     "SendSnapshot",
     "SnapshotMetadata",
     "TimeoutNow",
     "VoteRequest",
     "VoteResponse",
+    "know_everyone",
 ]

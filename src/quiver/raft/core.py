@@ -11,12 +11,12 @@ method that raises has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from quiver.clock import Rng
 from quiver.errors import invariant
-from quiver.model import Index, NodeId, Term
+from quiver.model import TERM_MAX, Index, NodeId, Term
 from quiver.raft import (
     commitment,
     election,
@@ -45,14 +45,30 @@ from quiver.raft.output import Output, Role
 from quiver.raft.progress import LOST, SNAPSHOT
 from quiver.raft.state import Campaign, RaftConfig, RaftState, RaftStatus, describe_member
 
+TERM_FREE_MAX = 1 << 48
+"""Up to here any later term is believed: a cluster that elects a leader each millisecond needs 8,900 years for it."""
+TERM_STEP_MAX = 1 << 24
+"""Beyond it, how far a message's term may exceed one's own: to use up the rest of the terms takes 2²⁹ saved steps."""
+
+Knows = Callable[[NodeId], bool]
+"""Return whether a node belongs to the cluster, for all that this node knows."""
+
+
+def know_everyone(_: NodeId) -> bool:
+    """Know every node: for groups whose network has no strangers."""
+    return True
+
 
 class Raft:
     """One member of one Raft group."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_knows", "_state")
 
-    def __init__(self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int) -> None:
+    def __init__(
+        self, config: RaftConfig, initial: InitialState, *, rng: Rng, now_ms: int, knows: Knows = know_everyone
+    ) -> None:
         self._state = RaftState(config, initial, rng=rng, now_ms=now_ms)
+        self._knows = knows
 
     # Questions
 
@@ -163,9 +179,12 @@ class Raft:
         return state.finish()
 
     def receive(self, from_: NodeId, message: RaftMessage, now_ms: int) -> Output:
-        """Handle a message from another member."""
+        """Handle a message; one of a stranger, or of a term that no election can have reached, changes nothing."""
         state = self._state
         state.begin(now_ms)
+        if not (self._heeds(from_, message) and self._is_plausible(from_, message)):
+            state.output.is_refused = True
+            return state.finish()
         if state.hibernating and hibernation.stirs(state, message):
             self._wake(from_)
         if message.term == state.term or self._meet_other_term(from_, message):
@@ -360,6 +379,33 @@ class Raft:
         self._state.log.compact(first_index)
 
     # Rules for every message
+
+    def _heeds(self, from_: NodeId, message: RaftMessage) -> bool:
+        """Return whether the sender may say anything about this group (R23).
+
+        A member, or the leader of this term, always may. Anyone else only while no leader is alive, because a member
+        that lags behind may not know the current members: any node that the owner knows, and to a blank member,
+        which knows nobody yet, whoever says that it leads. While a leader is alive, other nodes that the owner knows,
+        such as removed members, may ask for pre-votes, which change nothing here: the refusal tells them to follow.
+        """
+        state = self._state
+        if state.configuration.includes(from_) or from_ == state.leader:
+            return True
+        if any(known.includes(from_) for known in state.relevant_configurations()):
+            return True
+        if self._knows(from_):
+            return not state.leader_is_fresh() or (isinstance(message, VoteRequest) and message.pre)
+        return state.is_blank and isinstance(message, Append | Heartbeat | InstallSnapshot)
+
+    def _is_plausible(self, from_: NodeId, message: RaftMessage) -> bool:
+        """Return whether elections can have reached a message's term (R23); else it would only use up all terms.
+
+        A blank member believes nodes that its owner knows: it has no term of its own to compare with.
+        """
+        state = self._state
+        if message.term <= TERM_FREE_MAX or message.term <= state.term + TERM_STEP_MAX:
+            return True
+        return message.term <= TERM_MAX and state.is_blank and self._knows(from_)
 
     def _wake(self, by: NodeId | None) -> None:
         """Wake, and wake the leader too if another member caused it: the leader's silence would look like a failure."""

@@ -7,7 +7,7 @@ the election (§3.10).
 
 from __future__ import annotations
 
-from quiver.model import NodeId, Term
+from quiver.model import TERM_MAX, NodeId, Term
 from quiver.raft import hibernation
 from quiver.raft.configuration import majority_of
 from quiver.raft.leader import become_leader
@@ -18,7 +18,7 @@ from quiver.raft.state import Campaign, RaftState
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:
     """Start an election if this member may: with pre-votes first, unless the leader asked for it."""
-    if not state.may_campaign():
+    if not state.may_campaign() or state.term >= TERM_MAX:  # every term has been used up: nobody could answer
         return
     if transfer:
         _ask_votes(state, transfer=transfer)

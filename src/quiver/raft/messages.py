@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from quiver.model import Buffer, Index, NodeId, Term
+from quiver.model import POSITION_MAX, Buffer, Index, NodeId, Term
 from quiver.raft.configuration import Configuration
+
+Round = Annotated[int, Meta(ge=0, le=POSITION_MAX)]
 
 
 class EntryKind(IntEnum):
@@ -82,7 +85,7 @@ class Append(Struct, frozen=True, gc=False, tag="append"):
     prev_term: Term
     entries: Sequence[Entry]
     commit: Index
-    round: int
+    round: Round
 
 
 class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
@@ -98,7 +101,7 @@ class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
     match_index: Index
     received_index: Index
     durable_index: Index
-    round: int
+    round: Round
     rejected_index: Index = Index(0)
     hint_index: Index = Index(0)
     hint_term: Term = Term(0)
@@ -110,7 +113,7 @@ class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat"):
 
     term: Term
     commit: Index
-    round: int
+    round: Round
     hibernate: bool = False
 
 
@@ -121,7 +124,7 @@ class HeartbeatResponse(Struct, frozen=True, gc=False, tag="heartbeat_response")
     match_index: Index
     received_index: Index
     durable_index: Index
-    round: int
+    round: Round
     recovering: bool = False
 
 
@@ -130,7 +133,7 @@ class InstallSnapshot(Struct, frozen=True, gc=False, tag="install_snapshot"):
 
     term: Term
     snapshot: SnapshotMetadata
-    round: int
+    round: Round
 
 
 class TimeoutNow(Struct, frozen=True, gc=False, tag="timeout_now"):

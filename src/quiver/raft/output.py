@@ -98,7 +98,7 @@ class Output(Struct, gc=False):
     6. `messages_after_save`, `send`, `send_snapshot`: may leave now. When `hard_state` is set every message
        is in `messages_after_save`, else in `messages`; so no message can say more than the disk does.
     7. The rest is information: `committed`, `reads`, `reads_failed`, `became`, `proposals_lost`, `recovered`,
-       `trace`.
+       `is_refused`, `trace`.
 
     On disk after each step: a crash between 2 and 5 leaves entries of a term that was not saved, which
     `InitialState` allows for; a crash after 5 leaves all that the messages promise, except durable entries,
@@ -127,4 +127,6 @@ class Output(Struct, gc=False):
     """Leadership was lost: proposals from this index on may or may not be committed by another leader."""
     recovered: bool = False
     """The damage named by `InitialState.recover_until` is repaired: the driver may clear its mark."""
+    is_refused: bool = False
+    """The message came from a stranger, or from a term that no election can have reached; it changed nothing (R23)."""
     trace: Sequence[str] = ()

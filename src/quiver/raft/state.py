@@ -179,7 +179,7 @@ class RaftState:
         """Return whether a configuration of this member's own log, in force or still possible, includes it."""
         if self.configuration.includes(self.id):
             return True
-        return any(known.includes(self.id) for known in self._relevant_configurations())
+        return any(known.includes(self.id) for known in self.relevant_configurations())
 
     def may_campaign(self) -> bool:
         """Return whether this member may ask for votes: it may vote, and it is a voter itself.
@@ -191,9 +191,15 @@ class RaftState:
             return False
         if self.is_voter and self.recover_until is None:
             return True
-        return self.may_vote() and any(known.is_voter(self.id) for known in self._relevant_configurations())
+        return self.may_vote() and any(known.is_voter(self.id) for known in self.relevant_configurations())
 
-    def _relevant_configurations(self) -> Iterator[Configuration]:
+    @property
+    def is_blank(self) -> bool:
+        """Return whether no configuration is known: the leader's first messages bring one."""
+        return not self.configuration.members
+
+    def relevant_configurations(self) -> Iterator[Configuration]:
+        """Return, latest first, the configurations that may be in force for someone."""
         return self.log.configurations.since(self.log.commit)
 
     def leader_is_fresh(self) -> bool:

@@ -14,18 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct as Layout
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from quiver.errors import DecodeError
 from quiver.model import Buffer, GroupId, Index, Term
 from quiver.raft import (
     Append,
     AppendResponse,
+    Entry,
     Heartbeat,
     HeartbeatResponse,
     InstallSnapshot,
     RaftMessage,
+    Round,
     TimeoutNow,
     VoteRequest,
     VoteResponse,
@@ -45,7 +49,7 @@ class AppendHead(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="a"
     prev_index: Index
     prev_term: Term
     commit: Index
-    round: int
+    round: Round
 
 
 PlainMessage = (
@@ -57,7 +61,7 @@ class GroupMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One message of one group; `append` or `plain` is set."""
 
     group: GroupId
-    payload_bytes: int = 0
+    payload_bytes: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = 0
     append: AppendHead | None = None
     plain: PlainMessage | None = None
 
@@ -65,7 +69,7 @@ class GroupMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class EnvelopeHeader(msgspec.Struct, frozen=True, array_like=True):
     """The start of an envelope."""
 
-    incarnation: int
+    incarnation: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     """Identifies the sender's process: it changes with every restart."""
     messages: list[GroupMessage]
 
@@ -86,6 +90,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
         if self.message.append is not None:
             head = self.message.append
             entries = [decode_entry(batch) for batch in self.batches]
+            _check_entries(head, entries)
             return Append(head.term, head.prev_index, head.prev_term, entries, head.commit, head.round), None
         message = self.message.plain
         assert message is not None, "`decode_envelope` checks that one of the two is set"
@@ -93,9 +98,22 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
             return message, None
         snapshot, metadata = decode_snapshot(self.payload), message.snapshot
         decode_snapshot_state(snapshot.state)
+        if metadata.last_term > message.term:
+            raise DecodeError(f"snapshot of term {metadata.last_term} in a message of term {message.term}")
         if (snapshot.last_index, snapshot.last_term) != (metadata.last_index, metadata.last_term):
             raise DecodeError(f"snapshot at index {snapshot.last_index}, announced as index {metadata.last_index}")
         return message, snapshot
+
+
+def _check_entries(head: AppendHead, entries: Sequence[Entry]) -> None:
+    """Refuse an append that no leader sends: entries are consecutive, and terms grow up to the leader's (§5.3)."""
+    index, term = head.prev_index, head.prev_term
+    for entry in entries:
+        if entry.index != index + 1 or entry.term < term:
+            raise DecodeError(f"entry {entry.index} of term {entry.term} after entry {index} of term {term}")
+        index, term = entry.index, entry.term
+    if term > head.term:
+        raise DecodeError(f"an entry of term {term} in an append of term {head.term}")
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -124,7 +142,7 @@ def decode_envelope(data: memoryview) -> tuple[int, list[ReceivedMessage]]:
     received = []
     for message in header.messages:
         end = position + message.payload_bytes
-        if message.payload_bytes < 0 or end > len(data) or (message.append is None) == (message.plain is None):
+        if end > len(data) or (message.append is None) == (message.plain is None):
             raise DecodeError("malformed envelope: a payload length or a message is invalid")
         payload = data[position:end]
         received.append(ReceivedMessage(message, list(decode_batches(payload)) if message.append else [], payload))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from quiver.errors import StorageError
-from quiver.model import Buffer, GroupId, Index, NodeId
+from quiver.model import Buffer, GroupId, Index, NodeId, Term
 from quiver.record import Batch
 from quiver.replication.catch_up import CatchUpLimiter
 from quiver.replication.codec import GroupMessage
@@ -112,6 +112,14 @@ class Host(Protocol):
     @property
     def counters(self) -> ReplicationCounters:
         """Return the counters of all members of the node."""
+        ...
+
+    def knows(self, node: NodeId) -> bool:
+        """Return whether a node belongs to the cluster, for all that this node knows."""
+        ...
+
+    def note_refused(self, from_: NodeId, group: GroupId, term: Term) -> None:
+        """Count and log a message that a member refused: of a stranger, or of a term that nobody can have reached."""
         ...
 
     def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:

@@ -86,6 +86,8 @@ class Member(MemberState):
         self._log = files.log
         self._persistence = Persistence(files)
         self._committed_before = files.initial.commit
+        config = make_raft_config(host.id, settings)
+        self._raft = Raft(config, files.initial, rng=rng, now_ms=self._now_ms(), knows=host.knows)
         self._applier = Applier(
             machine,
             self._log,
@@ -101,12 +103,10 @@ class Member(MemberState):
         self._outputs = OutputQueue()
         self._is_blocked = False
         self._jobs = FileJobs()
-        self._is_closed = False
-        self._has_closed_files = False
+        self._is_closed = self._has_closed_files = False
         self.guard = FaultGuard(host, group)
         self._damage: StorageError | None = None
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
-        self._raft = Raft(make_raft_config(host.id, settings), files.initial, rng=rng, now_ms=self._now_ms())
         self._proposer = self._make_proposer()
         self._compactor = LogCompactor(
             raft=self._raft,
@@ -291,6 +291,9 @@ class Member(MemberState):
         """
         message, snapshot = received.as_message()
         output = self._raft.receive(from_, message, self._now_ms())
+        if output.is_refused:
+            self._host.note_refused(from_, self.group, message.term)
+            return
         kept = len(output.append)  # the core drops a prefix that the log already has
         self._carry_out(output, received.batches[len(received.batches) - kept :] if kept else (), snapshot)
 

@@ -24,8 +24,8 @@ import msgspec
 from quiver.clock import Clock
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import DamageError, DecodeError, StorageError
-from quiver.model import Index, NodeId, Term
-from quiver.raft import Configuration, InitialState, RaftConfig
+from quiver.model import TERM_MAX, Index, NodeId, Term
+from quiver.raft import TERM_FREE_MAX, Configuration, InitialState, RaftConfig
 from quiver.replication.entries import KnownConfiguration
 from quiver.storage import (
     Disk,
@@ -41,6 +41,9 @@ from quiver.storage import (
 )
 
 T = TypeVar("T")
+
+TERM_REPLACING = Term(TERM_FREE_MAX // 2)
+"""The term in which a member continues whose saved one is impossible."""
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -132,6 +135,9 @@ async def _read_files(
     log = await submit(partial(storage.open_log, directory, verify=is_suspect))
     opened.push_async_callback(log.close)
     hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
+    findings: tuple[str, ...] = ()
+    if hard_state.term > TERM_MAX:
+        hard_state, findings = await submit(partial(_replace_impossible_term, file, log, hard_state))
     if log.damage:
         hard_state, log = await _cut_damage(storage, log, file, hard_state)
         opened.push_async_callback(log.close)
@@ -150,7 +156,7 @@ async def _read_files(
         membership=membership,
         machine_state=decode_snapshot_state(newest.state).machine if newest else b"",
         applied_index=newest.last_index if newest else Index(0),
-        warnings=(*log.warnings, *base.warnings),
+        warnings=(*findings, *log.warnings, *base.warnings),
     )
 
 
@@ -205,6 +211,29 @@ def _make_hard_state(file: HardStateFile, log: Log, bootstrap: Configuration | N
     hard_state = StoredHardState(membership=encode_membership(Membership(known)))
     file.save(hard_state)
     return hard_state
+
+
+def _replace_impossible_term(
+    file: HardStateFile, log: Log, hard_state: StoredHardState
+) -> tuple[StoredHardState, tuple[str, ...]]:
+    """Replace a saved term that no election can have reached: a forged message brought it, to a program without bounds.
+
+    Every member takes the same term in its place. It is far above every term that the group ever had, so that nobody
+    can have voted in it, and low enough to be believed by members that the forged message did not reach.
+    """
+    starts = log.term_starts()
+    if starts and starts[-1][1] >= TERM_REPLACING:
+        raise DamageError(
+            f"{log.directory}: the log has entries of term {starts[-1][1]}, which no election can have reached: they "
+            "are forged; remove the replica and add it again under a new node id"
+        )
+    finding = (
+        f"the saved term {hard_state.term} is one that no election can have reached, so a forged message brought it; "
+        f"this member continues in term {TERM_REPLACING}"
+    )
+    hard_state = msgspec.structs.replace(hard_state, term=TERM_REPLACING, vote=None)
+    file.save(hard_state)  # on disk after this: the term in which this member has no vote
+    return hard_state, (finding,)
 
 
 async def _cut_damage(

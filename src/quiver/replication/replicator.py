@@ -19,9 +19,9 @@ from typing import Any
 from quiver.clock import Clock, Rng
 from quiver.config import LogSettings, ReplicationSettings
 from quiver.errors import DecodeError, RequestError, StorageError
-from quiver.logs import facts
-from quiver.model import Buffer, GroupId, NodeId
-from quiver.raft import Configuration
+from quiver.logs import RateLimitedLogger, facts
+from quiver.model import Buffer, GroupId, NodeId, Term
+from quiver.raft import Configuration, Knows, know_everyone
 from quiver.replication.applier import prepare_restore
 from quiver.replication.catch_up import CatchUpLimiter
 from quiver.replication.codec import GroupMessage, ReceivedMessage, decode_envelope, encode_envelope
@@ -73,10 +73,12 @@ class Replicator:
         log_settings: LogSettings,
         on_failure: Callable[[StorageError], None] | None = None,
         on_fault: Callable[[Member, Exception], None] | None = None,
+        knows: Knows = know_everyone,
     ) -> None:
         """Make the groups of a node; `on_fault` gets a member that an unexpected error has stopped, to close it.
 
-        Without it such an error passes through, to the event loop or to whoever called.
+        Without it such an error passes through, to the event loop or to whoever called. `knows` says which nodes
+        belong to the cluster: the others get no answer, except from a blank member.
         """
         self._node = node
         self._incarnation = incarnation
@@ -90,6 +92,8 @@ class Replicator:
         self._settings = settings
         self._on_failure = on_failure
         self._on_fault = on_fault
+        self._knows = knows
+        self._warnings = RateLimitedLogger(logger, clock)
         self._members: dict[GroupId, Member] = {}
         self._awake: dict[GroupId, Member] = {}
         self._peers: dict[NodeId, _Peer] = {}
@@ -102,6 +106,7 @@ class Replicator:
         self._failed = asyncio.Event()
         self.envelopes_sent = 0
         self.envelopes_refused = 0
+        self.messages_refused = 0
 
     # -- lifecycle -------------------------------------------------------------------------------
 
@@ -190,6 +195,7 @@ class Replicator:
             peers=self.peers_status(),
             envelopes_sent=self.envelopes_sent,
             envelopes_refused=self.envelopes_refused,
+            messages_refused=self.messages_refused,
         )
 
     def peers_status(self) -> tuple[ReplicationPeerStatus, ...]:
@@ -206,6 +212,22 @@ class Replicator:
     def id(self) -> NodeId:
         """Return this node's id."""
         return self._node
+
+    def knows(self, node: NodeId) -> bool:
+        """Return whether a node belongs to the cluster, for all that this node knows."""
+        return self._knows(node)
+
+    def note_refused(self, from_: NodeId, group: GroupId, term: Term) -> None:
+        """Count and log a message that a member refused."""
+        self.messages_refused += 1
+        self._warnings.warn(
+            f"refused {from_}",
+            "replication message refused",
+            sender=from_,
+            group=group,
+            term=term,
+            reason="the sender is not a member of the group, or no election can have reached the term",
+        )
 
     def post(self, to: NodeId, message: GroupMessage, payloads: Sequence[Buffer] = ()) -> None:
         """Add a message to the next envelope to a node, which is sent in this turn of the loop."""
@@ -311,7 +333,7 @@ class Replicator:
 
     def _refuse(self, from_: NodeId, error: DecodeError) -> None:
         self.envelopes_refused += 1
-        logger.warning("replication envelope refused", extra=facts(sender=from_, reason=str(error)))
+        self._warnings.warn(f"envelope {from_}", "replication envelope refused", sender=from_, reason=str(error))
 
     # -- liveness --------------------------------------------------------------------------------
 
@@ -324,7 +346,11 @@ class Replicator:
         return peer
 
     def _hear(self, node: NodeId, incarnation: int) -> None:
-        peer = self._peers.get(node) or self._peer(node)
+        peer = self._peers.get(node)
+        if peer is None:
+            if not self._knows(node):
+                return  # strangers cost nothing; a leader that a blank member answers becomes a peer by that answer
+            peer = self._peer(node)
         peer.heard_ms = self._clock.monotonic_ms()
         if peer.incarnation != incarnation:
             if peer.incarnation is not None:

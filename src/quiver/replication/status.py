@@ -42,6 +42,9 @@ class ReplicatorStatus(msgspec.Struct, frozen=True):
     peers: tuple[ReplicationPeerStatus, ...]
     envelopes_sent: int
     envelopes_refused: int
+    """Envelopes that could not be decoded."""
+    messages_refused: int
+    """Messages of strangers, or of terms that no election can have reached."""
 
 
 def find_in_sync(status: RaftStatus, *, now_ms: int, silence_ms_max: int) -> tuple[NodeId, ...]:

@@ -48,8 +48,8 @@ from quiver.testing.randomness import Latency
 from quiver.wire import admin_messages, requests
 from quiver.wire import messages as wire
 from quiver.wire.admin_messages import HoldInfo, HoldsFound, ListHolds, PlaceHoldRequest, ReleaseHoldRequest
+from quiver.wire.consumed_records import encode_consumed
 from quiver.wire.explain_messages import ExplainReplica, ReplicaExplained
-from quiver.wire.messages import ConsumeMany, ManyConsumed, encode_consumed
 
 R = TypeVar("R", bound=requests.Response)
 WINDOW_BATCHES = 8
@@ -287,7 +287,7 @@ class MemoryCluster:
         match request:
             case wire.Produce() | wire.Fetch() | wire.FindOffset() | wire.Consume() | wire.BeginEpoch():
                 return await self._answer_leader(node, request, data)
-            case wire.MoveCursor() | wire.GetCursors() | ConsumeMany():
+            case wire.MoveCursor() | wire.GetCursors() | wire.ConsumeMany():
                 return await self._answer_leader(node, request, data)
             case _:
                 return self._answer_any(node, request), []
@@ -521,7 +521,7 @@ class MemoryCluster:
                 return await self._fetch(partition, request)
             case wire.Consume():
                 return await self._consume(partition, request)
-            case ConsumeMany():
+            case wire.ConsumeMany():
                 return self._consume_many(partition, request)
             case wire.BeginEpoch():
                 return wire.EpochBegun(next_sequence=partition.begin_epoch(request.producer_id, request.epoch)), []
@@ -553,7 +553,7 @@ class MemoryCluster:
             partition.cursors[request.consumer_id] = end
         return wire.Consumed(first_offset=first, cursor=end, end_offset=partition.end_offset), parts
 
-    def _consume_many(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
+    def _consume_many(self, partition: MemoryPartition, request: Any) -> tuple[wire.ManyConsumed, list[bytes]]:
         consumed: list[Record | None] = []
         for consumer_id in request.consumer_ids:
             offset = partition.cursors.get(consumer_id, partition.first_offset)
@@ -561,7 +561,7 @@ class MemoryCluster:
             consumed.append(Batch.decode(parts[0]).records(offset, Offset(offset + 1))[0] if parts else None)
             if parts:
                 partition.cursors[consumer_id] = Offset(offset + 1)
-        return ManyConsumed(), [encode_consumed(consumed)]
+        return wire.ManyConsumed(), [encode_consumed(consumed)]
 
     async def _fetch(self, partition: MemoryPartition, request: wire.Fetch) -> tuple[requests.Response, list[bytes]]:
         if request.reader is not None:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from quiver.features import LEVEL_MIN
 from quiver.metrics import MetricFamily
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
-from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
+from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, PartitionNumber, Request, Response
 
 PROBLEMS_MAX = 200
 """Replicas that do not serve that a node describes at most."""
@@ -219,7 +219,7 @@ class RemoveManager(Request[Done], frozen=True, tag="remove_manager"):
     node: NodeId
 
 
-HeldOffsets = Annotated[tuple[tuple[PartitionId, Offset], ...], Meta(max_length=RESULTS_MAX)]
+HeldOffsets = Annotated[tuple[tuple[PartitionNumber, Offset], ...], Meta(max_length=RESULTS_MAX)]
 """By partition, the first offset that is held."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
-from quiver.wire.requests import Request, Response
+from quiver.model import GroupId, Index, NodeId, Offset, TopicId
+from quiver.wire.requests import PartitionNumber, Request, Response
 
 
 class ObstacleInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,4 +97,4 @@ class ExplainReplica(Request[ReplicaExplained], frozen=True, tag="explain_replic
     is_read = True
 
     topic_id: TopicId
-    partition_id: PartitionId
+    partition_id: PartitionNumber

@@ -12,26 +12,33 @@ a time would otherwise transfer a thousand for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quiver.errors import DecodeError
 from quiver.features import LEVEL_MIN
-from quiver.model import Buffer, ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
-from quiver.record import Record
+from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.admin_messages import AdminRequest
 from quiver.wire.explain_messages import ExplainReplica
-from quiver.wire.requests import RESULTS_MAX, Count, Done, FeatureLevelNumber, Name, Request, Response
+from quiver.wire.requests import (
+    RESULTS_MAX,
+    Count,
+    Done,
+    Epoch,
+    FeatureLevelNumber,
+    Name,
+    PartitionNumber,
+    ProducerNumber,
+    Request,
+    Response,
+    Session,
+    TimeMs,
+)
 from quiver.wire.security_messages import SecurityRequest
 
 CONSUMERS_MAX = 1_000
 """Most consumers of one `ConsumeMany`."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_record_decoder = msgspec.msgpack.Decoder(list[Record | None])
 
 # -- the cluster -------------------------------------------------------------------------------------
 
@@ -98,7 +105,7 @@ class GetMetadata(Request[MetadataFound], frozen=True, tag="get_metadata"):
     response = MetadataFound
     is_read = True
 
-    topics: tuple[Name, ...] | None = None
+    topics: Annotated[tuple[Name, ...], Meta(max_length=RESULTS_MAX)] | None = None
     is_linearizable: bool = False
     """Whether the response must be no older than the request: the primary answers it."""
     is_stale_ok: bool = False
@@ -206,7 +213,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """A topic by name and the selected partitions; an empty tuple selects all partitions."""
 
     topic: Name
-    partitions: tuple[PartitionId, ...] = ()
+    partitions: Annotated[tuple[PartitionNumber, ...], Meta(max_length=RESULTS_MAX)] = ()
 
 
 class ProducerRegistered(Response, frozen=True):
@@ -222,9 +229,9 @@ class RegisterProducerRequest(Request[ProducerRegistered], frozen=True, tag="reg
 
     response = ProducerRegistered
 
-    topics: tuple[Selection, ...]
+    topics: Annotated[tuple[Selection, ...], Meta(max_length=RESULTS_MAX)]
     name: Name = ""
-    producer_id: ProducerId | None = None
+    producer_id: ProducerNumber | None = None
     creates_topics: bool = True
     """Whether topics that do not exist are created, if the cluster's settings allow it."""
 
@@ -250,7 +257,7 @@ class RegisterConsumerRequest(Request[ConsumerRegistered], frozen=True, tag="reg
 
     response = ConsumerRegistered
 
-    topics: tuple[Selection, ...]
+    topics: Annotated[tuple[Selection, ...], Meta(max_length=RESULTS_MAX)]
     consumer_id: ConsumerId | None = None
     start: Literal["earliest", "latest"] = "earliest"
     request_id: Name = ""
@@ -268,7 +275,7 @@ class ForgetClientRequest(Request[Done], frozen=True, tag="forget_client"):
     _repeatable = False
 
     kind: Literal["producer", "consumer"]
-    id: int
+    id: Count
 
 
 # -- data, handled by the partition's leader ---------------------------------------------------------
@@ -289,7 +296,7 @@ class Produce(Request[Produced], frozen=True, tag="produce"):
     carries_batches = True
 
     topic_id: TopicId
-    partition_id: PartitionId
+    partition_id: PartitionNumber
 
 
 class Fetched(Response, frozen=True):
@@ -313,11 +320,11 @@ class Fetch(Request[Fetched], frozen=True, tag="fetch"):
     carries_batches = True
 
     topic_id: TopicId
-    partition_id: PartitionId
+    partition_id: PartitionNumber
     offset: Offset
     bytes_max: Count = 1024 * 1024
     wait_ms: Count = 0
-    reader: tuple[ConsumerId, int] | None = None
+    reader: tuple[ConsumerId, Session] | None = None
     """A consumer and its session: the fetch is refused (`fenced`) once a later session of it has moved the cursor."""
 
 
@@ -341,7 +348,7 @@ class ReadReplica(Request[ReplicaRead], frozen=True, tag="read_replica"):
     carries_batches = True
 
     topic_id: TopicId
-    partition_id: PartitionId
+    partition_id: PartitionNumber
     offset: Offset
     bytes_max: Count = 1024 * 1024
 
@@ -360,8 +367,8 @@ class FindOffset(Request[OffsetFound], frozen=True, tag="find_offset"):
     is_read = True
 
     topic_id: TopicId
-    partition_id: PartitionId
-    at: Literal["earliest", "latest"] | int
+    partition_id: PartitionNumber
+    at: Literal["earliest", "latest"] | TimeMs
 
 
 class Consumed(Response, frozen=True):
@@ -384,7 +391,7 @@ class Consume(Request[Consumed], frozen=True, tag="consume"):
     carries_batches = True
 
     topic_id: TopicId
-    partition_id: PartitionId
+    partition_id: PartitionNumber
     consumer_id: ConsumerId
     offset: Offset | None = None
     records_max: Count = 1
@@ -412,21 +419,8 @@ class ConsumeMany(Request[ManyConsumed], frozen=True, tag="take_each"):
     waits_for_index = True
 
     topic_id: TopicId
-    partition_id: PartitionId
+    partition_id: PartitionNumber
     consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(min_length=1, max_length=CONSUMERS_MAX)]
-
-
-def encode_consumed(records: Sequence[Record | None]) -> bytes:
-    """Return the payload of an answer."""
-    return _encode(records)
-
-
-def decode_consumed(payload: Buffer) -> list[Record | None]:
-    """Return the records that `encode_consumed` encoded; raises `DecodeError`."""
-    try:
-        return _record_decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise DecodeError(f"not a valid payload of consumed records: {error}") from None
 
 
 class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
@@ -439,10 +433,10 @@ class MoveCursor(Request[Done], frozen=True, tag="move_cursor"):
     waits_for_index = True
 
     topic_id: TopicId
-    partition_id: PartitionId
-    cursors: tuple[tuple[ConsumerId, Offset | Literal["latest"]], ...]
+    partition_id: PartitionNumber
+    cursors: Annotated[tuple[tuple[ConsumerId, Offset | Literal["latest"]], ...], Meta(max_length=RESULTS_MAX)]
     only_new: bool = False
-    session: int = 0
+    session: Session = 0
 
 
 class CursorsFound(Response, frozen=True):
@@ -461,8 +455,8 @@ class GetCursors(Request[CursorsFound], frozen=True, tag="get_cursors"):
     is_read = True
 
     topic_id: TopicId
-    partition_id: PartitionId
-    consumer_ids: tuple[ConsumerId, ...]
+    partition_id: PartitionNumber
+    consumer_ids: Annotated[tuple[ConsumerId, ...], Meta(max_length=RESULTS_MAX)]
 
 
 class EpochBegun(Response, frozen=True):
@@ -478,8 +472,8 @@ class BeginEpoch(Request[EpochBegun], frozen=True, tag="begin_epoch"):
     waits_for_index = True
 
     topic_id: TopicId
-    partition_id: PartitionId
-    producer_id: ProducerId
+    partition_id: PartitionNumber
+    producer_id: ProducerNumber
     epoch: Count
 
 
@@ -508,16 +502,16 @@ class LeaderInfo(msgspec.Struct, frozen=True, array_like=True):
     """A partition that the sender leads, and its epoch."""
 
     topic_id: TopicId
-    partition_id: PartitionId
-    epoch: int
+    partition_id: PartitionNumber
+    epoch: Epoch
 
 
 class BeatInfo(msgspec.Struct, frozen=True, array_like=True):
     """A client that the sender has received requests from."""
 
     kind: Literal["producer", "consumer"]
-    id: int
-    last_seen_ms: int
+    id: Count
+    last_seen_ms: TimeMs
 
 
 class HeartbeatReceived(Response, frozen=True):

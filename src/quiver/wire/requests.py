@@ -13,12 +13,18 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from quiver.model import Index
+from quiver.model import ID_MAX, TERM_MAX, Index, PartitionId, ProducerId
 
 RESULTS_MAX = 100_000
 """Most items of a list in a request or response."""
 Name = Annotated[str, Meta(max_length=300)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Epoch = Annotated[int, Meta(ge=0, le=TERM_MAX)]
+PartitionNumber = Annotated[PartitionId, Meta(ge=0, le=ID_MAX)]
+ProducerNumber = Annotated[ProducerId, Meta(ge=0, le=ID_MAX)]
+Session = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+TimeMs = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+"""A moment in milliseconds since 1970."""
 FeatureLevelNumber = Annotated[int, Meta(ge=0, le=0xFFFF)]
 
 

@@ -25,6 +25,7 @@ from quiver.metadata import (
 )
 from quiver.model import ConsumerId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_batch
+from quiver.wire.consumed_records import decode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
@@ -35,7 +36,6 @@ from quiver.wire.messages import (
     GetCursors,
     MoveCursor,
     Produce,
-    decode_consumed,
 )
 
 P0 = PartitionId(0)

@@ -29,6 +29,7 @@ from quiver.record import Batch, build_batch
 from quiver.routing.transport import Transport
 from quiver.testing import RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster
+from quiver.wire.consumed_records import decode_consumed
 from quiver.wire.messages import (
     BeginEpoch,
     Consume,
@@ -44,7 +45,6 @@ from quiver.wire.messages import (
     RegisterConsumerRequest,
     RegisterProducerRequest,
     Selection,
-    decode_consumed,
 )
 from quiver.wire.requests import Request, Response
 

@@ -10,7 +10,8 @@ from quiver.errors import QuiverError
 from quiver.model import ConsumerId, Offset, PartitionId
 from quiver.record import Batch, Record
 from quiver.testing.clusters.clients import ClientWorkload
-from quiver.wire.messages import Consume, ConsumeMany, TopicInfo, decode_consumed
+from quiver.wire.consumed_records import decode_consumed
+from quiver.wire.messages import Consume, ConsumeMany, TopicInfo
 
 FETCH_BYTES = 4 * KIB
 """Bytes per fetch: few, because the logs are small."""
