@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from quiver.spark.logs import levels
-from quiver.spark.logs.timestamps import NOTATION, find_stamp
+from quiver.spark.logs.timestamps import AMBIGUOUS, NOTATION, find_stamp
 
 HEAD_CHARACTERS_MAX: Final = 512
 """Headers end within so many characters."""
@@ -57,17 +57,24 @@ FIELDS: Final = (
     Field("bracket", r"\([^()]*\)(?:\s+|:\s*|$)", 0.98),
     Field("separator", r"(?:-+|\||:+|>+)(?:\s+|$)", 0.95),
     Field("tag", rf"(?P<source>{_NAME})(?:\[(?P<thread>[^\[\]\s]+)\])?(?: \([^()]*\))?:(?:\s+|$)", is_last=True),
+    Field("dotted tag", r"(?P<source>[A-Za-z_$][\w$-]*(?:\.[\w$-]+)+):(?:\s+|$)", is_last=True),
     Field(
         "long tag",
         rf"(?:(?P<source>{_NAME}(?: [^\s:\[\]|]+){{0,3}}?)\s?\[(?P<thread>[^\[\]\s]+)\](?: \([^()]*\))?"
         rf"|(?P<tag>{_NAME}(?: v?\d[\w.-]*)?)):(?:\s+|$)",
         is_last=True,
     ),
+    Field("flag", r"\d+\s+", 0.98, 0.0),
     Field("phrase", r"(?P<source>[A-Za-z_][^\s:=]*(?: [^\s:=]+){0,2}?) - ", 0.95, 0.2, is_last=True),
     Field("column", r"(?P<source>[A-Za-z_][\w.$/-]*)(?:\s{2,}|\t)", 0.95, 0.2),
     Field("dotted", r"(?P<source>[A-Za-z_$][\w$-]*(?:\.[\w$-]+)+)\s+", 0.98, 0.2),
 )
 """What can be recognised after a time stamp, in the order in which it is tried."""
+WITHOUT_WORDS: Final = ("phrase", "column", "dotted", "flag", "tag", "dotted tag")
+"""Fields that count only directly after another one: elsewhere words of messages look like them."""
+BRANCHING: Final = ("level", "place", "bracket", "dotted tag")
+BRANCH: Final = 0.3
+"""If no field is agreed upon, the examples with one of these are a format of their own, if they are so many."""
 _FIELD_SEARCHES: Final = tuple((one, re.compile(one.pattern)) for one in FIELDS)
 _WORD: Final = r"\S+\s+"
 _GAP: Final = re.compile(r"[\]),;|:\s-]*")
@@ -91,6 +98,9 @@ def learn_layouts(heads: Sequence[str]) -> tuple[Layout, ...]:
     for head in sorted(set(heads)):
         stamp = _stamp_of(head)
         by_notation.setdefault(stamp, []).append(head)
+    for notation, other in AMBIGUOUS.items():
+        if other in by_notation and notation in by_notation:
+            by_notation[other] += by_notation.pop(notation)
     found: list[Layout] = []
     for notation, own in sorted(by_notation.items(), key=lambda item: (item[0] == "", -len(item[1]), item[0])):
         found += _vote(notation, own)
@@ -238,25 +248,34 @@ class _Ballot:
     _is_finished = False
 
     def _try_fields(self, heads: list[tuple[str, int]], words: int) -> list[tuple[str, int]] | None:
-        for field, search in _FIELD_SEARCHES:
-            if not self._notation and field.name not in ("level", "bracket"):
+        """Take the first field that nearly all examples have, else one that tells two formats apart."""
+        branches = []
+        for order, (field, search) in enumerate(_FIELD_SEARCHES):
+            if not self._may_follow(field, words):
                 continue
-            if field.name == "level" and "level" in self._named:
-                continue
-            if field.name in ("phrase", "column", "dotted") and (words or "source" in self._named):
-                continue
-            if field.name in ("tag", "long tag", "place") and "source" in self._named:
-                continue
-            if (field.name == "tag" and words) or (field.name == "long tag" and not words):
-                continue  # the first word before a tag with blanks is the host
             matches = [(head, match) for head, at in heads if (match := search.match(head, at))]
-            if len(matches) < max(field.agreement * len(heads), 1):
-                continue
             if len({match.group() for _, match in matches}) > max(2, field.distinct_share_max * len(heads)):
                 continue
-            self._join(field, words, matches)
-            return self._heads
-        return None
+            if matches and len(matches) >= field.agreement * len(heads):
+                self._join(field, words, matches)
+                return self._heads
+            if field.name in BRANCHING and not words and len(matches) >= max(5, BRANCH * len(heads)):
+                branches.append((-len(matches), order, field, matches))
+        if not branches:
+            return None
+        _, _, field, matches = min(branches, key=lambda own: own[:2])
+        self._join(field, words, matches)
+        return self._heads
+
+    def _may_follow(self, field: Field, words: int) -> bool:
+        """Tell whether a field may stand here, after so many words that are no field."""
+        if not self._notation and field.name not in ("level", "bracket"):
+            return False
+        if (field.name == "level" and "level" in self._named) or (words and field.name in WITHOUT_WORDS):
+            return False
+        if field.name == "long tag" and not words:
+            return False  # the first word before a tag with blanks is the host
+        return not ("source" in self._named and "(?P<source>" in field.pattern)
 
     def _join(self, field: Field, words: int, matches: list[tuple[str, re.Match[str]]]) -> None:
         """Add the words that were skipped and a field to the pattern."""
@@ -265,6 +284,8 @@ class _Ballot:
         before = [head[starts[head] :].split()[:words] for head in kept]
         for place in range(words):
             kind = _kind_of([own[place] for own in before])
+            if kind == "source" and "(?P<source>" in field.pattern:
+                kind = "host"
             if kind and kind not in self._named:
                 self._named.add(kind)
                 self._pattern += rf"(?P<{kind}>\S+)\s+"

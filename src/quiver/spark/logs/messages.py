@@ -54,7 +54,7 @@ def read_message(masked: str) -> Message:
     while place < len(words):
         end, column = _draw_together(words, place)
         if columns and _continues_list(columns[-1], column):
-            columns[-1] = _without_comma(columns[-1]) + column[1:]
+            columns[-1] = columns[-1].rstrip(",;") + column.lstrip(MASK + "*")
             spans[-1] = (spans[-1][0], end)
         else:
             columns.append(column)
@@ -110,8 +110,4 @@ def _end_of_date(words: list[str], place: int) -> tuple[int, str]:
 
 
 def _continues_list(column: str, following: str) -> bool:
-    return following.startswith(MASK) and column.rstrip(",;").endswith(MASK)
-
-
-def _without_comma(column: str) -> str:
-    return column.rstrip(",;")
+    return column.rstrip(",;").endswith(MASK) and (following.startswith(MASK) or following.strip("*") == "")

@@ -45,6 +45,9 @@ FORMS_KEPT_MAX: Final = 200_000
 LINES_AT_ONCE: Final = 8192
 """So many lines are masked at once: what they need then stays in the processor's cache."""
 
+EXAMPLES_MAX: Final = 4
+"""So many lines of a new form are looked at: digits that no date has may hide the format of one of them."""
+
 Place = tuple[int, int]
 """A place in the lines of one form: the index of an anchor, and so many bytes after it. See `Masked`."""
 NOWHERE: Final[Place] = (0, -1)
@@ -138,19 +141,21 @@ class Parser:
         for code, form in enumerate(codes.dictionary.to_pylist()):
             found = known.get(form)
             if found is None:
-                row = int(np.argmax(each == code))
-                found = known[form] = self._look_at(form, text[row].as_py().encode(), masked, row, layouts)
+                rows = np.flatnonzero(each == code)[:EXAMPLES_MAX]
+                found = known[form] = self._look_at(form, text, masked, rows, layouts)
             forms.append(found)
-        rows = Parsed(self._cut(text, forms, each, masked, near), pa.array([own.is_new for own in forms], pa.bool_()))
-        parsed = Parsed(rows.rows, rows.is_new.take(pa.array(each)))
+        is_new = pa.array([own.is_new for own in forms], pa.bool_()).take(pa.array(each))
+        parsed = Parsed(self._cut(text, forms, each, masked, near), is_new)
         return self._with_fields(parsed, text, forms, each, near)
 
-    def _look_at(self, form: bytes, line: bytes, masked: Masked, row: int, layouts: tuple[Layout, ...]) -> _Form:
+    def _look_at(self, form: bytes, text: Column, masked: Masked, rows: Indices, layouts: tuple[Layout, ...]) -> _Form:
         """Find the parts, the template and the parameters of a form, with one of its lines as the example."""
         reader = self._readers.get(layouts)
         if reader is None:
             reader = self._readers[layouts] = Reader(layouts)
-        heading = reader.read(line)
+        examples = [(int(row), text[int(row)].as_py().encode()) for row in rows]
+        headings = [(row, line, reader.read(line)) for row, line in examples]
+        row, line, heading = next((own for own in headings if own[2].time is not None), headings[0])
         places = _Places(line, masked, row)
         template, spans = self._template_of(places.masked_from(heading.message, form))
         header = [heading.time, *(getattr(heading, name) for name in PARTS)]

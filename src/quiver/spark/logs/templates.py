@@ -119,7 +119,7 @@ def _tells_apart(columns: list[Counter[str]], place: int, values: Values) -> boo
             return False
     if place == 0:
         return len(words) <= FIRST_WORDS_FEW
-    return len(words) <= (CAPITALS_FEW if all(word.isupper() for word in words) else WORDS_FEW)
+    return len(words) <= (CAPITALS_FEW if all(word[0].isupper() for word in words) else WORDS_FEW)
 
 
 def _cut_by_frequent_word(part: list[Columns], columns: list[Counter[str]]) -> list[list[Columns]]:

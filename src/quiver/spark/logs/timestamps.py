@@ -27,7 +27,6 @@ _HALF: Final = r"(?: ?(?P<p>[AaPp][Mm]))?"
 _ZONE: Final = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
 _MONTH: Final = r"(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _WEEKDAY: Final = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? )?"
-_DATE_NAMED: Final = rf"(?P<d>[0-3]?\d)[ /-]{_MONTH}[ /-](?P<Y>(?:19|20)\d{{2}})"
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 _ZERO: Final = ord("0")
@@ -48,57 +47,39 @@ class Notation(msgspec.Struct, frozen=True):
         return self.name == "epoch"
 
 
+_YEAR: Final = r"(?P<Y>(?:19|20)\d{2})"
+_MONTH_NUMBER: Final = r"(?P<m>0?[1-9]|1[0-2])"
+_DAY_NUMBER: Final = r"(?P<d>3[01]|[12]\d|0?[1-9])"
+_TWO_DIGITS: Final = r"(?P<m>0[1-9]|1[0-2])(?P<d>0[1-9]|[12]\d|3[01])"
+_LOOSE_CLOCK: Final = r"(?P<H>[012]?\d)[:.](?P<M>[0-5]?\d)[:.](?P<S>[0-6]?\d)"
+_GLUED_CLOCK: Final = r"(?P<H>[012]\d):?(?P<M>[0-5]\d):?(?P<S>[0-6]\d)"
+_AFTER: Final = _FRACTION + _HALF + _ZONE
+
 NOTATIONS: Final = tuple(
     Notation(name, pattern)
     for name, pattern in (
-        (
-            "iso",
-            r"(?P<Y>(?:19|20)\d{2})[-/.](?P<m>[01]?\d)[-/.](?P<d>[0-3]?\d)[T _:-]"
-            r"(?P<H>[012]\d)[:.](?P<M>[0-5]\d)[:.](?P<S>[0-6]\d)" + _FRACTION + _HALF + _ZONE,
-        ),
-        (
-            "compact",
-            r"(?P<Y>(?:19|20)\d{2})(?P<m>[01]\d)(?P<d>[0-3]\d)[T _:-]?(?P<H>[012]\d):?(?P<M>[0-5]\d):?(?P<S>[0-6]\d)"
-            + _FRACTION
-            + _ZONE,
-        ),
-        (
-            "day-month-name-year",
-            rf"{_WEEKDAY}{_DATE_NAMED}[ :,T]+{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
-        ),
-        (
-            "month-name-year",
-            rf"{_WEEKDAY}{_MONTH} +(?P<d>[0-3]?\d),? +(?P<Y>(?:19|20)\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
-        ),
-        (
-            "ctime",
-            rf"{_WEEKDAY}{_MONTH} +(?P<d>[0-3]?\d) +{_CLOCK}{_FRACTION} +(?:[A-Z]{{3,4}} )?(?P<Y>(?:19|20)\d{{2}})",
-        ),
-        ("syslog", rf"{_WEEKDAY}{_MONTH} +(?P<d>[0-3]?\d),? +{_CLOCK}{_FRACTION}"),
-        (
-            "day-month-year",
-            rf"(?P<d>[0-3]?\d)[/.-](?P<m>[01]?\d)[/.-](?P<Y>(?:19|20)\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
-        ),
-        (
-            "month-day-year",
-            rf"(?P<m>[01]?\d)[/.-](?P<d>[0-3]?\d)[/.-](?P<Y>(?:19|20)\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
-        ),
-        ("short-year", rf"(?P<y>\d{{2}})[/-](?P<m>[01]\d)[/-](?P<d>[0-3]\d),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}"),
-        (
-            "month-day-short-year",
-            rf"(?P<m>[01]?\d)/(?P<d>[0-3]?\d)/(?P<y>\d{{2}}),? +{_CLOCK}{_FRACTION}{_HALF}{_ZONE}",
-        ),
-        (
-            "short-compact",
-            r"(?P<y>\d{2})(?P<m>[01]\d)(?P<d>[0-3]\d) (?P<H>[012]\d):?(?P<M>[0-5]\d):?(?P<S>[0-6]\d)" + _FRACTION,
-        ),
-        ("glog", rf"(?P<m>[01]\d)(?P<d>[0-3]\d) {_CLOCK}{_FRACTION}"),
-        ("month-day", rf"(?P<m>[01]?\d)[./-](?P<d>[0-3]?\d) +{_CLOCK}{_FRACTION}{_HALF}"),
+        ("iso", rf"{_YEAR}[-/.]{_MONTH_NUMBER}[-/.]{_DAY_NUMBER}[T _:-]{_LOOSE_CLOCK}{_AFTER}"),
+        ("compact-date", rf"{_YEAR}{_TWO_DIGITS}[T _:-]{_LOOSE_CLOCK}{_AFTER}"),
+        ("compact", rf"{_YEAR}{_TWO_DIGITS}[T _:-]?{_GLUED_CLOCK}{_FRACTION}{_ZONE}"),
+        ("day-month-name-year", rf"{_WEEKDAY}{_DAY_NUMBER}[ /-]{_MONTH}[ /-]{_YEAR}[ :,T]+{_CLOCK}{_AFTER}"),
+        ("month-name-year", rf"{_WEEKDAY}{_MONTH} +{_DAY_NUMBER},? +{_YEAR},? +{_CLOCK}{_AFTER}"),
+        ("ctime", rf"{_WEEKDAY}{_MONTH} +{_DAY_NUMBER} +{_CLOCK}{_FRACTION} +(?:[A-Z]{{3,4}} )?{_YEAR}"),
+        ("syslog", rf"{_WEEKDAY}{_MONTH} +{_DAY_NUMBER},? +{_CLOCK}{_FRACTION}"),
+        ("day-month-year", rf"{_DAY_NUMBER}[/.-]{_MONTH_NUMBER}[/.-]{_YEAR},? +{_CLOCK}{_AFTER}"),
+        ("month-day-year", rf"{_MONTH_NUMBER}[/.-]{_DAY_NUMBER}[/.-]{_YEAR},? +{_CLOCK}{_AFTER}"),
+        ("short-year", rf"(?P<y>\d{{2}})[/-]{_MONTH_NUMBER}[/-]{_DAY_NUMBER},? +{_CLOCK}{_AFTER}"),
+        ("month-day-short-year", rf"{_MONTH_NUMBER}/{_DAY_NUMBER}/(?P<y>\d{{2}}),? +{_CLOCK}{_AFTER}"),
+        ("short-compact", rf"(?P<y>\d{{2}}){_TWO_DIGITS} {_GLUED_CLOCK}{_FRACTION}"),
+        ("glog", rf"{_TWO_DIGITS} {_CLOCK}{_FRACTION}"),
+        ("month-day", rf"{_MONTH_NUMBER}[./-]{_DAY_NUMBER} +{_CLOCK}{_FRACTION}{_HALF}"),
         ("epoch", r"(?P<e>1\d{9}(?:\d{3}|\d{6}|\d{9})?)(?:\.(?P<f>\d{1,9}))?"),
         ("clock", rf"{_CLOCK}{_FRACTION}{_HALF}"),
     )
 )
 """All notations, the more specific first: of two that start at the same character the earlier is taken."""
+AMBIGUOUS: Final = {"day-month-year": "month-day-year", "short-year": "month-day-short-year"}
+"""Notations that a stamp such as 05/06/2024 leaves open, with the other reading. If a source has stamps that only the
+other reading fits, all its stamps have it."""
 NOTATION: Final = {one.name: one for one in NOTATIONS}
 
 _EDGE: Final = re.compile(r"[0-9A-Za-z]")
