@@ -1,7 +1,8 @@
 """The entry of every request into a node, whether it came over the wire or through the node's own gateway.
 
-A request is passed to the handler of its type. One that carries a metadata index (`known_index`) first waits until this
-node has applied that much, so that handlers judge it by metadata that is no older than its sender's.
+A request is passed to the handler of its type, if `AccessControl` allows it. One that carries a metadata index
+(`known_index`) first waits until this node has applied that much, so that it is judged by metadata that is no older
+than its sender's.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+import msgspec
+
+from quiver.access import AccessControl
+from quiver.access.rules import AUDITED, ResponseFilter, describe_target
 from quiver.clock import Clock
-from quiver.errors import RequestError
+from quiver.errors import QuiverError, RequestError
 from quiver.metadata import MetadataStore
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Request, request_name
@@ -20,8 +25,9 @@ from quiver.wire.serving import Answer, Caller, RequestHandler
 class RequestDispatcher:
     """Pass each request to the handler of its type."""
 
-    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, access: AccessControl) -> None:
         self._store = store
+        self._access = access
         self._clock = clock
         self._handlers: dict[type[Request[Any]], RequestHandler] = {}
 
@@ -36,10 +42,45 @@ class RequestDispatcher:
             raise RequestError(f"this node does not serve {request_name(request)}", code="unknown_request")
         if request.waits_for_index and request.known_index > self._store.applied_index:
             return self._handle_later(handler, caller, request, payload)
-        return handler(caller, request, payload)
+        return self._handle_now(handler, caller, request, payload)
 
     async def _handle_later(
         self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
     ) -> Answer:
         await self._store.wait_known(request.known_index, caller.wait_ms(self._clock.monotonic_ms()))
-        return await handler(caller, request, payload)
+        return await self._handle_now(handler, caller, request, payload)
+
+    def _handle_now(
+        self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
+    ) -> Awaitable[Answer]:
+        identity, keep = self._access.check(caller.identity, request, payload)
+        if identity is not caller.identity:
+            caller = msgspec.structs.replace(caller, identity=identity)
+        elif type(request) in AUDITED:
+            return self._handle_audited(handler, caller, request, payload)
+        if keep is not None:
+            return self._handle_filtered(handler, caller, request, payload, keep)
+        return handler(caller, request, payload)
+
+    async def _handle_filtered(
+        self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview, keep: ResponseFilter
+    ) -> Answer:
+        response, parts = await handler(caller, request, payload)
+        return self._access.filter(caller.identity, keep, response), parts
+
+    async def _handle_audited(
+        self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
+    ) -> Answer:
+        """Record a client's administrative change with its outcome; a node that forwards one has recorded it."""
+        outcome = "unknown"
+        try:
+            answer = await handler(caller, request, payload)
+            outcome = "done"
+        except QuiverError as error:
+            outcome = error.code
+            raise
+        else:
+            return answer
+        finally:
+            if not caller.is_node:
+                self._access.note_change(caller.identity, request_name(request), describe_target(request), outcome)

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
-from quiver.config import NodeProof, Settings, decide_proof
+from quiver.config import NodeProof, SecurityMode, Settings, decide_mode, decide_proof
 from quiver.features import LEVEL_MAX
 from quiver.loop_watchdog import LoopWatchdog
 from quiver.metadata import Database, open_database, sqlite_url
@@ -83,6 +83,8 @@ class Environment(Protocol):
     """The identity that the node gets if its data directory is new."""
     level_max: int
     """The highest feature level that the program knows."""
+    mode: SecurityMode
+    """How the node is protected."""
 
     def open_network(
         self,
@@ -123,6 +125,7 @@ class SystemEnvironment:
         self.incarnation = time.time_ns()
         self.fresh_identity = secrets.token_hex(16)
         self.level_max = LEVEL_MAX
+        self.mode = decide_mode(settings)
         self._settings = settings
         self._watchdog = LoopWatchdog(alarm_ms=node.loop_lag_alarm_ms)
         measure_gc()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -25,9 +25,11 @@ from typing import Any, Self
 import msgspec
 
 from quiver import __version__
+from quiver.access import AccessControl, AccessRequests, AuditLog, Authenticator
+from quiver.access.first_admin import create_first_admin
 from quiver.addresses import format_address, parse_address
 from quiver.broker import Broker, BrokerRegistration
-from quiver.config import Settings, list_shared
+from quiver.config import SecurityMode, Settings, list_shared
 from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
 from quiver.errors import RequestError, StorageError
@@ -48,6 +50,7 @@ from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
 from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
 from quiver.storage.data_directory import metadata_log, replicas
+from quiver.storage.rotated_file import RotatedFile
 from quiver.tasks import TaskScope
 from quiver.wire import Caller
 from quiver.wire.admin_messages import DescribeNode, NodeDescribed, ProblemInfo
@@ -56,6 +59,8 @@ from quiver.wire.tls import make_http_context
 
 logger = logging.getLogger(__name__)
 
+AUDIT_NAME = "audit.log"
+"""The audit file in the data directory of a secure node, unless `audit.file` names another."""
 GRACE_MS = 3_000
 """Time for requests in flight to finish when the node stops."""
 TRANSFER_TIMEOUT_MS = 1_000
@@ -83,6 +88,9 @@ class Node:
         self._broker: Broker
         self._gateway: Gateway | None = None
         self._dispatcher: RequestDispatcher
+        self._audit: AuditLog
+        self._access: AccessControl
+        self._authenticator: Authenticator
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -114,7 +122,7 @@ class Node:
             level_max=environment.level_max,
         )
         stack.push_async_callback(self._store.close)
-        self._dispatcher = RequestDispatcher(self._store, environment.clock)
+        self._open_access()
         self._network = await stack.enter_async_context(
             environment.open_network(
                 identity,
@@ -131,6 +139,9 @@ class Node:
         tasks.start(supervise("metadata_compaction", self._store.run_compaction, environment.rng))
         tasks.start(self._record_level(identity))
         tasks.start(self._watch_failure(replicator))
+        tasks.start(self._audit.run())
+        if environment.mode is SecurityMode.SECURE and "manager" in self._settings.node.role_names:
+            tasks.start(create_first_admin(self._store, environment.clock, self._settings.security.admin_file))
         self._gateway = await self._open_gateway(stack)
         await self._open_roles(stack, replicator, identity)
         self._network.serve(self._dispatcher.handle)
@@ -140,6 +151,26 @@ class Node:
             stack.push_async_callback(self._gateway.close)
         tasks.start(self._become_ready())
         logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
+
+    def _open_access(self) -> None:
+        environment = self._environment
+        self._audit = AuditLog(node=self.id, clock=environment.clock, write=self._make_audit_writer())
+        is_open = environment.mode is not SecurityMode.SECURE
+        self._access = AccessControl(view=self._store.view, clock=environment.clock, is_open=is_open, audit=self._audit)
+        self._authenticator = Authenticator(view=self._store.view, clock=environment.clock, audit=self._audit)
+        self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access)
+        self._dispatcher.add(self._authenticator.handlers() | AccessRequests(self._access).handlers())
+
+    def _make_audit_writer(self) -> Callable[[bytes], Awaitable[None]] | None:
+        """Return what appends to the audit file; None if there is none."""
+        settings, executor = self._settings.audit, self._environment.executor
+        path = settings.file
+        if not path and self._environment.mode is SecurityMode.SECURE:
+            path = os.path.join(self._settings.node.data, AUDIT_NAME)
+        if not path:
+            return None
+        file = RotatedFile(path, bytes_max=settings.file_bytes_max, files_max=settings.files_max)
+        return lambda lines: executor.submit(partial(file.append, lines))
 
     async def _claim(self) -> NodeIdentity:
         data, environment = self._settings.node.data, self._environment
@@ -334,6 +365,7 @@ class Node:
         tls = self._settings.tls
         expiry = read_certificate_end(tls.certificate_file) if tls.certificate_file else None
         return [
+            *self._audit.metrics(),
             *describe_node(described, now_ms=now_ms, feature_level=self._store.view().feature_level),
             *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
             *(describe_manager(self._manager.status()) if self._manager is not None else ()),

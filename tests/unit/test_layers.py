@@ -36,6 +36,7 @@ LAYERS = (
     ("replication",),
     ("partition",),
     ("metadata",),
+    ("access",),
     ("client",),
     ("classic",),
     ("spark",),

@@ -3,7 +3,7 @@
 from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
-from quiver.config.security import NodeProof, SecurityMode, SecuritySettings, decide_mode, decide_proof
+from quiver.config.security import AuditSettings, NodeProof, SecurityMode, SecuritySettings, decide_mode, decide_proof
 from quiver.config.settings import (
     ROLES,
     BrokerSettings,
@@ -20,6 +20,7 @@ __all__ = [
     "KIB",
     "MIB",
     "ROLES",
+    "AuditSettings",
     "BrokerSettings",
     "Durability",
     "ExecutorSettings",

@@ -86,6 +86,27 @@ class SecuritySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = ""
 
 
+class AuditSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The log of authentications, denials and administrative changes."""
+
+    file: Annotated[
+        str,
+        Meta(
+            description="File of JSON lines, one for each event, readable by its owner alone. Empty: `audit.log` in "
+            "the data directory of a secure node, and none otherwise."
+        ),
+    ] = ""
+    file_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1_024,
+            le=2**40,
+            description="Bytes of the file at which it is renamed to `.1` and another one begins.",
+        ),
+    ] = 64 * 1024 * 1024
+    files_max: Annotated[int, Meta(ge=1, le=1_000, description="Files that are kept, the current one included.")] = 10
+
+
 def complete(settings: Settings) -> Settings:
     """Return settings in which the files of `security.directory` are named, where nothing else was."""
     directory = settings.security.directory

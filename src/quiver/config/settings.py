@@ -15,7 +15,7 @@ from msgspec import Meta
 from quiver.addresses import parse_address
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
-from quiver.config.security import SecuritySettings
+from quiver.config.security import AuditSettings, SecuritySettings
 from quiver.config.storage import ExecutorSettings, LogSettings
 from quiver.errors import ConfigError, RequestError
 
@@ -350,6 +350,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     wire: WireSettings = WireSettings()
     tls: TlsSettings = TlsSettings()
     security: SecuritySettings = SecuritySettings()
+    audit: AuditSettings = AuditSettings()
     metadata: MetadataSettings = MetadataSettings()
     manager: ManagerSettings = ManagerSettings()
     broker: BrokerSettings = BrokerSettings()

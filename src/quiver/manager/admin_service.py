@@ -97,5 +97,6 @@ class AdminService:
             request,
             payload,
             deadline_ms=caller.deadline_ms,
-            locally=partial(self._changes.carry_out, request, payload),
+            locally=partial(self._changes.carry_out, request, payload, caller.identity),
+            principal=caller.principal,
         )

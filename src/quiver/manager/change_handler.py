@@ -17,9 +17,20 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol, assert_never
 
+import msgspec
+
+from quiver.access.rules import client_name
 from quiver.clock import Clock
 from quiver.config import ManagerSettings
-from quiver.errors import ConflictError, NotFoundError, OutOfRangeError, RequestError, UnavailableError
+from quiver.errors import (
+    ConflictError,
+    NotAllowedError,
+    NotFoundError,
+    OutOfRangeError,
+    RequestError,
+    UnavailableError,
+)
+from quiver.manager.access_changes import AccessChange, access_command, token_command
 from quiver.manager.describe import read_retention
 from quiver.manager.manager_changes import add_manager, remove_manager
 from quiver.manager.placement import Assignments, count_brokers, default_replicas, place_topic
@@ -49,11 +60,14 @@ from quiver.metadata import (
     TopicSelection,
     UndrainBroker,
 )
+from quiver.metadata.clients import OWNERS_LEVEL
 from quiver.metadata.commands import CreateTopicResult, decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index, NodeId
-from quiver.wire import admin_messages, messages
-from quiver.wire.requests import Done
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.permissions import ResourceKind, Verb
+from quiver.wire import admin_messages, messages, security_messages
+from quiver.wire.requests import Done, Response
 from quiver.wire.serving import Answer
 
 SingleRequest = (
@@ -79,6 +93,8 @@ ChangeRequest = (
     | messages.SubmitCommand
     | messages.BrokerHeartbeatRequest
     | admin_messages.UpgradeCluster
+    | AccessChange
+    | security_messages.CreateTokenRequest
 )
 """Requests that only the primary serves."""
 
@@ -124,8 +140,11 @@ class ChangeHandler:
         self._in_flight: list[Assignments] = []
         """Assignments that are submitted and not in the metadata yet."""
 
-    async def carry_out(self, request: ChangeRequest, payload: memoryview) -> Answer:
-        """Carry out a request; raises as `submit` does, and `UnavailableError` before the cluster is formed."""
+    async def carry_out(self, request: ChangeRequest, payload: memoryview, identity: ConnectionIdentity) -> Answer:
+        """Carry out a request; raises as `submit` does, and `UnavailableError` before the cluster is formed.
+
+        The principal is in the commands, so that the metadata's log says who asked.
+        """
         command: Command[Any] | None = decode_payload(payload) if isinstance(request, messages.SubmitCommand) else None
         if not self._store.view().cluster_id and not isinstance(command, InitCluster):
             # Retriable, unlike the refusal of `apply`: the first primary is about to form the cluster.
@@ -144,16 +163,18 @@ class ChangeHandler:
             case admin_messages.UpgradeCluster():
                 return await self._manager.upgrade.carry_out(request), ()
             case messages.CreateTopicRequest():
-                return await self._create_topic(request), ()
+                return await self._create_topic(request, self._asker(identity)), ()
             case messages.AddPartitionsRequest():
-                return await self._add_partitions(request), ()
+                return await self._add_partitions(request, self._asker(identity)), ()
             case messages.RegisterProducerRequest():
-                return await self._register_producer(request), ()
+                return await self._register_producer(request, identity), ()
             case messages.RegisterConsumerRequest():
-                return await self._register_consumer(request), ()
+                return await self._register_consumer(request, identity), ()
+            case security_messages.CreateTokenRequest():
+                return await self._create_token(request, self._asker(identity)), ()
             case messages.RemoveBroker():
                 await self._remove_vote(request.broker)
-                return await self._submit_single(request)
+                return await self._submit_single(request, self._asker(identity))
             case admin_messages.AddManager():
                 await add_manager(self._store, request.node)
                 return Done(index=self._index), ()
@@ -161,13 +182,27 @@ class ChangeHandler:
                 await remove_manager(self._store, request.node)
                 return Done(index=self._index), ()
             case _:
-                return await self._submit_single(request)
+                return await self._submit_single(request, self._asker(identity))
 
-    async def _submit_single(self, request: SingleRequest) -> Answer:
+    def _asker(self, identity: ConnectionIdentity) -> str:
+        """Return the principal for the metadata's log; none below the feature level that knows it."""
+        return identity.owner if self._store.feature_level >= OWNERS_LEVEL else ""
+
+    async def _submit_single(self, request: SingleRequest | AccessChange, asker: str) -> Answer:
+        if isinstance(request, AccessChange):
+            await self._store.submit(access_command(request, now_ms=self._clock.wall_ms(), principal=asker))
+            return Done(index=self._index), ()
         command = self._command(request)
         if command is not None:
-            await self._store.submit(command)
+            await self._store.submit(msgspec.structs.replace(command, principal=asker) if asker else command)
         return Done(index=self._index), ()
+
+    async def _create_token(self, request: security_messages.CreateTokenRequest, asker: str) -> Response:
+        command, token = token_command(request, now_ms=self._clock.wall_ms(), principal=asker)
+        await self._store.submit(command)
+        return security_messages.TokenCreated(
+            token_id=token.id, token=token.text, expires_ms=command.expires_ms, index=self._index
+        )
 
     async def _remove_vote(self, node: NodeId) -> None:
         """Remove a node that is about to leave the cluster from the managers first.
@@ -209,7 +244,7 @@ class ChangeHandler:
 
     # -- topics ----------------------------------------------------------------------------------
 
-    async def _create_topic(self, request: messages.CreateTopicRequest) -> messages.TopicCreated:
+    async def _create_topic(self, request: messages.CreateTopicRequest, asker: str) -> messages.TopicCreated:
         _check_bounds(partitions=request.partitions, replicas=request.replicas)
         view = await self._store.read(linearizable=True)
         made = view.topic_made_by(request.request_id, request.topic)
@@ -219,15 +254,16 @@ class ChangeHandler:
         elif view.topic(request.topic) is not None:
             raise ConflictError(f"not done: topic {request.topic!r} exists already", code="topic_exists")
         else:
-            created: CreateTopicResult = await self._submit_placed(partial(self._place, request))
+            created: CreateTopicResult = await self._submit_placed(partial(self._place, request, asker))
             topic_id, partitions = created.topic_id, created.partitions
         return messages.TopicCreated(topic_id=topic_id, partitions=partitions, index=self._index)
 
-    def _place(self, request: messages.CreateTopicRequest) -> CreateTopicCommand:
+    def _place(self, request: messages.CreateTopicRequest, asker: str) -> CreateTopicCommand:
         view = self._store.view()
         replicas = default_replicas(view) if request.replicas is None else request.replicas
         return CreateTopicCommand(
             now_ms=self._clock.wall_ms(),
+            principal=asker,
             topic=request.topic,
             replicas=replicas,
             assignments=place_topic(
@@ -237,13 +273,13 @@ class ChangeHandler:
             request_id=request.request_id,
         )
 
-    async def _add_partitions(self, request: messages.AddPartitionsRequest) -> Done:
+    async def _add_partitions(self, request: messages.AddPartitionsRequest, asker: str) -> Done:
         _check_bounds(partitions=request.partitions)
         async with self._growing:
-            await self._submit_placed(partial(self._place_more, request))
+            await self._submit_placed(partial(self._place_more, request, asker))
         return Done(index=self._index)
 
-    def _place_more(self, request: messages.AddPartitionsRequest) -> AddPartitionsCommand:
+    def _place_more(self, request: messages.AddPartitionsRequest, asker: str) -> AddPartitionsCommand:
         view = self._store.view()
         topic = view.topic(request.topic)
         assignments: Assignments = ()  # `apply` refuses: unknown topic, or not more partitions than now
@@ -253,7 +289,11 @@ class ChangeHandler:
             underway = chain.from_iterable(self._in_flight)
             assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
         return AddPartitionsCommand(
-            now_ms=self._clock.wall_ms(), topic=request.topic, partitions=request.partitions, assignments=assignments
+            now_ms=self._clock.wall_ms(),
+            principal=asker,
+            topic=request.topic,
+            partitions=request.partitions,
+            assignments=assignments,
         )
 
     async def _submit_placed(self, place: Callable[[], CreateTopicCommand | AddPartitionsCommand]) -> Any:
@@ -321,18 +361,24 @@ class ChangeHandler:
 
     # -- clients ---------------------------------------------------------------------------------
 
-    async def _register_producer(self, request: messages.RegisterProducerRequest) -> messages.ProducerRegistered:
-        view = self._store.view()
+    async def _register_producer(
+        self, request: messages.RegisterProducerRequest, identity: ConnectionIdentity
+    ) -> messages.ProducerRegistered:
+        view, asker = self._store.view(), self._asker(identity)
         if request.producer_id is None or request.producer_id in view.producers:
             for selection in request.topics:
                 if view.topic(selection.topic) is None and request.creates_topics and self._settings.creates_topics:
-                    await self._create_missing(selection.topic)
+                    await self._create_missing(selection.topic, identity)
+        known = view.producers.get(request.producer_id) if request.producer_id is not None else None
+        name = request.name or (client_name(known) if known is not None else "")
         registered = await self._store.submit(
             RegisterProducerCommand(
                 now_ms=self._clock.wall_ms(),
+                principal=asker,
                 topics=_selections(request.topics),
                 name=request.name,
                 producer_id=request.producer_id,
+                takes_over=self._may_take_over(identity, ResourceKind.PRODUCER, name),
             )
         )
         self._note_registered(EntityKind.PRODUCER, registered.producer_id)
@@ -340,22 +386,37 @@ class ChangeHandler:
             producer_id=registered.producer_id, epoch=registered.epoch, index=self._index
         )
 
-    async def _create_missing(self, topic: str) -> None:
+    def _may_take_over(self, identity: ConnectionIdentity, kind: ResourceKind, name: str) -> bool:
+        """Return whether somebody may register as a client of that name although another one owns it."""
+        return self._store.feature_level >= OWNERS_LEVEL and identity.allows(Verb.CONFIGURE, kind, name)
+
+    async def _create_missing(self, topic: str, identity: ConnectionIdentity) -> None:
         """Create a topic with default settings; a concurrent creation of the same topic is fine."""
+        if not identity.allows(Verb.CREATE, ResourceKind.TOPIC, topic):
+            raise NotAllowedError(
+                f"not done: topic {topic!r} does not exist, and {identity.principal} may not create it; ask an "
+                "administrator for the topic or for a grant"
+            )
         try:
-            await self._create_topic(messages.CreateTopicRequest(topic=topic))
+            await self._create_topic(messages.CreateTopicRequest(topic=topic), self._asker(identity))
         except ConflictError as error:
             if error.code != "topic_exists":
                 raise
 
-    async def _register_consumer(self, request: messages.RegisterConsumerRequest) -> messages.ConsumerRegistered:
+    async def _register_consumer(
+        self, request: messages.RegisterConsumerRequest, identity: ConnectionIdentity
+    ) -> messages.ConsumerRegistered:
+        known = self._store.view().consumers.get(request.consumer_id) if request.consumer_id is not None else None
+        name = request.request_id if known is None else client_name(known)
         registered = await self._store.submit(
             RegisterConsumerCommand(
                 now_ms=self._clock.wall_ms(),
+                principal=self._asker(identity),
                 topics=_selections(request.topics),
                 consumer_id=request.consumer_id,
                 start=StartFrom(request.start),
                 request_id=request.request_id,
+                takes_over=self._may_take_over(identity, ResourceKind.CONSUMER, name),
             )
         )
         self._note_registered(EntityKind.CONSUMER, registered.consumer_id)

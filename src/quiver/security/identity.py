@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
-from quiver.security.permissions import Permissions
-from quiver.security.principal import ANONYMOUS, Principal
+from quiver.security.permissions import Permissions, ResourceKind, Verb
+from quiver.security.principal import ANONYMOUS, Principal, PrincipalKind, user_principal
 from quiver.security.scram import ScramServer
+
+USER_URI = "urn:quiver:user:"
+"""Begins the URI in a user's certificate, before the name."""
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +37,27 @@ class ConnectionIdentity:
         self.address = address
         self.credential: Credential | None = None
         self.permissions: Permissions | None = None
-        """Compiled permissions, valid while `version` is that of the access control."""
-        self.version = -1
+        """Compiled permissions, valid while `version` is the access table of the newest metadata."""
+        self.version: object = None
         self.scram: ScramServer | None = None
         """An exchange that the client has begun."""
+
+    @property
+    def owner(self) -> str:
+        """Return the principal as the owner of what it registers, and in the metadata's log; empty unless a user."""
+        return str(self.principal) if self.principal.kind is PrincipalKind.USER else ""
+
+    def allows(self, verb: Verb, kind: ResourceKind, name: str) -> bool:
+        """Return whether the permissions by which a request was let in allow something else, too."""
+        return self.permissions is None or self.permissions.allows(verb, kind, name)
+
+
+def certificate_identity(certificate: Mapping[str, Any] | None, *, address: str) -> ConnectionIdentity:
+    """Return the identity of a client by its verified certificate; anonymous if that names no user, or several."""
+    names = [] if certificate is None else certificate.get("subjectAltName", ())
+    users = [value[len(USER_URI) :] for kind, value in names if kind == "URI" and value.startswith(USER_URI)]
+    if len(users) != 1 or not users[0]:
+        return ConnectionIdentity(address=address)
+    identity = ConnectionIdentity(user_principal(users[0]), address=address)
+    identity.credential = Credential(kind="certificate")
+    return identity

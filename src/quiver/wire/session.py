@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from quiver.addresses import format_address
 from quiver.errors import DecodeError
 from quiver.model import Buffer, NodeId
-from quiver.security import ANONYMOUS, node_principal
-from quiver.security.identity import ConnectionIdentity
+from quiver.security import node_principal
+from quiver.security.identity import ConnectionIdentity, certificate_identity
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
 from quiver.wire.envelope import decode_cancel, decode_request
 from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind
@@ -34,9 +34,8 @@ class RequestSession:
         self.level = hello.level_max
         """The highest feature level that the other side's program knows."""
         self.address = format_address((connection.peer_host, connection.peer_port))
-        principal = ANONYMOUS if self.node is None else node_principal(self.node)
-        self.identity = ConnectionIdentity(principal, address=self.address)
-        """Who the connection speaks for; a client's is anonymous until it authenticates."""
+        self.identity = self._identify(connection)
+        """Who the connection speaks for; a client without a certificate is anonymous until it authenticates."""
         self._server = server
         self._settings = server.settings
         self._connection = connection
@@ -48,6 +47,11 @@ class RequestSession:
         self._is_held = False
         self._will_flush = False
         self._end_reason = ""
+
+    def _identify(self, connection: Connection) -> ConnectionIdentity:
+        if self.node is not None:
+            return ConnectionIdentity(node_principal(self.node), address=self.address)
+        return certificate_identity(connection.certificate, address=self.address)
 
     @property
     def name(self) -> NodeId | str:

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quiver.access import AccessControl, AuditLog
 from quiver.broker import Broker, BrokerRegistration
 from quiver.clock import Clock, Rng
 from quiver.config import BrokerSettings, LogSettings, ManagerSettings, PartitionSettings, ReplicationSettings, Settings
@@ -171,7 +172,7 @@ class Node(HarnessNode):
             rng=rng,
             directory=DIRECTORY,
         ) as self.broker:
-            dispatcher = RequestDispatcher(self.store, clock)
+            dispatcher = RequestDispatcher(self.store, clock, open_access(self.store, clock))
             dispatcher.add(admin.handlers() | self.broker.handlers())
             if not cluster.is_managed:
                 dispatcher.add({BrokerHeartbeatRequest: self._handle_heartbeat})
@@ -367,3 +368,9 @@ def simulate(
                     node.kill()
 
         cluster.run(main)
+
+
+def open_access(store: MetadataStore, clock: Clock) -> AccessControl:
+    """Return the access control of a node that needs no credentials."""
+    audit = AuditLog(node=NodeId(0), clock=clock)
+    return AccessControl(view=store.view, clock=clock, is_open=True, audit=audit)

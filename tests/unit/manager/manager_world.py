@@ -12,12 +12,14 @@ from typing import Any, TypeVar, cast
 import metadata_cluster
 from metadata_world import NOW_MS, register_broker
 
+from quiver.access import AccessControl, AuditLog
+from quiver.clock import Clock
 from quiver.config import ManagerSettings
 from quiver.dispatch import RequestDispatcher
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.features import LEVEL_MAX
 from quiver.manager import AdminService, Manager, NodeRouter
-from quiver.metadata import Command, FinishMove, MoveRow, MoveState, PromoteMove, View
+from quiver.metadata import Command, FinishMove, MetadataStore, MoveRow, MoveState, PromoteMove, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.testing import SimulatedClock
@@ -112,7 +114,7 @@ class WorldManager(metadata_cluster.Manager):
             settings=self.world.manager_settings,
             heartbeats=getattr(self, "manager", None),
         )
-        dispatcher = RequestDispatcher(self.store, clock)
+        dispatcher = RequestDispatcher(self.store, clock, open_access(self.store, clock))
         dispatcher.add(self.admin.handlers())
         self.world.wire.transport.serve(self.address, self.id, dispatcher.handle, clock=clock)
         await asyncio.Event().wait()
@@ -268,3 +270,9 @@ def run(
         await test(cluster)
 
     metadata_cluster.simulate(main, managers=managers, make_cluster=make_world, **settings)
+
+
+def open_access(store: MetadataStore, clock: Clock) -> AccessControl:
+    """Return the access control of a node that needs no credentials."""
+    audit = AuditLog(node=NodeId(0), clock=clock)
+    return AccessControl(view=store.view, clock=clock, is_open=True, audit=audit)

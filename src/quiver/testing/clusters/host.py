@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.addresses import Address
 from quiver.clock import Clock, Rng
+from quiver.config import SecurityMode
 from quiver.environment import NodeNetwork
 from quiver.errors import DamageError, StorageError
 from quiver.features import LEVEL_MAX, LEVEL_MIN
@@ -78,6 +79,7 @@ class SimulatedEnvironment:
     address: str
     medium: Medium
     level_max: int = LEVEL_MAX
+    mode: SecurityMode = SecurityMode.DEVELOPMENT
 
     @asynccontextmanager
     async def open_network(

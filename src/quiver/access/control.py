@@ -1,0 +1,186 @@
+"""`AccessControl`: the one decision whether a request may be done, for wire and HTTP.
+
+Each connection has a `ConnectionIdentity`. Its permissions are compiled once and used until users, tokens, memberships
+or grants change; then the credential is checked again. What is decided here never waits.
+
+An open cluster (development mode, `insecure`) gives everybody without credentials the role of an administrator: a
+grant like any other, and the only difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quiver.access.audit import AuditEvent, AuditLog
+from quiver.access.rules import FILTERS, RULES, ResponseFilter, describe_target
+from quiver.clock import Clock
+from quiver.errors import NotAllowedError, QuiverError, RequestError
+from quiver.metadata import View
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.permissions import AccessVerdict, Permissions, ResourceKind, Verb, admin_grant, explain
+from quiver.security.principal import ANONYMOUS, Principal, PrincipalKind, parse_principal
+from quiver.wire.requests import Request, Response, request_name
+
+ACTED_FOR_MAX = 4_096
+"""Principals for which other nodes have sent requests that are remembered; beyond it, they begin again."""
+
+
+class AccessControl:
+    """Decide about requests by this node's copy of the metadata."""
+
+    def __init__(self, *, view: Callable[[], View], clock: Clock, is_open: bool, audit: AuditLog) -> None:
+        """`is_open`: whether a client without credentials may do everything."""
+        self.is_open = is_open
+        self.audit = audit
+        self._view = view
+        self._clock = clock
+        self._acted_for: dict[str, ConnectionIdentity] = {}
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def check(
+        self, identity: ConnectionIdentity, request: Request[Any], payload: memoryview
+    ) -> tuple[ConnectionIdentity, ResponseFilter | None]:
+        """Return who a request is done for, and the filter of its response; identities of nodes may act for others.
+
+        Raises:
+            NotAllowedError: it is not allowed; or, as `unauthenticated`, the credential is missing or not valid.
+            NotFoundError: the topic that it names by id does not exist.
+        """
+        if request.on_behalf_of:
+            identity = self._act_for(identity, request.on_behalf_of)
+        permissions = self.permissions(identity)
+        if permissions.is_admin:
+            return identity, None
+        kind = type(request)
+        try:
+            RULES[kind](permissions, self._view(), request, payload)
+        except NotAllowedError as error:
+            self.note_denial(identity, request_name(request), describe_target(request), error)
+            raise
+        return identity, FILTERS.get(kind)
+
+    def filter(self, identity: ConnectionIdentity, keep: ResponseFilter, response: Response) -> Response:
+        """Return a response without what its receiver may not see."""
+        return keep(self.permissions(identity), self._view(), response)
+
+    def permissions(self, identity: ConnectionIdentity) -> Permissions:
+        """Return what the principal of a connection may do now.
+
+        Raises:
+            NotAllowedError: its credential is not valid any more (`unauthenticated`).
+        """
+        found, credential = identity.permissions, identity.credential
+        access = self._view().access
+        if found is None or identity.version is not access:
+            found = self._renew(identity)
+        expires_ms = None if credential is None else credential.expires_ms
+        if expires_ms is not None and self._clock.wall_ms() >= expires_ms:
+            raise self._demote(identity, "the credential has expired")
+        return found
+
+    def _renew(self, identity: ConnectionIdentity) -> Permissions:
+        view, principal = self._view(), identity.principal
+        if principal.kind is PrincipalKind.USER and not self._is_valid(identity, view):
+            raise self._demote(identity, "the credential was revoked, or the user disabled or deleted")
+        identity.permissions = self._compile(principal, view)
+        identity.version = view.access
+        return identity.permissions
+
+    def _compile(self, principal: Principal, view: View) -> Permissions:
+        is_trusted = principal.kind is PrincipalKind.NODE or (self.is_open and principal == ANONYMOUS)
+        grants = view.access.grants_of(principal)
+        return Permissions(principal, [admin_grant(str(principal)), *grants] if is_trusted else grants)
+
+    def _is_valid(self, identity: ConnectionIdentity, view: View) -> bool:
+        user = view.users.get(identity.principal.name)
+        if user is None or not user.is_enabled:
+            return False
+        credential = identity.credential
+        if credential is None or credential.kind not in ("token", "scram"):
+            return True
+        if credential.kind == "scram":
+            return user.verifier is not None and user.verifier.stored_key == credential.stamp
+        token = view.tokens.get(credential.id)
+        return token is not None and token.secret_hash == credential.stamp and token.user == user.name
+
+    def _demote(self, identity: ConnectionIdentity, reason: str) -> NotAllowedError:
+        error = NotAllowedError(f"not done: {reason}; authenticate again", code="unauthenticated")
+        self.audit.record(
+            AuditEvent(
+                kind="authentication",
+                principal=str(identity.principal),
+                address=identity.address,
+                outcome="unauthenticated",
+                detail=reason,
+            )
+        )
+        # Not anonymous: a client that was somebody must not go on with what everybody may do.
+        identity.permissions, identity.version = Permissions(identity.principal, ()), None
+        return error
+
+    def _act_for(self, identity: ConnectionIdentity, principal: str) -> ConnectionIdentity:
+        if identity.principal.kind is not PrincipalKind.NODE:
+            raise NotAllowedError("not done: only nodes send requests on behalf of others")
+        acting = self._acted_for.get(principal)
+        if acting is None:
+            if len(self._acted_for) >= ACTED_FOR_MAX:
+                self._acted_for.clear()
+            acting = ConnectionIdentity(parse_principal(principal), address=identity.address)
+            self._acted_for[principal] = acting
+        return acting
+
+    # -- for HTTP routes -------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """Return the metadata by which is decided."""
+        return self._view()
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def note_denial(self, identity: ConnectionIdentity, request: str, target: str, error: QuiverError) -> None:
+        """Record that something was not allowed."""
+        self.audit.record(
+            AuditEvent(
+                kind="denial",
+                principal=str(identity.principal),
+                address=identity.address,
+                request=request,
+                target=target,
+                outcome=error.code,
+                detail=error.message,
+            )
+        )
+
+    def note_change(self, identity: ConnectionIdentity, request: str, target: str, outcome: str) -> None:
+        """Record the outcome of an administrative change, on the node that it entered."""
+        self.audit.record(
+            AuditEvent(
+                kind="change",
+                principal=str(identity.principal),
+                address=identity.address,
+                request=request,
+                target=target,
+                outcome=outcome,
+            )
+        )
+
+    # -- explanation -----------------------------------------------------------------------------
+
+    def explain(self, principal: str, verb: Verb, kind: ResourceKind, name: str) -> AccessVerdict:
+        """Explain whether a principal may do something; raises `RequestError` for what is no principal."""
+        found = parse_principal(principal)
+        view = self._view()
+        if self.is_open and found == ANONYMOUS:
+            reason = "this cluster is open: everybody without credentials may do everything"
+            return AccessVerdict(is_allowed=True, reason=reason, grant=admin_grant(str(found)))
+        if found.kind is PrincipalKind.USER:
+            user = view.users.get(found.name)
+            if user is None:
+                return AccessVerdict(is_allowed=False, reason=f"there is no user {found.name!r}")
+            if not user.is_enabled:
+                return AccessVerdict(is_allowed=False, reason=f"user {found.name!r} is disabled")
+        if kind is ResourceKind.CLUSTER and name:
+            raise RequestError("not done: the cluster has no name", code="bad_resource")
+        return explain(view.access, found, verb, kind, name)

@@ -1,0 +1,333 @@
+"""The rule of every request type: what its sender must be allowed. Pure data and small functions.
+
+A rule gets the sender's permissions, the metadata and the request, and raises `NotAllowedError` if a grant is missing.
+It is not asked for administrators and nodes, who may do everything. `FILTERS` leave out of some responses what the
+caller may not see.
+
+A request that names a topic by id which does not exist is refused as `unknown_topic` here, so that no handler meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from quiver.errors import DecodeError, NotAllowedError, NotFoundError
+from quiver.metadata import ConsumerRow, ProducerRow, View
+from quiver.model import NO_PRODUCER, ConsumerId, ProducerId, TopicId
+from quiver.record import decode_header
+from quiver.security.permissions import Permissions, ResourceKind, Verb, describe_resource
+from quiver.security.principal import parse_principal
+from quiver.wire import admin_messages, messages, security_messages
+from quiver.wire.explain_messages import ExplainReplica
+from quiver.wire.requests import Request, Response
+
+Rule = Callable[[Permissions, View, Any, memoryview], None]
+"""Raise `NotAllowedError` unless a request is allowed."""
+ResponseFilter = Callable[[Permissions, View, Any], Response]
+"""Return a response without what its receiver may not see."""
+ClientKind = Literal["producer", "consumer"]
+
+_KINDS: dict[ClientKind, ResourceKind] = {"producer": ResourceKind.PRODUCER, "consumer": ResourceKind.CONSUMER}
+
+
+# -- what rules are made of --------------------------------------------------------------------------
+
+
+def require(permissions: Permissions, verb: Verb, kind: ResourceKind, name: str = "", *, shown: str = "") -> None:
+    """Raise `NotAllowedError` unless a verb is allowed; `shown` is written in place of a name that is a secret."""
+    if not permissions.allows(verb, kind, name):
+        raise deny(permissions, f"{verb} {shown or describe_resource(kind, name)}")
+
+
+def require_known(permissions: Permissions) -> None:
+    """Raise `NotAllowedError` unless the sender has proven who it is."""
+    if not permissions.is_known and not permissions.is_admin:
+        raise deny(permissions, "do this")
+
+
+def deny(permissions: Permissions, wanted: str) -> NotAllowedError:
+    """Return the error of a principal that may not do something."""
+    if not permissions.is_known:
+        return NotAllowedError(
+            f"not done: nobody may {wanted} without credentials; authenticate with a token", code="unauthenticated"
+        )
+    return NotAllowedError(f"not done: {permissions.principal} may not {wanted}; ask an administrator for a grant")
+
+
+def require_owner(permissions: Permissions, row: ProducerRow | ConsumerRow | None, kind: ClientKind) -> None:
+    """Raise `NotAllowedError` if a client belongs to another principal; an unknown client is the handler's business."""
+    if row is None or row.owner in ("", str(permissions.principal)):
+        return
+    if not permissions.allows(Verb.CONFIGURE, _KINDS[kind], client_name(row)):
+        message = f"not done: {kind} {row.key} belongs to another user; {permissions.principal} may not use it"
+        raise NotAllowedError(message, code="not_owner")
+
+
+def client_name(row: ProducerRow | ConsumerRow) -> str:
+    """Return the name by which grants refer to a client: its name, or its id if it has none."""
+    name = row.name if isinstance(row, ProducerRow) else row.request_id
+    return name or str(row.key)
+
+
+def require_topic_id(permissions: Permissions, view: View, verb: Verb, topic_id: TopicId) -> None:
+    """Raise unless a verb is allowed on a topic by id; the error does not say the topic's name."""
+    topic = view.topics.get(topic_id)
+    if topic is None:
+        raise NotFoundError(f"not done: unknown topic id {topic_id}", code="unknown_topic")
+    shown = "" if permissions.sees_topic(topic.name) else f"topic id {topic_id}"
+    require(permissions, verb, ResourceKind.TOPIC, topic.name, shown=shown)
+
+
+def require_producer(permissions: Permissions, view: View, producer_id: int) -> None:
+    """Raise if a producer belongs to another principal."""
+    require_owner(permissions, view.producers.get(ProducerId(producer_id)), "producer")
+
+
+def require_consumers(permissions: Permissions, view: View, ids: Iterable[int]) -> None:
+    """Raise if one of these consumers belongs to another principal."""
+    for id_ in ids:
+        require_owner(permissions, view.consumers.get(ConsumerId(id_)), "consumer")
+
+
+# -- rules -------------------------------------------------------------------------------------------
+
+
+def _public(*_: object) -> None:
+    """Allow everybody."""
+
+
+def _known(permissions: Permissions, _: View, __: object, ___: memoryview) -> None:
+    require_known(permissions)
+
+
+def _nodes_only(permissions: Permissions, _: View, __: object, ___: memoryview) -> None:
+    raise deny(permissions, "send what only nodes send")
+
+
+def _cluster(verb: Verb) -> Rule:
+    def rule(permissions: Permissions, _: View, __: object, ___: memoryview) -> None:
+        require(permissions, verb, ResourceKind.CLUSTER)
+
+    return rule
+
+
+def _topic(verb: Verb) -> Rule:
+    def rule(permissions: Permissions, _: View, request: Any, __: memoryview) -> None:
+        require(permissions, verb, ResourceKind.TOPIC, request.topic)
+
+    return rule
+
+
+def _topic_id(verb: Verb) -> Rule:
+    def rule(permissions: Permissions, view: View, request: Any, _: memoryview) -> None:
+        require_topic_id(permissions, view, verb, request.topic_id)
+
+    return rule
+
+
+def _produce(permissions: Permissions, view: View, request: messages.Produce, payload: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.WRITE, request.topic_id)
+    try:
+        producer_id = decode_header(payload).producer_id
+    except DecodeError:
+        return  # the handler says what is wrong with it
+    if producer_id != NO_PRODUCER:
+        require_producer(permissions, view, producer_id)
+
+
+def _begin_epoch(permissions: Permissions, view: View, request: messages.BeginEpoch, _: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.WRITE, request.topic_id)
+    require_producer(permissions, view, request.producer_id)
+
+
+def _fetch(permissions: Permissions, view: View, request: messages.Fetch, _: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    if request.reader is not None:
+        require_consumers(permissions, view, (request.reader[0],))
+
+
+def _consume(permissions: Permissions, view: View, request: messages.Consume, _: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    require_consumers(permissions, view, (request.consumer_id,))
+
+
+def _consume_many(
+    permissions: Permissions, view: View, request: messages.ConsumeMany | messages.GetCursors, _: memoryview
+) -> None:
+    require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    require_consumers(permissions, view, request.consumer_ids)
+
+
+def _move_cursor(permissions: Permissions, view: View, request: messages.MoveCursor, _: memoryview) -> None:
+    require_topic_id(permissions, view, Verb.READ, request.topic_id)
+    require_consumers(permissions, view, (consumer_id for consumer_id, _ in request.cursors))
+
+
+def _register_producer(
+    permissions: Permissions, view: View, request: messages.RegisterProducerRequest, _: memoryview
+) -> None:
+    for selection in request.topics:
+        require(permissions, Verb.WRITE, ResourceKind.TOPIC, selection.topic)
+    if request.producer_id is not None:
+        require_producer(permissions, view, request.producer_id)
+
+
+def _register_consumer(
+    permissions: Permissions, view: View, request: messages.RegisterConsumerRequest, _: memoryview
+) -> None:
+    for selection in request.topics:
+        require(permissions, Verb.READ, ResourceKind.TOPIC, selection.topic)
+    if request.consumer_id is not None:
+        require_consumers(permissions, view, (request.consumer_id,))
+
+
+def _forget_client(permissions: Permissions, view: View, request: messages.ForgetClientRequest, _: memoryview) -> None:
+    require_known(permissions)
+    row: ProducerRow | ConsumerRow | None = view.producers.get(ProducerId(request.id))
+    if request.kind == "consumer":
+        row = view.consumers.get(ConsumerId(request.id))
+    if row is not None and not row.owner:
+        require(permissions, Verb.CONFIGURE, _KINDS[request.kind], client_name(row))
+    require_owner(permissions, row, request.kind)
+
+
+def _release_hold(
+    permissions: Permissions, view: View, request: admin_messages.ReleaseHoldRequest, _: memoryview
+) -> None:
+    require_known(permissions)
+    for topic_id, name in view.holds:
+        if name == request.name and request.topic_id in (None, topic_id):
+            require_topic_id(permissions, view, Verb.READ, topic_id)
+
+
+def _explain_access(
+    permissions: Permissions, _: View, request: security_messages.ExplainAccess, __: memoryview
+) -> None:
+    require_known(permissions)
+    if parse_principal(request.principal) != permissions.principal:
+        require(permissions, Verb.ADMIN, ResourceKind.CLUSTER)
+
+
+def _describe_node(permissions: Permissions, _: View, request: admin_messages.DescribeNode, __: memoryview) -> None:
+    if request.topic is not None and not (request.with_metrics or request.with_settings or request.with_lags):
+        require(permissions, Verb.READ, ResourceKind.TOPIC, request.topic)
+    else:
+        require(permissions, Verb.READ, ResourceKind.CLUSTER)
+
+
+RULES: dict[type[Request[Any]], Rule] = {
+    # Authentication.
+    security_messages.Authenticate: _public,
+    security_messages.BeginScram: _public,
+    security_messages.FinishScram: _public,
+    # The cluster.
+    messages.GetMetadata: _known,
+    admin_messages.DescribeNode: _describe_node,
+    admin_messages.ListClients: _known,
+    admin_messages.ListHolds: _known,
+    admin_messages.ListMoves: _cluster(Verb.READ),
+    admin_messages.ListManagers: _cluster(Verb.READ),
+    ExplainReplica: _topic_id(Verb.READ),
+    messages.DrainBroker: _cluster(Verb.ADMIN),
+    messages.RemoveBroker: _cluster(Verb.ADMIN),
+    messages.RebalanceBrokers: _cluster(Verb.ADMIN),
+    admin_messages.AddManager: _cluster(Verb.ADMIN),
+    admin_messages.RemoveManager: _cluster(Verb.ADMIN),
+    admin_messages.UpgradeCluster: _cluster(Verb.ADMIN),
+    # Topics.
+    messages.CreateTopicRequest: _topic(Verb.CREATE),
+    messages.ConfigureTopicRequest: _topic(Verb.CONFIGURE),
+    messages.AddPartitionsRequest: _topic(Verb.CONFIGURE),
+    messages.DeleteTopicRequest: _topic(Verb.DELETE),
+    messages.RestoreTopicRequest: _topic(Verb.DELETE),
+    admin_messages.PlaceHoldRequest: _topic_id(Verb.READ),
+    admin_messages.ReleaseHoldRequest: _release_hold,
+    # Clients and data.
+    messages.RegisterProducerRequest: _register_producer,
+    messages.RegisterConsumerRequest: _register_consumer,
+    messages.ForgetClientRequest: _forget_client,
+    messages.Produce: _produce,
+    messages.BeginEpoch: _begin_epoch,
+    messages.Fetch: _fetch,
+    messages.ReadReplica: _topic_id(Verb.READ),
+    messages.FindOffset: _topic_id(Verb.READ),
+    messages.Consume: _consume,
+    messages.ConsumeMany: _consume_many,
+    messages.GetCursors: _consume_many,
+    messages.MoveCursor: _move_cursor,
+    # Between nodes.
+    messages.SubmitCommand: _nodes_only,
+    messages.BrokerHeartbeatRequest: _nodes_only,
+    messages.GetMembers: _nodes_only,
+    # Users, roles and grants.
+    security_messages.ExplainAccess: _explain_access,
+    security_messages.ListUsers: _cluster(Verb.ADMIN),
+    security_messages.ListRoles: _cluster(Verb.ADMIN),
+    security_messages.ListGrants: _cluster(Verb.ADMIN),
+    **dict.fromkeys(get_args(security_messages.SecurityChange), _cluster(Verb.ADMIN)),
+}
+"""The rule of every request; a test fails if one has none."""
+
+
+# -- filters -----------------------------------------------------------------------------------------
+
+
+def _seen_metadata(permissions: Permissions, _: View, found: messages.MetadataFound) -> Response:
+    topics = tuple(one for one in found.topics if permissions.sees_topic(one.topic))
+    return msgspec.structs.replace(found, topics=topics)
+
+
+def _seen_clients(permissions: Permissions, view: View, found: admin_messages.ClientsFound) -> Response:
+    if permissions.allows(Verb.READ, ResourceKind.CLUSTER):
+        return found
+    own = str(permissions.principal)
+    seen = []
+    for one in found.clients:
+        row = (
+            view.producers.get(ProducerId(one.id)) if one.kind == "producer" else view.consumers.get(ConsumerId(one.id))
+        )
+        if row is not None and row.owner == own:
+            seen.append(one)
+    return admin_messages.ClientsFound(clients=tuple(seen))
+
+
+def _seen_holds(permissions: Permissions, _: View, found: admin_messages.HoldsFound) -> Response:
+    return admin_messages.HoldsFound(holds=tuple(one for one in found.holds if permissions.sees_topic(one.topic)))
+
+
+FILTERS: dict[type[Request[Any]], ResponseFilter] = {
+    messages.GetMetadata: _seen_metadata,
+    admin_messages.ListClients: _seen_clients,
+    admin_messages.ListHolds: _seen_holds,
+}
+
+AUDITED: frozenset[type[Request[Any]]] = frozenset(
+    (
+        messages.DrainBroker,
+        messages.RemoveBroker,
+        messages.RebalanceBrokers,
+        admin_messages.AddManager,
+        admin_messages.RemoveManager,
+        admin_messages.UpgradeCluster,
+        messages.CreateTopicRequest,
+        messages.ConfigureTopicRequest,
+        messages.AddPartitionsRequest,
+        messages.DeleteTopicRequest,
+        messages.RestoreTopicRequest,
+        messages.ForgetClientRequest,
+        *get_args(security_messages.SecurityChange),
+    )
+)
+"""Administrative changes, which are recorded in the audit log whatever their outcome."""
+
+
+def describe_target(request: Any) -> str:
+    """Return in a few words what a request is about, for the audit log; never a secret."""
+    for field in ("topic", "user", "role", "token_id", "grant", "broker", "node", "topic_id", "id", "name"):
+        value = getattr(request, field, None)
+        if value is not None and value != "":
+            return f"{field} {value}"
+    return ""

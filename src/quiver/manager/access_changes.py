@@ -1,0 +1,84 @@
+"""The metadata commands of requests that change users, tokens, roles and grants. The token's secret is made here."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from quiver.metadata import (
+    AddGrantCommand,
+    ChangeMemberCommand,
+    ChangeUserCommand,
+    Command,
+    CreateRoleCommand,
+    CreateTokenCommand,
+    CreateUserCommand,
+    DeleteRoleCommand,
+    DeleteUserCommand,
+    RemoveGrantCommand,
+    RevokeTokenCommand,
+)
+from quiver.security.tokens import Token, hash_secret, new_token
+from quiver.wire import security_messages as messages
+
+AccessChange = (
+    messages.CreateUserRequest
+    | messages.ChangeUserRequest
+    | messages.DeleteUserRequest
+    | messages.RevokeTokenRequest
+    | messages.CreateRoleRequest
+    | messages.DeleteRoleRequest
+    | messages.ChangeMemberRequest
+    | messages.AddGrantRequest
+    | messages.RemoveGrantRequest
+)
+"""Changes whose response is `Done`."""
+
+
+def access_command(request: AccessChange, *, now_ms: int, principal: str) -> Command[Any]:
+    """Return the command of a request."""
+    match request:
+        case messages.CreateUserRequest():
+            return CreateUserCommand(now_ms=now_ms, principal=principal, user=request.user, verifier=request.verifier)
+        case messages.ChangeUserRequest():
+            return ChangeUserCommand(
+                now_ms=now_ms,
+                principal=principal,
+                user=request.user,
+                is_enabled=request.is_enabled,
+                verifier=request.verifier,
+            )
+        case messages.DeleteUserRequest():
+            return DeleteUserCommand(now_ms=now_ms, principal=principal, user=request.user)
+        case messages.RevokeTokenRequest():
+            return RevokeTokenCommand(now_ms=now_ms, principal=principal, token_id=request.token_id)
+        case messages.CreateRoleRequest():
+            return CreateRoleCommand(now_ms=now_ms, principal=principal, role=request.role)
+        case messages.DeleteRoleRequest():
+            return DeleteRoleCommand(now_ms=now_ms, principal=principal, role=request.role)
+        case messages.ChangeMemberRequest():
+            return ChangeMemberCommand(
+                now_ms=now_ms, principal=principal, role=request.role, user=request.user, is_member=request.is_member
+            )
+        case messages.AddGrantRequest():
+            return AddGrantCommand(now_ms=now_ms, principal=principal, grant=request.grant)
+        case messages.RemoveGrantRequest():
+            return RemoveGrantCommand(now_ms=now_ms, principal=principal, grant=request.grant)
+        case _:
+            assert_never(request)
+
+
+def token_command(
+    request: messages.CreateTokenRequest, *, now_ms: int, principal: str
+) -> tuple[CreateTokenCommand, Token]:
+    """Return the command that stores the hash of a new token, and the token."""
+    token = new_token()
+    expires_ms = None if request.lasting_ms is None else now_ms + request.lasting_ms
+    command = CreateTokenCommand(
+        now_ms=now_ms,
+        principal=principal,
+        user=request.user,
+        token_id=token.id,
+        secret_hash=hash_secret(token.secret),
+        expires_ms=expires_ms,
+    )
+    return command, token

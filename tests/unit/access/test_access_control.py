@@ -1,0 +1,439 @@
+"""The decision about every request: rules exist for all of them, and say what the table in the docs says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from quiver.access import RULES, AccessControl, AuditLog, Authenticator
+from quiver.access.audit import QUEUE_MAX, AuditEvent
+from quiver.access.authentication import FAILURES_MAX
+from quiver.access.rules import AUDITED, FILTERS, describe_target
+from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError
+from quiver.metadata.apply import apply
+from quiver.metadata.commands import (
+    AddGrantCommand,
+    AnyCommand,
+    ChangeMemberCommand,
+    ChangeUserCommand,
+    CreateTokenCommand,
+    CreateTopicCommand,
+    CreateUserCommand,
+    InitCluster,
+    RegisterBroker,
+    RegisterConsumerCommand,
+    RegisterProducerCommand,
+    RevokeTokenCommand,
+    TopicSelection,
+)
+from quiver.metadata.state import MetadataState
+from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+from quiver.record import build_batch
+from quiver.security import ANONYMOUS, node_principal, user_principal
+from quiver.security.admin_file import parse_admin
+from quiver.security.identity import ConnectionIdentity, certificate_identity
+from quiver.security.permissions import Grant, ResourceKind, Verb
+from quiver.security.tokens import Token, hash_secret, new_token
+from quiver.wire.admin_messages import ClientInfo, ClientsFound, DescribeNode, ListClients, ListManagers
+from quiver.wire.messages import (
+    AnyRequest,
+    BeginEpoch,
+    Consume,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    DrainBroker,
+    Fetch,
+    ForgetClientRequest,
+    GetCursors,
+    GetMetadata,
+    MetadataFound,
+    MoveCursor,
+    Produce,
+    RegisterProducerRequest,
+    Selection,
+    SubmitCommand,
+    TopicInfo,
+)
+from quiver.wire.requests import Request
+from quiver.wire.security_messages import (
+    Authenticate,
+    CreateTokenRequest,
+    ExplainAccess,
+    ListUsers,
+    TokenCreated,
+)
+
+NOW_MS = 1_000_000
+LOGS, AUDIT = TopicId(1), TopicId(2)
+AT: dict[str, Any] = {"topic_id": LOGS, "partition_id": PartitionId(0)}
+
+
+class World:
+    """A cluster's metadata with two users, and the access control of a secure node."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.state = MetadataState()
+        self.now_ms = NOW_MS
+        self.audit = AuditLog(node=NodeId(1), clock=self)
+        self.control = AccessControl(view=self.state.view, clock=self, is_open=is_open, audit=self.audit)
+        self.authenticator = Authenticator(view=self.state.view, clock=self, audit=self.audit)
+        self.do(InitCluster(now_ms=1, cluster_id="c", feature_level=2))
+        self.do(RegisterBroker(now_ms=1, broker_id=NodeId(1), identity="i", wire_address="host:1"))
+        for topic in ("logs.web", "quiver.audit"):
+            self.do(CreateTopicCommand(now_ms=1, topic=topic, replicas=1, assignments=((NodeId(1),),)))
+        for user in ("alice", "bob", "root"):
+            self.do(CreateUserCommand(now_ms=1, user=user))
+        self.do(ChangeMemberCommand(now_ms=1, role="admin", user="root", is_member=True))
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def do(self, command: AnyCommand) -> None:
+        assert apply(self.state, command).refusal is None
+
+    def grant(
+        self, subject: str, verb: str, kind: str = "topic", name: str = "logs.", *, is_prefix: bool = True
+    ) -> None:
+        is_prefix = is_prefix and kind != "cluster"
+        name = "" if kind == "cluster" else name
+        grant = Grant(subject=subject, verb=Verb(verb), kind=ResourceKind(kind), name=name, is_prefix=is_prefix)
+        self.do(AddGrantCommand(now_ms=1, grant=grant))
+
+    def token(self, user: str, *, expires_ms: int | None = None) -> Token:
+        token = new_token()
+        self.do(
+            CreateTokenCommand(
+                now_ms=1, user=user, token_id=token.id, secret_hash=hash_secret(token.secret), expires_ms=expires_ms
+            )
+        )
+        return token
+
+    def check(self, user: str | ConnectionIdentity, request: Request[Any], payload: bytes = b"") -> str:
+        """Return the code with which a request is refused; empty if it is allowed."""
+        identity = user
+        if isinstance(identity, str):
+            identity = ConnectionIdentity(user_principal(identity) if identity else ANONYMOUS)
+        try:
+            self.control.check(identity, request, memoryview(payload))
+        except QuiverError as error:
+            return error.code
+        return ""
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# -- completeness ------------------------------------------------------------------------------------
+
+
+def test_every_request_has_a_rule() -> None:
+    assert set(RULES) == set(get_args(AnyRequest))
+    assert set(FILTERS) <= set(RULES)
+    assert set(AUDITED) <= set(RULES)
+
+
+@pytest.mark.parametrize("kind", get_args(AnyRequest), ids=lambda kind: kind.__name__)
+def test_nobody_without_credentials_may_do_anything_but_authenticate(
+    kind: type[Request[Any]], world: World, example: Callable[[type[Request[Any]]], Request[Any]]
+) -> None:
+    is_public = kind.__name__ in ("Authenticate", "BeginScram", "FinishScram")
+    assert world.check("", example(kind)) == ("" if is_public else "unauthenticated")
+
+
+@pytest.mark.parametrize("kind", get_args(AnyRequest), ids=lambda kind: kind.__name__)
+def test_administrators_and_nodes_may_do_everything_and_so_may_all_of_an_open_cluster(
+    kind: type[Request[Any]], world: World, example: Callable[[type[Request[Any]]], Request[Any]]
+) -> None:
+    request = example(kind)
+    assert world.check("root", request) == ""
+    assert world.check(ConnectionIdentity(node_principal(NodeId(1))), request) == ""
+    assert World(is_open=True).check("", request) == ""
+
+
+@pytest.fixture
+def example() -> Callable[[type[Request[Any]]], Request[Any]]:
+    given: dict[str, Any] = {
+        "topic_id": 1,
+        "partition_id": 0,
+        "offset": 0,
+        "at": "latest",
+        "grant": {"subject": "user:alice", "verb": "read", "kind": "topic", "name": "x"},
+        "verb": "read",
+        "kind": "producer",
+        "topics": [{"topic": "logs.web"}],
+        "retention": {},
+        "cursors": [],
+        "consumer_ids": [1],
+        "offsets": [],
+        **dict.fromkeys(("partitions", "broker", "node", "id", "consumer_id", "producer_id", "epoch", "group"), 1),
+        "lasting_ms": 1,
+    }
+
+    def make(kind: type[Request[Any]]) -> Request[Any]:
+        fields = {
+            field.encode_name: given.get(field.encode_name, "x")
+            for field in msgspec.structs.fields(kind)
+            if field.required
+        }
+        if kind is ExplainAccess:
+            fields["kind"] = "topic"
+        made: Request[Any] = msgspec.convert(fields, kind)
+        return made
+
+    return make
+
+
+# -- topics ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "verb"),
+    [
+        (Fetch(**AT, offset=Offset(0)), "read"),
+        (GetCursors(**AT, consumer_ids=()), "read"),
+        (BeginEpoch(**AT, producer_id=ProducerId(9), epoch=0), "write"),
+        (CreateTopicRequest(topic="logs.new"), "create"),
+        (DeleteTopicRequest(topic="logs.web"), "delete"),
+        (RegisterProducerRequest(topics=(Selection(topic="logs.web"),)), "write"),
+        (DescribeNode(with_replicas=True, topic="logs.web"), "read"),
+    ],
+)
+def test_verb_on_the_topic_is_needed(world: World, request_: Request[Any], verb: str) -> None:
+    for other in set(Verb) - {verb, "admin"}:
+        world.grant("user:alice", other)
+    assert world.check("alice", request_) == "not_allowed"
+    world.grant("user:alice", verb)
+    assert world.check("alice", request_) == ""
+    assert world.check("bob", request_) == "not_allowed"
+
+
+def test_produce_needs_write_and_ones_own_producer(world: World) -> None:
+    world.do(RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs.web"),), name="p", principal="user:alice"))
+    batch = build_batch([b"x"], timestamp=1, producer_id=ProducerId(1), producer_epoch=0, base_sequence=0)
+    for user in ("user:alice", "user:bob"):
+        world.grant(user, "write")
+    produce = Produce(**AT)
+    assert world.check("alice", produce, batch) == ""
+    assert world.check("bob", produce, batch) == "not_owner"
+    assert world.check("bob", produce, build_batch([b"x"], timestamp=1)) == ""
+    assert world.check("bob", BeginEpoch(**AT, producer_id=ProducerId(1), epoch=0)) == "not_owner"
+    world.grant("user:bob", "configure", "producer", "p", is_prefix=False)
+    assert world.check("bob", produce, batch) == ""
+
+
+def test_cursors_are_their_owners(world: World) -> None:
+    world.do(
+        RegisterConsumerCommand(now_ms=1, topics=(TopicSelection("logs.web"),), request_id="c", principal="user:alice")
+    )
+    for user in ("user:alice", "user:bob"):
+        world.grant(user, "read")
+    one = ConsumerId(1)
+    for request in (
+        Consume(**AT, consumer_id=one),
+        GetCursors(**AT, consumer_ids=(one,)),
+        MoveCursor(**AT, cursors=((one, Offset(0)),)),
+        Fetch(**AT, offset=Offset(0), reader=(one, 1)),
+        ForgetClientRequest(kind="consumer", id=1),
+    ):
+        assert world.check("alice", request) == ""
+        assert world.check("bob", request) == "not_owner"
+
+
+def test_internal_topics_are_for_administrators(world: World) -> None:
+    world.grant("user:alice", "admin", name="")
+    at: dict[str, Any] = {"topic_id": AUDIT, "partition_id": PartitionId(0)}
+    assert world.check("alice", Fetch(**at, offset=Offset(0))) == "not_allowed"
+    assert world.check("alice", DeleteTopicRequest(topic="quiver.audit")) == "not_allowed"
+    assert world.check("root", Fetch(**at, offset=Offset(0))) == ""
+
+
+def test_error_about_a_topic_id_does_not_name_a_topic_that_is_not_seen(world: World) -> None:
+    identity = ConnectionIdentity(user_principal("alice"))
+    with pytest.raises(NotAllowedError, match="may not read topic id 1;"):
+        world.control.check(identity, Fetch(**AT, offset=Offset(0)), memoryview(b""))
+    with pytest.raises(NotFoundError):
+        world.control.check(identity, Fetch(**{**AT, "topic_id": TopicId(7)}, offset=Offset(0)), memoryview(b""))
+
+
+def test_lists_leave_out_what_is_not_seen(world: World) -> None:
+    world.grant("user:alice", "write")
+    world.do(RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs.web"),), principal="user:alice"))
+    world.do(RegisterProducerCommand(now_ms=1, topics=(TopicSelection("logs.web"),), principal="user:bob"))
+    topics = tuple(
+        TopicInfo(topic=name, topic_id=TopicId(1), replicas=1, partitions=()) for name in ("a", "logs.web", "quiver.x")
+    )
+    identity = ConnectionIdentity(user_principal("alice"))
+    _, keep = world.control.check(identity, GetMetadata(), memoryview(b""))
+    assert keep is not None
+    found = world.control.filter(identity, keep, MetadataFound(cluster_id="c", index=Index(1), topics=topics))
+    assert isinstance(found, MetadataFound)
+    assert [one.topic for one in found.topics] == ["logs.web"]
+    _, keep = world.control.check(identity, ListClients(), memoryview(b""))
+    assert keep is not None
+    clients = ClientsFound(clients=tuple(ClientInfo(kind="producer", id=id_) for id_ in (1, 2)))
+    seen = world.control.filter(identity, keep, clients)
+    assert isinstance(seen, ClientsFound)
+    assert [one.id for one in seen.clients] == [1]
+
+
+def test_cluster_is_read_with_a_grant_and_changed_by_administrators_only(world: World) -> None:
+    assert world.check("alice", ListManagers()) == "not_allowed"
+    world.grant("user:alice", "read", "cluster")
+    assert world.check("alice", ListManagers()) == ""
+    for request in (DrainBroker(broker=NodeId(1)), ListUsers(), CreateTokenRequest(user="alice"), SubmitCommand()):
+        assert world.check("alice", request) == "not_allowed"
+
+
+def test_users_explain_themselves_and_administrators_everybody(world: World) -> None:
+    request = ExplainAccess(principal="user:alice", verb=Verb.READ, name="logs.web")
+    assert world.check("alice", request) == ""
+    assert world.check("bob", request) == "not_allowed"
+    assert world.check("root", request) == ""
+    for principal, reason in (("user:eve", "there is no user 'eve'"), ("user:alice", "no grant allows")):
+        verdict = world.control.explain(principal, Verb.READ, ResourceKind.TOPIC, "logs.web")
+        assert not verdict.is_allowed
+        assert reason in verdict.reason
+
+
+# -- identities --------------------------------------------------------------------------------------
+
+
+def test_only_nodes_act_for_others_and_get_no_more_than_they(world: World) -> None:
+    request = DeleteTopicRequest(topic="logs.web", on_behalf_of="user:root")
+    assert world.check("alice", request) == "not_allowed"
+    node = ConnectionIdentity(node_principal(NodeId(2)))
+    identity, _ = world.control.check(node, request, memoryview(b""))
+    assert identity.principal == user_principal("root")
+    assert world.check(node, DeleteTopicRequest(topic="logs.web", on_behalf_of="user:alice")) == "not_allowed"
+    assert world.check(node, DeleteTopicRequest(topic="logs.web", on_behalf_of="anonymous")) == "unauthenticated"
+    assert world.check(node, DeleteTopicRequest(topic="logs.web", on_behalf_of="user:eve")) == "unauthenticated"
+
+
+def test_token_works_until_it_is_revoked_or_its_user_disabled(world: World) -> None:
+    world.grant("user:alice", "read")
+    fetch = Fetch(**AT, offset=Offset(0))
+    token = world.token("alice")
+    identity = _login(world, token.text)
+    assert (str(identity.principal), world.check(identity, fetch)) == ("user:alice", "")
+    world.do(ChangeUserCommand(now_ms=1, user="alice", is_enabled=False))
+    assert world.check(identity, fetch) == "unauthenticated"
+    world.do(ChangeUserCommand(now_ms=1, user="alice", is_enabled=True))
+    assert world.check(identity, fetch) == ""
+    world.do(RevokeTokenCommand(now_ms=1, token_id=token.id))
+    assert world.check(identity, fetch) == "unauthenticated"
+    assert world.check(identity, fetch) == "unauthenticated"
+
+
+def test_token_works_until_it_expires(world: World) -> None:
+    world.grant("user:alice", "read")
+    identity = _login(world, world.token("alice", expires_ms=NOW_MS + 10).text)
+    assert world.check(identity, Fetch(**AT, offset=Offset(0))) == ""
+    world.now_ms += 10
+    assert world.check(identity, Fetch(**AT, offset=Offset(0))) == "unauthenticated"
+
+
+def test_all_wrong_tokens_get_the_same_answer(world: World) -> None:
+    token, expired = world.token("alice"), world.token("bob", expires_ms=NOW_MS)
+    other = new_token()
+    wrong = ["", "nonsense", "qv_x_y", other.text, f"qv_{token.id}_{other.secret}", expired.text, "ä" * 80]
+    messages = set()
+    for text in wrong:
+        with pytest.raises(NotAllowedError) as caught:
+            world.authenticator.check_token(text, address="10.0.0.1:5")
+        messages.add((caught.value.code, caught.value.message))
+    assert len(messages) == 1
+
+
+def test_failures_are_limited_per_host_and_others_are_not_affected(world: World) -> None:
+    token = world.token("alice")
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(NotAllowedError):
+            world.authenticator.check_token("wrong", address="10.0.0.1:5")
+    with pytest.raises(OverloadedError, match="too many failed authentications") as caught:
+        world.authenticator.check_token(token.text, address="10.0.0.1:6")
+    assert caught.value.retry_after_ms is not None
+    world.authenticator.check_token(token.text, address="10.0.0.2:5")
+    world.now_ms += caught.value.retry_after_ms
+    world.authenticator.check_token(token.text, address="10.0.0.1:5")
+
+
+def test_http_identity_is_cached_and_still_revoked(world: World) -> None:
+    token = world.token("alice")
+    header = f"Bearer {token.text}".encode()
+    first = world.authenticator.identify_http(header, address="10.0.0.1:5")
+    assert world.authenticator.identify_http(header, address="10.0.0.1:6") is first
+    assert world.authenticator.identify_http(None, address="10.0.0.1:6").principal == ANONYMOUS
+    with pytest.raises(NotAllowedError):
+        world.authenticator.identify_http(b"Basic " + token.text.encode(), address="10.0.0.1:6")
+    world.do(RevokeTokenCommand(now_ms=1, token_id=token.id))
+    with pytest.raises(NotAllowedError):
+        world.control.permissions(first)
+
+
+def test_certificate_names_one_user(world: World) -> None:
+    def identify(*uris: str) -> ConnectionIdentity:
+        names = tuple(("URI", uri) for uri in uris)
+        return certificate_identity({"subjectAltName": (("DNS", "host"), *names)}, address="")
+
+    world.grant("user:alice", "read")
+    alice = identify("urn:quiver:user:alice")
+    assert world.check(alice, Fetch(**AT, offset=Offset(0))) == ""
+    for identity in (identify(), identify("urn:quiver:user:"), identify("urn:quiver:user:a", "urn:quiver:user:b")):
+        assert identity.principal == ANONYMOUS
+    assert world.check(identify("urn:quiver:user:eve"), GetMetadata()) == "unauthenticated"
+
+
+def _login(world: World, text: str) -> ConnectionIdentity:
+    return world.authenticator.identify_http(b"Bearer " + text.encode(), address="10.0.0.1:1")
+
+
+# -- records -----------------------------------------------------------------------------------------
+
+
+def test_audit_log_counts_what_it_cannot_keep() -> None:
+    written: list[bytes] = []
+
+    async def write(lines: bytes) -> None:
+        written.append(lines)
+
+    log = AuditLog(node=NodeId(1), clock=World(), write=write)
+    for _ in range(QUEUE_MAX + 3):
+        log.record(AuditEvent(kind="denial", outcome="not_allowed"))
+    assert (log.dropped, log.denials) == (3, QUEUE_MAX + 3)
+    asyncio.run(log.flush())
+    lines = b"".join(written).splitlines()
+    assert len(lines) == QUEUE_MAX
+    assert msgspec.json.decode(lines[0])["event"] == {"kind": "denial", "outcome": "not_allowed"}
+
+    async def fail(_: bytes) -> None:
+        raise OSError("no space left")
+
+    log = AuditLog(node=NodeId(1), clock=World(), write=fail)
+    log.record(AuditEvent(kind="denial", outcome="not_allowed"))
+    asyncio.run(log.flush())
+    assert log.dropped == 1
+
+
+def test_secrets_are_in_no_representation() -> None:
+    token = new_token()
+    shown = [repr(Authenticate(token=token.text)), repr(TokenCreated(token_id=token.id, token=token.text)), repr(token)]
+    assert not any(token.secret in text for text in shown)
+    assert token.secret not in describe_target(Authenticate(token=token.text))
+
+
+def test_file_of_the_first_administrator() -> None:
+    token = new_token()
+    stored = (token.id, hash_secret(token.secret))
+    assert parse_admin(f"{stored[0]}:{stored[1]}\n") == parse_admin(" ".join(stored)) == stored
+    for text in ("", token.text, stored[0]):
+        with pytest.raises(ConfigError, match="quiver security init"):
+            parse_admin(text)
