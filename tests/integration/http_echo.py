@@ -68,6 +68,9 @@ class EchoApplication:
         await asyncio.sleep(0)
         raise RuntimeError("a bug")
 
+    def flow_of(self, request: HttpRequest) -> tuple[str, str]:
+        return "", request.path
+
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         return HttpResponse(status=status, body=code.encode())
 

@@ -24,6 +24,9 @@ class Hello:
     def handle(self, request: HttpRequest) -> HttpResult:
         return HttpResponse(status=200, body=b"x" * 300_000)
 
+    def flow_of(self, request: HttpRequest) -> tuple[str, str]:
+        return "", request.path
+
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         return HttpResponse(status=status, body=code.encode())
 

@@ -7,6 +7,7 @@ other exception is a bug, which the HTTP server logs and answers with 500.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ HandlerResult = Answer | HttpResponse
 RouteHandler = Callable[[Any], Coroutine[Any, Any, HandlerResult] | asyncio.Future[HttpResponse] | HandlerResult]
 """Handle a call, given its parameters: return the result, a future of the response, or a coroutine."""
 
+PEEKED_BYTES = 1_024
+"""Bytes of a body in which its topic is looked for; clients write it first."""
+_TOPIC_IN_QUERY = re.compile(rb"(?:^|&)topic=([^&]{1,300})")
+_TOPIC_IN_BODY = re.compile(rb'"topic"\s*:\s*"([^"\\]{1,300})"')
 _encode = msgspec.json.Encoder().encode
 
 
@@ -103,6 +108,11 @@ class RoutedApplication:
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         """Return the response for a failure of the server itself."""
         return failure_response(status, code, message)
+
+    def flow_of(self, request: HttpRequest) -> tuple[str, str]:
+        """Return the principal and the topic of a request, from its first bytes and without decoding it."""
+        found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
+        return "", "" if found is None else found[1].decode("latin-1")
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""

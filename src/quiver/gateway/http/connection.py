@@ -45,6 +45,8 @@ class HttpConnection(asyncio.Protocol):
         self._is_ending = False
         self._is_writing_paused = False
         self._is_reading_paused = False
+        self._is_penalized = False
+        """Whether it is not read for a while because a request of it was refused."""
         self._closes_when_idle = False
         self._progress_bytes = 0
         """Bytes of the body that had arrived when its progress was last recorded."""
@@ -149,6 +151,16 @@ class HttpConnection(asyncio.Protocol):
         self.is_reserved = True
         self._reader.admit = self._server.admit_reserved
 
+    def end_penalty(self) -> None:
+        """Read again after a refusal."""
+        self._is_penalized = False
+        if not self._is_ending and not self._is_writing_paused and len(self._reader.requests) <= PIPELINED_MAX:
+            self._resume_reading()
+
+    def is_waiting_with(self, request: HttpRequest) -> bool:
+        """Return whether a request still waits for its turn here."""
+        return self._request is request
+
     def begin_turn(self) -> None:
         """Answer the request that waited for its turn."""
         if self._request is not None:
@@ -158,7 +170,7 @@ class HttpConnection(asyncio.Protocol):
     def refuse_turn(self, response: HttpResponse) -> None:
         """Refuse the request that waited for its turn; nothing was done for it."""
         if self._request is not None:
-            self._finish(response)
+            self._refuse_request(response)
             self._advance()
 
     # Answering.
@@ -202,9 +214,21 @@ class HttpConnection(asyncio.Protocol):
         self._began_at = self._loop.time()
         if request.answer is not None:
             self._server.handle_refused()
-            self._finish(request.answer)
-        elif self._server.take_turn(self, request, self._began_at):
+            self._refuse_request(request.answer)
+            return
+        turn = self._server.take_turn(self, request, self._began_at)
+        if turn is True:
             self._start(request)
+        elif turn is not False:
+            self._refuse_request(turn)
+
+    def _refuse_request(self, response: HttpResponse) -> None:
+        """Refuse a request for lack of room, and read the next one a little later."""
+        self._finish(response)
+        if not self._is_ending and not self._is_penalized:
+            self._is_penalized = True
+            self._pause_reading()
+            self._server.penalize(self)
 
     def _start(self, request: HttpRequest) -> None:
         answer = self._server.answer(request)
@@ -255,6 +279,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._is_reading_paused and self._transport is not None and not self._transport.is_closing():
+        is_held = self._is_penalized and not self._is_ending
+        if self._is_reading_paused and not is_held and self._transport is not None and not self._transport.is_closing():
             self._is_reading_paused = False
             self._transport.resume_reading()

@@ -93,6 +93,10 @@ class Application(Protocol):
         """Answer a request; an awaited result is cancelled if the client disconnects."""
         ...
 
+    def flow_of(self, request: HttpRequest) -> tuple[str, str]:
+        """Return the principal and the topic of a request, for a fair order; cheap, and called under load alone."""
+        ...
+
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         """Return the response for bytes that are not a valid request, or for a request that cannot be answered."""
         ...

@@ -1,0 +1,200 @@
+"""Rates, quotas and turns: nobody gets more than allowed, and nobody who keeps to it waits for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.errors import OverloadedError
+from quiver.security import ANONYMOUS, Principal, PrincipalKind
+from quiver.security.quotas import ACCOUNTS_MAX, QUOTA_EXCEEDED, FairQueue, Limits, Quotas, TokenBucket, Use
+
+ALICE = Principal(PrincipalKind.USER, "alice")
+BOB = Principal(PrincipalKind.USER, "bob")
+STEPS = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 30)), max_size=60)
+
+
+def quotas(limits: Limits, topic_limits: Limits | None = None) -> Quotas:
+    return Quotas(lambda _: limits, topic_limits or Limits())
+
+
+@given(st.integers(1, 50), STEPS)
+def test_bucket_never_grants_more_than_its_rate_and_a_burst(amount: int, steps: list[tuple[int, int]]) -> None:
+    bucket, now_ms, granted, largest = TokenBucket(amount, now_ms=0), 0, 0, 0
+    for passed_ms, wanted in steps:
+        now_ms += passed_ms
+        if not bucket.wait_ms(wanted, now_ms):
+            bucket.take(wanted, now_ms)
+            granted += wanted
+            largest = max(largest, wanted)
+        assert granted <= amount + now_ms * amount / 1000 + largest
+
+
+@given(st.integers(1, 50), STEPS)
+def test_refused_amount_is_granted_after_the_time_that_was_told(amount: int, steps: list[tuple[int, int]]) -> None:
+    bucket, now_ms = TokenBucket(amount, now_ms=0), 0.0
+    for passed_ms, wanted in steps:
+        now_ms += passed_ms
+        waits_ms = bucket.wait_ms(wanted, now_ms)
+        if waits_ms:
+            assert bucket.wait_ms(wanted, now_ms + waits_ms * 0.9), "not earlier"
+            now_ms += waits_ms
+            assert bucket.wait_ms(wanted, now_ms + 0.001) == 0
+        bucket.take(wanted, now_ms + 0.001)
+
+
+def test_time_that_goes_back_gives_nothing() -> None:
+    bucket = TokenBucket(1, now_ms=1000)
+    bucket.take(1, 1000)
+    assert bucket.wait_ms(1, 0) > 0
+    assert bucket.wait_ms(1, 1999) > 0
+    assert bucket.wait_ms(1, 2000) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "use"),
+    [
+        (Limits(requests_per_second=3), Use()),
+        (Limits(mutations_per_second=3), Use(is_mutation=True)),
+        (Limits(creations_per_minute=3), Use(is_creation=True)),
+        (Limits(bytes_in_per_second=3_000), Use(bytes_in=1_000)),
+    ],
+)
+def test_quota_is_per_principal(limits: Limits, use: Use) -> None:
+    book = quotas(limits)
+    for _ in range(3):
+        assert book.admit(ALICE, use, 0) is None
+    error = book.admit(ALICE, use, 0)
+    assert isinstance(error, OverloadedError)
+    assert error.code == QUOTA_EXCEEDED
+    assert error.retry_after_ms
+    assert "user:alice" in error.message
+    assert book.admit(BOB, use, 0) is None
+    assert book.admit(ALICE, use, error.retry_after_ms) is None
+
+
+def test_refusal_takes_nothing() -> None:
+    book = quotas(Limits(requests_per_second=2, bytes_in_per_second=1000))
+    assert book.admit(ALICE, Use(bytes_in=1000), 0) is None
+    for _ in range(10):
+        assert book.admit(ALICE, Use(bytes_in=1000), 0) is not None
+    assert book.admit(ALICE, Use(), 0) is None, "the refused ones did not count as requests"
+
+
+def test_reads_are_no_mutations() -> None:
+    book = quotas(Limits(mutations_per_second=1))
+    for _ in range(10):
+        assert book.admit(ALICE, Use(), 0) is None
+
+
+def test_answers_are_paid_for_by_the_next_request() -> None:
+    book = quotas(Limits(bytes_out_per_second=1000), Limits(bytes_out_per_second=10_000))
+    assert book.admit(ALICE, Use(), 0) is None
+    book.charge(ALICE, "logs", 3000, 0)
+    error = book.admit(ALICE, Use(), 0)
+    assert error is not None
+    assert error.retry_after_ms is not None
+    assert 1900 <= error.retry_after_ms <= 2100
+    assert book.admit_topic("logs", Use(), 0) is None
+
+
+def test_topics_have_limits_of_their_own() -> None:
+    book = quotas(Limits(), Limits(requests_per_second=1))
+    assert book.admit_topic("noisy", Use(), 0) is None
+    assert book.admit_topic("noisy", Use(), 0) is not None
+    assert book.admit_topic("quiet", Use(), 0) is None
+
+
+@pytest.mark.parametrize("what", ["connections", "long_polls"])
+def test_what_is_open_is_counted_and_given_back(what: str) -> None:
+    book = quotas(Limits(connections_max=2, long_polls_max=2))
+    assert book.open(ALICE, what, 0) is None
+    assert book.open(ALICE, what, 0) is None
+    assert book.open(ALICE, what, 0) is not None
+    assert book.open(BOB, what, 0) is None
+    book.close(ALICE, what)
+    assert book.open(ALICE, what, 0) is None
+
+
+def test_principals_that_are_remembered_are_bounded_and_the_open_ones_are_kept() -> None:
+    book = quotas(Limits(connections_max=1))
+    book.open(ALICE, "connections", 0)
+    for number in range(ACCOUNTS_MAX + 5):
+        book.admit(Principal(PrincipalKind.USER, str(number)), Use(), 0)
+    assert len(book._principals) <= ACCOUNTS_MAX
+    assert book.open(ALICE, "connections", 0) is not None
+
+
+def test_no_limits_are_none() -> None:
+    assert Limits().is_unlimited
+    book = quotas(Limits())
+    for _ in range(1000):
+        assert book.admit(ANONYMOUS, Use(bytes_in=10**9, is_mutation=True, is_creation=True), 0) is None
+
+
+FLOWS = st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"))
+
+
+@given(st.lists(FLOWS | st.none(), max_size=100))
+def test_queue_returns_every_item_once_and_keeps_the_order_of_a_topic(steps: list[tuple[str, str] | None]) -> None:
+    queue: FairQueue[tuple[tuple[str, str], int]] = FairQueue()
+    waiting: list[tuple[tuple[str, str], int]] = []
+    served: list[tuple[tuple[str, str], int]] = []
+    for number, flow in enumerate(steps):
+        if flow is not None:
+            queue.push(*flow, (flow, number))
+            waiting.append((flow, number))
+            assert queue.depth(*flow) == sum(one == flow for one, _ in waiting)
+        elif waiting:
+            served.append(queue.pop())
+            waiting.remove(served[-1])
+        assert len(queue) == len(waiting)
+        assert queue.flows == len({flow for flow, _ in waiting})
+    served += [queue.pop() for _ in range(len(queue))]
+    assert sorted(number for _, number in served) == [n for n, flow in enumerate(steps) if flow is not None]
+    for wanted in {flow for flow, _ in served}:
+        numbers = [number for flow, number in served if flow == wanted]
+        assert numbers == sorted(numbers)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3), min_size=2), st.integers(1, 60))
+def test_principals_get_equal_shares_however_many_topics_they_use(topics: dict[str, int], turns: int) -> None:
+    queue: FairQueue[str] = FairQueue()
+    for principal, count in topics.items():
+        for number in range(count):
+            for _ in range(100):
+                queue.push(principal, str(number), principal)
+    served = Counter(queue.pop() for _ in range(turns))
+    assert max(served.values()) - min(served[principal] for principal in topics) <= 1
+
+
+@given(st.integers(1, 60))
+def test_topics_of_a_principal_get_equal_shares(turns: int) -> None:
+    queue: FairQueue[str] = FairQueue()
+    for topic, count in (("noisy", 500), ("quiet", 60), ("other", 60)):
+        for _ in range(count):
+            queue.push("a", topic, topic)
+    served = Counter(queue.pop() for _ in range(turns))
+    assert max(served.values()) - min(served[topic] for topic in ("noisy", "quiet", "other")) <= 1
+
+
+def test_newcomer_is_served_at_once_whatever_waits() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(1000):
+        queue.push("a", "noisy", f"noisy-{number}")
+    for _ in range(500):
+        queue.pop()
+    queue.push("a", "quiet", "quiet")
+    assert "quiet" in (queue.pop(), queue.pop())
+
+
+def test_weight_is_a_multiple_of_the_share() -> None:
+    queue: FairQueue[str] = FairQueue(weight_of=lambda principal: 3.0 if principal == "a" else 1.0)
+    for principal in "ab":
+        for _ in range(100):
+            queue.push(principal, "t", principal)
+    served = Counter(queue.pop() for _ in range(80))
+    assert abs(served["a"] - 60) <= 1
