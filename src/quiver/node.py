@@ -32,7 +32,7 @@ from quiver.broker import Broker, BrokerRegistration
 from quiver.config import SecurityMode, Settings, list_shared
 from quiver.dispatch import RequestDispatcher
 from quiver.environment import Environment, NodeNetwork
-from quiver.errors import RequestError, StorageError
+from quiver.errors import QuiverError, RequestError, StorageError
 from quiver.faults import judge, supervise
 from quiver.features import PROOFS_LEVEL
 from quiver.gateway import Gateway, GatewayServices
@@ -63,6 +63,8 @@ AUDIT_NAME = "audit.log"
 """The audit file in the data directory of a secure node, unless `audit.file` names another."""
 GRACE_MS = 3_000
 """Time for requests in flight to finish when the node stops."""
+FIND_PRIMARY_MS = 1_000
+"""Time between two looks whether the primary's address is known."""
 TRANSFER_TIMEOUT_MS = 1_000
 """Time for the primary to transfer its leadership of the metadata when it stops."""
 
@@ -85,6 +87,7 @@ class Node:
         self._store: MetadataStore
         self._member: Member
         self._manager: Manager | None = None
+        self._router: NodeRouter
         self._broker: Broker
         self._gateway: Gateway | None = None
         self._dispatcher: RequestDispatcher
@@ -149,6 +152,7 @@ class Node:
         if self._gateway is not None:
             await self._gateway.serve()
             stack.push_async_callback(self._gateway.close)
+        tasks.start(supervise("find_primary", self._find_primary, environment.rng))
         tasks.start(self._become_ready())
         logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
 
@@ -250,7 +254,7 @@ class Node:
                 self._store, clock=environment.clock, settings=settings.manager, cluster_id=settings.node.cluster
             )
             await stack.enter_async_context(self._manager)
-        router = NodeRouter(
+        self._router = router = NodeRouter(
             self.id,
             self._store,
             self._network.transport,
@@ -459,6 +463,25 @@ class Node:
                 if node != self.id and node not in self._lost:
                     self._follow_peer(node, broker.wire_address)
             known = set(nodes)
+
+    async def _find_primary(self) -> None:
+        """While the primary is a node that this node's metadata does not have, find out where it is.
+
+        It may be newer than the metadata and the seeds, once the managers were replaced. Without its address this node
+        can neither acknowledge the metadata's entries, so that it gets no more, nor ask for them.
+        """
+        while True:
+            await asyncio.sleep(FIND_PRIMARY_MS / 1000)
+            primary = self._store.primary
+            if primary is None or primary in (self.id, *self._lost, *self._store.view().brokers):
+                continue
+            try:
+                await self._router.find_primary()
+            except QuiverError as error:
+                logger.debug("primary not found yet", extra=facts(node=self.id, primary=primary, reason=error.message))
+            address = self._router.find_address(primary)
+            if address is not None:
+                self._follow_peer(primary, address)
 
     def _follow_peer(self, node: NodeId, address: str) -> None:
         """Connect to a node. A bad address in the metadata makes that node unreachable; it never ends this one."""

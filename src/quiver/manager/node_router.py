@@ -1,6 +1,7 @@
 """A node's requests to other nodes: by id, to the primary, and to the leader of a partition's group.
 
-Addresses come from the metadata, or from the seeds that the node was started with. `ask` and what builds on it make one
+Addresses come from the metadata, from the seeds that the node was started with, or, for a primary that is newer than
+both, from other nodes (`find_primary`). `ask` and what builds on it make one
 attempt: their callers know whether a repeat is safe. `forward` serves a client's request that only the primary can do,
 on this node if it is the primary, else by forwarding it; it retries until the caller's deadline, so that callers wait
 during an election instead of failing. Its rules:
@@ -71,6 +72,7 @@ class NodeRouter:
         self._transport = transport
         self._clock, self._rng = clock, rng
         self._seeds = dict(sorted((seeds or {}).items()))
+        self._learned: dict[NodeId, str] = {}
         self._turns = count()
 
     # -- one attempt -----------------------------------------------------------------------------
@@ -87,18 +89,43 @@ class NodeRouter:
         return response
 
     async def ask_primary(self, request: Request[R], payload: Sequence[Buffer] = ()) -> R:
-        """Ask the primary or, while this node does not know it, a manager, which forwards; raises as `ask`."""
+        """Ask the primary; raises as `ask`.
+
+        While this node does not know the primary, another node is asked who it is. That one does not forward the
+        request: what a node says of itself is accepted from itself alone.
+        """
         primary = self._store.primary
-        if primary is None and (known := self._known_managers()):
-            primary = known[next(self._turns) % len(known)]
-        if primary is None:
-            raise UnavailableError("not done: this node does not know the primary yet")
+        if primary is None or self.find_address(primary) is None:
+            primary = await self.find_primary()
         return await self.ask(primary, request, payload)
+
+    async def find_primary(self) -> NodeId:
+        """Ask the next of the known managers, or of all known nodes, who the primary is; learn where the nodes are.
+
+        Raises:
+            UnavailableError: no node is known, or the one asked does not know a primary.
+            QuiverError: as `ask`.
+        """
+        known = self._known_managers() or sorted(self._store.view().brokers.keys() - {self._node})
+        if not known:
+            raise UnavailableError("not done: this node does not know the primary yet")
+        asked = known[next(self._turns) % len(known)]
+        found = await self.ask(asked, GetMetadata(topics=()))
+        self._learned = {info.node: info.wire_address for info in found.nodes}
+        if found.primary is None:
+            raise UnavailableError(f"not done: node {asked} does not know a primary, either")
+        return found.primary
+
+    def find_address(self, node: NodeId) -> str | None:
+        """Return the address of a node, if it is known: by the metadata, from other nodes, or as a seed."""
+        broker = self._store.view().brokers.get(node)
+        return broker.wire_address if broker is not None else self._learned.get(node, self._seeds.get(node))
 
     def _known_managers(self) -> list[NodeId]:
         """Return the managers of the last configuration in this node's log, and the seeds: any of them may be gone."""
         voters = self._store.members.voters if self._store.is_attached else ()
-        return sorted({*voters, *self._seeds} - {self._node}) or sorted(self._seeds)
+        known = {*voters, *self._seeds} - {self._node}
+        return sorted(node for node in known if self.find_address(node) is not None)
 
     async def submit(self, command: Command[Any]) -> None:
         """Submit a command to the metadata; raises as `MetadataStore.submit` and `ask` do."""
@@ -202,8 +229,7 @@ class NodeRouter:
         return response, (data,) if len(data) else ()
 
     def _address(self, node: NodeId) -> str:
-        broker = self._store.view().brokers.get(node)
-        address = self._seeds.get(node) if broker is None else broker.wire_address
+        address = self.find_address(node)
         if address is None:
             raise UnavailableError(f"not done: this node does not know the address of node {node} yet")
         try:

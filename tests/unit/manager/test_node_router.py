@@ -1,0 +1,68 @@
+"""A node's way to the primary: also to one that is newer than what the node knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from manager_world import World, run
+
+from quiver.errors import UnavailableError
+from quiver.manager import NodeRouter
+from quiver.metadata import MetadataStore, View
+from quiver.metadata.state import MetadataState
+from quiver.model import NodeId
+from quiver.testing import SimulatedClock
+from quiver.wire.messages import GetMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class BlankStore:
+    """The metadata of a node that has just joined; it has heard of a primary, or not."""
+
+    is_primary = False
+    is_attached = False
+
+    def __init__(self, primary: NodeId | None = None) -> None:
+        self.primary = primary
+
+    def view(self) -> View:
+        return MetadataState().view()
+
+
+def newcomer(world: World, seeds: Mapping[NodeId, str], primary: NodeId | None = None) -> NodeRouter:
+    return NodeRouter(
+        NodeId(9),
+        cast("MetadataStore", BlankStore(primary)),
+        world.wire.port(NodeId(9)),
+        clock=SimulatedClock(world.loop),
+        rng=world.streams.stream("newcomer"),
+        seeds=seeds,
+    )
+
+
+@pytest.mark.parametrize("has_heard_of_it", [True, False])
+def test_primary_that_is_none_of_the_seeds_is_found_and_asked_directly(has_heard_of_it: bool) -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        primary, replica = (await world.primary()).id, (await world.replica()).id
+        seeds = {replica: world.addresses[replica]}
+        router = newcomer(world, seeds, primary if has_heard_of_it else None)
+        assert router.find_address(primary) is None
+        world.wire.asked.clear()
+        found = await router.ask_primary(GetMetadata(topics=(), is_linearizable=True))
+        assert found.primary == primary
+        assert [address for address, _ in world.wire.asked] == [world.addresses[replica], world.addresses[primary]]
+        assert router.find_address(primary) == world.addresses[primary]
+
+    run(test)
+
+
+def test_node_that_knows_nobody_says_so() -> None:
+    async def test(world: World) -> None:
+        with pytest.raises(UnavailableError, match="does not know the primary"):
+            await newcomer(world, {}).ask_primary(GetMetadata(topics=()))
+
+    run(test)
