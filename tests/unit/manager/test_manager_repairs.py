@@ -196,7 +196,8 @@ def test_drain_moves_a_topic_that_is_deleted_and_can_still_be_restored() -> None
     assert moves(plan(state, NOW_MS + 49)) == [(0, 1, 4)]
     carry_out(state, plan(state, NOW_MS + 49))
     assert state.view().partitions[TopicId(1), PartitionId(0)].replicas == (4, 2, 3)
-    assert [change.state for change in plan(state, NOW_MS + 49)] == [BrokerState.DRAINED]
+    drained = ChangeBrokerState(now_ms=NOW_MS + 49, broker_id=NodeId(1), state=BrokerState.DRAINED)
+    assert plan(state, NOW_MS + 49) == [drained]
 
 
 def test_deleted_topic_is_purged_when_its_time_has_come() -> None:
