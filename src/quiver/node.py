@@ -154,6 +154,11 @@ class Node:
             stack.push_async_callback(self._gateway.close)
         tasks.start(supervise("find_primary", self._find_primary, environment.rng))
         tasks.start(self._become_ready())
+        if self._environment.mode is SecurityMode.INSECURE:
+            logger.warning(
+                "node is insecure: whoever reaches a port may do everything",
+                extra=facts(node=self.id, mode=self._environment.mode),
+            )
         logger.info("node started", extra=facts(node=self.id, wire=self.wire_address, roles=self._settings.node.roles))
 
     def _open_access(self) -> None:
@@ -251,7 +256,10 @@ class Node:
         roles = settings.node.role_names
         if "manager" in roles:
             self._manager = Manager(
-                self._store, clock=environment.clock, settings=settings.manager, cluster_id=settings.node.cluster
+                self._store,
+                clock=environment.clock,
+                settings=settings.manager,
+                cluster_id=settings.node.cluster,
             )
             await stack.enter_async_context(self._manager)
         self._router = router = NodeRouter(
@@ -404,6 +412,7 @@ class Node:
             settings=list_shared(self._settings) if request.with_settings else {},
             level_max=self._store.level_max,
             database_outage=status.outage or "",
+            security_mode=self._environment.mode.value,
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
             problems=(*self._describe_metadata_problem(), *self._broker.describe_problems()),
             partition_stops=self._broker.status().stops,

@@ -21,6 +21,12 @@ def describe_node(node: NodeDescribed, *, now_ms: int, feature_level: int) -> It
         labelled("quiver_node_info", "gauge", "This node.", [(labels, 1.0)]),
         gauge("quiver_node_uptime_seconds", "Time since the node started.", max(0, now_ms - node.started_ms) / 1000),
         gauge("quiver_node_ready", "Whether the node serves.", int(node.is_ready)),
+        labelled(
+            "quiver_node_security_mode",
+            "gauge",
+            "How the node is protected: development, secure or insecure.",
+            [((("mode", node.security_mode),), 1.0)],
+        ),
         gauge("quiver_holds", "Retention holds in the cluster.", node.holds),
         gauge("quiver_cluster_feature_level", "Feature level of the cluster.", feature_level),
         gauge("quiver_node_feature_level", "Highest feature level that this node's program knows.", node.level_max),

@@ -152,7 +152,8 @@ class Cluster:
     ) -> None:
         self.directory = directory
         self.network = network
-        self._settings = tuple(settings)
+        # The hosts of a network of its own have no loopback addresses; what is tested there is not their protection.
+        self._settings = (*settings, *(("--insecure",) if network else ()))
         wires = [self._free_address(number) for number in range(1, nodes + 1)]
         managers = 3 if nodes >= 3 else 1
         self._join = ",".join(f"{at + 1}@{wire}" for at, wire in enumerate(wires[:managers]))

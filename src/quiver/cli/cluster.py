@@ -45,6 +45,12 @@ def _print_nodes(overview: ClusterOverview) -> None:
         _warn("there is no primary: this is what the nodes that answer last knew; nothing can be changed")
     if silent:
         _warn(f"no answer from node{'s' * (len(silent) > 1)} {', '.join(silent)}")
+    insecure = [str(node.node) for node in overview.nodes if node.security_mode == "insecure"]
+    if insecure:
+        _warn(
+            f"node{'s' * (len(insecure) > 1)} {', '.join(insecure)} run{'s' * (len(insecure) == 1)} with --insecure: "
+            "whoever reaches a port may do everything"
+        )
     for node in overview.nodes:
         if node.is_alive and not node.is_ready:
             _warn(f"node {node.node} is not ready: {node.unready}")

@@ -18,6 +18,9 @@ from quiver.cli.options import json_option
 from quiver.cli.output import print_json, print_table
 from quiver.config import KIB, MIB, Setting, Settings, all_settings, load_settings
 
+PRIVATE_UMASK = 0o077
+"""Of processes that make files of nodes: the files are their user's alone, also those that libraries make."""
+
 _UNITS = {
     "bytes": ((MIB, "MiB"), (KIB, "KiB")),
     "ms": ((24 * 3_600_000, "days"), (3_600_000, "hours"), (60_000, "minutes"), (1000, "seconds")),
@@ -55,6 +58,16 @@ def settings_options(command: Command) -> Command:
         command = option(command)
     path = click.Path(exists=True, dir_okay=False)
     return click.option("--settings-file", type=path, help="TOML file with settings.")(command)
+
+
+def insecure_option(command: Command) -> Command:
+    """Add `--insecure` to a command that starts nodes."""
+    return click.option(
+        "--insecure",
+        is_flag=True,
+        help="Start without TLS and credentials although other machines can reach the node: whoever reaches a port "
+        "may do everything. The same as --security-mode insecure.",
+    )(command)
 
 
 def settings_from(options: dict[str, str | None]) -> Settings:

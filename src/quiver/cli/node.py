@@ -14,9 +14,9 @@ from contextlib import suppress
 
 import click
 
-from quiver.cli.config import settings_from, settings_options
+from quiver.cli.config import PRIVATE_UMASK, insecure_option, settings_from, settings_options
 from quiver.cli.output import report_error
-from quiver.config import Settings
+from quiver.config import Settings, decide_mode
 from quiver.environment import SystemEnvironment
 from quiver.errors import ConfigError, QuiverError, StorageError
 from quiver.faults import NodeFault, as_exit, find_cause
@@ -36,15 +36,20 @@ CLOSE_S_MAX = 10.0
     epilog="Example: quiver node --id 1 --data ./node-1 --join 1@127.0.0.1:9002",
 )
 @click.option("--with-parent", is_flag=True, hidden=True, help="Stop when standard input ends.")
+@insecure_option
 @settings_options
-def node(*, with_parent: bool, **options: str | None) -> None:
+def node(*, with_parent: bool, insecure: bool, **options: str | None) -> None:
     """Run one node in the foreground: manager, broker, gateway, or any of them.
 
     The first start forms a cluster of the managers that --join names, or joins an existing one; later starts resume
     from the data directory. Prints a line that begins with "ready" once the node serves. SIGTERM and Ctrl-C transfer
     leadership to other nodes before the node stops.
     """
+    os.umask(PRIVATE_UMASK)
+    if insecure:
+        options["security_mode"] = "insecure"
     settings = settings_from(options)
+    decide_mode(settings)  # before anything is opened
     if not settings.node.id:
         raise ConfigError("the node has no id: give --id, a number from 1 that is unique in the cluster")
     configure_logging(settings.logging, sys.stderr)

@@ -18,9 +18,12 @@ from typing import Any, BinaryIO
 
 import click
 
-from quiver.cli.config import parse_settings
+from quiver.cli.config import PRIVATE_UMASK, insecure_option, parse_settings
 from quiver.cli.output import UNAVAILABLE, print_table
+from quiver.config import decide_mode
 from quiver.errors import QuiverError, UnavailableError
+from quiver.security.bootstrap import initialize, node_directory
+from quiver.security.files import CA_NAME, TOKEN_NAME
 
 READY_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
@@ -74,6 +77,12 @@ class NodePlan:
 @click.option(
     "--wire-port", type=click.IntRange(1, 65000), default=9002, show_default=True, help="Wire port of the first node."
 )
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="Run it locked down: certificates, TLS on every port, an administrator's token; all in DATA/security.",
+)
+@insecure_option
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def up(
@@ -84,18 +93,38 @@ def up(
     host: str,
     http_port: int,
     wire_port: int,
+    secure: bool,
+    insecure: bool,
     settings: tuple[str, ...],
 ) -> None:
     """Run a cluster on this machine until Ctrl-C or SIGTERM; the next run on the same directory resumes it.
 
     SETTINGS, after a --, are passed to every node unchanged: quiver up -- --log-durability interval
     """
-    plans = plan_nodes(nodes, data=data, host=host, http_port=http_port, wire_port=wire_port, settings=settings)
-    context.exit(asyncio.run(_run(plans)))
+    os.umask(PRIVATE_UMASK)
+    if secure and insecure:
+        raise click.UsageError("--secure and --insecure exclude each other", context)
+    if insecure:
+        settings = (*settings, "--security-mode", "insecure")
+    directory = f"{os.path.abspath(data)}/security" if secure else ""
+    plans = plan_nodes(
+        nodes, data=data, host=host, http_port=http_port, wire_port=wire_port, settings=settings, security=directory
+    )
+    if secure:
+        initialize(directory, {plan.node: [host] for plan in plans})
+    decide_mode(parse_settings(plans[0].arguments))  # here, where its sentence is not lost in a log
+    context.exit(asyncio.run(_run(plans, security=directory)))
 
 
 def plan_nodes(
-    nodes: int, *, data: str, host: str, http_port: int, wire_port: int, settings: tuple[str, ...] = ()
+    nodes: int,
+    *,
+    data: str,
+    host: str,
+    http_port: int,
+    wire_port: int,
+    settings: tuple[str, ...] = (),
+    security: str = "",
 ) -> list[NodePlan]:
     """Return the nodes to run: the first one, three or five are managers; all are brokers and gateways."""
     managers = next(count for count in _MANAGERS if count <= nodes)
@@ -105,7 +134,9 @@ def plan_nodes(
         roles = "manager,broker,gateway" if at < managers else "broker,gateway"
         http, wire = f"{host}:{http_port + at}", f"{host}:{wire_port + at}"
         directory = f"{data}/node-{at + 1}"
-        arguments = ("--id", str(at + 1), "--roles", roles, "--data", directory, "--http", http, "--wire", wire)
+        arguments = ["--id", str(at + 1), "--roles", roles, "--data", directory, "--http", http, "--wire", wire]
+        if security:
+            arguments += ["--security-mode", "secure", "--security-directory", node_directory(security, at + 1)]
         plans.append(NodePlan(at + 1, roles, http, wire, directory, (*arguments, "--join", join, *settings)))
     return plans
 
@@ -156,7 +187,7 @@ class _Child:
                 )  # `send_signal` may poll and consume the exit status that `wait` needs
 
 
-async def _run(plans: list[NodePlan]) -> int:
+async def _run(plans: list[NodePlan], *, security: str = "") -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -167,7 +198,7 @@ async def _run(plans: list[NodePlan]) -> int:
         await _wait_all_ready(children, stopping)
         if stopped.is_set():
             return 0
-        _print_nodes(children)
+        _print_nodes(children, security=security)
         return await _watch(children, stopping)
     finally:
         stopping.cancel()
@@ -199,7 +230,7 @@ def _not_ready(plan: NodePlan) -> UnavailableError:
     )
 
 
-def _print_nodes(children: list[_Child]) -> None:
+def _print_nodes(children: list[_Child], *, security: str) -> None:
     rows = [
         (
             child.plan.node,
@@ -212,6 +243,11 @@ def _print_nodes(children: list[_Child]) -> None:
         for child in children
     ]
     print_table(("node", "pid", "roles", "http", "wire", "data"), rows)
+    if security:
+        click.echo("clients need the address, the authority and the administrator's token:")
+        click.echo(f"export QUIVER_URL={children[0].plan.url}")
+        click.echo(f"export QUIVER_CA_FILE={shlex.quote(f'{security}/{CA_NAME}')}")
+        click.echo(f"export QUIVER_TOKEN_FILE={shlex.quote(f'{security}/{TOKEN_NAME}')}")
     click.echo(f"ready: {children[0].plan.url} (Ctrl-C stops all)")
     sys.stdout.flush()
 

@@ -56,6 +56,8 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     applied_index: Index | None = None
     stored_index: Index | None = None
     """Index up to which the metadata is in its database."""
+    security_mode: str = ""
+    """How it is protected: `development`, `secure` or `insecure`."""
     problems: tuple[ProblemInfo, ...] = ()
     """Its replicas that do not serve, and its copy of the metadata if that has stopped."""
     unready: str = ""
@@ -199,6 +201,7 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
         is_ready=answer.is_ready,
         unready=answer.unready,
         database_outage=answer.database_outage,
+        security_mode=answer.security_mode,
         pid=answer.pid,
         version=answer.version,
         level_max=answer.level_max,

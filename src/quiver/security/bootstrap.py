@@ -12,23 +12,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from quiver.errors import ConfigError, RequestError
 from quiver.security.certificates import NODE_DAYS, Authority, hosts_of, make_authority, make_key, make_request
 from quiver.security.files import ADMIN_NAME, CA_KEY_NAME, CA_NAME, CERTIFICATE_NAME, KEY_NAME, TOKEN_NAME
 from quiver.security.secrets import Secret
-from quiver.security.tokens import hash_secret, is_hash, is_token_id, new_token
-
-FILE_BYTES_MAX: Final = 64 * 1024
+from quiver.security.tokens import hash_secret, new_token
 
 
-@dataclass(frozen=True, slots=True)
-class AdminCredential:
-    """The first administrator's token, as nodes know it."""
-
-    token_id: str
-    secret_hash: str
+FILE_BYTES_MAX = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -97,20 +89,6 @@ def load_authority(certificate_file: str, key_file: str) -> Authority:
         ConfigError: they cannot be read, or do not belong together.
     """
     return Authority(read_text(certificate_file), Secret(read_text(key_file)))
-
-
-def load_admin(path: str) -> AdminCredential:
-    """Return the first administrator's token as a file names it: its id and its hash.
-
-    Raises:
-        ConfigError: the file cannot be read, or has something else in it.
-    """
-    token_id, _, secret_hash = read_text(path).strip().partition(" ")
-    if not is_token_id(token_id) or not is_hash(secret_hash):
-        raise ConfigError(
-            f"{path} must have the id and the hash of a token, as `quiver security init` writes them, not the token"
-        )
-    return AdminCredential(token_id, secret_hash)
 
 
 def read_text(path: str) -> str:

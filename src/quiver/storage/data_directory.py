@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from types import TracebackType
 
 import msgspec
@@ -58,8 +59,10 @@ class DirectoryLock:
         Raises:
             ConfigError: another process holds it.
         """
-        os.makedirs(self._directory, exist_ok=True)
-        descriptor = os.open(f"{self._directory}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        with suppress(PermissionError):  # the directory is another user's: what is in it is still this one's
+            os.chmod(self._directory, 0o700)  # earlier programs made it readable for everybody
+        descriptor = os.open(f"{self._directory}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

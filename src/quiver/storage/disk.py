@@ -150,7 +150,7 @@ class SystemDisk:
     def open(self, path: str, *, create: bool = False) -> SystemFile:
         """Open a file for reading and writing; with `create`, create an empty one, which must not exist."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        return SystemFile(os.open(path, flags, 0o644))
+        return SystemFile(os.open(path, flags, 0o600))
 
     def exists(self, path: str) -> bool:
         """Return whether a file or directory exists."""
@@ -162,7 +162,7 @@ class SystemDisk:
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its missing parents."""
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file, replacing the target, or a directory to an unused name, atomically."""

@@ -94,6 +94,8 @@ class NodeDescribed(Response, frozen=True):
     """Why the node is not ready; empty if it is."""
     database_outage: str = ""
     """Why the node's metadata database is unreachable; empty if it is reachable."""
+    security_mode: str = ""
+    """How the node is protected: `development`, `secure` or `insecure`."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):

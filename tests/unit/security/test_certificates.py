@@ -13,7 +13,8 @@ from cryptography import x509
 
 from quiver.cli.security import parse_nodes, security
 from quiver.errors import ConfigError, RequestError
-from quiver.security.bootstrap import initialize, load_admin, load_authority
+from quiver.security.admin_file import load_admin_file
+from quiver.security.bootstrap import initialize, load_authority
 from quiver.security.certificates import (
     Authority,
     expiry_s,
@@ -108,11 +109,11 @@ def test_files_are_the_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
 def test_token_file_and_hash_belong_together(tmp_path: Path) -> None:
     initialize(str(tmp_path), {1: ["h"]})
     token = parse_token((tmp_path / "admin.token").read_text())
-    admin = load_admin(str(tmp_path / "node-1" / "admin.hash"))
-    assert admin.token_id == token.id
-    assert matches(token.secret, admin.secret_hash)
-    with pytest.raises(ConfigError, match="not the token"):
-        load_admin(str(tmp_path / "admin.token"))
+    token_id, secret_hash = load_admin_file(str(tmp_path / "node-1" / "admin.hash"))
+    assert token_id == token.id
+    assert matches(token.secret, secret_hash)
+    with pytest.raises(ConfigError, match="does not hold the id and the hash"):
+        load_admin_file(str(tmp_path / "admin.token"))
 
 
 def test_running_it_again_changes_nothing_and_adds_nodes(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""How nodes start: refused where they would be open to others, locked down by one flag, with files of one user."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiver.testing.local_cluster import _free_ports
+
+QUIVER = (sys.executable, "-m", "quiver")
+
+
+class Secured:
+    """A running `quiver up --secure` with one node, started with the most careless umask."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.http_port, self.wire_port = _free_ports(2)
+        ports = ("--http-port", str(self.http_port), "--wire-port", str(self.wire_port))
+        self.process = subprocess.Popen(
+            (*QUIVER, "up", "--secure", "--nodes", "1", "--data", str(data), *ports),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            umask=0,
+        )
+        assert self.process.stdout is not None
+        self.lines: list[str] = []
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith("ready"):
+                return
+        raise AssertionError("".join(self.lines))
+
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.data / "security" / "ca.pem"))
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    running = Secured(tmp_path_factory.mktemp("up") / "data")
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("node", "--id", "1", "--wire", "0.0.0.0:0", "--http", "127.0.0.1:0"), ("up", "--host", "0.0.0.0")],
+    ids=["node", "up"],
+)
+def test_node_that_others_can_reach_does_not_start_without_tls(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    data = tmp_path / "data"
+    command = (*QUIVER, *arguments, "--data", str(data))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "error not_secure: node.wire is 0.0.0.0" in done.stderr
+    assert "`quiver security init 1@" in done.stderr
+    assert not data.exists(), "nothing is made before the node is allowed to start"
+
+
+def test_operator_is_told_what_clients_need(secured: Secured) -> None:
+    directory = secured.data / "security"
+    told = "".join(secured.lines)
+    assert f"export QUIVER_URL=https://127.0.0.1:{secured.http_port}\n" in told
+    assert f"export QUIVER_CA_FILE={directory}/ca.pem\n" in told
+    assert f"export QUIVER_TOKEN_FILE={directory}/admin.token\n" in told
+    assert (directory / "admin.token").read_text().strip() not in told
+
+
+def test_every_file_is_the_users_alone(secured: Secured) -> None:
+    open_to_others = [
+        f"{path}: {stat.S_IMODE(path.stat().st_mode):04o}"
+        for path in (secured.data, *secured.data.rglob("*"))
+        if path.stat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+    assert (secured.data / "node-1" / "metadata.sqlite").exists()
+
+
+def test_https_is_spoken_and_plain_http_is_not(secured: Secured) -> None:
+    https = http.client.HTTPSConnection("127.0.0.1", secured.http_port, context=secured.context(), timeout=30)
+    https.request("GET", "/livez")
+    assert https.getresponse().status == 200
+    https.close()
+    plain = http.client.HTTPConnection("127.0.0.1", secured.http_port, timeout=30)
+    plain.request("GET", "/livez")
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        plain.getresponse()
+    plain.close()
+
+
+def test_wire_is_not_spoken_in_plain_text(secured: Secured) -> None:
+    with socket.create_connection(("127.0.0.1", secured.wire_port), timeout=30) as plain:
+        plain.sendall(b"\x10\x00\x00\x00" + bytes(16))
+        try:
+            received = plain.recv(4096)
+        except ConnectionError:
+            received = b""
+        assert b"quiver" not in received
+        assert len(received) <= 7, "at most a TLS alert"
+
+
+def test_secrets_are_not_in_the_arguments_of_processes(secured: Secured) -> None:
+    token = (secured.data / "security" / "admin.token").read_text().strip()
+    children = Path(f"/proc/{secured.process.pid}/task/{secured.process.pid}/children")
+    if not children.exists():
+        pytest.skip("this system has no /proc with children of processes")
+    for pid in children.read_text().split():
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert b"node" in arguments
+        assert token.encode() not in arguments
+        assert os.stat(f"/proc/{pid}").st_uid == os.getuid()
+
+
+def test_secure_and_insecure_exclude_each_other() -> None:
+    done = subprocess.run((*QUIVER, "up", "--secure", "--insecure"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "exclude each other" in done.stderr
