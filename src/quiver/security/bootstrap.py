@@ -19,7 +19,6 @@ from quiver.security.files import ADMIN_NAME, CA_KEY_NAME, CA_NAME, CERTIFICATE_
 from quiver.security.secrets import Secret
 from quiver.security.tokens import hash_secret, new_token
 
-
 FILE_BYTES_MAX = 64 * 1024
 
 
