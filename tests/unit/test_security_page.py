@@ -1,0 +1,67 @@
+"""The checklist in `docs/security.md`: every requirement of ASVS 5.0.0 of levels 1 and 2 has its line, once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+
+REQUIREMENTS = {
+    1: (2, 9, 11, 3, 2),
+    2: (3, 3, 4, 1),
+    3: (0, 2, 4, 6, 5, 0, 2),
+    4: (3, 1, 2, 4),
+    5: (1, 3, 2, 3),
+    6: (3, 12, 4, 4, 5, 3, 0, 4),
+    7: (3, 4, 2, 5, 2, 2),
+    8: (2, 3, 1, 1),
+    9: (3, 4),
+    10: (2, 2, 4, 11, 5, 2, 3),
+    11: (2, 3, 3, 4, 1, 1, 0),
+    12: (3, 2, 4),
+    13: (1, 5, 2, 5),
+    14: (2, 4, 3),
+    15: (3, 3, 7, 0),
+    16: (1, 5, 4, 3, 3),
+    17: (1, 4, 2),
+}
+"""By chapter, the requirements of level 1 or 2 in each of its sections; those of level 3 have the last numbers."""
+_ROW = re.compile(r"^\| (\d[\d.,– ]*) \| [^|]+ \| (\S[^|]*) \| ([^|]+) \|$", flags=re.MULTILINE)
+STATUSES = {"yes", "partly", "not yet", "n/a"}
+
+
+def _expand(cell: str) -> list[str]:
+    """Return the numbers in a cell such as `1.2.6–1.2.8, 1.3.1`."""
+    found = []
+    for part in cell.split(", "):
+        first, _, last = part.partition("–")
+        section, _, number = first.rpartition(".")
+        last_section, _, last_number = (last or first).rpartition(".")
+        assert section == last_section, cell
+        found += [f"{section}.{one}" for one in range(int(number), int(last_number) + 1)]
+    return found
+
+
+def test_standard_has_as_many_requirements_as_its_authors_say() -> None:
+    assert sum(map(sum, REQUIREMENTS.values())) == 253
+
+
+def test_every_requirement_has_one_line() -> None:
+    listed = Counter(number for cell, _, _ in _ROW.findall(PAGE.read_text()) for number in _expand(cell))
+    wanted = {
+        f"{chapter}.{section}.{number}"
+        for chapter, counts in REQUIREMENTS.items()
+        for section, count in enumerate(counts, 1)
+        for number in range(1, count + 1)
+    }
+    assert sorted(wanted - listed.keys()) == []
+    assert sorted(listed.keys() - wanted) == []
+    assert [number for number, times in listed.items() if times > 1] == []
+
+
+def test_every_line_says_how_it_stands() -> None:
+    rows = _ROW.findall(PAGE.read_text())
+    assert {status for _, status, _ in rows} == STATUSES
+    assert len(rows) == sum(line.startswith("| ") and line[2].isdigit() for line in PAGE.read_text().splitlines())
