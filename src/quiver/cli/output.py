@@ -70,6 +70,7 @@ _ADVICE = {
     "unknown_role": "`quiver role list` lists the roles, `quiver role create` creates one",
     "unknown_token": "`quiver token list` lists the tokens",
     "too_many_tokens": "revoke a token that is no longer used: `quiver token list`, `quiver token revoke`",
+    "not_allowed": "ask an administrator: `quiver acl test` says what is missing, `quiver acl grant` adds it",
     "unauthenticated": "pass --token-file or set QUIVER_TOKEN_FILE; `quiver token create` creates a token",
     "plain_text_token": "write https:// and pass --ca-file",
     "bad_token_file": "correct the file that --token-file, QUIVER_TOKEN_FILE or the context names",
