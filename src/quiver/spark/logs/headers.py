@@ -30,7 +30,8 @@ AGREEMENT: Final = 0.9
 """Share of the examples that must have a field at a place."""
 LAYOUTS_MAX: Final = 4
 """Layouts with one notation of time."""
-EXAMPLES_MIN: Final = 3
+EXAMPLES_FEW: Final = 3
+"""Fewer examples agree by chance: at most one word may then stand between two fields."""
 WORDS_BETWEEN_MAX: Final = 3
 """So many words may stand between two fields that are recognised."""
 FIELDS_MAX: Final = 10
@@ -64,13 +65,12 @@ FIELDS: Final = (
         rf"|(?P<tag>{_NAME}(?: v?\d[\w.-]*)?)):(?:\s+|$)",
         is_last=True,
     ),
-    Field("flag", r"\d+\s+", 0.98, 0.0),
     Field("phrase", r"(?P<source>[A-Za-z_][^\s:=]*(?: [^\s:=]+){0,2}?) - ", 0.95, 0.2, is_last=True),
     Field("column", r"(?P<source>[A-Za-z_][\w.$/-]*)(?:\s{2,}|\t)", 0.95, 0.2),
     Field("dotted", r"(?P<source>[A-Za-z_$][\w$-]*(?:\.[\w$-]+)+)\s+", 0.98, 0.2),
 )
 """What can be recognised after a time stamp, in the order in which it is tried."""
-WITHOUT_WORDS: Final = ("phrase", "column", "dotted", "flag", "tag", "dotted tag")
+WITHOUT_WORDS: Final = ("phrase", "column", "dotted", "tag", "dotted tag")
 """Fields that count only directly after another one: elsewhere words of messages look like them."""
 BRANCHING: Final = ("level", "place", "bracket", "dotted tag")
 BRANCH: Final = 0.3
@@ -118,7 +118,7 @@ def _stamp_of(head: str) -> str:
 def _vote(notation: str, heads: list[str]) -> list[Layout]:
     found: list[Layout] = []
     left = heads
-    while len(left) >= EXAMPLES_MIN and len(found) < LAYOUTS_MAX:
+    while left and len(found) < LAYOUTS_MAX:
         layout = _Ballot(notation, left).layout()
         if layout is None:
             break
@@ -143,15 +143,17 @@ class _Ballot:
         self._pattern = "^"
         self._fields = 0
         self._heads = [(head, 0) for head in heads]
+        self._words_max = WORDS_BETWEEN_MAX if len(heads) >= EXAMPLES_FEW else 1
 
     def layout(self) -> Layout | None:
         """Return the layout of most examples; None if they have nothing in common."""
         if self._notation and not self._take_stamp():
             return None
-        before = self._fields
         self._take_fields()
-        if not self._notation and self._fields == before:
-            return None
+        if not self._fields:
+            if not self._notation:
+                return None
+            self._take_flag()
         self._pattern += r"(?P<message>.*)$"
         return Layout(self._pattern, self._notation, len(self._heads))
 
@@ -234,7 +236,7 @@ class _Ballot:
         while self._fields < FIELDS_MAX:
             taken = self._try_fields(heads, words)
             if taken is None:
-                if words == WORDS_BETWEEN_MAX or not self._notation:
+                if words == self._words_max or not self._notation:
                     return
                 skipped = [(head, _end_of(_WORD_SEARCH, head, at)) for head, at in heads]
                 if sum(after > at for (_, after), (_, at) in zip(skipped, heads, strict=True)) < AGREEMENT * len(heads):
@@ -307,6 +309,12 @@ class _Ballot:
             self._named.add(name)
         return pattern
 
+    def _take_flag(self) -> None:
+        """Take a number that follows the stamp and is the same in nearly all lines."""
+        flags = Counter(match.group() for head, at in self._heads if (match := _FLAG.match(head, at)))
+        if flags and len(flags) <= 2 and flags.total() >= 0.98 * len(self._heads):
+            self._pattern += _FLAG.pattern
+
     def _take_delimited(self) -> bool:
         """Take fields that one character delimits, as `|` or a tab does, if all examples have them."""
         for mark in "|\t;":
@@ -326,6 +334,7 @@ class _Ballot:
         return False
 
 
+_FLAG: Final = re.compile(r"\d+\s+")
 _WORD_SEARCH: Final = re.compile(_WORD)
 _NUMBER: Final = re.compile(r"\d+\Z")
 _HOST: Final = re.compile(r"[A-Za-z0-9][\w.:/@-]*\Z")

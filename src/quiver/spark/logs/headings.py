@@ -22,6 +22,10 @@ _JSON: Final = re.compile(fields.IS_JSON.encode(), re.DOTALL)
 _LOGFMT: Final = re.compile(fields.IS_LOGFMT.encode(), re.DOTALL)
 
 
+PLAIN: Final = (Layout("^(?P<message>.*)$", ""),)
+"""The layouts of a text that is all message, such as a field of a line that names its fields."""
+
+
 class Heading(msgspec.Struct, frozen=True):
     """Where the parts of a line are, in bytes from its start."""
 
@@ -40,13 +44,14 @@ class Reader:
     """Takes lines apart by layouts."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
+        self._names_fields = layouts is not PLAIN
         self._layouts = [(layout, re.compile(layout.pattern.encode(), re.DOTALL)) for layout in layouts]
 
     def read(self, line: bytes) -> Heading:
         """Return where the parts of a line are. A line that no layout fits is its own message."""
-        if line[:1] in (b"{", b" ") and _JSON.match(line):
+        if self._names_fields and line[:1] in (b"{", b" ") and _JSON.match(line):
             return Heading(0, "json")
-        if b"=" in line[:80] and _LOGFMT.match(line):
+        if self._names_fields and b"=" in line[:80] and _LOGFMT.match(line):
             return Heading(0, "logfmt")
         for layout, search in self._layouts:
             match = search.match(line)

@@ -12,12 +12,14 @@ from typing import Final
 import numpy as np
 
 from quiver.spark.logs.columns import Column, Indices, fill, pa, pc
+from quiver.spark.logs.parser import decode
 
 _CONTINUES: Final = (
     r"^(?:[ \t]+\S|\s*$|at [\w.$<>/]+\(|Caused by: |Suppressed: |\.\.\. \d+ (?:more|common)|Traceback \(most"
     r" recent call|During handling of the above|The above exception was|goroutine \d+ \[|[\]})]+[,;]?\s*$)"
 )
 _RAISED: Final = r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)(?::|$|\s*$)"
+_FRAME: Final = r"^\s+(?:at |File \")"
 _TRACE: Final = r"^(?:\s+(?:File \"|at |\^|~|raise |return )|Traceback |Caused by: |\s+\S)"
 
 
@@ -26,12 +28,13 @@ def find_continuations(lines: Column, groups: Column | None = None) -> Column:
 
     `groups` names what each line belongs to, such as its source; a line never continues a line of another group.
     """
-    text = fill(lines.cast(pa.string()), "")
+    text, _ = decode(lines)
     continues = np.asarray(pc.match_substring_regex(text, _CONTINUES))
     raised = np.asarray(pc.match_substring_regex(text, _RAISED))
     trace = np.asarray(pc.match_substring_regex(text, _TRACE))
     found = continues.copy()
     found[1:] |= raised[1:] & trace[:-1]
+    found[:-1] |= raised[:-1] & np.asarray(pc.match_substring_regex(text, _FRAME))[1:]
     if len(found):
         found[0] = False
     if groups is not None and len(groups) > 1:
@@ -47,5 +50,5 @@ def join_lines(lines: Column, groups: Column | None = None) -> tuple[Column, Ind
     if len(firsts) == len(lines):
         return lines, firsts
     offsets = pa.array(np.append(firsts, len(lines)), pa.int32())
-    text = fill(lines.cast(pa.string()), "")
+    text, _ = decode(lines)
     return pc.binary_join(pa.ListArray.from_arrays(offsets, text), "\n"), firsts

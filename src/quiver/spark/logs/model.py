@@ -42,7 +42,9 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
     source: str
     line: str
-    """The smallest of the lines of this form, so that it does not depend on their order."""
+    """The smallest of the lines of this form: which one it is does not depend on their order."""
+    last: str
+    """The largest of them. Two examples show which digits vary, as day and month do."""
     count: int
 
 
@@ -226,9 +228,9 @@ def learn(
     names = pa.array([""] * len(text)) if sources is None else fill(sources.cast(pa.string()), "")
     keys = _keys(text)
     table = pa.table({"source": names, "key": keys, "line": text, "count": counts or np.ones(len(text), np.int64)})
-    grouped = table.group_by(["source", "key"]).aggregate([("line", "min"), ("count", "sum")])
+    grouped = table.group_by(["source", "key"]).aggregate([("line", "min"), ("line", "max"), ("count", "sum")])
     forms = {
-        (row["source"], row["key"]): Form(row["source"], row["line_min"], row["count_sum"])
+        (row["source"], row["key"]): Form(row["source"], row["line_min"], row["line_max"], row["count_sum"])
         for row in grouped.to_pylist()
     }
     return Model(_bounded(forms, formats), formats=formats)
@@ -243,20 +245,20 @@ def _key(line: str) -> bytes:
 
 
 def _join(one: Form, other: Form) -> Form:
-    return Form(one.source, min(one.line, other.line), one.count + other.count)
+    return Form(one.source, min(one.line, other.line), max(one.last, other.last), one.count + other.count)
 
 
 def _learn(forms: Iterable[Form], formats: Sequence[str]) -> Learned:
     given = tuple(layout_of_format(own) for own in formats)
-    by_source: dict[str, list[str]] = {}
+    by_source: dict[str, list[Form]] = {}
     for form in forms:
-        by_source.setdefault(form.source, []).append(form.line)
-        if form.source:
-            by_source.setdefault("", []).append(form.line)
+        for source in {form.source, ""}:
+            by_source.setdefault(source, []).append(form)
     layouts, templates = {}, set()
-    for source, lines in sorted(by_source.items()):
-        own = layouts[source] = (*given, *learn_layouts([line[:HEAD_CHARACTERS_MAX] for line in lines]))
-        templates |= _columns(lines, own)
+    for source, own in sorted(by_source.items()):
+        heads = {line[:HEAD_CHARACTERS_MAX] for form in own for line in (form.line, form.last)}
+        layouts[source] = (*given, *learn_layouts(sorted(heads)))
+        templates |= _columns([form.line for form in own], layouts[source])
     return Learned(layouts, derive(templates))
 
 
@@ -290,15 +292,22 @@ def _hash(key: tuple[str, bytes]) -> bytes:
 def _record(merged: Model, *before: Model) -> dict[str, tuple[str, ...]]:
     """Return the successors of all templates that earlier models had and the merged one does not compute."""
     found: dict[str, set[str]] = {}
-    known = set(merged.learned.templates.values())
-    current = {template.id for template in known}
+    current = merged.templates
     for model in before:
         for old, new in model._successors.items():
             found.setdefault(old, set()).update(new)
-        for words, template in model.learned.templates.items():
-            if template.id in current:
-                continue
-            now = merged.learned.templates.get(words)
-            if now is not None:
-                found.setdefault(template.id, set()).add(now.id)
+        if model.templates.keys() <= current.keys():
+            continue
+        for old, now in zip(_ids(model, model), _ids(model, merged), strict=True):
+            if old not in current:
+                found.setdefault(old, set()).add(now)
     return {old: tuple(sorted(new)) for old, new in found.items() if old not in current}
+
+
+def _ids(model: Model, reading: Model) -> list[str]:
+    """Return the ids that a model gives to the forms of another, by their sources and without them."""
+    keys = sorted(model._forms)
+    lines = pa.array([model._forms[key].line for key in keys], pa.string())
+    named = reading.parse(lines, sources=pa.array([key[0] for key in keys], pa.string()))
+    plain = reading.parse(lines)
+    return strings_of(named.column("template_id")) + strings_of(plain.column("template_id"))

@@ -18,7 +18,7 @@ import numpy as np
 from quiver.spark.logs import fields
 from quiver.spark.logs.columns import Batch, Column, Indices, fill, pa, pc, ragged, slices, text_of
 from quiver.spark.logs.headers import Layout
-from quiver.spark.logs.headings import PARTS, Heading, Reader
+from quiver.spark.logs.headings import PARTS, PLAIN, Heading, Reader
 from quiver.spark.logs.messages import Columns, read_message
 from quiver.spark.logs.stamps import Stamps, read_any
 from quiver.spark.logs.templates import Matcher, Template, parameters_of
@@ -232,7 +232,7 @@ class Parser:
             own = text.take(pa.array(rows))
             named = read(own)
             message = pc.coalesce(named["message"], own)
-            inner = self._parse(message, near[rows], ())
+            inner = self._parse(message, near[rows], PLAIN)
             columns = dict(zip(SCHEMA.names, inner.rows.columns, strict=True)) | {
                 "time": read_any(named["time"], near[rows]),
                 "level": pc.coalesce(_levels(named["level"]), inner.rows.column("level")),
@@ -309,7 +309,7 @@ def masked_messages(lines: Column, layouts: Sequence[Layout]) -> list[str]:
         heading = reader.read(line.encode())
         if heading.names_fields:
             named = fields.READERS[heading.names_fields](pa.array([line]))["message"][0].as_py()
-            found += masked_messages(pa.array([line if named is None else named]), ())
+            found += masked_messages(pa.array([line if named is None else named]), PLAIN)
         else:
             found.append(_Places(line.encode(), masked, row).masked_from(heading.message, form))
     return found

@@ -117,7 +117,7 @@ def _tells_apart(columns: list[Counter[str]], place: int, values: Values) -> boo
         (before,) = columns[place - 1]
         if words.keys() <= values.get(before, set()):
             return False
-    if place == 0:
+    if place == 0 and _common(sorted(words)) == MASK:
         return len(words) <= FIRST_WORDS_FEW
     return len(words) <= (CAPITALS_FEW if all(word[0].isupper() for word in words) else WORDS_FEW)
 

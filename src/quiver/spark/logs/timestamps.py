@@ -72,7 +72,7 @@ NOTATIONS: Final = tuple(
         ("short-compact", rf"(?P<y>\d{{2}}){_TWO_DIGITS} {_GLUED_CLOCK}{_FRACTION}"),
         ("glog", rf"{_TWO_DIGITS} {_CLOCK}{_FRACTION}"),
         ("month-day", rf"{_MONTH_NUMBER}[./-]{_DAY_NUMBER} +{_CLOCK}{_FRACTION}{_HALF}"),
-        ("epoch", r"(?P<e>1\d{9}(?:\d{3}|\d{6}|\d{9})?)(?:\.(?P<f>\d{1,9}))?"),
+        ("epoch", r"(?P<e>1\d{9}(?:\d{9}|\d{6}|\d{3})?)(?:\.(?P<f>\d{1,9}))?"),
         ("clock", rf"{_CLOCK}{_FRACTION}{_HALF}"),
     )
 )

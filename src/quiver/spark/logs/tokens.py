@@ -65,7 +65,7 @@ def mask(texts: Column) -> Masked:
     text, bounds = text_of(ended)
     starts, ends = _first_lines(ended, text, bounds)
     run_starts, run_ends = find_runs(text)
-    inside = _within(run_starts, run_ends, starts, ends)
+    inside = None if (ends == bounds[1:] - 1).all() else _within(run_starts, run_ends, starts, ends)
     if inside is not None:
         run_starts, run_ends = run_starts[inside], run_ends[inside]
     firsts = np.searchsorted(run_starts, starts)
@@ -97,10 +97,8 @@ def _end_of_words(text: bytes) -> int:
     return end if end > 0 else len(text.decode(errors="ignore").encode())
 
 
-def _within(run_starts: Indices, run_ends: Indices, starts: Indices, ends: Indices) -> Flags | None:
-    """Return which runs are in what is looked at; None if all are."""
-    if not len(starts) or (starts[1:] == ends[:-1] + 1).all():
-        return None
+def _within(run_starts: Indices, run_ends: Indices, starts: Indices, ends: Indices) -> Flags:
+    """Return which runs are in what is looked at."""
     row = np.searchsorted(starts, run_starts, side="right") - 1
     found: Flags = run_ends <= ends[row]
     return found

@@ -1,0 +1,131 @@
+"""Templates: what is constant in messages and what varies."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from quiver.spark.logs import learn
+from quiver.spark.logs.columns import pa
+from quiver.spark.logs.tokens import mask
+
+
+def _templates(messages: list[str]) -> list[str]:
+    lines = pa.array([f"2024-05-01 10:00:00 INFO app.Main: {message}" for message in messages])
+    rows: Any = learn(lines).parse(lines)
+    assert rows.column("message").to_pylist() == messages
+    found: list[str] = rows.column("template").to_pylist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("took 12 ms", "took * ms"),
+        ("from 10.0.0.1:50010 to /10.0.0.2", "from * to *"),
+        ("size=12, free:7", "size=*, free:*"),
+        ("db.example.org:5432 is up", "* is up"),
+        ("read /var/log/app and C:\\temp\\x", "read * and *"),
+        ("see http://example.org/a", "see *"),
+        ("mail to anna@example.org", "mail to *"),
+        ("blk_-123 of task_2_m_1", "* of *"),
+        ("state:idle and/or busy", "state:idle and/or busy"),
+        ("call(a, 'b', [c])", "call(a, 'b', [c])"),
+        ("call(1, '2', [3])", "call(*, '*', [*])"),
+        ("größer als 5 µs", "größer als * µs"),
+        ("", ""),
+        ("first 1\nsecond 2", "first *"),
+        ("was \x01 here", "was * here"),
+    ],
+)
+def test_masking(text: str, masked: str) -> None:
+    """Numbers, addresses, ids, paths and mail addresses are masked; words and marks stay."""
+    assert [own.decode().replace("\x01", "*") for own in mask(pa.array([text])).forms.to_pylist()] == [masked]
+
+
+def test_long_text_is_cut_at_a_word() -> None:
+    """Only the beginning of a long text counts."""
+    (form,) = mask(pa.array(["word " * 2000])).forms.to_pylist()
+    assert form.endswith(b"word")
+    assert len(form) < 3000
+
+
+def test_names_vary_and_kinds_do_not() -> None:
+    """A column with many different words is variable, one with a few tells kinds of messages apart."""
+    names = ["anna", "berta", "carl", "dora", "emil"]
+    messages = [f"session opened for user {name}" for name in names]
+    messages += ["link is up", "link is down", "cache warmed up"]
+    assert set(_templates(messages)) == {
+        "session opened for user <*>",
+        "link is up",
+        "link is down",
+        "cache warmed up",
+    }
+
+
+def test_values_elsewhere_are_values_here() -> None:
+    """Few names after a word are variable if many vary after the same word in another message."""
+    names = ["anna", "berta", "carl", "dora", "emil"]
+    messages = [f"session closed for user {name}" for name in names]
+    messages += [f"session opened for user {name} on port {port}" for port, name in enumerate(names[:2])]
+    assert set(_templates(messages)) == {
+        "session closed for user <*>",
+        "session opened for user <*> on port <*>",
+    }
+
+
+def test_masked_value_shows_that_a_word_varies() -> None:
+    """A host without digits belongs to the template of hosts with digits."""
+    messages = ["lost peer node17 of the ring", "lost peer gateway of the ring"]
+    assert _templates(messages) == ["lost peer <*> of the ring"] * 2
+
+
+def test_states_are_kinds() -> None:
+    """Words in capitals are names of states."""
+    states = ["NEW", "ASSIGNED", "RUNNING", "DONE", "FAILED"]
+    messages = [f"task moved from {one} to {two}" for one, two in itertools.pairwise(states)]
+    assert sorted(_templates(messages)) == sorted(messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "template"),
+    [
+        (
+            ["connected at Mon Jul 25 23:24:09 2005 ok", "connected at Sun Jun 5 03:04:09 2005 ok"],
+            "connected at <*> ok",
+        ),
+        (["size 281.6 KB, free 3.1 GB", "size 12 B, free 4 KB"], "size <*>, free <*>"),
+        (["lifetime <1 sec", "lifetime 00:02"], "lifetime <*>"),
+        (["delete blk_1 blk_2 blk_3 now", "delete blk_7 now"], "delete <*> now"),
+        (["peers [10.0.0.1, 10.0.0.2]", "peers [10.0.0.9]"], "peers [<*>]"),
+    ],
+)
+def test_dates_quantities_and_lists_are_one_value(messages: list[str], template: str) -> None:
+    """Values of several words are drawn together, whatever their number."""
+    assert _templates(messages) == [template] * 2
+
+
+def test_parameters_are_cut_from_the_message() -> None:
+    """Parameters are the parts of the message that the template leaves out, in order."""
+    names = ["anna", "berta", "carl", "dora", "emil"]
+    messages = [
+        f"user={name} from 10.0.0.{n} at Mon Jul 2{n} 10:00:00 2024 moved {n}.5 KB, done"
+        for n, name in enumerate(names)
+    ]
+    lines = pa.array([f"2024-05-01 10:00:00 INFO app.Main: {message}" for message in messages])
+    rows = learn(lines).parse(lines)
+    assert set(rows.column("template").to_pylist()) == {"user=<*> from <*> at <*> moved <*>, done"}
+    assert rows.column("parameters")[3].as_py() == ["dora", "10.0.0.3", "Mon Jul 23 10:00:00 2024", "3.5 KB"]
+
+
+def test_template_and_parameters_give_the_message_back() -> None:
+    """Filling the parameters into the template gives the message, up to its blanks."""
+    messages = [f"moved {n} of {n * 7} parts (disk={n}) to /data/{n}" for n in range(20)]
+    lines = pa.array([f"2024-05-01 10:00:00 INFO app.Main: {message}" for message in messages])
+    for row in learn(lines).parse(lines).to_pylist():
+        text = row["template"]
+        for value in row["parameters"]:
+            text = text.replace("<*>", value, 1)
+        assert text == row["message"]
