@@ -526,11 +526,23 @@ def test_node_known_by_another_identity_is_refused() -> None:
 def test_clients_beyond_the_bound_of_connections_are_refused_but_nodes_are_not() -> None:
     async def test() -> None:
         settings = WireSettings(client_connections_max=1)
-        async with serve(echo, settings=settings) as host, client() as pool, client() as other, node(5) as peer:
-            await pool.call(host.address, PRODUCE, timeout_ms=5000)
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def wait(caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
+            if not caller.is_node:
+                begun.set()
+                await end.wait()
+            return await echo(caller, request, payload)
+
+        async with serve(wait, settings=settings) as host, client() as pool, client() as other, node(5) as peer:
+            busy = asyncio.ensure_future(pool.call(host.address, PRODUCE, timeout_ms=5000))
+            await begun.wait()
             with pytest.raises(UnavailableError, match="too_many_connections"):
                 await other.call(host.address, PRODUCE, timeout_ms=5000)
             await peer.call(host.address, PRODUCE, timeout_ms=5000)
+            end.set()
+            await busy
+            await other.call(host.address, PRODUCE, timeout_ms=5000)  # in place of the one that is idle now
 
     run(test())
 

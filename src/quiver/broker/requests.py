@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from quiver.broker.explanation import ReplicaExplainer
@@ -123,7 +124,12 @@ class BrokerRequests:
             if request.reader[0] in self._view().consumers:
                 self._clients.record("consumer", request.reader[0])
         with self._poll(caller, request.wait_ms) as wait_ms:
-            found = await replica.fetch(request.offset, bytes_max=request.bytes_max, wait_ms=wait_ms)
+            found = await replica.fetch(
+                request.offset,
+                bytes_max=request.answer_bytes,
+                wait_ms=wait_ms,
+                admit=partial(caller.reserve, request.answer_bytes),
+            )
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
 
@@ -131,7 +137,7 @@ class BrokerRequests:
         replica = self._table.find_leader(request.topic_id, request.partition_id)
         return OffsetFound(offset=await replica.find_offset(request.at)), ()
 
-    async def _read_replica(self, _: Caller, request: ReadReplica, __: memoryview) -> Answer:
+    async def _read_replica(self, caller: Caller, request: ReadReplica, __: memoryview) -> Answer:
         replica = self._table.find_replica(request.topic_id, request.partition_id)
         # Bounds before the read: records committed during the read are not in it.
         response = ReplicaRead(first_offset=replica.first_offset, end_offset=replica.high_watermark)
@@ -140,7 +146,8 @@ class BrokerRequests:
             raise TrimmedError(message)
         if request.offset >= response.end_offset:
             return response, ()
-        batches = await replica.read(request.offset, bytes_max=request.bytes_max)
+        await caller.reserve(request.answer_bytes)
+        batches = await replica.read(request.offset, bytes_max=request.answer_bytes)
         return response, [batch.data for batch in batches]
 
     async def _consume(self, caller: Caller, request: Consume, _: memoryview) -> Answer:
@@ -152,9 +159,10 @@ class BrokerRequests:
                 offset=request.offset,
                 default_start=_start_of(registration),
                 records_max=request.records_max,
-                bytes_max=request.bytes_max,
+                bytes_max=request.answer_bytes,
                 wait_ms=wait_ms,
                 checked_index=view.index,
+                admit=partial(caller.reserve, request.answer_bytes),
             )
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]

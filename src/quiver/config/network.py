@@ -45,7 +45,7 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ge=1,
             le=100_000,
             description="Maximum number of incoming connections that have not completed the handshake; bounds what "
-            "unauthenticated peers can hold open.",
+            "unauthenticated peers can hold open. Beyond it the one that has waited longest is closed.",
         ),
     ] = 64
     handshake_timeout_ms: Annotated[
@@ -86,7 +86,8 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(
             ge=1,
             le=1_000_000,
-            description="Maximum number of incoming connections from clients; each costs a file descriptor and memory.",
+            description="Maximum number of incoming connections from clients; each costs a file descriptor and memory. "
+            "Beyond it the one that has been idle longest is closed, or, if none is idle, the new one is refused.",
         ),
     ] = 4_096
     connection_requests_max: Annotated[
@@ -124,7 +125,43 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             description="Bytes of client requests in flight and unsent responses on the node; further requests are "
             "rejected as overloaded.",
         ),
-    ] = 512 * MIB
+    ] = 256 * MIB
+    address_connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Incoming connections from one address; beyond it the one that has been idle longest is "
+            "closed, or, if none is idle, the new one is refused.",
+        ),
+    ] = 2_048
+    frame_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=3_600_000,
+            description="Milliseconds for a frame that has begun to arrive completely; then its connection is closed. "
+            "Raise it for clients on slow links that send large batches.",
+        ),
+    ] = 60_000
+    send_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=3_600_000,
+            description="Milliseconds in which a client must read at least a mebibyte of the responses that wait for "
+            "it, or all of them; then its connection is closed.",
+        ),
+    ] = 20_000
+    silence_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=24 * 3_600_000,
+            description="Milliseconds without a request, and with none in flight, after which a node closes an "
+            "incoming connection. More than idle_timeout_ms of the clients, so that they close it first.",
+        ),
+    ] = 180_000
     idle_timeout_ms: Annotated[
         int,
         Meta(

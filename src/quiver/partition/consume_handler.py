@@ -23,7 +23,7 @@ from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
-from quiver.partition.reads import check_in_range, repair_on_damage
+from quiver.partition.reads import Admit, admit_all, check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
 from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache
@@ -64,6 +64,8 @@ class ConsumeRequest(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int
     checked_index: Index | None = None
     """The metadata index at which the consumer was found to be registered."""
+    admit: Admit = admit_all
+    """Called before records are read."""
 
 
 class _Plan:
@@ -164,6 +166,8 @@ class ConsumeHandler:
             await self._gate.wait_ready()
             term, planned = self._gate.term, self._moves.planned(request.consumer_id)
             first_offset = await self._find_start(request, planned)
+            if first_offset < self._state.end_offset:
+                await request.admit()
             end_offset = self._state.end_offset
             try:
                 batches = await self._read(first_offset, end_offset, request.bytes_max)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from quiver.errors import DamageError, OutOfRangeError, OverloadedError, QuiverError, TrimmedError, UnavailableError
@@ -18,6 +18,14 @@ from quiver.model import Offset
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.state import PartitionState
 from quiver.replication import Member
+
+Admit = Callable[[], Awaitable[None]]
+"""Wait until there is memory for the records that are read next; called only when there are some."""
+
+
+async def admit_all() -> None:
+    """Read without waiting for memory."""
+
 
 WAITERS_MAX = 10_000
 """Readers that may wait for records of one partition: about 5 MB."""

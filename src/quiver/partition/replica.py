@@ -41,7 +41,7 @@ from quiver.partition.maintenance import Maintenance, RetentionPolicy
 from quiver.partition.meters import ConsumeTimings, TopicMeter
 from quiver.partition.producers import Deduplicator, fenced
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
-from quiver.partition.reads import FetchWaiters, check_in_range, repair_on_damage
+from quiver.partition.reads import Admit, FetchWaiters, admit_all, check_in_range, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch, BatchHeader, Record, decode_header, verify_payload
@@ -303,7 +303,7 @@ class Replica:
 
     # -- readers ---------------------------------------------------------------------------------
 
-    async def fetch(self, offset: Offset, *, bytes_max: int, wait_ms: int = 0) -> FetchResult:
+    async def fetch(self, offset: Offset, *, bytes_max: int, wait_ms: int = 0, admit: Admit = admit_all) -> FetchResult:
         """Return committed batches, starting with the one that contains `offset`; wait up to `wait_ms` for the first.
 
         Returns at least one batch if there is one, even if it exceeds `bytes_max`.
@@ -315,10 +315,10 @@ class Replica:
             OverloadedError: too many readers wait.
         """
         await self._gate.wait_ready()
-        fetched = await self._fetch(offset, bytes_max)
+        fetched = await self._fetch(offset, bytes_max, admit)
         if wait_ms and not fetched.batches and await self._wait_past(offset, wait_ms):
             await self._gate.wait_ready()
-            fetched = await self._fetch(offset, bytes_max)
+            fetched = await self._fetch(offset, bytes_max, admit)
         self._meter.count_sent(fetched.batches)
         return fetched
 
@@ -367,6 +367,7 @@ class Replica:
         bytes_max: int,
         wait_ms: int = 0,
         checked_index: Index | None = None,
+        admit: Admit = admit_all,
     ) -> ConsumeResult:
         """Return records at a consumer's cursor and move the cursor past them, in one replicated step.
 
@@ -388,6 +389,7 @@ class Replica:
             records_max=records_max,
             bytes_max=bytes_max,
             checked_index=checked_index,
+            admit=admit,
         )
         consumed = await self._consume_handler.consume(request)
         if wait_ms and not consumed.batches and await self._wait_past(consumed.first_offset, wait_ms):
@@ -467,9 +469,11 @@ class Replica:
 
     # -- internals -----------------------------------------------------------------------------------
 
-    async def _fetch(self, offset: Offset, bytes_max: int) -> FetchResult:
+    async def _fetch(self, offset: Offset, bytes_max: int, admit: Admit) -> FetchResult:
         state = self._state
         await check_in_range(self._gate, state, offset)
+        if offset < state.end_offset:
+            await admit()
         end_offset = state.end_offset
         begun_s = now_s()
         with repair_on_damage(self._member):

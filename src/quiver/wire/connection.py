@@ -90,6 +90,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.is_paused = False
         self.end_reason = ""
         self.refusal: HandshakeRefusal | None = None
+        self.written_bytes = 0
+        """Bytes of frames that the socket has accepted or buffers."""
         self._connections = connections
         self._is_open = False
         self._is_reading_paused = False
@@ -123,6 +125,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     @property
+    def is_reading_paused(self) -> bool:
+        """Return whether this side has stopped reading."""
+        return self._is_reading_paused
+
+    @property
     def certificate(self) -> Mapping[str, Any] | None:
         """Return the other side's verified certificate; None if it presented none."""
         return self._transport.get_extra_info("peercert") or None if self._transport is not None else None
@@ -151,7 +158,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
         transport = self._transport
         # A failed write closes the transport before `connection_lost` is called.
         while outbox.bytes and not self.is_paused and transport is not None and not transport.is_closing():
-            transport.write(outbox.next_chunk())
+            chunk = outbox.next_chunk()
+            self.written_bytes += len(chunk)
+            transport.write(chunk)
 
     def pause_reading(self) -> None:
         """Stop reading and delivering frames until `resume_reading`; TCP flow control then slows the sender."""

@@ -4,9 +4,10 @@ A frame is a fixed header of 12 bytes, a head (a few fields, msgpack) and a raw 
 `docs/protocol/wire.md`. The checksum covers kind to head. It covers the payload only if a flag says so:
 batches carry their own checksums, so that a sender does not have to read their bytes again.
 
-Invariants: a frame's length is checked against the limit as soon as its first four bytes are received, before
-memory is allocated for it; a returned frame owns its memory, which is never written again; every received
-byte is copied at most twice, however the stream was split. Input is untrusted: any violation is a `DecodeError`.
+Invariants: a frame's length is checked against the limit as soon as its first four bytes are received, and memory for
+it grows as its bytes arrive, to at most four times of what has arrived; a returned frame owns its memory, which is
+never written again; a received byte is copied less than three times on average, however the stream was split. Input is
+untrusted: any violation is a `DecodeError`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ JOIN_BYTES_MAX = 32 * 1024
 BUFFER_BYTES_MIN = 4 * 1024
 BUFFER_BYTES_MAX = 256 * 1024
 """A reader's buffer starts small, since most connections are idle, and grows when a read has filled it."""
+GROWTH = 4
+"""How many times larger the memory of a large frame becomes when it is full: a length alone allocates nothing."""
 
 _FRONT = struct.Struct("<II")
 _REST = struct.Struct("<BBH")
@@ -124,11 +127,16 @@ class FrameReader:
         self._wanted_bytes = HEADER_BYTES
         # A frame larger than the buffer is received directly into memory of its own.
         self._large: memoryview | None = None
+        self._large_bytes = 0
         self._large_end = 0
+        self.frames = 0
+        """Frames returned so far."""
 
     def writable(self) -> memoryview:
         """Return the buffer for the next received bytes; never empty."""
         if self._large is not None:
+            if self._large_end == len(self._large):
+                self._grow_large()
             return self._large[self._large_end :]
         if self._first == self._end and self._end < len(self._view):
             self._first = self._end = 0
@@ -142,6 +150,11 @@ class FrameReader:
             self._large_end += count
         else:
             self._end += count
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether a frame has begun that is not complete."""
+        return self._large is not None or self._end > self._first
 
     def next_frame(self) -> Frame | None:
         """Return the next whole frame, or None until more is received.
@@ -164,6 +177,7 @@ class FrameReader:
         end = self._first + frame_bytes
         frame = _decode_frame(memoryview(bytes(self._view[self._first : end])))
         self._first = end
+        self.frames += 1
         return frame
 
     def _make_room(self) -> None:
@@ -182,17 +196,25 @@ class FrameReader:
         if frame_bytes <= len(self._view):
             return
         held = self._view[self._first : self._end]
-        self._large = memoryview(bytearray(frame_bytes))
+        self._large = memoryview(bytearray(min(frame_bytes, max(BUFFER_BYTES_MAX, GROWTH * len(held)))))
+        self._large_bytes = frame_bytes
         self._large[: len(held)] = held
         self._large_end = len(held)
         # `_end` stays, because `_make_room` grows a buffer that the last read has filled.
         self._first = self._end
 
+    def _grow_large(self) -> None:
+        assert self._large is not None
+        grown = memoryview(bytearray(min(self._large_bytes, GROWTH * len(self._large))))
+        grown[: self._large_end] = self._large
+        self._large = grown
+
     def _finish_large(self) -> Frame | None:
         assert self._large is not None
-        if self._large_end < len(self._large):
+        if self._large_end < self._large_bytes:
             return None
         whole, self._large = self._large.toreadonly(), None
+        self.frames += 1
         return _decode_frame(whole)
 
 

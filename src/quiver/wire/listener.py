@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Iterable
 from typing import Protocol
 
 from quiver.addresses import Address, format_address
@@ -29,6 +30,7 @@ from quiver.wire.handshake import (
     read_hello,
     refuse,
 )
+from quiver.wire.patience import Patience, check_interval_s
 from quiver.wire.proving import NodeChallenge, refuse_unproven
 from quiver.wire.tls import check_certificate
 
@@ -43,7 +45,11 @@ class Listener:
         self._server_context = server_context
         self.warnings = RateLimitedLogger(logger, context.clock)
         self.refused = 0
-        self.handshaking: set[IncomingConnection] = set()
+        # In the order in which they connected.
+        self.handshaking: dict[IncomingConnection, None] = {}
+        self._incoming: dict[str, dict[IncomingConnection, None]] = {}
+        self._check: asyncio.TimerHandle | None = None
+        self.evicted = 0
         self.peers: dict[NodeId, IncomingConnection] = {}
         self._server: asyncio.Server | None = None
 
@@ -74,12 +80,48 @@ class Listener:
         """Start accepting."""
         if self._server is not None:
             await self._server.start_serving()
+            self._schedule_check()
 
     def close(self) -> None:
         """Stop accepting; open connections stay open until their owner closes them."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._check is not None:
+            self._check.cancel()
+
+    # Connections that keep this node waiting.
+
+    def _schedule_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._check = loop.call_later(check_interval_s(self.context.settings), self._end_late)
+
+    def _end_late(self) -> None:
+        """Close connections that send half a frame, do not read their answers, or are silent; runs periodically."""
+        now_s = asyncio.get_running_loop().time()
+        for connections in tuple(self._incoming.values()):
+            for connection in tuple(connections):
+                reason = connection.check_patience(now_s)
+                if reason:
+                    self.evicted += 1
+                    self.warnings.warn(
+                        f"late {connection.peer_host}",
+                        "connection closed",
+                        address=format_address((connection.peer_host, connection.peer_port)),
+                        reason=reason,
+                    )
+                    connection.abort(reason)
+        self._schedule_check()
+
+    def _evict_idle(self, candidates: Iterable[IncomingConnection]) -> bool:
+        """Close the connection that has been idle longest; return whether there was one."""
+        idle = min((each for each in candidates if each.is_idle), key=_idle_since, default=None)
+        if idle is None:
+            return False
+        self.evicted += 1
+        self.handshaking.pop(idle, None)
+        idle.refuse(refuse(RefusalCode.TOO_MANY_CONNECTIONS, "it was idle, and others need the connection"))
+        return True
 
     # Called by its connections.
 
@@ -88,11 +130,17 @@ class Listener:
         if self._server is None:
             connection.abort("closed by this side")
             return
-        if len(self.handshaking) >= self.context.settings.handshakes_max:
-            sentence = f"{len(self.handshaking)} other connections have not finished their handshake"
+        settings, host = self.context.settings, connection.peer_host
+        same_host = self._incoming.setdefault(host, {})
+        if len(same_host) >= settings.address_connections_max and not self._evict_idle(same_host):
+            sentence = f"{len(same_host)} connections of this address are in use, and no more may be"
             connection.refuse(refuse(RefusalCode.TOO_MANY_CONNECTIONS, sentence))
             return
-        self.handshaking.add(connection)
+        if len(self.handshaking) >= settings.handshakes_max:
+            # The newcomer goes first: a handshake takes milliseconds, so the oldest is one that keeps silent.
+            self._evict_idle(self.handshaking)
+        same_host[connection] = None
+        self.handshaking[connection] = None
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Check a connection's first frame and admit or refuse it."""
@@ -131,7 +179,7 @@ class Listener:
             sentence = f"{len(self.peers)} other nodes are connected"
             connection.refuse(refuse(RefusalCode.TOO_MANY_CONNECTIONS, sentence))
             return
-        self.handshaking.discard(connection)
+        self.handshaking.pop(connection, None)
         self.peers[node] = connection
         connection.write(encode_hello(self._own_hello(connection)))
         connection.accept(PeerSession(self, connection, node, self.context.on_greeted(hello)))
@@ -147,7 +195,7 @@ class Listener:
         if isinstance(session, HandshakeRefusal):
             connection.refuse(session)
             return
-        self.handshaking.discard(connection)
+        self.handshaking.pop(connection, None)
         own = hide_node(self.context.hello) if hello.node is None else self._own_hello(connection)
         connection.write(encode_hello(own))
         connection.accept(session)
@@ -158,7 +206,11 @@ class Listener:
 
     def handle_closed(self, connection: IncomingConnection) -> None:
         """Remove a closed connection."""
-        self.handshaking.discard(connection)
+        self.handshaking.pop(connection, None)
+        same_host = self._incoming.get(connection.peer_host, {})
+        same_host.pop(connection, None)
+        if not same_host:
+            self._incoming.pop(connection.peer_host, None)
         if connection.refusal is not None:
             self._note_refusal(connection, connection.refusal)
 
@@ -180,6 +232,10 @@ class Listener:
         )
 
 
+def _idle_since(connection: IncomingConnection) -> float:
+    return connection.idle_since
+
+
 class Session(Protocol):
     """Handles the frames of a connection after its handshake."""
 
@@ -190,6 +246,16 @@ class Session(Protocol):
 
     def handle_frame(self, frame: Frame) -> None:
         """Process one frame; may end the connection."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the other side waits for something."""
+        ...
+
+    @property
+    def idle_since(self) -> float:
+        """Return when it last did, or when it connected, by the loop's clock."""
         ...
 
     def handle_writable(self) -> None:
@@ -210,6 +276,24 @@ class IncomingConnection(Connection):
         self.challenge: NodeChallenge | None = None
         """What the node on the other side has to answer, or has answered."""
         self._listener = listener
+        self._opened_s = self._loop.time()
+        self._patience = Patience(self._opened_s)
+
+    @property
+    def idle_since(self) -> float:
+        """Return when the other side last had something in flight, or connected."""
+        return self._opened_s if self.session is None else self.session.idle_since
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it may be closed to make room: it is silent, and no node of the cluster is known to use it."""
+        return self.session is None or (isinstance(self.session.name, str) and not self.session.is_busy)
+
+    def check_patience(self, now_s: float) -> str:
+        """Return why this side must close the connection; empty if it may stay."""
+        if self.session is None:
+            return ""  # the handshake has its own deadline
+        return self._patience.check(self, now_s, is_busy=self.session.is_busy)
 
     def accept(self, session: Session) -> None:
         """Finish the handshake."""
@@ -255,6 +339,16 @@ class PeerSession:
     def name(self) -> NodeId:
         """Return the node's id."""
         return self._peer
+
+    @property
+    def is_busy(self) -> bool:
+        """Return false: this side answers nothing."""
+        return False
+
+    @property
+    def idle_since(self) -> float:
+        """Return 0: a node's connection is not closed to make room."""
+        return 0.0
 
     def handle_frame(self, frame: Frame) -> None:
         """Deliver a message."""

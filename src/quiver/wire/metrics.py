@@ -28,6 +28,7 @@ def describe_server(server: ServerStatus) -> Iterable[MetricFamily]:
             "Bytes of clients' requests in flight and of unsent responses.",
             server.requests_bytes,
         ),
+        gauge("quiver_wire_answers_waiting", "Wire requests that wait for memory for their answer.", server.waiting),
         counter("quiver_wire_requests_total", "Wire requests that a handler began.", server.requests_begun),
         counter(
             "quiver_wire_requests_refused_total",
@@ -60,6 +61,11 @@ def describe_network(network: NetworkStatus) -> Iterable[MetricFamily]:
     return (
         gauge("quiver_wire_handshakes", "Incoming connections whose handshake is not done.", network.handshakes),
         counter("quiver_wire_connections_refused_total", "Incoming connections refused.", network.refused),
+        counter(
+            "quiver_wire_connections_evicted_total",
+            "Incoming connections closed because they were silent, slow, or idle while others needed them.",
+            network.evicted,
+        ),
         counter(
             "quiver_peer_unknown_messages_total",
             "Messages dropped because their target is not a peer.",

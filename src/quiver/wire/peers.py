@@ -67,6 +67,8 @@ class NetworkStatus:
     """Incoming connections whose handshake is not done."""
     refused: int
     """Incoming connections that were refused."""
+    evicted: int
+    """Incoming connections that were closed because they were silent, slow, or idle while others needed them."""
     messages_to_unknown: int
     """Messages dropped because their target is not a peer."""
 
@@ -236,6 +238,7 @@ class PeerNetwork:
             peers=tuple(self._peer_status(node) for node in nodes),
             handshakes=len(self._listener.handshaking),
             refused=self._listener.refused,
+            evicted=self._listener.evicted,
             messages_to_unknown=self._messages_to_unknown,
         )
 

@@ -15,6 +15,8 @@ from msgspec import Meta
 
 from quiver.model import ID_MAX, TERM_MAX, Index, PartitionId, ProducerId
 
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""Most bytes of batches in one answer, whatever the request asks for; a single larger batch is sent alone."""
 RESULTS_MAX = 100_000
 """Most items of a list in a request or response."""
 Name = Annotated[str, Meta(max_length=300)]
@@ -69,6 +71,11 @@ class Request(msgspec.Struct, Generic[R], frozen=True, kw_only=True, omit_defaul
     def is_idempotent(self) -> bool:
         """Whether a repeat after success changes nothing and gets the same response."""
         return self.is_read or self._idempotent
+
+    @property
+    def answer_bytes(self) -> int:
+        """How many bytes of batches the answer may have; they are reserved before anything is read."""
+        return min(getattr(self, "bytes_max", 0), ANSWER_BYTES_MAX)
 
 
 class Done(Response, frozen=True):

@@ -40,6 +40,7 @@ from quiver.model import Buffer, NodeId
 from quiver.security import Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import TaskScope, timeout
+from quiver.wire.answer_memory import AnswerMemory
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
@@ -69,6 +70,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The sending node; None for a client."""
     identity: ConnectionIdentity = msgspec.field(default_factory=ConnectionIdentity)
     """Who the connection speaks for; the same object for all requests of a connection."""
+    memory: Callable[[int], Awaitable[None]] | None = None
+    """Waits for the memory of an answer; None: without a limit, as for requests inside the process."""
 
     @property
     def principal(self) -> Principal:
@@ -79,6 +82,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def is_node(self) -> bool:
         """Whether the sender is a node of the cluster."""
         return self.node is not None
+
+    async def reserve(self, size_bytes: int) -> None:
+        """Reserve memory for the answer, once, before it is read; wait for it until the deadline."""
+        if self.memory is not None:
+            await self.memory(size_bytes)
 
     def remaining_ms(self, now_ms: int) -> int:
         """Return the time left at `now_ms` of the monotonic clock; 0 after the deadline."""
@@ -104,7 +112,7 @@ and when the server stops; it shields work that must not be interrupted.
 class ServerCall:
     """One request in flight on the server."""
 
-    __slots__ = ("caller", "end_code", "incoming", "is_begun", "request", "session", "size_bytes", "task")
+    __slots__ = ("caller", "end_code", "incoming", "is_begun", "request", "reserved", "session", "size_bytes", "task")
 
     def __init__(
         self, session: RequestSession, incoming: IncomingRequest, request: AnyRequest, size_bytes: int
@@ -113,11 +121,18 @@ class ServerCall:
         self.incoming = incoming
         self.request = request
         self.size_bytes = size_bytes
+        self.reserved = 0
+        """Bytes of its answer that are reserved."""
         self.is_begun = False
         self.end_code = ""
         """Why it was ended early; empty if it was not."""
         self.caller: Caller
         self.task: asyncio.Task[None]
+
+    async def reserve(self, size_bytes: int) -> None:
+        """Wait for the memory of the answer and reserve it, in place of what was reserved before."""
+        if size_bytes > self.reserved:
+            await self.session.reserve(self, size_bytes)
 
     def end(self, code: str) -> None:
         """Cancel the handler; one that has not begun never starts."""
@@ -143,7 +158,9 @@ class ServerStatus:
     requests: int
     """In flight now."""
     requests_bytes: int
-    """Bytes of clients' requests in flight and of unsent responses to them."""
+    """Bytes of clients' requests in flight, and of responses to them that are reserved or not sent."""
+    waiting: int
+    """Requests that wait for memory for their response."""
     requests_begun: int
     requests_refused: int
     """Refused before a handler saw them."""
@@ -161,8 +178,10 @@ class RequestServer:
 
     def __init__(self, *, settings: WireSettings, clock: Clock) -> None:
         self.settings = settings
-        self.bytes = 0
-        """Bytes of clients' requests in flight and of unsent responses; sessions update it."""
+        self.memory = AnswerMemory(
+            limit_bytes=settings.requests_bytes_max, connection_bytes_max=settings.connection_bytes_max
+        )
+        """The bytes of clients' requests in flight and of their answers; sessions update it."""
         self._clock = clock
         self._handler: Handler | None = None
         self._is_closed = False
@@ -226,7 +245,8 @@ class RequestServer:
             client_connections=len(self._client_sessions),
             node_connections=len(self._node_sessions),
             requests=len(self._calls),
-            requests_bytes=self.bytes,
+            requests_bytes=self.memory.bytes,
+            waiting=self.memory.waiting,
             requests_begun=self._begun,
             requests_refused=self._refused,
             handlers_failed=self._failed,
@@ -242,13 +262,22 @@ class RequestServer:
         sessions, bound = self._client_sessions, self.settings.client_connections_max
         if hello.node is not None:
             sessions, bound = self._node_sessions, self.settings.connections_max
-        if len(sessions) >= bound:
+        if len(sessions) >= bound and not (hello.node is None and self._close_idle()):
             return refuse(
                 RefusalCode.TOO_MANY_CONNECTIONS, f"{len(sessions)} others are connected, at most {bound} may be"
             )
         session = RequestSession(self, connection, hello)
         sessions.add(session)
         return session
+
+    def _close_idle(self) -> bool:
+        """Close the client's connection that has been idle longest, to make room; return whether there was one."""
+        idle = min((session for session in self._client_sessions if not session.is_busy), key=_idle_since, default=None)
+        if idle is None:
+            return False
+        self._client_sessions.discard(idle)
+        idle.close("it was idle, and others need the connection")
+        return True
 
     def handle_session_closed(self, session: RequestSession) -> None:
         """Remove a session."""
@@ -272,6 +301,7 @@ class RequestServer:
             deadline_ms=self._clock.monotonic_ms() + incoming.timeout_ms,
             node=session.node,
             identity=session.identity,
+            memory=call.reserve if session.node is None else None,
         )
         self._begun += 1
         self._calls.add(call)
@@ -301,8 +331,8 @@ class RequestServer:
         limit, limit_bytes = self.settings.requests_max, self.settings.requests_bytes_max
         if self._client_requests >= limit:
             sentence = f"not done: {self._client_requests} requests are in flight, the limit is {limit}"
-        elif self.bytes >= limit_bytes:
-            sentence = f"not done: {self.bytes} bytes are in flight, the limit is {limit_bytes}"
+        elif self.memory.bytes >= limit_bytes:
+            sentence = f"not done: {self.memory.bytes} bytes are in flight, the limit is {limit_bytes}"
         else:
             return None
         return OverloadedError(sentence, retry_after_ms=OVERLOAD_RETRY_AFTER_MS)
@@ -388,6 +418,10 @@ class RequestServer:
     async def _watch_crash(self) -> None:
         """Raise the error of a call's task that crashed outside its handler, which ends this server's owner."""
         await self._crashed
+
+
+def _idle_since(session: RequestSession) -> float:
+    return session.idle_since
 
 
 def _describe_bug(error: Exception, request: AnyRequest) -> ErrorInfo:

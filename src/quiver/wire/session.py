@@ -42,6 +42,9 @@ class RequestSession:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, ServerCall] = {}
         self._calls_bytes = 0
+        self._reserved_bytes = 0
+        self.idle_since = self._loop.time()
+        """When the last call ended, or the session began."""
         self._outbox = Outbox()
         self._is_open = True
         self._is_held = False
@@ -57,6 +60,21 @@ class RequestSession:
     def name(self) -> NodeId | str:
         """Return the other side's node id or name, for logs."""
         return self.caller_name if self.node is None else self.node
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a call is in flight or an answer is not sent."""
+        return bool(self._calls) or self._outbox.bytes > 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of its calls, of the answers that are being made, and of those that are not sent."""
+        return self._calls_bytes + self._reserved_bytes + self._outbox.bytes
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether the connection has ended."""
+        return not self._is_open
 
     # Called by the connection.
 
@@ -101,11 +119,21 @@ class RequestSession:
         self._calls_bytes += call.size_bytes
         self._count(call.size_bytes)
 
+    async def reserve(self, call: ServerCall, size_bytes: int) -> None:
+        """Wait for the memory of a call's answer and reserve it until the call is finished."""
+        added_bytes = size_bytes - call.reserved
+        await self._server.memory.wait_room(self, added_bytes)
+        call.reserved += added_bytes
+        self._reserved_bytes += added_bytes
+        self._count(added_bytes)
+
     def finish(self, call: ServerCall) -> None:
         """Stop tracking a call that ended."""
         del self._calls[call.incoming.correlation_id]
         self._calls_bytes -= call.size_bytes
-        self._count(-call.size_bytes)
+        self._reserved_bytes -= call.reserved
+        self._count(-call.size_bytes - call.reserved)
+        self.idle_since = self._loop.time()
 
     def answer(self, frame: list[Buffer]) -> None:
         """Send an answer, together with others of this turn of the loop."""
@@ -145,7 +173,7 @@ class RequestSession:
 
     def _count(self, change_bytes: int) -> None:
         if self.node is None:
-            self._server.bytes += change_bytes
+            self._server.memory.count(change_bytes)
 
     def _hold_or_resume(self) -> None:
         settings = self._settings

@@ -1,0 +1,170 @@
+"""What strangers and clients may take of a node: memory, connections and patience, each within its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+
+from wire_attacker import Attacker
+from wire_hosts import Host, client, run, serve, wait_until
+
+from quiver.model import NodeId, Offset, PartitionId, TopicId
+from quiver.wire import WireSettings
+from quiver.wire.frames import BUFFER_BYTES_MAX, FrameReader
+from quiver.wire.handshake import encode_hello, make_requester_hello
+from quiver.wire.messages import AnyRequest, Fetch, Fetched, FindOffset, OffsetFound
+from quiver.wire.requests import ANSWER_BYTES_MAX
+from quiver.wire.serving import Answer, Caller
+
+MIB = 1024 * 1024
+EVERYTHING = 1 << 40
+SMALL = FindOffset(topic_id=TopicId(1), partition_id=PartitionId(0), at="latest")
+
+
+def fetch(bytes_max: int) -> Fetch:
+    return Fetch(topic_id=TopicId(1), partition_id=PartitionId(0), offset=Offset(0), bytes_max=bytes_max)
+
+
+class Disk:
+    """A handler that reads what it is asked for, as a broker does, and counts what it holds."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.held_bytes_max = 0
+        self.server_bytes: Callable[[], int] = lambda: 0
+
+    async def handle(self, caller: Caller, request: AnyRequest, _: memoryview) -> Answer:
+        if not isinstance(request, Fetch):
+            return OffsetFound(offset=Offset(0)), ()
+        await caller.reserve(request.answer_bytes)
+        self.held_bytes_max = max(self.held_bytes_max, self.server_bytes())
+        self.reads += 1
+        await asyncio.sleep(0)
+        return Fetched(first_offset=Offset(0), end_offset=Offset(1)), (bytes(request.answer_bytes),)
+
+
+@asynccontextmanager
+async def serving(disk: Disk, **settings: int) -> AsyncIterator[Host]:
+    async with serve(disk.handle, settings=WireSettings(**settings)) as host:
+        disk.server_bytes = lambda: host.server.memory.bytes
+        yield host
+
+
+def test_length_prefix_allocates_nothing() -> None:
+    reader = FrameReader(72 * MIB)
+    view = reader.writable()
+    view[:4] = struct.pack("<I", 70 * MIB)
+    reader.received(4)
+    assert reader.next_frame() is None
+    assert len(reader.writable()) <= BUFFER_BYTES_MAX
+
+
+def test_size_that_a_client_asks_for_is_clamped() -> None:
+    assert fetch(EVERYTHING).answer_bytes == ANSWER_BYTES_MAX
+    assert fetch(1000).answer_bytes == 1000
+
+
+def test_answers_are_reserved_before_they_exist_and_slow_readers_starve_nobody() -> None:
+    limit = 32 * MIB
+    bounds = {"requests_bytes_max": limit, "connection_bytes_max": 8 * MIB}
+
+    async def test() -> None:
+        disk = Disk()
+        async with serving(disk, **bounds) as host, client() as pool:
+            with ExitStack() as stack:
+                for _ in range(12):
+                    attacker = await asyncio.to_thread(Attacker, host.address, receive_buffer_bytes=4096)
+                    stack.enter_context(attacker)
+                    await asyncio.to_thread(attacker.say_hello)
+                    for number in range(20):
+                        attacker.request(number, fetch(2 * MIB))
+                await wait_until(lambda: host.server.memory.waiting > 0)
+                for _ in range(3):
+                    await pool.call(host.address, SMALL, timeout_ms=5_000)
+                    await pool.call(host.address, fetch(64 * 1024), timeout_ms=5_000)
+                assert disk.held_bytes_max <= limit
+                assert disk.reads < 12 * 20
+            await wait_until(lambda: host.server.memory.bytes == 0)
+
+    run(test())
+
+
+def test_reader_that_does_not_read_is_closed_in_time_and_its_memory_freed() -> None:
+    async def test() -> None:
+        disk = Disk()
+        async with serving(disk, send_timeout_ms=100) as host:
+            attacker = await asyncio.to_thread(Attacker, host.address, receive_buffer_bytes=4096)
+            with attacker:
+                await asyncio.to_thread(attacker.say_hello)
+                attacker.request(1, fetch(ANSWER_BYTES_MAX))
+                attacker.request(2, fetch(ANSWER_BYTES_MAX))
+                await wait_until(lambda: disk.reads == 2)
+                await wait_until(lambda: host.server.status().client_connections == 0)
+                assert host.server.memory.bytes == 0
+
+    run(test())
+
+
+def test_frame_that_never_ends_is_cut_off() -> None:
+    async def test() -> None:
+        async with serving(Disk(), frame_timeout_ms=100) as host:
+            attacker = await asyncio.to_thread(Attacker, host.address)
+            with attacker:
+                await asyncio.to_thread(attacker.say_hello)
+                attacker.send(struct.pack("<I", 70 * MIB) + bytes(100))
+                await asyncio.to_thread(attacker.wait_closed)
+            assert host.network.status().evicted == 1
+
+    run(test())
+
+
+def test_silent_connections_end_but_long_polls_and_nodes_do_not_lose_theirs_early() -> None:
+    async def test() -> None:
+        end = asyncio.Event()
+
+        async def poll(caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
+            await end.wait()
+            return OffsetFound(offset=Offset(7)), ()
+
+        async with serve(poll, settings=WireSettings(silence_timeout_ms=100)) as host, client() as pool:
+            polling = asyncio.ensure_future(pool.call(host.address, SMALL, timeout_ms=30_000))
+            attacker = await asyncio.to_thread(Attacker, host.address)
+            with attacker:
+                await asyncio.to_thread(attacker.say_hello)
+                await asyncio.to_thread(attacker.wait_closed)
+            end.set()
+            assert (await polling)[0] == OffsetFound(offset=Offset(7))
+
+    run(test())
+
+
+def test_silent_connections_lock_nobody_out() -> None:
+    async def test() -> None:
+        async with serving(Disk()) as host, client() as pool:
+            with ExitStack() as stack:
+                for _ in range(2 * WireSettings().handshakes_max):
+                    stack.enter_context(await asyncio.to_thread(Attacker, host.address))
+                newcomer = stack.enter_context(await asyncio.to_thread(Attacker, host.address))
+                await asyncio.to_thread(newcomer.say_hello)
+                node = stack.enter_context(await asyncio.to_thread(Attacker, host.address))
+                hello = make_requester_hello(name="node-2", cluster_id="test", node=NodeId(2), identity="disk-2")
+                await asyncio.to_thread(node.say_hello, encode_hello(hello))
+                await pool.call(host.address, SMALL, timeout_ms=5_000)
+                assert host.network.status().handshakes <= WireSettings().handshakes_max
+
+    run(test())
+
+
+def test_idle_connections_of_one_address_make_room_for_others() -> None:
+    async def test() -> None:
+        async with serving(Disk(), address_connections_max=5) as host, client() as pool:
+            with ExitStack() as stack:
+                for _ in range(8):
+                    attacker = stack.enter_context(await asyncio.to_thread(Attacker, host.address))
+                    await asyncio.to_thread(attacker.say_hello)
+                await pool.call(host.address, SMALL, timeout_ms=5_000)
+                await wait_until(lambda: host.server.status().client_connections <= 5)
+
+    run(test())
