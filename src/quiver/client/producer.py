@@ -147,13 +147,13 @@ class ProducerCore:
         return None if key is None else partition_of(key, self.accumulator.partition_count)
 
     def add_batch(
-        self, values: Sequence[bytes], key: bytes | None, partition: int | None
+        self, values: Sequence[bytes | None], key: bytes | None, partition: int | None
     ) -> tuple[Outcome, int] | None:
         """Accept values into one batch, all or none; return its outcome and the index of the first value in it.
 
         None if the buffer has no room for them now.
         """
-        size_bytes = sum(map(len, values)) + RECORD_BYTES * len(values)
+        size_bytes = sum(len(value or b"") for value in values) + RECORD_BYTES * len(values)
         return self.accumulator.extend(values, self.choose(key, partition), key, size_bytes=size_bytes)
 
     def chunks(self, values: Any, key: Value, partition: int | None) -> Iterable[tuple[Put, int, int]]:

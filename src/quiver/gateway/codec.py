@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -38,11 +38,12 @@ from quiver.errors import (
     TrimmedError,
     UnavailableError,
 )
-from quiver.gateway.contract import FailureAnswer, Parameters
+from quiver.gateway.contract import BatchRecord, FailureAnswer, Parameters, ProduceBatchBody
 from quiver.gateway.http import HttpResponse
 from quiver.record import Record
 
 P = TypeVar("P", bound=Parameters)
+T = TypeVar("T")
 
 QUERY_FIELDS_MAX = 50
 CACHED_QUERIES_MAX = 4_096
@@ -125,8 +126,8 @@ class ParameterDecoder(Generic[P]):
 def check_keys(body: bytes | bytearray) -> None:
     """Refuse a body in which an object has the same key twice; `body` is valid JSON, or empty.
 
-    msgspec takes the last value, other readers take the first. A large body is a list of messages and little else: the
-    list is replaced by null first, since it has no keys and reading it again would cost as much as decoding it.
+    msgspec takes the last value, other readers take the first. A large body is a list of messages and little else: a
+    list of texts is replaced by null first, since it has no keys and reading it again costs as much as decoding it.
 
     Raises:
         RequestError: a key is given twice.
@@ -141,7 +142,8 @@ def check_keys(body: bytes | bytearray) -> None:
 def _without_longest(body: bytes | bytearray) -> bytes:
     longest = max(map(bytes, _raw_decoder.decode(body).values()), key=len, default=b"")
     first = body.find(longest)
-    return bytes(body[:first]) + b"null" + bytes(body[first + len(longest) :]) if longest[:1] == b"[" else bytes(body)
+    has_keys = longest[:1] != b"[" or longest[1:64].lstrip()[:1] in (b"{", b"[", b"")
+    return bytes(body) if has_keys else bytes(body[:first]) + b"null" + bytes(body[first + len(longest) :])
 
 
 def _refuse_repeated(pairs: list[tuple[str, object]]) -> None:
@@ -211,6 +213,70 @@ def decode_value(text: str | None, encoded: str | None) -> bytes:
     return text.encode() if text is not None else _decode_base64(encoded or "")
 
 
+def decode_key(text: str | None, encoded: str | None) -> bytes | None:
+    """Return the bytes of a key that is given as text, as base64, or not at all.
+
+    Raises:
+        RequestError: both are given, or it is not base64.
+    """
+    if text is not None and encoded is not None:
+        raise RequestError("not done: give either key or key_b64", code="given_twice")
+    if text is not None:
+        return text.encode()
+    return None if encoded is None else _decode_base64(encoded)
+
+
+class BatchColumns(NamedTuple):
+    """The columns of a batch: its values, and what messages have beside them; None if none of them has it."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None = None
+    timestamps: list[int | None] | None = None
+    headers: list[StoredHeaders | None] | None = None
+
+
+def decode_batch(given: ProduceBatchBody) -> BatchColumns:
+    """Return the messages of a batch, which are given in one of three ways.
+
+    Raises:
+        RequestError: none or several of the ways are used, something is given twice, or it is not base64.
+    """
+    if sum(one is not None for one in (given.messages, given.messages_b64, given.records)) != 1:
+        raise RequestError("not done: give either messages or messages_b64 or records")
+    key, headers = decode_key(given.key, given.key_b64), decode_headers(given.headers, given.headers_b64)
+    if given.records is None:
+        values: list[bytes | None] = [*decode_values(given.messages, given.messages_b64)]
+        count = len(values)
+        return BatchColumns(
+            values,
+            None if key is None else [key] * count,
+            None,  # that of the batch
+            None if headers is None else [headers] * count,
+        )
+    own_keys = [decode_key(one.key, one.key_b64) for one in given.records]
+    own_headers = [decode_headers(one.headers, one.headers_b64) for one in given.records]
+    timestamps = [one.timestamp for one in given.records]
+    return BatchColumns(
+        [_decode_record_value(one) for one in given.records],
+        _fill(own_keys, key),
+        timestamps if any(one is not None for one in timestamps) else None,
+        _fill(own_headers, headers),
+    )
+
+
+def _fill(own: list[T | None], default: T | None) -> list[T | None] | None:
+    """Return a column with the default where a message has nothing of its own; None if it would be empty."""
+    filled = [default if one is None else one for one in own]
+    return filled if any(one is not None for one in filled) else None
+
+
+def _decode_record_value(one: BatchRecord) -> bytes | None:
+    if one.message is None and one.message_b64 is UNSET:
+        return None
+    text = None if one.message is UNSET else one.message
+    return decode_value(text, None if one.message_b64 is UNSET else one.message_b64)
+
+
 def decode_values(texts: list[str] | None, encoded: list[str] | None) -> list[bytes]:
     """Return the bytes of messages that are given as texts or as base64, exactly one of them; raises as above."""
     if (texts is None) == (encoded is None):
@@ -218,7 +284,7 @@ def decode_values(texts: list[str] | None, encoded: list[str] | None) -> list[by
     return [text.encode() for text in texts] if texts is not None else [_decode_base64(one) for one in encoded or ()]
 
 
-def decode_headers(texts: Mapping[str, str] | None, encoded: Mapping[str, str] | None) -> StoredHeaders | None:
+def decode_headers(texts: Mapping[str, str | None] | None, encoded: Mapping[str, str] | None) -> StoredHeaders | None:
     """Return headers that are given as text and as base64; None if there are none.
 
     Raises:
@@ -229,7 +295,7 @@ def decode_headers(texts: Mapping[str, str] | None, encoded: Mapping[str, str] |
     texts, encoded = texts or {}, encoded or {}
     if twice := texts.keys() & encoded.keys():
         raise RequestError(f"not done: header {min(twice)!r} is in headers and in headers_b64", code="given_twice")
-    stored = [(name, text.encode()) for name, text in texts.items()]
+    stored = [(name, None if text is None else text.encode()) for name, text in texts.items()]
     return (*stored, *((name, _decode_base64(one)) for name, one in encoded.items()))
 
 

@@ -176,9 +176,10 @@ class ProduceBody(Parameters, frozen=True):
     message: Annotated[str | None, Meta(description="Text; or give `message_b64`.")] = None
     message_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
     partition_id: Annotated[Id | None, Meta(description="Default: by the hash of `key`, else round robin.")] = None
-    key: str | None = None
+    key: Annotated[str | None, Meta(description="Text; or give `key_b64`.")] = None
+    key_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
     timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC; default: now.")] = None
-    headers: Annotated[dict[str, str] | None, Meta(description="Headers of text, by name.")] = None
+    headers: Annotated[dict[str, str | None] | None, Meta(description="Headers of text, by name.")] = None
     headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
     sequence: Annotated[
         Id | None,
@@ -199,15 +200,45 @@ class ProducedAnswer(Answer, frozen=True):
 Messages = Annotated[list[str], Meta(min_length=1, max_length=MESSAGES_MAX)]
 
 
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message of a batch with what it has of its own; the rest is that of the batch."""
+
+    message: Annotated[
+        str | UnsetType | None, Meta(description="Text, or null for a record without a value; or give `message_b64`.")
+    ] = UNSET
+    message_b64: Annotated[str | UnsetType, Meta(description="Bytes, in base64.")] = UNSET
+    key: Annotated[str | None, Meta(description="Text; or give `key_b64`.")] = None
+    key_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
+    timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC.")] = None
+    headers: Annotated[dict[str, str | None] | None, Meta(description="Headers of text, by name.")] = None
+    headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+
+
 class ProduceBatchBody(Parameters, frozen=True):
     """Messages for one partition, all or none."""
 
     topic: TopicName
     producer_id: Id
-    messages: Annotated[Messages | None, Meta(description="Texts; or give `messages_b64`.")] = None
+    messages: Annotated[Messages | None, Meta(description="Texts; or give `messages_b64` or `records`.")] = None
     messages_b64: Annotated[Messages | None, Meta(description="Bytes, each in base64.")] = None
-    partition_id: Annotated[Id | None, Meta(description="Default: by the hash of `key`, else round robin.")] = None
-    key: Annotated[str | None, Meta(description="The key of every message.")] = None
+    records: Annotated[
+        Annotated[list[BatchRecord], Meta(min_length=1, max_length=MESSAGES_MAX)] | None,
+        Meta(description="Messages with keys, timestamps or headers of their own."),
+    ] = None
+    partition_id: Annotated[
+        Id | None,
+        Meta(description="Default: by the hash of the key that all messages have, else round robin."),
+    ] = None
+    key: Annotated[str | None, Meta(description="The key of every message without its own; or give `key_b64`.")] = None
+    key_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
+    timestamp: Annotated[
+        Id | None,
+        Meta(description="Of every message without its own: milliseconds since 1970-01-01; default: now."),
+    ] = None
+    headers: Annotated[
+        dict[str, str | None] | None, Meta(description="Headers of text, by name, of every message without its own.")
+    ] = None
+    headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
     sequence: Annotated[Id | None, Meta(description="Sequence of the first message; the others follow it.")] = None
     epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older epoch is fenced.")] = (
         None

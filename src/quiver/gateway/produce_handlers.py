@@ -11,21 +11,28 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Literal
 
-from quiver.client.batching import StoredHeaders, partition_of
+from quiver.client.batching import partition_of
 from quiver.client.delivery import Delivery
 from quiver.client.producer import ProducerCore
 from quiver.clock import Clock
 from quiver.errors import FencedError, NotAllowedError, NotFoundError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.cluster_handlers import GATEWAY_PRODUCER_PREFIX
-from quiver.gateway.codec import decode_headers, decode_value, decode_values, error_response
+from quiver.gateway.codec import (
+    BatchColumns,
+    decode_batch,
+    decode_headers,
+    decode_key,
+    decode_value,
+    error_response,
+)
 from quiver.gateway.http import HttpResponse
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.registrations import Registrations, TopicAccess
 from quiver.gateway.topic_producers import TopicProducers
 from quiver.metadata import TopicRow
 from quiver.model import PartitionId, ProducerId
-from quiver.record import build_batch
+from quiver.record import Batch, build_batch
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_or_raise
 from quiver.wire.messages import BeginEpoch, Produce, Produced, RegisterProducerRequest, Selection, TopicInfo
@@ -130,13 +137,14 @@ class ProduceHandlers:
     def _send(
         self, access: TopicAccess, producer: ProducerCore, given: contract.ProduceBody, value: bytes
     ) -> asyncio.Future[HttpResponse]:
-        partition = self._choose_partition(access, given.partition_id, given.key)
+        key = decode_key(given.key, given.key_b64)
+        partition = self._choose_partition(access, given.partition_id, key)
         _check_epoch(access, given.epoch)
         delivery = self._topic_producers.send(
             access.topic,
             producer,
             value,
-            key=given.key,
+            key=key,
             partition=partition,
             timestamp=given.timestamp,
             headers=decode_headers(given.headers, given.headers_b64),
@@ -159,42 +167,48 @@ class ProduceHandlers:
         return HttpResponse(status=200, body=body)
 
     async def _produce_sequenced(self, given: contract.ProduceBody) -> contract.ProducedAnswer:
-        values = [decode_value(given.message, given.message_b64)]
-        headers = decode_headers(given.headers, given.headers_b64)
-        partition_id, offset = await self._append_sequenced(
-            given, values, timestamp=given.timestamp, headers=None if headers is None else [headers]
+        headers, key = decode_headers(given.headers, given.headers_b64), decode_key(given.key, given.key_b64)
+        columns = BatchColumns(
+            [decode_value(given.message, given.message_b64)],
+            None if key is None else [key],
+            None,
+            None if headers is None else [headers],
         )
+        partition_id, offset = await self._append_sequenced(given, columns)
         return contract.ProducedAnswer(partition_id=partition_id, offset=offset)
 
     async def produce_batch(self, given: contract.ProduceBatchBody) -> contract.BatchProducedAnswer:
         """Append messages to one partition."""
-        values = decode_values(given.messages, given.messages_b64)
+        columns = decode_batch(given)
         if given.sequence is None:
-            partition_id, offset = await self._append_unsequenced(given, values)
+            partition_id, offset = await self._append_unsequenced(given, columns)
         else:
-            partition_id, offset = await self._append_sequenced(given, values)
-        return contract.BatchProducedAnswer(partition_id=partition_id, offset=offset, count=len(values))
+            partition_id, offset = await self._append_sequenced(given, columns)
+        return contract.BatchProducedAnswer(partition_id=partition_id, offset=offset, count=len(columns.values))
 
-    async def _append_unsequenced(self, given: contract.ProduceBatchBody, values: list[bytes]) -> tuple[int, int]:
+    async def _append_unsequenced(self, given: contract.ProduceBatchBody, columns: BatchColumns) -> tuple[int, int]:
         """Append messages through the gateway's own producer, in one batch."""
         deadline = self._deadline()
         access = await self._registrations.producer(given.producer_id, given.topic, deadline=deadline)
-        partition = self._choose_partition(access, given.partition_id, given.key)
+        key = _find_key(columns, is_chosen_by_key=given.partition_id is None)
+        partition = self._choose_partition(access, given.partition_id, key)
         _check_epoch(access, given.epoch)
         producer = await self._topic_producers.open(access.topic, deadline=deadline)
-        key = None if given.key is None else given.key.encode()
         self._on_client_seen("producer", given.producer_id)
-        position = await self._topic_producers.send_batch(access.topic, producer, values, key=key, partition=partition)
-        self._metrics.count_produced(records=len(values), size_bytes=sum(map(len, values)))
+        messages: list[bytes | None] | Batch = columns.values
+        if given.records is not None or given.timestamp is not None or columns.headers is not None:
+            timestamp = self._clock.wall_ms() if given.timestamp is None else given.timestamp
+            messages = Batch.decode(build_batch(timestamp=timestamp, **columns._asdict()), verify=False)
+        position = await self._topic_producers.send_batch(
+            access.topic, producer, messages, key=key, partition=partition
+        )
+        self._count_produced(columns)
         return position
 
     async def _append_sequenced(
         self,
         given: contract.ProduceBody | contract.ProduceBatchBody,
-        values: list[bytes],
-        *,
-        timestamp: int | None = None,
-        headers: list[StoredHeaders] | None = None,
+        columns: BatchColumns,
     ) -> tuple[PartitionId, int]:
         """Append a batch under the client's own id and sequence; the leader deduplicates repeated calls."""
         if given.partition_id is None:
@@ -204,10 +218,8 @@ class ProduceHandlers:
         (partition_id,) = access.choose(given.partition_id)
         _check_epoch(access, given.epoch)
         batch = build_batch(
-            values,
-            timestamp=self._clock.wall_ms() if timestamp is None else timestamp,
-            headers=headers,
-            keys=None if given.key is None else [given.key.encode()] * len(values),
+            timestamp=self._clock.wall_ms() if given.timestamp is None else given.timestamp,
+            **columns._asdict(),
             producer_id=ProducerId(given.producer_id),
             producer_epoch=access.epoch if given.epoch is None else given.epoch,
             base_sequence=given.sequence or 0,
@@ -215,8 +227,12 @@ class ProduceHandlers:
         self._on_client_seen("producer", given.producer_id)
         produced = await self._send_batch(given.topic, partition_id, batch, deadline)
         if not produced.is_duplicate:
-            self._metrics.count_produced(records=len(values), size_bytes=sum(map(len, values)))
+            self._count_produced(columns)
         return partition_id, produced.base_offset
+
+    def _count_produced(self, columns: BatchColumns) -> None:
+        size_bytes = sum(len(value) for value in columns.values if value is not None)
+        self._metrics.count_produced(records=len(columns.values), size_bytes=size_bytes)
 
     async def _send_batch(self, topic: str, partition_id: PartitionId, batch: bytes, deadline: Deadline) -> Produced:
         def build(info: TopicInfo) -> Produce:
@@ -225,17 +241,34 @@ class ProduceHandlers:
         produced, _ = await self._router.ask_leader(topic, partition_id, build, (batch,), deadline=deadline)
         return produced
 
-    def _choose_partition(self, access: TopicAccess, partition_id: int | None, key: str | None) -> int | None:
+    def _choose_partition(self, access: TopicAccess, partition_id: int | None, key: bytes | None) -> int | None:
         """Return the partition of a message; None lets the topic's producer choose."""
         if partition_id is not None:
             return access.choose(partition_id)[0]
         if access.is_whole_topic:
             return None
-        turn = next(self._next_turn) if key is None else partition_of(key.encode(), len(access.partitions))
+        turn = next(self._next_turn) if key is None else partition_of(key, len(access.partitions))
         return access.partitions[turn % len(access.partitions)]
 
     def _deadline(self) -> Deadline:
         return self._router.deadline(self._timeout_ms)
+
+
+def _find_key(columns: BatchColumns, *, is_chosen_by_key: bool) -> bytes | None:
+    """Return the key of the messages, by which their partition is chosen if none is given.
+
+    Raises:
+        RequestError: they have different keys, so that they belong to different partitions.
+    """
+    if columns.keys is None:
+        return None
+    if is_chosen_by_key and len(set(columns.keys)) > 1:
+        raise RequestError(
+            "not done: the messages have different keys, and a batch is for one partition; give partition_id, or a "
+            "batch for each key",
+            code="several_keys",
+        )
+    return columns.keys[0]
 
 
 def _check_epoch(access: TopicAccess, epoch: int | None) -> None:

@@ -21,6 +21,7 @@ from quiver.errors import FencedError, OverloadedError, QuiverError, Unavailable
 from quiver.gateway.cluster_handlers import GATEWAY_PRODUCER_PREFIX
 from quiver.metadata import TopicRow
 from quiver.model import NodeId, Offset, PartitionId, TopicId
+from quiver.record import Batch
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 
@@ -73,7 +74,7 @@ class TopicProducers:
         producer: ProducerCore,
         value: bytes,
         *,
-        key: str | None,
+        key: bytes | None,
         partition: int | None,
         timestamp: int | None = None,
         headers: StoredHeaders | None = None,
@@ -88,11 +89,24 @@ class TopicProducers:
         return delivery
 
     async def send_batch(
-        self, topic: TopicRow, producer: ProducerCore, values: list[bytes], *, key: bytes | None, partition: int | None
+        self,
+        topic: TopicRow,
+        producer: ProducerCore,
+        messages: list[bytes | None] | Batch,
+        *,
+        key: bytes | None,
+        partition: int | None,
     ) -> tuple[PartitionId, Offset]:
-        """Accept messages into one batch and wait for it; return the first one's position. Raises as `send`."""
+        """Accept messages into one batch and wait for it; return the first one's position. Raises as `send`.
+
+        A `Batch` has keys, timestamps and headers already; `key` then only chooses the partition.
+        """
         try:
-            placed = producer.add_batch(values, key, partition)
+            if isinstance(messages, Batch):
+                ((put, _, _),) = producer.chunks(messages, None, producer.choose(key, partition))
+                placed = put()
+            else:
+                placed = producer.add_batch(messages, key, partition)
             if placed is None:
                 raise _buffer_full(topic)
             outcome, index = placed

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from gateway_world import World
 
-from quiver.errors import DiskFullError, OutcomeUnknownError
+from quiver.errors import DiskFullError, OutcomeUnknownError, RequestError
+from quiver.gateway.codec import check_keys
 from quiver.model import NodeId
 from quiver.testing.memory_cluster import CallFaults
 
@@ -227,6 +228,76 @@ async def test_batch_is_appended_together(world: World) -> None:
     assert (status, answer["offset"]) == (200, 3)
     assert (await world.post("/producer/produce_batch", topic="t", producer_id=producer_id, messages=[]))[0] == 422
     assert (await world.post("/producer/produce_batch", topic="t", producer_id=producer_id))[0] == 400
+
+
+@in_world
+async def test_batch_carries_what_the_sdk_can_send(world: World) -> None:
+    producer_id = await world.register_producer()
+    about: dict[str, Any] = {"topic": "t", "producer_id": producer_id}
+    records: list[dict[str, Any]] = [
+        {"message": "a", "key": "k", "timestamp": 5, "headers": {"text": "x", "empty": None}},
+        {"message_b64": "/w==", "key_b64": "/w==", "headers_b64": {"bytes": "/w=="}},
+        {"message": None},
+    ]
+    for partition, sequence in ((0, {}), (1, {"sequence": 0})):
+        status, answer = await world.post(
+            "/producer/produce_batch",
+            **about,
+            records=records,
+            partition_id=partition,
+            timestamp=9,
+            key="all",
+            headers={"of": "all"},
+            **sequence,
+        )
+        assert (status, answer["offset"], answer["count"]) == (200, 0, 3)
+        (batch,) = world.cluster.partition("t", partition).batches
+        assert [(one.value, one.key, one.timestamp, dict(one.headers)) for one in batch.records()] == [
+            (b"a", b"k", 5, {"text": b"x", "empty": None}),
+            (b"\xff", b"\xff", 9, {"bytes": b"\xff"}),
+            (None, b"all", 9, {"of": b"all"}),
+        ]
+
+
+@in_world
+async def test_key_of_bytes_chooses_the_partition_as_a_text_does(world: World) -> None:
+    producer_id = await world.register_producer()
+    about: dict[str, Any] = {"topic": "t", "producer_id": producer_id}
+    encoded = base64.b64encode(b"user 7").decode()
+    found = [
+        await world.post("/producer/produce", **about, message="m", key="user 7"),
+        await world.post("/producer/produce", **about, message="m", key_b64=encoded),
+        await world.post("/producer/produce_batch", **about, messages=["m"], key_b64=encoded),
+        await world.post("/producer/produce_batch", **about, records=[{"message": "m", "key": "user 7"}] * 2),
+        await world.post("/producer/produce_batch", **about, messages=["m"], key="user 7", timestamp=5),
+    ]
+    assert {status for status, _ in found} == {200}
+    assert len({answer["partition_id"] for _, answer in found}) == 1
+
+
+@in_world
+async def test_batch_that_says_two_things_is_refused(world: World) -> None:
+    producer_id = await world.register_producer()
+    for wrong, code in (
+        ({"messages": ["a"], "records": [{"message": "a"}]}, "bad_request"),
+        ({"records": []}, "out_of_range"),
+        ({"records": [{}]}, "bad_request"),
+        ({"records": [{"message": "a", "message_b64": "YQ=="}]}, "bad_request"),
+        ({"records": [{"message": "a", "key": "a", "key_b64": "YQ=="}]}, "given_twice"),
+        ({"records": [{"message": "a", "mesage": "a"}]}, "unknown_field"),
+        ({"records": [{"message": "a", "key": "1"}, {"message": "a", "key": "2"}]}, "several_keys"),
+        ({"messages": ["a"], "key": "a", "key_b64": "YQ=="}, "given_twice"),
+    ):
+        status, answer = await world.post("/producer/produce_batch", topic="t", producer_id=producer_id, **wrong)
+        assert (status in (400, 422), answer["code"]) == (True, code), wrong
+    assert all(not world.cluster.partition("t", number).batches for number in range(3))
+
+
+def test_field_that_is_given_twice_is_found_in_a_long_list_of_records() -> None:
+    records = b'{"message":"m"},' * 1_000 + b'{"message":"a","message":"b"}'
+    with pytest.raises(RequestError, match="'message' is given twice"):
+        check_keys(b'{"topic":"t","records":[' + records + b"]}")
+    check_keys(b'{"topic":"t","messages":[' + b'"{",' * 2_000 + b'"x"]}')
 
 
 # -- sequences ---------------------------------------------------------------------------------------
