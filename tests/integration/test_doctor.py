@@ -42,11 +42,8 @@ def test_faults_are_found_and_explained(run: Run) -> None:
         wait_until(lambda: run("doctor", "--at-least", "critical", *url)[0] == 0)
         text = run("doctor", "--at-least", "critical", *url)[1]
         assert ("3 of 3 nodes answered" in text, text.endswith("healthy\n")) == (True, True), text
-        assert codes(json.loads(run("doctor", "--json", *url)[1])) <= {
-            "descriptors_short",  # the limits and the load of the machine that runs this test
-            "fsync_slow",
-            "loop_lags",
-        }
+        ours = {"descriptors_short", "fsync_slow", "loop_lags"}  # of the machine that runs this test
+        wait_until(lambda: codes(json.loads(run("doctor", "--json", *url)[1])) <= ours)
 
         def explain() -> Any:
             return json.loads(run("explain", "logs/0@9", "--json", *url)[1])
