@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -34,6 +35,10 @@ from quiver.storage.data_directory import replicas
 
 FENCE_LEVEL = 2
 """The feature level from which on a data directory names lost nodes, and the metadata knows `RecoverCluster`."""
+
+SKIPPED_INDEXES: Final = 10_000
+"""Indexes of the metadata that are used up, so that it goes on beyond what lost managers may have had: clients and
+partitions remember indexes that they have seen, and would wait until the metadata has reached them again (`behind`)."""
 
 
 class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +175,9 @@ async def carry_out(nodes: StoppedNodes, plan: RecoveryPlan, directories: Sequen
         nodes_known = tuple(NodeLevel(node=node, level=level) for node in (*plan.survivors, *plan.lost))
         commands.insert(0, RaiseLevel(now_ms=now_ms, feature_level=level, nodes=nodes_known))
     directory, batches = plan.metadata.directory, [encode_command(one) for one in commands]
-    await force_configuration(storage, directory, voter=plan.manager, term=term, batches=batches)
+    await force_configuration(
+        storage, directory, voter=plan.manager, term=term, skipped=SKIPPED_INDEXES, batches=batches
+    )
 
 
 def check_name(plan: RecoveryPlan, given: str) -> None:

@@ -8,7 +8,7 @@ after the last step, and the work may be done again:
 
 1. a copy of the hard state as it was (`hardstate.before-recovery`), never overwritten by a later attempt;
 2. the hard state with the new term and the forced configuration, which is ignored while its entry is not in the log;
-3. the entry of the configuration, in the new term, and the given batches after it.
+3. the entry of the configuration, in the new term, and after it entries without content and the given batches.
 
 The only voter elects itself when it starts; with its first entry everything in its log is committed.
 """
@@ -33,9 +33,18 @@ COPY_NAME = HARD_STATE_NAME + ".before-recovery"
 
 
 async def force_configuration(
-    storage: MemberStorage, directory: str, *, voter: NodeId, term: Term, batches: Sequence[bytes] = ()
+    storage: MemberStorage,
+    directory: str,
+    *,
+    voter: NodeId,
+    term: Term,
+    skipped: int = 0,
+    batches: Sequence[bytes] = (),
 ) -> Index:
     """Make `voter` the only voter of a stopped group, in `term`; append unstamped batches; return the last index.
+
+    `skipped` indexes before the batches are used up by entries without content: the lost members may have had entries
+    there that others still remember by their index.
 
     Raises:
         StorageError: the disk failed, or the log is damaged beyond what a restart repairs.
@@ -55,9 +64,10 @@ async def force_configuration(
         await storage.submit(partial(files.hard_state.save, state))
         entry = Entry(index, term, EntryKind.CONFIG, configuration=configuration)
         timestamp = storage.clock.wall_ms()
-        stamped = [encode_own_entry(entry, base_offset=log.end_offset, timestamp=timestamp)]
+        own = [entry, *(Entry(Index(index + number), term, EntryKind.NOOP) for number in range(1, skipped + 1))]
+        stamped = [encode_own_entry(one, base_offset=log.end_offset, timestamp=timestamp) for one in own]
         for number, batch in enumerate(batches, 1):
-            at = Index(index + number)
+            at = Index(index + skipped + number)
             stamped.append(
                 Batch.stamped(batch, term=term, index=at, base_offset=log.end_offset, append_timestamp=timestamp)
             )

@@ -87,6 +87,23 @@ def test_best_survivor_has_all_that_was_committed_and_others_follow_it() -> None
     run_in(Cluster(5), test)
 
 
+def test_indexes_that_others_may_remember_are_used_up() -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.propose(b"a")
+        node = await cluster.leader()
+        node.kill()
+        storage, term = storage_of(node), Term(9)
+        copy = await inspect_copy(storage, node.id, GROUP, DIRECTORY)
+        batch = build_batch([b"b"], timestamp=1)
+        last = await force_configuration(storage, DIRECTORY, voter=node.id, term=term, skipped=500, batches=[batch])
+        assert last == copy.last_index + 1 + 500 + 1
+        node.start()
+        await cluster.wait_equal([b"a", b"b"], int(node.id))
+        assert node.member.applied_index >= last
+
+    run_in(Cluster(1), test)
+
+
 def test_longest_log_is_not_the_best() -> None:
     """Ablation: without the terms, acknowledged records that a survivor has would be lost."""
 
