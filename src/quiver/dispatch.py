@@ -17,16 +17,22 @@ from quiver.access.rules import AUDITED, ResponseFilter, describe_target
 from quiver.clock import Clock
 from quiver.errors import QuiverError, RequestError
 from quiver.metadata import MetadataStore
-from quiver.wire.messages import AnyRequest
+from quiver.security import PrincipalKind
+from quiver.security.quotas import Quotas, Use
+from quiver.wire.messages import AnyRequest, CreateTopicRequest, RegisterConsumerRequest, RegisterProducerRequest
 from quiver.wire.requests import Request, request_name
 from quiver.wire.serving import Answer, Caller, RequestHandler
+
+CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterConsumerRequest))
+"""Requests that leave something behind that lasts."""
 
 
 class RequestDispatcher:
     """Pass each request to the handler of its type."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, access: AccessControl) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, access: AccessControl, quotas: Quotas | None = None) -> None:
         self._store = store
+        self._quotas = quotas
         self._access = access
         self._clock = clock
         self._handlers: dict[type[Request[Any]], RequestHandler] = {}
@@ -40,6 +46,37 @@ class RequestDispatcher:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise RequestError(f"this node does not serve {request_name(request)}", code="unknown_request")
+        if self._quotas is not None and caller.principal.kind is not PrincipalKind.NODE:
+            return self._handle_by_quota(self._quotas, handler, caller, request, payload)
+        return self._handle(handler, caller, request, payload)
+
+    async def _handle_by_quota(
+        self, quotas: Quotas, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
+    ) -> Answer:
+        """Answer a client's request within its quotas; a node, which keeps the cluster alive, has none.
+
+        The gateway of a node counts its clients' requests itself, and its own requests are a node's.
+        """
+        now_ms = self._clock.monotonic_ms()
+        use = Use(bytes_in=len(payload), is_mutation=not request.is_read, is_creation=type(request) in CREATIONS)
+        topic = self._topic_of(request)
+        error = quotas.admit(caller.principal, use, now_ms)
+        if error is None and topic:
+            error = quotas.admit_topic(topic, use, now_ms)
+        if error is not None:
+            raise error
+        response, parts = await self._handle(handler, caller, request, payload)
+        quotas.charge(caller.principal, topic, sum(map(len, parts)), self._clock.monotonic_ms())
+        return response, parts
+
+    def _topic_of(self, request: AnyRequest) -> str:
+        topic_id = getattr(request, "topic_id", None)
+        row = None if topic_id is None else self._store.view().topics.get(topic_id)
+        return "" if row is None else row.name
+
+    def _handle(
+        self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
+    ) -> Awaitable[Answer]:
         if request.waits_for_index and request.known_index > self._store.applied_index:
             return self._handle_later(handler, caller, request, payload)
         return self._handle_now(handler, caller, request, payload)

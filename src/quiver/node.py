@@ -83,6 +83,7 @@ class Node:
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._is_ready = asyncio.Event()
         self._decoded = DecodedBatchBudget(settings.gateway.decoded_bytes_max)
+        self._quotas = settings.quotas.make()
         self._network: NodeNetwork
         self._store: MetadataStore
         self._member: Member
@@ -167,7 +168,7 @@ class Node:
         is_open = environment.mode is not SecurityMode.SECURE
         self._access = AccessControl(view=self._store.view, clock=environment.clock, is_open=is_open, audit=self._audit)
         self._authenticator = Authenticator(view=self._store.view, clock=environment.clock, audit=self._audit)
-        self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access)
+        self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access, self._quotas)
         self._dispatcher.add(self._authenticator.handlers() | AccessRequests(self._access).handlers())
 
     def _make_audit_writer(self) -> Callable[[bytes], Awaitable[None]] | None:
@@ -313,6 +314,7 @@ class Node:
             view=self._store.view,
             on_client_seen=lambda kind, id_: self._broker.record_client(kind, id_),  # noqa: PLW0108 - the broker is made later
             decoded=self._decoded,
+            quotas=self._quotas,
         )
         gateway = Gateway(
             services,

@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 from quiver.clock import SystemClock
 from quiver.config import GatewaySettings
-from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult, HttpServer
+from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult, HttpServer
 
 HOST = b"Host: a\r\n"
 PATIENCE_S = 20
@@ -67,6 +67,11 @@ class EchoApplication:
     async def _fail_later(self) -> HttpResponse:
         await asyncio.sleep(0)
         raise RuntimeError("a bug")
+
+    has_quotas = False
+
+    def admit(self, head: HttpHead) -> HttpResponse | None:
+        return None
 
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         return "", request.path

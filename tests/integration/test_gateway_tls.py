@@ -12,7 +12,7 @@ import trustme
 from quiver.clock import SystemClock
 from quiver.config import GatewaySettings, TlsSettings
 from quiver.errors import ConfigError
-from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult, HttpServer
+from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult, HttpServer
 from quiver.wire.tls import make_http_context
 
 
@@ -23,6 +23,11 @@ class Hello:
 
     def handle(self, request: HttpRequest) -> HttpResult:
         return HttpResponse(status=200, body=b"x" * 300_000)
+
+    has_quotas = False
+
+    def admit(self, head: HttpHead) -> HttpResponse | None:
+        return None
 
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         return "", request.path

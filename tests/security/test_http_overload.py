@@ -71,11 +71,13 @@ class CostlyApplication:
         self._loop.now_s += ANSWER_S
         return HttpResponse(status=200)
 
-    def flow_of(self, request: HttpRequest) -> tuple[str, str]:
-        return "", request.path
+    has_quotas = False
 
     def admit(self, head: HttpHead) -> HttpResponse | None:
         return None
+
+    def flow_of(self, request: HttpRequest) -> tuple[str, str]:
+        return "", request.path
 
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         return HttpResponse(status=status)

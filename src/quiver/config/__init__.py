@@ -3,6 +3,7 @@
 from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
+from quiver.config.quotas import QuotaSettings
 from quiver.config.security import AuditSettings, NodeProof, SecurityMode, SecuritySettings, decide_mode, decide_proof
 from quiver.config.settings import (
     ROLES,
@@ -32,6 +33,7 @@ __all__ = [
     "NodeProof",
     "NodeSettings",
     "PartitionSettings",
+    "QuotaSettings",
     "ReplicationSettings",
     "SecurityMode",
     "SecuritySettings",

@@ -15,6 +15,7 @@ from msgspec import Meta
 from quiver.addresses import parse_address
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
+from quiver.config.quotas import QuotaSettings
 from quiver.config.security import AuditSettings, SecuritySettings
 from quiver.config.storage import ExecutorSettings, LogSettings
 from quiver.errors import ConfigError, RequestError
@@ -355,4 +356,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     manager: ManagerSettings = ManagerSettings()
     broker: BrokerSettings = BrokerSettings()
     gateway: GatewaySettings = GatewaySettings()
+    quotas: QuotaSettings = QuotaSettings()
     logging: LoggingSettings = LoggingSettings()

@@ -13,12 +13,15 @@ from typing import Any
 
 import msgspec
 
+from quiver.clock import Clock
 from quiver.errors import QuiverError, invariant
 from quiver.gateway.codec import ParameterDecoder, error_response, failure_response
 from quiver.gateway.contract import Answer
 from quiver.gateway.hosts import HostNames
-from quiver.gateway.http import HttpRequest, HttpResponse, HttpResult
+from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES, HttpRoute
+from quiver.security import ANONYMOUS, Principal
+from quiver.security.quotas import Quotas, Use
 
 HandlerResult = Answer | HttpResponse
 RouteHandler = Callable[[Any], Coroutine[Any, Any, HandlerResult] | asyncio.Future[HttpResponse] | HandlerResult]
@@ -65,18 +68,46 @@ class RoutedApplication:
         handlers: Mapping[str, RouteHandler],
         *,
         hosts: HostNames,
+        clock: Clock,
+        quotas: Quotas | None = None,
         routes: Sequence[HttpRoute] = ROUTES,
         browser_page: HttpResponse | None = None,
     ) -> None:
         """Bind a handler to every route by name; `browser_page` is what browsers get at `/`."""
         self._browser_page = browser_page
         self._hosts = hosts
+        self._clock = clock
+        self._quotas = quotas
+        self.has_quotas = quotas is not None
         names = {route.name for route in ROUTES}
         invariant(names == set(handlers), "every route has a handler", unbound=names ^ set(handlers))
         bound = [BoundRoute(route, handlers[route.name]) for route in routes]
         self._exact = {(one.route.method, one.route.path): one for one in bound if "{" not in one.route.path}
         self._patterns = [one for one in bound if "{" in one.route.path]
         self._paths = {one.route.path for one in bound}
+
+    def admit(self, head: HttpHead) -> HttpResponse | None:
+        """Refuse a request whose principal is over a quota; asked before its body is kept, let alone decoded."""
+        bound = self._exact.get((head.method, head.path))
+        if self._quotas is None or (bound is not None and bound.route.is_probe):
+            return None
+        use = Use(
+            bytes_in=max(0, head.length),
+            is_mutation=bound is None or bound.route.changes,
+            is_creation=bound is not None and bound.route.creates,
+        )
+        error = self._quotas.admit(self.principal_of(head.headers), use, self._clock.monotonic_ms())
+        return None if error is None else error_response(error)
+
+    def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:  # noqa: ARG002 - credentials come here
+        """Return who a request speaks for, by its headers."""
+        return ANONYMOUS
+
+    def charge(self, request: HttpRequest, response: HttpResponse) -> None:
+        """Count the bytes of an answer against the quotas of its principal and its topic."""
+        if self._quotas is not None:
+            principal, topic = self.principal_of(request.headers), self.flow_of(request)[1]
+            self._quotas.charge(principal, topic, len(response.body), self._clock.monotonic_ms())
 
     def handle(self, request: HttpRequest) -> HttpResult:
         """Find the route, decode the parameters, call the handler."""
@@ -95,6 +126,11 @@ class RoutedApplication:
             bound, values = found
         if bound.route.changes and (refused := _refuse_cross_site(request)):
             return refused
+        if self._quotas is not None and not bound.route.is_probe:
+            return self._handle_by_quota(self._quotas, bound, values, request)
+        return self._call(bound, values, request)
+
+    def _call(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
         try:
             answer = bound.handler(bound.decoder.decode(values, request.query, request.body))
         except QuiverError as error:
@@ -105,6 +141,27 @@ class RoutedApplication:
             return respond(bound.route, answer)
         return _finish(bound.route, answer)
 
+    def _handle_by_quota(
+        self, quotas: Quotas, bound: BoundRoute, values: dict[str, str], request: HttpRequest
+    ) -> HttpResult:
+        """Answer a request if its topic and its principal's waiting requests are within their quotas."""
+        topic, now_ms = self.flow_of(request)[1], self._clock.monotonic_ms()
+        use = Use(bytes_in=len(request.body), is_mutation=bound.route.changes)
+        error = quotas.admit_topic(topic, use, now_ms) if topic else None
+        principal = self.principal_of(request.headers)
+        waits = b"wait_ms" in request.query or b'"wait_ms"' in request.body[:PEEKED_BYTES]
+        if error is None and waits:
+            error = quotas.begin_long_poll(principal, now_ms)
+        if error is not None:
+            return error_response(error)
+        answer = self._call(bound, values, request)
+        if not waits:
+            return answer
+        if isinstance(answer, HttpResponse):
+            quotas.end_long_poll(principal)
+            return answer
+        return _finish_long_poll(answer, lambda: quotas.end_long_poll(principal))
+
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         """Return the response for a failure of the server itself."""
         return failure_response(status, code, message)
@@ -112,7 +169,7 @@ class RoutedApplication:
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         """Return the principal and the topic of a request, from its first bytes and without decoding it."""
         found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
-        return "", "" if found is None else found[1].decode("latin-1")
+        return str(self.principal_of(request.headers)), "" if found is None else found[1].decode("latin-1")
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""
@@ -150,6 +207,13 @@ async def _finish(route: HttpRoute, answer: Awaitable[HandlerResult]) -> HttpRes
         return respond(route, await answer)
     except QuiverError as error:
         return error_response(error)
+
+
+async def _finish_long_poll(answer: Awaitable[HttpResponse], end: Callable[[], None]) -> HttpResponse:
+    try:
+        return await answer
+    finally:
+        end()
 
 
 def _refuse_cross_site(request: HttpRequest) -> HttpResponse | None:

@@ -41,6 +41,7 @@ from quiver.errors import (
 from quiver.gateway.contract import BatchRecord, FailureAnswer, Parameters, ProduceBatchBody
 from quiver.gateway.http import HttpResponse
 from quiver.record import Record
+from quiver.security.quotas import QUOTA_EXCEEDED
 
 P = TypeVar("P", bound=Parameters)
 T = TypeVar("T")
@@ -367,6 +368,8 @@ _WITH_RETRY_AFTER = (429, 503)
 
 def status_of(error: QuiverError) -> int:
     """Return the HTTP status of an error."""
+    if error.code == QUOTA_EXCEEDED:
+        return HTTPStatus.TOO_MANY_REQUESTS
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return status

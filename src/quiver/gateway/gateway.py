@@ -35,6 +35,7 @@ from quiver.routing.loopback import LoopbackTransport
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.router import Router, RouterOptions
 from quiver.routing.transport import Transport
+from quiver.security.quotas import Quotas
 from quiver.wire import Handler
 
 
@@ -54,6 +55,8 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """Called with each client that sends a request, to record that it is alive."""
     decoded: DecodedBatchBudget
     """The memory for decoded batches, shared with the node's replicas."""
+    quotas: Quotas | None = None
+    """What principals and topics may use, shared with the wire; None: everything."""
 
 
 class Gateway:
@@ -89,14 +92,21 @@ class Gateway:
         handlers = self._handlers(rng)
         host = parse_address(listen)[0]
         hosts = HostNames(listen_host=host, names=(advertise, socket.gethostname(), *settings.host_names))
-        self.application = RoutedApplication(handlers, hosts=hosts, routes=self._routes(), browser_page=welcome_page())
+        self.application = RoutedApplication(
+            handlers,
+            hosts=hosts,
+            clock=clock,
+            quotas=services.quotas,
+            routes=self._routes(),
+            browser_page=welcome_page(),
+        )
         self._server = self._make_server(self.application, listen, tls)
         self._admin_server: HttpServer | None = None
         if settings.admin_listen:
             routes = [route for route in ROUTES if route.is_administrative or route.is_probe]
             names = (advertise, socket.gethostname(), *settings.host_names)
             admin_hosts = HostNames(listen_host=parse_address(settings.admin_listen)[0], names=names)
-            administrative = RoutedApplication(handlers, hosts=admin_hosts, routes=routes)
+            administrative = RoutedApplication(handlers, hosts=admin_hosts, clock=clock, routes=routes)
             self._admin_server = self._make_server(administrative, settings.admin_listen, tls)
 
     def _routes(self) -> list[HttpRoute]:
@@ -110,8 +120,12 @@ class Gateway:
             route = application.route_of(request)
             status = 0 if response is None else response.status
             self._metrics.count_request(route, method=request.method, status=status, seconds=seconds)
-            if response is not None and response.error_code:
+            if response is None:
+                return
+            if response.error_code:
                 self._metrics.errors.add(response.error_code)
+            if application.has_quotas:
+                application.charge(request, response)
 
         return HttpServer(
             application,

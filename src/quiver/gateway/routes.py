@@ -36,6 +36,8 @@ class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Failure statuses beside `ALWAYS`."""
     changes: bool = False
     """Whether it changes state."""
+    creates: bool = False
+    """Whether it leaves something behind that lasts: a topic, a producer, a consumer."""
     is_probe: bool = False
     """Whether it is for load balancers: on every listener, under every name, and never refused for lack of room."""
     is_administrative: bool = False
@@ -65,6 +67,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         success=201,
         failures=(409, 422, 504),
         changes=True,
+        creates=True,
     ),
     HttpRoute(
         name="describe_topic",
@@ -106,6 +109,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.ProducerRegisteredAnswer,
         failures=_WRITE,
         changes=True,
+        creates=True,
     ),
     HttpRoute(
         name="produce",
@@ -139,6 +143,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.ConsumerRegisteredAnswer,
         failures=_WRITE,
         changes=True,
+        creates=True,
     ),
     HttpRoute(
         name="consume",

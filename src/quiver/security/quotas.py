@@ -21,6 +21,8 @@ from quiver.security.principal import Principal
 
 QUOTA_EXCEEDED = "quota_exceeded"
 """The code of a refusal; the error's class is `OverloadedError`."""
+LONG_POLL_RETRY_AFTER_MS = 1_000
+"""When a client with too many waiting requests may retry; nobody knows when one of them ends."""
 ROUNDING = 1e-6
 """A bucket that lacks less than this has enough: levels are sums of fractions."""
 ACCOUNTS_MAX = 10_000
@@ -35,7 +37,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_per_second: int = 0
     bytes_out_per_second: int = 0
     creations_per_minute: int = 0
-    connections_max: int = 0
     long_polls_max: int = 0
 
     @property
@@ -79,11 +80,11 @@ class TokenBucket:
 class _Account:
     """What one principal or topic uses."""
 
-    __slots__ = ("buckets", "limits", "open")
+    __slots__ = ("buckets", "limits", "long_polls")
 
     def __init__(self, limits: Limits, now_ms: float) -> None:
         self.limits = limits
-        self.open = {"connections": 0, "long_polls": 0}
+        self.long_polls = 0
         self.buckets: dict[str, TokenBucket] = {}
         for name in ("requests", "mutations", "bytes_in", "bytes_out"):
             if amount := getattr(limits, f"{name}_per_second"):
@@ -138,21 +139,21 @@ class Quotas:
             if bucket := account.buckets.get("bytes_out"):
                 bucket.take(bytes_out, now_ms)
 
-    def open(self, principal: Principal, what: str, now_ms: float) -> OverloadedError | None:
-        """Count an open connection (`connections`) or a waiting request (`long_polls`), or return why it must wait."""
+    def begin_long_poll(self, principal: Principal, now_ms: float) -> OverloadedError | None:
+        """Count a request that waits, until `end_long_poll`, or return why it must not wait now."""
         account = self._account(principal, now_ms)
-        limit: int = getattr(account.limits, f"{what}_max")
-        if limit and account.open[what] >= limit:
-            message = f"not done: principal {str(principal)!r} has {limit} {what.replace('_', ' ')}, which is its limit"
-            return OverloadedError(message, code=QUOTA_EXCEEDED, retry_after_ms=1_000)
-        account.open[what] += 1
+        limit = account.limits.long_polls_max
+        if limit and account.long_polls >= limit:
+            message = f"not done: principal {str(principal)!r} has {limit} waiting requests, which is its limit"
+            return OverloadedError(message, code=QUOTA_EXCEEDED, retry_after_ms=LONG_POLL_RETRY_AFTER_MS)
+        account.long_polls += 1
         return None
 
-    def close(self, principal: Principal, what: str) -> None:
-        """Undo an `open` that was granted."""
+    def end_long_poll(self, principal: Principal) -> None:
+        """Undo a `begin_long_poll` that was granted."""
         account = self._principals.get(principal)
-        if account is not None and account.open[what]:
-            account.open[what] -= 1
+        if account is not None and account.long_polls:
+            account.long_polls -= 1
 
     def _account(self, principal: Principal, now_ms: float) -> _Account:
         account = self._principals.get(principal)
@@ -177,7 +178,7 @@ K = TypeVar("K")
 def _evict(accounts: OrderedDict[K, _Account]) -> None:
     if len(accounts) <= ACCOUNTS_MAX:
         return
-    idle = next((key for key, account in accounts.items() if not any(account.open.values())), None)
+    idle = next((key for key, account in accounts.items() if not account.long_polls), None)
     if idle is not None:
         del accounts[idle]
 

@@ -108,24 +108,23 @@ def test_topics_have_limits_of_their_own() -> None:
     assert book.admit_topic("quiet", Use(), 0) is None
 
 
-@pytest.mark.parametrize("what", ["connections", "long_polls"])
-def test_what_is_open_is_counted_and_given_back(what: str) -> None:
-    book = quotas(Limits(connections_max=2, long_polls_max=2))
-    assert book.open(ALICE, what, 0) is None
-    assert book.open(ALICE, what, 0) is None
-    assert book.open(ALICE, what, 0) is not None
-    assert book.open(BOB, what, 0) is None
-    book.close(ALICE, what)
-    assert book.open(ALICE, what, 0) is None
+def test_waiting_requests_are_counted_and_given_back() -> None:
+    book = quotas(Limits(long_polls_max=2))
+    assert book.begin_long_poll(ALICE, 0) is None
+    assert book.begin_long_poll(ALICE, 0) is None
+    assert book.begin_long_poll(ALICE, 0) is not None
+    assert book.begin_long_poll(BOB, 0) is None
+    book.end_long_poll(ALICE)
+    assert book.begin_long_poll(ALICE, 0) is None
 
 
-def test_principals_that_are_remembered_are_bounded_and_the_open_ones_are_kept() -> None:
-    book = quotas(Limits(connections_max=1))
-    book.open(ALICE, "connections", 0)
+def test_principals_that_are_remembered_are_bounded_and_the_waiting_ones_are_kept() -> None:
+    book = quotas(Limits(long_polls_max=1))
+    book.begin_long_poll(ALICE, 0)
     for number in range(ACCOUNTS_MAX + 5):
         book.admit(Principal(PrincipalKind.USER, str(number)), Use(), 0)
     assert len(book._principals) <= ACCOUNTS_MAX
-    assert book.open(ALICE, "connections", 0) is not None
+    assert book.begin_long_poll(ALICE, 0) is not None
 
 
 def test_no_limits_are_none() -> None:

@@ -1,0 +1,96 @@
+"""Quotas of a node over HTTP and over the wire: what is refused, when a retry succeeds, and what is exempt."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quiver.config import QuotaSettings
+from quiver.errors import OverloadedError
+from quiver.security.quotas import QUOTA_EXCEEDED
+from quiver.testing import LocalCluster
+
+
+def ask(cluster: LocalCluster, method: str, path: str, body: Any = None) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection(cluster.urls[0].removeprefix("http://"), timeout=60)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[LocalCluster]:
+    """A node on which a principal may create ten things a minute, and a topic gets a thousand bytes a second."""
+    settings = {"quotas.creations_per_minute": "10", "quotas.topic_bytes_in_per_second": "1000"}
+    with LocalCluster(nodes=1, settings=settings) as cluster:
+        yield cluster
+
+
+def test_without_limits_there_are_no_quotas() -> None:
+    assert QuotaSettings().make() is None
+
+
+def test_topic_over_its_quota_is_answered_429_and_others_are_served(limited: LocalCluster) -> None:
+    bodies = {}
+    for topic in ("noisy", "quiet"):
+        answer = ask(limited, "POST", "/producer/register", {"topic": topic})[2]
+        bodies[topic] = {"topic": topic, "producer_id": json.loads(answer)["producer_id"], "message": "x" * 2_000}
+    assert ask(limited, "POST", "/producer/produce", bodies["noisy"])[0] == 200, "the burst"
+    status, headers, body = ask(limited, "POST", "/producer/produce", bodies["noisy"])
+    assert status == 429
+    assert int(headers["Retry-After"]) >= 1
+    assert json.loads(body)["code"] == QUOTA_EXCEEDED
+    assert json.loads(body)["outcome"] == "not_done"
+    assert ask(limited, "POST", "/producer/produce", bodies["quiet"])[0] == 200
+
+
+def test_creations_are_bounded_over_http_and_the_wire_together(limited: LocalCluster) -> None:
+    statuses = [ask(limited, "POST", "/consumer/register", {"topic": "noisy"})[0] for _ in range(12)]
+    assert statuses.count(429) >= 2
+    with limited.connect(timeout=2) as cluster:
+
+        def create_all() -> None:
+            for number in range(5):  # one may have become possible meanwhile
+                cluster.create_topic(f"another-{number}")
+
+        with pytest.raises(OverloadedError) as caught:
+            create_all()
+    assert caught.value.code == QUOTA_EXCEEDED
+    assert caught.value.retry_after_ms
+
+
+def test_health_checks_and_reads_are_served_to_whoever_is_over_a_quota(limited: LocalCluster) -> None:
+    while ask(limited, "POST", "/consumer/register", {"topic": "noisy"})[0] != 429:
+        pass
+    for path in ("/healthz", "/livez", "/readyz", "/metrics", "/topics"):
+        assert ask(limited, "GET", path)[0] == 200
+
+
+def test_sdk_retries_when_it_is_told_to() -> None:
+    with LocalCluster(nodes=1, settings={"quotas.mutations_per_second": "8"}) as limited, limited.connect() as cluster:
+        cluster.create_topic("logs")
+        with cluster.producer("logs") as producer:
+            for number in range(16):
+                producer.send(b"%d" % number).result()
+
+
+def test_waiting_requests_of_a_principal_are_bounded() -> None:
+    with LocalCluster(nodes=1, settings={"quotas.long_polls_max": "1"}) as limited:
+        ask(limited, "POST", "/producer/register", {"topic": "logs"})
+        consumer_id = json.loads(ask(limited, "POST", "/consumer/register", {"topic": "logs"})[2])["consumer_id"]
+        path = f"/consumer/consume?topic=logs&consumer_id={consumer_id}&wait_ms=30000"
+        first = http.client.HTTPConnection(limited.urls[0].removeprefix("http://"), timeout=60)
+        first.request("GET", path)
+        while ask(limited, "GET", path.replace("30000", "1"))[0] == 204:
+            pass  # the first has not arrived yet
+        assert ask(limited, "GET", path)[0] == 429
+        first.close()
+        while ask(limited, "GET", path.replace("30000", "1"))[0] == 429:
+            pass
