@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -29,10 +30,13 @@ from quiver.security.node_proof import load_node_secret
 from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
 from quiver.storage.data_directory import metadata_database
 from quiver.storage.metrics import describe_lanes
+from quiver.tasks import TaskScope
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
+from quiver.wire.certificate_reload import CertificateReloader
 from quiver.wire.handshake import IdentityOf
 from quiver.wire.metrics import describe_network, describe_pool, describe_server
 from quiver.wire.proving import NodeSecret
+from quiver.wire.tls import make_http_context
 
 
 class NodeNetwork(Network, Protocol):
@@ -100,6 +104,10 @@ class Environment(Protocol):
         """
         ...
 
+    def make_http_context(self) -> ssl.SSLContext | None:
+        """Return the TLS context for accepting HTTP connections; None: without TLS."""
+        ...
+
     def metrics(self) -> Iterable[MetricFamily]:
         """Return the metrics of the process and of the machine."""
         ...
@@ -126,6 +134,7 @@ class SystemEnvironment:
         self.fresh_identity = secrets.token_hex(16)
         self.level_max = LEVEL_MAX
         self.mode = decide_mode(settings)
+        self.certificates = CertificateReloader(settings.tls, self.clock)
         self._settings = settings
         self._watchdog = LoopWatchdog(alarm_ms=node.loop_lag_alarm_ms)
         measure_gc()
@@ -184,8 +193,16 @@ class SystemEnvironment:
             node_secret=node_secret,
         )
         network.server, network.transport, network.advertise = server, pool, self._settings.node.advertise
-        async with pool, server, network:
+        self.certificates.track(pool.tls_context, *network.tls_contexts)
+        async with pool, server, network, TaskScope() as tasks:
+            tasks.start(self.certificates.run())
             yield network
+
+    def make_http_context(self) -> ssl.SSLContext | None:
+        """Return the TLS context for accepting HTTP connections, which is kept up to date with its files."""
+        context = make_http_context(self._settings.tls, self._settings.gateway)
+        self.certificates.track(context)
+        return context
 
 
 class _SystemNetwork(PeerNetwork):

@@ -55,7 +55,6 @@ from quiver.tasks import TaskScope
 from quiver.wire import Caller
 from quiver.wire.admin_messages import DescribeNode, NodeDescribed, ProblemInfo
 from quiver.wire.serving import Answer
-from quiver.wire.tls import make_http_context
 
 logger = logging.getLogger(__name__)
 
@@ -323,7 +322,7 @@ class Node:
             clock=environment.clock,
             rng=environment.rng,
             advertise=node.advertise,
-            tls=make_http_context(self._settings.tls, self._settings.gateway),
+            tls=environment.make_http_context(),
         )
         return await stack.enter_async_context(gateway)
 

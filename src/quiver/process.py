@@ -13,10 +13,11 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
-from ssl import PEM_cert_to_DER_cert
 
+from quiver.errors import ConfigError
 from quiver.metrics import Histogram, MetricFamily, counter, gauge, histogram, now_s
+from quiver.security.bootstrap import read_text
+from quiver.security.certificates import expiry_s
 
 _STARTED_S = time.time()
 
@@ -70,36 +71,6 @@ def describe_process() -> Iterator[MetricFamily]:
 def read_certificate_end(path: str) -> float | None:
     """Return when the first certificate of a PEM file expires, in seconds since 1970; None if it cannot be read."""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            text = file.read()
-        first = text[text.index("-----BEGIN CERTIFICATE-----") :]
-        end = first.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")
-        return _find_end(PEM_cert_to_DER_cert(first[:end]))
-    except (OSError, ValueError, IndexError):
+        return expiry_s(read_text(path))
+    except ConfigError:
         return None
-
-
-def _find_end(der: bytes) -> float:
-    """Return the `notAfter` of a certificate (RFC 5280, 4.1): Certificate, TBSCertificate, validity."""
-    _, start, _ = _read_element(der, 0)
-    _, at, _ = _read_element(der, start)
-    tag, _, end = _read_element(der, at)
-    if tag == 0xA0:  # the version, which is optional
-        at = end
-    for _ in range(3):  # serial number, signature algorithm, issuer
-        at = _read_element(der, at)[2]
-    _, start, _ = _read_element(der, at)
-    tag, start, end = _read_element(der, _read_element(der, start)[2])
-    text = der[start:end].decode("ascii")
-    if tag == 0x17:  # UTCTime has two digits of the year
-        text = ("19" if text >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
-
-
-def _read_element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of a DER element, and where its content starts and ends."""
-    tag, length, start = der[at], der[at + 1], at + 2
-    if length & 0x80:
-        size = length & 0x7F
-        length, start = int.from_bytes(der[start : start + size], "big"), start + size
-    return tag, start, start + length

@@ -16,7 +16,7 @@ import msgspec
 
 from quiver.cli.options import json_option
 from quiver.cli.output import print_json, print_table
-from quiver.config import KIB, MIB, Setting, Settings, all_settings, load_settings
+from quiver.config import KIB, MIB, Setting, Settings, all_settings, load_settings, redact
 
 PRIVATE_UMASK = 0o077
 """Of processes that make files of nodes: the files are their user's alone, also those that libraries make."""
@@ -127,7 +127,7 @@ def config() -> None:
 @settings_options
 def show(as_json: bool, **options: str | None) -> None:
     """Print every setting with the value in force."""
-    settings = settings_from(options)
+    settings = redact(settings_from(options))
     if as_json:
         print_json(settings)
         return

@@ -91,6 +91,8 @@ async def _run(settings: Settings, *, with_parent: bool) -> None:
     if with_parent:
         loop.add_reader(sys.stdin.fileno(), _watch_parent, stopped)
     async with SystemEnvironment(settings) as environment:
+        if settings.tls.is_enabled:  # otherwise it ends the process, as when a terminal closes
+            loop.add_signal_handler(signal.SIGHUP, environment.certificates.reload_now)
         node, is_running = Node(settings, environment), False
         try:
             loop.set_exception_handler(lambda _, context: node.handle_escaped(context))

@@ -20,7 +20,7 @@ import click
 
 from quiver.cli.config import PRIVATE_UMASK, insecure_option, parse_settings
 from quiver.cli.output import UNAVAILABLE, print_table
-from quiver.config import decide_mode
+from quiver.config import decide_mode, redact_url
 from quiver.errors import QuiverError, UnavailableError
 from quiver.security.bootstrap import initialize, node_directory
 from quiver.security.files import CA_NAME, TOKEN_NAME
@@ -176,7 +176,7 @@ class _Child:
         """Report the end of the node."""
         code = await self.process.wait()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        again = shlex.join(("quiver", "node", *self.plan.arguments))
+        again = shlex.join(("quiver", "node", *map(redact_url, self.plan.arguments)))
         click.echo(f"node {self.plan.node} (pid {self.process.pid}) {how}; to start it again: {again}")
 
     def signal(self, number: signal.Signals) -> None:

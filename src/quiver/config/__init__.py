@@ -1,6 +1,14 @@
 """The settings of a node: `settings` and the modules of its sections declare them, `loading` finds their values."""
 
-from quiver.config.loading import ENVIRONMENT_PREFIX, Setting, all_settings, list_shared, load_settings
+from quiver.config.loading import (
+    ENVIRONMENT_PREFIX,
+    Setting,
+    all_settings,
+    list_shared,
+    load_settings,
+    redact,
+    redact_url,
+)
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
 from quiver.config.quotas import QuotaSettings
@@ -46,4 +54,6 @@ __all__ = [
     "decide_proof",
     "list_shared",
     "load_settings",
+    "redact",
+    "redact_url",
 ]

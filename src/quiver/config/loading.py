@@ -7,6 +7,7 @@ clients, such as `QUIVER_URL`, are no settings of a node.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
@@ -18,8 +19,10 @@ from quiver.config.security import complete
 from quiver.config.settings import Settings
 from quiver.contexts import VARIABLES
 from quiver.errors import ConfigError
+from quiver.security.secrets import HIDDEN
 
 ENVIRONMENT_PREFIX = "QUIVER_"
+_PASSWORD = re.compile(r"([?&]\w*(?:password|passwd|sslpassword)=)[^&]*", re.IGNORECASE)
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -121,3 +124,22 @@ def list_shared(settings: Settings) -> dict[str, str]:
         for one in all_settings()
         if one.section not in OWN_SECTIONS
     }
+
+
+def redact(settings: Settings) -> Settings:
+    """Return settings that can be shown: the password in the URL of a database is hidden."""
+    return msgspec.structs.replace(
+        settings, node=msgspec.structs.replace(settings.node, metadata_db=redact_url(settings.node.metadata_db))
+    )
+
+
+def redact_url(url: str) -> str:
+    """Return a URL in which the passwords are hidden: before the host, and in its parameters."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url if "@" not in url else HIDDEN
+    authority, slash, path = rest.partition("/")
+    login, at, host = authority.rpartition("@")
+    if at and ":" in login:
+        login = f"{login.partition(':')[0]}:{HIDDEN}"
+    return _PASSWORD.sub(rf"\1{HIDDEN}", f"{scheme}{separator}{login}{at}{host}{slash}{path}")

@@ -124,7 +124,10 @@ class PeerNetwork:
             on_message=self._handle_message,
             on_lost=self._handle_lost,
         )
-        self._listener = Listener(self._context, make_server_context(tls))
+        server_context = make_server_context(tls)
+        self.tls_contexts = (self._context.client_context, server_context)
+        """The TLS contexts for dialling and accepting; None: without TLS."""
+        self._listener = Listener(self._context, server_context)
         self._links = {peer: Link(peer, address, self._context) for peer, address in peers.items()}
         self._traffic: dict[NodeId, PeerTraffic] = {}
         self._messages_to_unknown = 0

@@ -79,7 +79,8 @@ class RequestPool:
     ) -> None:
         self._settings = settings or WireSettings()
         self._token_source = token_source
-        self._client_context = make_client_context(tls or TlsSettings())
+        self.tls_context = make_client_context(tls or TlsSettings())
+        """The TLS context for dialling; None: without TLS."""
         self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
         self._node_secret = node_secret
         self._usable: dict[str, RequestConnection] = {}
@@ -190,9 +191,9 @@ class RequestPool:
         is_done = False
         try:
             if self._token_source is not None:
-                check_channel(host, is_encrypted=self._client_context is not None)
+                check_channel(host, is_encrypted=self.tls_context is not None)
             async with timeout(self._settings.connect_timeout_ms / 1000):
-                await loop.create_connection(lambda: connection, host, port, ssl=self._client_context)
+                await loop.create_connection(lambda: connection, host, port, ssl=self.tls_context)
             is_greeted = await connection.greeted is not None
             if is_greeted and self._token_source is not None:
                 await self._authenticate(connection, self._token_source)

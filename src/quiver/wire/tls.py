@@ -1,9 +1,9 @@
 """TLS of wire and HTTP connections, and the check of node certificates.
 
-Contexts are made once, at start, from the files that the settings name. A file that cannot be used is a `ConfigError`
-then, never an unencrypted connection later. An unverified certificate admits nothing. A node's certificate names it by
-the alternative name `node-<id>`; peers check that name instead of the host name, in both directions. A certificate for
-one node, or for a client, therefore does not work for another node.
+Contexts are made at start from the files that the settings name, and `certificate_reload` keeps them up to date. A file
+that cannot be used is a `ConfigError` at start, never an unencrypted connection later. An unverified certificate admits
+nothing. A node's certificate names it by the alternative name `node-<id>`; peers check that name instead of the host
+name, in both directions. A certificate for one node, or for a client, therefore does not work for another node.
 
 HTTP clients are browsers and scripts: TLS 1.2 is accepted beside 1.3, and they present a certificate only where
 `client_certificates` is `all`, which covers every connection to a node.
@@ -20,6 +20,8 @@ from quiver.errors import ConfigError
 from quiver.model import NodeId
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, refuse
 
+NODE_URI = "urn:quiver:node:"
+"""Begins the alternative name of a node, if its certificate has one as a URI."""
 _VERIFICATION = {"none": ssl.CERT_NONE, "nodes": ssl.CERT_OPTIONAL, "all": ssl.CERT_REQUIRED}
 
 Certificate = Mapping[str, Any]
@@ -68,16 +70,21 @@ def make_http_context(tls: TlsSettings, gateway: GatewaySettings) -> ssl.SSLCont
     context.set_alpn_protocols(["http/1.1"])
     if tls.client_certificates == "all":
         context.verify_mode = ssl.CERT_REQUIRED
-    return _load_files(context, tls)
+    return load_files(context, tls)
 
 
 def _load(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
     # Both ends are this program or its SDK, so no older version is needed.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return _load_files(context, settings)
+    return load_files(context, settings)
 
 
-def _load_files(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
+def load_files(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
+    """Load certificate, key and authorities into a context, also into one that is in use; return it.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
     try:
         if settings.certificate_file:
             context.load_cert_chain(settings.certificate_file, settings.key_file or None, password=_refuse_password)
@@ -111,10 +118,10 @@ def check_certificate(
     if not settings.is_enabled or settings.client_certificates == "none":
         return None
     # A certificate that clients must present was verified by `ssl` when the connection was made.
-    if node is None or node_name(NodeId(node)) in _names_of(certificate or {}):
+    if node is None or not {node_name(NodeId(node)), f"{NODE_URI}{node}"}.isdisjoint(_names_of(certificate or {})):
         return None
     return refuse(RefusalCode.BAD_CERTIFICATE, f"no certificate was presented that names {node_name(NodeId(node))}")
 
 
 def _names_of(certificate: Certificate) -> Iterable[str]:
-    return (name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
+    return (name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI"))

@@ -94,6 +94,9 @@ class SimulatedEnvironment:
         self.medium.identities[identity.node] = identity.identity
         yield _SimulatedNodeNetwork(self, identity.node, peers, identity_of)
 
+    def make_http_context(self) -> None:
+        """Return nothing: there is no HTTP and no TLS."""
+
     def metrics(self) -> Iterable[MetricFamily]:
         """Return nothing: a simulated process uses no memory or descriptors of its own."""
         return ()
