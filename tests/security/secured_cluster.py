@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import quiver
-from quiver.errors import NotAllowedError
+from quiver.errors import NotAllowedError, UnavailableError
 from quiver.security.bootstrap import initialize, node_directory
 from quiver.security.files import CA_NAME, TOKEN_NAME
 from quiver.security.permissions import Grant, ResourceKind, Verb
@@ -72,12 +73,11 @@ def secured_cluster(directory: Path) -> Iterator[SecuredCluster]:
 
 
 def _wait_for_admin(secured: SecuredCluster) -> None:
-    """Wait until the primary has created the first administrator: the file that it reads is not read at once."""
-    for attempt in range(100):
+    """Wait until the primary has created the first administrator; failures are limited, so do not ask at once again."""
+    while True:
         try:
             with secured.admin() as cluster:
                 cluster.access.users()
                 return
-        except NotAllowedError:
-            if attempt == 99:
-                raise
+        except (NotAllowedError, UnavailableError):
+            time.sleep(0.5)
