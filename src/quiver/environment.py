@@ -21,7 +21,7 @@ from quiver.config import NodeProof, SecurityMode, Settings, decide_mode, decide
 from quiver.features import LEVEL_MAX
 from quiver.loop_watchdog import LoopWatchdog
 from quiver.metadata import Database, open_database, sqlite_url
-from quiver.metrics import MetricFamily
+from quiver.metrics import MetricFamily, gauge
 from quiver.model import NodeId
 from quiver.process import describe_process, measure_gc
 from quiver.replication.interfaces import Network
@@ -29,6 +29,7 @@ from quiver.routing.transport import Transport
 from quiver.security.node_proof import load_node_secret
 from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
 from quiver.storage.data_directory import metadata_database
+from quiver.storage.descriptors import SPARES, SpareDescriptors
 from quiver.storage.metrics import describe_lanes
 from quiver.tasks import TaskScope
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
@@ -125,7 +126,8 @@ class SystemEnvironment:
         node = settings.node
         self.clock: Clock = SystemClock()
         self.rng: Rng = random.Random()  # noqa: S311 - jitter, not secrets
-        self.disk: Disk = SystemDisk()
+        self._descriptors = SpareDescriptors(SPARES)
+        self.disk: Disk = SystemDisk(self._descriptors)
         self._threads = ThreadExecutor(settings.executor)
         self.executor: Executor = self._threads
         url = node.metadata_db or sqlite_url(metadata_database(node.data))
@@ -148,10 +150,12 @@ class SystemEnvironment:
     ) -> None:
         self._watchdog.stop()
         self._threads.close()
+        self._descriptors.close()
 
     def metrics(self) -> Iterable[MetricFamily]:
         """Return the metrics of this process and of its executor."""
-        return (*describe_process(), *describe_lanes(self._threads.status()), *self._watchdog.metrics())
+        spare = gauge("quiver_spare_fds", "File descriptors held in reserve for the log.", self._descriptors.left)
+        return (*describe_process(), spare, *describe_lanes(self._threads.status()), *self._watchdog.metrics())
 
     @asynccontextmanager
     async def open_network(

@@ -17,10 +17,11 @@ import click
 from quiver.cli.config import PRIVATE_UMASK, insecure_option, settings_from, settings_options
 from quiver.cli.output import report_error
 from quiver.config import Settings, decide_mode
+from quiver.config.descriptors import fit_to_descriptors
 from quiver.environment import SystemEnvironment
 from quiver.errors import ConfigError, QuiverError, StorageError
 from quiver.faults import NodeFault, as_exit, find_cause
-from quiver.logs import configure_logging
+from quiver.logs import configure_logging, facts
 from quiver.node import Node
 from quiver.storage import DirectoryLock
 from quiver.tasks import new_event_loop
@@ -54,6 +55,7 @@ def node(*, with_parent: bool, insecure: bool, **options: str | None) -> None:
         raise ConfigError("the node has no id: give --id, a number from 1 that is unique in the cluster")
     configure_logging(settings.logging, sys.stderr)
     _raise_file_limit()
+    settings = _fit_to_file_limit(settings)
     with DirectoryLock(settings.node.data):
         # Not `except*`: before Python 3.11.4, it wraps what is raised inside it into a group.
         try:
@@ -71,6 +73,22 @@ def _raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # macOS refuses an unlimited value; the soft limit stays
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _fit_to_file_limit(settings: Settings) -> Settings:
+    """Reduce the limits of connections and replicas to what the limit of open files allows, and say so."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    fitted = fit_to_descriptors(settings, limit)
+    logger.info(
+        "limits of open files",
+        extra=facts(
+            limit=limit,
+            client_connections_max=fitted.wire.client_connections_max,
+            http_connections_max=fitted.gateway.connections_max,
+            replicas_per_broker_max=fitted.manager.replicas_per_broker_max,
+        ),
+    )
+    return fitted
 
 
 def _tune_garbage_collector() -> None:

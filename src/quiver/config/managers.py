@@ -43,6 +43,25 @@ class ManagerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "all nodes with the manager role, so that a mistyped name is an error (`unknown_topic`)."
         ),
     ] = True
+    replicas_per_broker_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Replicas that one broker may hold; topics that would exceed it are refused "
+            "(`too_many_replicas`). 0 derives it from the primary's limit of open files: half of "
+            "them, three for each replica.",
+        ),
+    ] = 0
+    partitions_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="Partitions of all topics together; topics that would exceed it are refused "
+            "(`too_many_partitions`).",
+        ),
+    ] = 100_000
     heartbeat_interval_ms: Annotated[
         int, Meta(ge=10, le=60_000, description="Milliseconds between two heartbeats of a node to the primary.")
     ] = 1_000

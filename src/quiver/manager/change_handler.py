@@ -11,10 +11,12 @@ are still spread evenly.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -59,6 +61,7 @@ from quiver.metadata import (
     StartFrom,
     TopicSelection,
     UndrainBroker,
+    View,
 )
 from quiver.metadata.clients import OWNERS_LEVEL
 from quiver.metadata.commands import CreateTopicResult, decode_payload, encode_result
@@ -266,12 +269,35 @@ class ChangeHandler:
             principal=asker,
             topic=request.topic,
             replicas=replicas,
-            assignments=place_topic(
-                view, partitions=request.partitions, replicas=replicas, underway=chain.from_iterable(self._in_flight)
-            ),
+            assignments=self._place_within_bounds(view, partitions=request.partitions, replicas=replicas),
             retention=read_retention(request.retention),
             request_id=request.request_id,
         )
+
+    def _place_within_bounds(self, view: View, *, partitions: int, replicas: int) -> Assignments:
+        """Place new partitions; refuse what would exceed the bounds of the cluster or of a broker."""
+        underway = tuple(chain.from_iterable(self._in_flight))
+        total, total_max = len(view.partitions) + len(underway) + partitions, self._settings.partitions_max
+        if total > total_max:
+            raise ConflictError(
+                f"not done: the cluster would have {total} partitions, and at most {total_max} are allowed "
+                "(manager.partitions_max); delete topics, or use fewer partitions",
+                code="too_many_partitions",
+            )
+        assignments = place_topic(view, partitions=partitions, replicas=replicas, underway=underway)
+        bound = self._settings.replicas_per_broker_max
+        held = Counter(chain.from_iterable((*underway, *assignments)))
+        for partition in view.partitions.values():
+            held.update((*partition.replicas, *partition.learners))
+        fullest, count = max(held.items(), key=itemgetter(1))
+        if bound and count > bound:
+            raise ConflictError(
+                f"not done: broker {fullest} would hold {count} replicas, and at most {bound} are allowed "
+                "(manager.replicas_per_broker_max, by default derived from the limit of open files); add brokers, "
+                "delete topics, use fewer partitions, or raise the limit of open files",
+                code="too_many_replicas",
+            )
+        return assignments
 
     async def _add_partitions(self, request: messages.AddPartitionsRequest, asker: str) -> Done:
         _check_bounds(partitions=request.partitions)
@@ -286,8 +312,7 @@ class ChangeHandler:
         if topic is not None and request.partitions > topic.partitions:
             added = request.partitions - topic.partitions
             replicas = min(topic.replicas, max(1, count_brokers(view)))
-            underway = chain.from_iterable(self._in_flight)
-            assignments = place_topic(view, partitions=added, replicas=replicas, underway=underway)
+            assignments = self._place_within_bounds(view, partitions=added, replicas=replicas)
         return AddPartitionsCommand(
             now_ms=self._clock.wall_ms(),
             principal=asker,

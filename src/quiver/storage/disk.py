@@ -22,6 +22,7 @@ from typing import Protocol
 from quiver.config import LogSettings
 from quiver.errors import DiskFullError, StorageError
 from quiver.model import Buffer
+from quiver.storage.descriptors import SpareDescriptors
 from quiver.storage.executor import Executor
 
 IOV_MAX = 1024
@@ -145,12 +146,15 @@ class SystemFile:
 
 
 class SystemDisk:
-    """The operating system's file system."""
+    """The operating system's file system; a lack of file descriptors is waited out, with a reserve if there is one."""
+
+    def __init__(self, descriptors: SpareDescriptors | None = None) -> None:
+        self._descriptors = descriptors or SpareDescriptors()
 
     def open(self, path: str, *, create: bool = False) -> SystemFile:
         """Open a file for reading and writing; with `create`, create an empty one, which must not exist."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        return SystemFile(os.open(path, flags, 0o600))
+        return SystemFile(self._descriptors.open(path, flags))
 
     def exists(self, path: str) -> bool:
         """Return whether a file or directory exists."""
@@ -178,7 +182,7 @@ class SystemDisk:
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable: on disk after this returns."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = self._descriptors.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
