@@ -12,6 +12,7 @@ CODE := src tests benches examples
 WORKERS ?= 2
 FUZZ_RUNS ?= 20000
 HTTP_CASES ?= 5000
+WIRE_CASES ?= 2000
 SEEDS ?= 5000
 KILLS ?= 100
 CLUSTERS ?= 500
@@ -100,12 +101,13 @@ coverage: setup ## measure branch coverage; fails below 100 % of record/, storag
 bench: setup ## measure, and print tables; BENCH="storage" runs only that one
 	$(BIN)/python benches/run.py $(BENCH)
 
-fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a live node HTTP_CASES made-up requests
+fuzz: setup ## feed each target in tests/fuzz FUZZ_RUNS random inputs, and a live node HTTP_CASES made-up requests and WIRE_CASES sequences of frames
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "error: fuzzing needs atheris, which has wheels for Linux and Python up to 3.13 only" >&2; exit 1; }
 	@set -e; found=0; for target in tests/fuzz/*.py; do [ -f "$$target" ] || continue; found=1; echo "== $$target"; \
 		$(BIN)/python "$$target" -runs=$(FUZZ_RUNS) -verbosity=0 -print_final_stats=1; done; \
 		[ $$found = 1 ] || { echo "error: there is no target in tests/fuzz" >&2; exit 1; }
 	$(BIN)/python tests/fuzz/live/http_contract.py --cases $(HTTP_CASES)
+	$(BIN)/python tests/fuzz/live/wire_sequences.py --cases $(WIRE_CASES)
 
 sim: setup ## try to break SEEDS simulated consensus groups, CLUSTERS whole clusters and PROFILE_SEEDS groups of each profile
 	$(BIN)/python -m quiver sim --seeds $(SEEDS)
