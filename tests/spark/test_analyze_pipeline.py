@@ -4,92 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from pipeline_commands import run_job
 from postgresql_server import running_server
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import quiver
 from quiver.errors import NotFoundError, UnavailableError
 from quiver.spark.pipelines import JobResult
-from quiver.spark.pipelines.analyze import Analyze, PostgresCounts, count_lines, read_lines
-from quiver.spark.pipelines.line_counts import LineCount
+from quiver.spark.pipelines.analyze import Analyze
+from quiver.spark.pipelines.analyze_checkpoint import AnalyzeState, BatchPlan
+from quiver.spark.pipelines.count_sinks import LineCount, PostgresCounts
 from quiver.testing import LocalCluster
 
 START_MS = 1_700_000_000_000
-
-
-def records(spark: SparkSession, *rows: tuple[int, str | None, str | None]) -> DataFrame:
-    """Records with a timestamp (ms after the start), a key and a value."""
-    frame = spark.createDataFrame(list(rows), "at LONG, key STRING, value STRING")
-    return frame.selectExpr(
-        "2 AS partition",
-        f"timestamp_millis({START_MS} + at) AS timestamp",
-        "CAST(key AS BINARY) AS key",
-        "CAST(value AS BINARY) AS value",
-    )
-
-
-# -- what lines say ----------------------------------------------------------------------------------
-
-
-def test_lines_are_read(spark: SparkSession) -> None:
-    given = [
-        (
-            "2026-11-15 12:00:01 INFO user 17 logged in",
-            None,
-            "INFO",
-            "partition 2",
-            "#-#-# #:#:# INFO user # logged in",
-        ),
-        ("warning: disk 0x1F at 93%", "db-1", "WARN", "db-1", "warning: disk # at #%"),
-        ("request 3f2504e0-4f89-11d3-9a0c-0305e82c3301 failed", "k", "NONE", "k", "request # failed"),
-        ('{"level": "error", "msg": "no route 5", "service": "api"}', None, "ERROR", "api", "no route #"),
-        ('{"severity": "CRITICAL", "message": "down", "logger": "core"}', None, "FATAL", "core", "down"),
-        ('{"level": "info"', None, "INFO", "partition 2", '{"level": "info"'),
-        ("informal words are no level", None, "NONE", "partition 2", "informal words are no level"),
-        (None, None, "NONE", "partition 2", ""),
-        ("x" * 500, None, "NONE", "partition 2", "x" * 120),
-    ]
-    lines = read_lines(records(spark, *((number, key, value) for number, (value, key, *_) in enumerate(given))))
-    found = [tuple(row) for row in lines.orderBy("timestamp").select("level", "source", "message").collect()]
-    assert found == [tuple(rest) for _, _, *rest in given]
-
-
-def test_latency_is_never_negative(spark: SparkSession) -> None:
-    (old, new) = read_lines(records(spark, (0, None, "a"), (10**12, None, "b"))).orderBy("timestamp").collect()
-    passed_ms = datetime.now(UTC).timestamp() * 1000 - START_MS
-    assert passed_ms - 600_000 < old["latency_ms"] <= passed_ms
-    assert new["latency_ms"] == 0
-
-
-def test_lines_are_counted_by_window_of_their_own_time(spark: SparkSession) -> None:
-    frame = records(
-        spark,
-        *((at, "web", f"ERROR no {at}") for at in (0, 9_999, 10_000)),
-        (10_001, "db", "ERROR no 1"),
-        (500, "web", "INFO yes"),
-    )
-    counts = count_lines(read_lines(frame), window="10 seconds", watermark="1 minute")
-    rows = sorted(
-        (row["window_start_ms"] - START_MS, row["level"], row["source"], row["message"], row["count"])
-        for row in counts.collect()
-    )
-    assert rows == [
-        (0, "ERROR", "web", "ERROR no #", 2),
-        (0, "INFO", "web", "INFO yes", 1),
-        (10_000, "ERROR", "db", "ERROR no #", 1),
-        (10_000, "ERROR", "web", "ERROR no #", 1),
-    ]
-    first = counts.orderBy("window_start_ms", "level").first()
-    assert first is not None
-    assert first["window_end_ms"] - first["window_start_ms"] == 10_000
-    assert first["latency_ms_sum"] >= first["latency_ms_max"] > 0
 
 
 # -- the job -----------------------------------------------------------------------------------------
@@ -110,8 +44,26 @@ def fill(client: quiver.Cluster, topic: str, *, first: int = 0, count: int = 100
 
 
 def analyze(spark: SparkSession, local: LocalCluster, topic: str, **options: Any) -> JobResult:
-    given = {"is_once": True, "watermark": "10m", **options}
+    given = {"is_once": True, "window": "10s", **options}
     return run_job(spark, Analyze(servers=",".join(local.addresses), topic=topic, **given))
+
+
+@contextmanager
+def repeated_batch(folder: Path) -> Iterator[None]:
+    """Let the next run do the last batch again: the state is that before it, and its plan is still there."""
+    path = folder / "state"
+    stored = msgspec.msgpack.decode(path.read_bytes(), type=AnalyzeState)
+    plan = msgspec.msgpack.decode((folder / "plan").read_bytes(), type=BatchPlan)
+    assert plan.batch_id == stored.batch_id
+    begin = msgspec.structs.replace(
+        stored.offsets,
+        topics={topic: msgspec.structs.replace(own, p={}) for topic, own in stored.offsets.topics.items()},
+    )
+    earlier = msgspec.structs.replace(stored, batch_id=stored.batch_id - 1, offsets=begin, summary=b"")
+    path.write_bytes(msgspec.msgpack.encode(earlier))
+    yield
+    again = msgspec.msgpack.decode(path.read_bytes(), type=AnalyzeState)
+    assert again.batch_id == stored.batch_id
 
 
 def test_lines_are_counted_and_shown_with_a_page(
@@ -123,9 +75,10 @@ def test_lines_are_counted_and_shown_with_a_page(
     assert result.facts["levels"] == {"ERROR": 460, "INFO": 540}
     assert result.facts["sources"] == {"web-0": 334, "web-1": 333, "web-2": 333}
     assert result.facts["windows"] == 10
+    assert result.facts["without_time"] == 1000
     bursts: Any = result.facts["bursts"]
-    assert (bursts[0].window_start_ms, bursts[0].errors) == (START_MS + 60_000, 100)
-    assert "ERROR request #" in page.read_text()
+    assert [(own["start_ms"], own["lines"], own["usual"]) for own in bursts] == [(START_MS + 60_000, 400, 40)]
+    assert "request <*>" in page.read_text()
     assert f"analyzed {topic}, into the terminal: lines 1,000, windows 10" in result.sentence
 
 
@@ -136,7 +89,7 @@ def test_job_goes_on_where_its_checkpoint_is(
     options = {"checkpoint": str(folder), "window": "1h"}
     assert analyze(spark, local, topic, **options).facts["lines"] == 100
     fill(client, topic, first=100, count=50)
-    # What was counted is remembered: the window's totals grow. Messages that did not come again are not told again.
+    # What was counted is remembered: the window's totals grow.
     assert analyze(spark, local, topic, **options).facts["levels"] == {"ERROR": 15, "INFO": 135}
 
 
@@ -150,10 +103,10 @@ def test_counts_are_written_to_a_topic(
     for record in client.consumer(f"{topic}-counts", idle_timeout=0.5):
         latest[record.key or b""] = json.loads(record.value or b"")["count"]
     assert sum(latest.values()) == 200
-    # The last batch is done again, as if its commit had not been noted: no record is added.
-    max((folder / "commits").glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
+    # The last batch is done again, as if its state had not been stored: no record is added.
     ends = client.offsets(f"{topic}-counts").offsets
-    analyze(spark, local, topic, to_topic=f"{topic}-counts", checkpoint=str(folder))
+    with repeated_batch(folder):
+        analyze(spark, local, topic, to_topic=f"{topic}-counts", checkpoint=str(folder))
     assert client.offsets(f"{topic}-counts").offsets == ends
 
 
@@ -189,13 +142,12 @@ def test_counts_are_kept_in_postgresql_once(
     fill(client, topic, first=100, count=50)
     analyze(spark, local, topic, **options)
     assert stored(database, topic) == {"ERROR": 15, "INFO": 135}
-    # The last batch is done again, as if its commit had not been noted: nothing is added.
-    newest = max((folder / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    newest.unlink()
+    # The last batch is done again, as if its state had not been stored: nothing is added.
     with psycopg.connect(database) as connection:
         connection.execute("UPDATE quiver_line_counts SET count = count + 1000 WHERE topic = %s", (topic,))
     before = stored(database, topic)
-    analyze(spark, local, topic, **options)
+    with repeated_batch(folder):
+        analyze(spark, local, topic, **options)
     assert stored(database, topic) == before
 
 

@@ -234,18 +234,48 @@ def parse(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
 
 
 @pipeline.command(
-    short_help="Count log lines by level, source and message.",
+    short_help="Find what is new, what changed and what fails in log lines.",
     epilog=examples(
         "quiver pipeline analyze --topic logs",
         "quiver pipeline analyze --topic logs --once --report logs.html",
+        "quiver pipeline analyze --topic logs --table ./events --since 1d --report logs.html",
         "quiver pipeline analyze --topic logs --to-postgres postgresql://db/stats --checkpoint /srv/analyze",
     ),
 )
-@topic_option("Topic whose records are log lines: text, or JSON objects.")
+@topic_option("Topic whose records are log lines.")
+@click.option(
+    "--table",
+    metavar="PLACE",
+    help="Analyze this table of `quiver pipeline parse`, a directory or URL, without the cluster.",
+)
+@endpoint_option
 @click.option("--to-topic", metavar="TOPIC", help="Write counts to this topic. [default: print them]")
 @click.option("--to-postgres", metavar="URL", help="Write counts to the table quiver_line_counts of this database.")
-@click.option("--window", metavar="TIME", default="10s", show_default=True, help="Length of a window of event time.")
-@click.option("--watermark", metavar="TIME", default="1m", show_default=True, help="Longest accepted delay of a line.")
+@click.option("--to-delta", metavar="PLACE", help="Write counts to this Delta table, a directory or URL.")
+@click.option(
+    "--window",
+    metavar="TIME",
+    help="Length of a window of the lines' own time. [default: by the time range; 10s if counts are written]",
+)
+@click.option(
+    "--watermark",
+    metavar="TIME",
+    default="1m",
+    show_default=True,
+    help="Longest accepted delay of a line in a continuous analysis with windows of a given length.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="What is first seen after this is new: a time (2026-11-15T00:00), or a time before the newest line (1d). "
+    "[default: after the first quarter]",
+)
+@click.option(
+    "--format",
+    multiple=True,
+    metavar="FORMAT",
+    help="How lines begin, such as '{time} {level} {source}: {message}'; may be repeated. [default: found out]",
+)
 @click.option(
     "--start",
     type=click.Choice(("earliest", "latest")),
@@ -257,17 +287,18 @@ def parse(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
 @click.option(
     "--checkpoint",
     metavar="DIR",
-    help="Directory of the query's offsets and counts; required by --to-topic and --to-postgres.",
+    help="Directory or URL of the analysis' offsets and counts; required by --to-topic, --to-postgres and --to-delta.",
 )
 @click.option(
-    "--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write an HTML page with charts at the end."
+    "--report", metavar="FILE", type=click.Path(dir_okay=False), help="Write a self-contained HTML page at the end."
 )
 @job_options
 @click.pass_context
 def analyze(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
-    """Count the log lines of a topic in windows of event time, by level, source and message; find bursts of errors.
+    """Find what is new, what changed and where errors burst in the log lines of a topic, or of a parsed table.
 
-    Prints the newest window, or writes all counts to a topic or to PostgreSQL, each batch once.
+    Lines are parsed as `quiver pipeline parse` does it, and counted in windows of their own time, by level, source and
+    template. Prints what is found, or writes all counts to a topic, PostgreSQL or a Delta table, each batch once.
     """
     run_job(context, "analyze", options, as_json=as_json)
 

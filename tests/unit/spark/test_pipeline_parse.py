@@ -256,3 +256,9 @@ def test_stopped_job_says_how_to_resume(world: World, tmp_path: Path, monkeypatc
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
         make_job("parse", {"topic": "logs", "to": "./events", **options})
+
+
+def test_level_at_the_beginning_is_read_from_lines_without_a_header(world: World, tmp_path: Path) -> None:
+    send(world, "logs", ["ERROR request 1", "INFO request 2", "INFORMAL words", "WARN: 3", "no level"])
+    world.run(Parse(topic="logs", to=str(tmp_path / "events")))
+    assert [row["level"] for row in rows(tmp_path / "events")] == ["ERROR", "INFO", None, "WARN", None]

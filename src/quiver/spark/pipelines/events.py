@@ -51,6 +51,10 @@ RECORD_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
 """What is read of records."""
 SOURCE_HEADERS: Final = ("source", "service", "file", "path")
 HOST_HEADERS: Final = ("host", "hostname")
+LEADING_LEVEL: Final = (
+    r"^(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|SEVERE|CRITICAL|FATAL|PANIC|EMERGENCY|ALERT)"
+    r"(?:[\s:,;|\])]|$)"
+)
 PARSED_LINES: Final = 32_768
 """Lines that are parsed at once: enough to pay for the calls, few enough for the processor's caches."""
 LEARNED_LINES_MAX: Final = 2_000
@@ -122,6 +126,7 @@ def _parse_slice(joined: Joined, parser: Parser, bounds: Any, own: slice) -> Par
     columns["offset"], columns["timestamp"] = records["offset"], records["timestamp"]
     columns["records"] = pa.array(np.diff(bounds[own.start : own.stop + 1]).astype(np.int32))
     columns["source"] = _first_known(columns["source"], _from_headers(records, SOURCE_HEADERS), _keys(records))
+    columns["level"] = _with_leading_levels(columns["level"], columns["message"])
     columns["host"] = _first_known(columns["host"], _from_headers(records, HOST_HEADERS))
     if joined.raw.null_count < len(joined.raw):
         columns["raw"] = joined.raw.take(pa.array(firsts))
@@ -168,6 +173,14 @@ def _join(
         return text, firsts
     offsets = pa.array(np.append(firsts, len(text)), pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, text), "\n"), firsts
+
+
+def _with_leading_levels(level: Column, message: Column) -> Column:
+    """Return levels, for lines without one the word in capitals that the message begins with, if it is a level."""
+    if not level.null_count:
+        return level
+    found = pc.struct_field(pc.extract_regex(message, LEADING_LEVEL), "level")
+    return pc.coalesce(level, found)
 
 
 def _first_known(*columns: Any) -> Any:

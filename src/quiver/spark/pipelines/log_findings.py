@@ -2,8 +2,7 @@
 
 Every finding has the numbers that it was decided by, so that a person can check it:
 
-- *New*: a template whose first line is not before `since`. Nothing is new in the first part of a log, because
-  everything is.
+- *New*: a template whose first line is not before `since`. Where there is nothing before, nothing is new.
 - *Burst*: neighbouring windows with many more errors than usual, `lines` against `usual` in as many windows. The usual
   number is the median window; its spread is the larger of its square root, as for independent events, and of the
   distance to the 16th percentile. `score` is how many spreads the largest window is above usual, in single windows or
@@ -156,6 +155,7 @@ def find(summary: LogSummary, *, since_ms: int | None = None, with_latency: bool
     if since_ms is None and len(grid.windows) >= WINDOWS_MIN:
         first_ms, last_ms = int(grid.windows[0]), int(grid.windows[-1]) + summary.window_ms
         since_ms = first_ms + int((last_ms - first_ms) * SINCE_SHARE)
+    has_past = since_ms is not None and len(grid.windows) > 0 and int(grid.windows[0]) < since_ms
     templates = _template_totals(summary, grid)
     bursts = _error_bursts(grid)
     source_totals = dict(sorted(total_by(summary.counts, ["source"]).items(), key=lambda item: (-item[1], item[0])))
@@ -173,7 +173,7 @@ def find(summary: LogSummary, *, since_ms: int | None = None, with_latency: bool
         sources={name: _ints(grid.by_source[name]) for name in shown if name in grid.by_source},
         source_totals=source_totals,
         templates=templates,
-        new=_new_templates(templates, since_ms),
+        new=_new_templates(templates, since_ms if has_past else None),
         changes=_changes(grid, bursts, since_ms),
         bursts=tuple(bursts[:FINDINGS_MAX]),
         latency=_latency(summary) if with_latency else {},

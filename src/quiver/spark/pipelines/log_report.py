@@ -242,8 +242,8 @@ def _bursts(found: LogFindings, around: Mapping[int, Sequence[ShownLine]]) -> li
 
 def _new(found: LogFindings) -> list[str]:
     parts = ["<h2>New templates</h2>"]
-    if found.since_ms is None:
-        return [*parts, '<p class="soft">The log is too short to tell.</p>']
+    if found.since_ms is None or not found.windows or found.windows[0] >= found.since_ms:
+        return [*parts, '<p class="soft">There are no earlier lines to compare with.</p>']
     if not found.new:
         return [*parts, f'<p class="soft">None since {clock(found.since_ms)}.</p>']
     parts.append(f'<p class="soft">Never seen before {clock(found.since_ms)}.</p>')
