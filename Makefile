@@ -124,7 +124,7 @@ test-upgrade: setup ## upgrade, roll back and upgrade real nodes of the earlier 
 spark-cluster: setup ## run a Spark master and worker on this machine until Ctrl-C
 	$(BIN)/python -m quiver.spark.standalone
 
-demo: setup ## run three nodes, kill -9 the leader under load, show that nothing is lost; archive and audit it on Spark
+demo: setup ## run three nodes, kill -9 the leader under load, show that nothing is lost; archive, audit and analyze it on Spark
 	$(BIN)/python examples/demo.py
 
 up: setup ## run a cluster of three nodes on this machine until Ctrl-C

@@ -7,6 +7,7 @@
 4. Check that every consumer received every message once, in the same order within each partition.
 5. On Spark, archive the topic into a Delta table, and audit that the leaders, every replica (also the killed one) and
    the archive have the same records. `make setup` installs Java.
+6. Parse the archived records into a table, and write a report of what they say.
 
 Exits with 0 only if all of this held.
 """
@@ -342,12 +343,15 @@ def judge(traffic: Traffic) -> list[str]:
 
 
 def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
-    """Archive the topic and audit it with the commands of a user; return the exit code."""
-    lake = str(directory / "lake")
+    """Archive, audit, parse and analyze the topic with the commands of a user; return the exit code."""
+    lake, events = str(directory / "lake"), str(directory / "events")
+    report = str(Path(tempfile.gettempdir()) / "quiver-demo-report.html")
     shared = ("--servers", ",".join(plan.http for plan in nodes.plans))
     for command in (
         ("pipeline", "archive", "--topic", TOPIC, "--to", lake, "--once", *shared),
         ("pipeline", "audit", "--topic", TOPIC, "--archive", lake, *shared),
+        ("pipeline", "parse", "--topic", TOPIC, "--to", events, "--from-archive", lake, "--once", *shared),
+        ("pipeline", "analyze", "--topic", TOPIC, "--table", events, "--report", report, *shared),
     ):
         console.print(f"$ {shlex.join(('quiver', *command))}", markup=False, highlight=False, soft_wrap=True)
         began = time.monotonic()
@@ -357,6 +361,7 @@ def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
             return code
         console.print(f"({time.monotonic() - began:.0f} s)", style="dim")
     console.print("The archive, the leaders and every replica have the same records. All of it held.")
+    console.print(f"The report of what the records say: {report}", soft_wrap=True)
     return 0
 
 
@@ -425,7 +430,7 @@ def main() -> int:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20, help="how long to produce and consume")
-    parser.add_argument("--no-spark", action="store_true", help="end without archive and audit")
+    parser.add_argument("--no-spark", action="store_true", help="end without archive, audit and report")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quiver-demo-", ignore_cleanup_errors=True) as directory:
         try:

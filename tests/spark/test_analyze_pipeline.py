@@ -78,7 +78,7 @@ def test_lines_are_counted_and_shown_with_a_page(
     assert result.facts["without_time"] == 1000
     bursts: Any = result.facts["bursts"]
     assert [(own["start_ms"], own["lines"], own["usual"]) for own in bursts] == [(START_MS + 60_000, 400, 40)]
-    assert "request <*>" in page.read_text()
+    assert "request &lt;*&gt;" in page.read_text()
     assert f"analyzed {topic}, into the terminal: lines 1,000, windows 10" in result.sentence
 
 

@@ -1,4 +1,4 @@
-"""A newcomer follows the Spark page and the README's pipelines, from a wheel in a new environment."""
+"""A newcomer follows the pages on Spark and logs and the README's pipelines, from a wheel in a new environment."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_spark_page_works_as_it_stands(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": [b"c"], "value": [b"d"]}), walk.directory / "more.parquet")
     with walk.cluster():
         walk.run("seq 100000 | quiver produce logs")
-        for page in (SPARK_PAGE, ROOT / "README.md"):
+        for page in (SPARK_PAGE, ROOT / "docs/logs.md", ROOT / "README.md"):
             for command in commands(page, "spark"):
                 walk.run(command)
