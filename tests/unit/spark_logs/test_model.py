@@ -70,6 +70,7 @@ def test_merged_template_has_a_successor() -> None:
     few = learn(pa.array([text.format(name) for name in ("anna", "berta")]))
     more = learn(pa.array([text.format(name) for name in ("carl", "dora", "emil")]))
     assert len(few.templates) == 2
+    assert len(more.templates) == 3
     merged = few.merge(more)
     (now,) = merged.templates
     assert merged.templates[now] == "user <*> logged in"

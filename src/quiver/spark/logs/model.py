@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -30,8 +30,10 @@ from quiver.spark.logs.tokens import mask
 
 VERSION: Final = 1
 """Version of the stored form."""
-FORMS_MAX: Final = 50_000
+FORMS_MAX: Final = 20_000
 """So many forms are kept."""
+HEADS_MAX: Final = 4_000
+"""So many lines of a source vote on its layouts."""
 FORMS_OF_TEMPLATE: Final = 64
 """So many forms of one template are kept when there are too many."""
 EXAMPLE_CHARACTERS_MAX: Final = 4096
@@ -84,7 +86,8 @@ class Model:
     ) -> None:
         self._forms = dict(forms or {})
         self.formats = tuple(sorted(set(formats)))
-        self._successors = dict(successors or {})
+        self._recorded = dict(successors or {})
+        self._before: tuple[Model, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Compare what was learned; the recorded successors do not count."""
@@ -113,13 +116,16 @@ class Model:
         """Return the layouts, by source."""
         return self.learned.layouts
 
-    @property
-    def successors(self) -> dict[str, tuple[str, ...]]:
+    @cached_property
+    def successors(self) -> Mapping[str, tuple[str, ...]]:
         """Return what became of templates that are no longer computed: the ids that their lines have now.
 
-        One id means that the template was merged, several that it was split.
+        One id means that the template was merged, several that it was split. Templates of models that nothing was
+        parsed with were never seen, and are not recorded.
         """
-        return dict(self._successors)
+        found = _record(self, self._recorded, self._before)
+        self._before = ()
+        return found
 
     def resolve(self, template_id: str) -> tuple[str, ...]:
         """Return the ids that the lines of an earlier template have now; the id itself if it is a template."""
@@ -130,10 +136,10 @@ class Model:
             if own in seen:
                 continue
             seen.add(own)
-            if own in known or own not in self._successors:
+            if own in known or own not in self.successors:
                 found.add(own)
             else:
-                pending += self._successors[own]
+                pending += self.successors[own]
         return tuple(sorted(found))
 
     def merge(self, other: Model) -> Model:
@@ -146,9 +152,15 @@ class Model:
         for key, form in other._forms.items():
             known = forms.get(key)
             forms[key] = _join(known, form) if known else form
-        merged = Model(_bounded(forms, (*self.formats, *other.formats)), formats=(*self.formats, *other.formats))
-        merged._successors = _record(merged, self, other)
+        formats = (*self.formats, *other.formats)
+        recorded = {own: self._recorded.get(own, ()) + other._recorded.get(own, ()) for own in _keys_of(self, other)}
+        merged = Model(_bounded(forms, formats), formats=formats, successors=recorded)
+        merged._before = tuple(before for model in (self, other) for before in model._seen())
         return merged
+
+    def _seen(self) -> tuple[Model, ...]:
+        """Return the models whose templates may have been seen: this one, or those that it was merged from."""
+        return (self,) if "learned" in self.__dict__ else self._before
 
     def parser(self) -> Parser:
         """Return a parser, which keeps what it computes for the next batch."""
@@ -176,7 +188,7 @@ class Model:
             VERSION,
             self.formats,
             [form for _, form in sorted(self._forms.items())],
-            self._successors,
+            dict(self.successors),
             {source: tuple(own) for source, own in learned.layouts.items()},
             templates,
             sorted((words, numbers[template.columns]) for words, template in learned.templates.items()),
@@ -201,7 +213,8 @@ class Model:
             stored = msgspec.msgpack.decode(plain, type=_Stored)
         except (zstandard.ZstdError, msgspec.MsgspecError, TypeError, IndexError, KeyError) as error:
             raise RequestError(f"these bytes are not a stored model: {error}", code="model_corrupt") from None
-        forms = {(form.source, _key(form.line)): form for form in stored.forms}
+        keys = _keys(pa.array([form.line for form in stored.forms], pa.string())).to_pylist()
+        forms = {(form.source, key): form for form, key in zip(stored.forms, keys, strict=True)}
         model = cls(forms, formats=stored.formats, successors=stored.successors)
         templates = [Template(tuple(words)) for words in stored.templates]
         model.__dict__["learned"] = Learned(stored.layouts, {tuple(own): templates[at] for own, at in stored.words})
@@ -240,10 +253,6 @@ def _keys(text: Column) -> Column:
     return mask(text).forms
 
 
-def _key(line: str) -> bytes:
-    return cast("bytes", _keys(pa.array([line]))[0].as_py())
-
-
 def _join(one: Form, other: Form) -> Form:
     return Form(one.source, min(one.line, other.line), max(one.last, other.last), one.count + other.count)
 
@@ -257,8 +266,9 @@ def _learn(forms: Iterable[Form], formats: Sequence[str]) -> Learned:
     layouts, templates = {}, set()
     for source, own in sorted(by_source.items()):
         heads = {line[:HEAD_CHARACTERS_MAX] for form in own for line in (form.line, form.last)}
-        layouts[source] = (*given, *learn_layouts(sorted(heads)))
-        templates |= _columns([form.line for form in own], layouts[source])
+        voting = sorted(heads, key=_digest)[:HEADS_MAX] if len(heads) > HEADS_MAX else heads
+        layouts[source] = (*given, *learn_layouts(sorted(voting)))
+        templates |= _columns([form.line for form in own if form.source == source], layouts[source])
     return Learned(layouts, derive(templates))
 
 
@@ -285,16 +295,26 @@ def _bounded(forms: dict[tuple[str, bytes], Form], formats: Sequence[str]) -> di
     return kept
 
 
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
 def _hash(key: tuple[str, bytes]) -> bytes:
     return hashlib.blake2b(key[0].encode() + b"\0" + key[1], digest_size=8).digest()
 
 
-def _record(merged: Model, *before: Model) -> dict[str, tuple[str, ...]]:
+def _keys_of(one: Model, other: Model) -> set[str]:
+    return {*one._recorded, *other._recorded}
+
+
+def _record(
+    merged: Model, recorded: Mapping[str, tuple[str, ...]], before: Sequence[Model]
+) -> Mapping[str, tuple[str, ...]]:
     """Return the successors of all templates that earlier models had and the merged one does not compute."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {old: set(new) for old, new in recorded.items()}
     current = merged.templates
     for model in before:
-        for old, new in model._successors.items():
+        for old, new in model.successors.items():
             found.setdefault(old, set()).update(new)
         if model.templates.keys() <= current.keys():
             continue

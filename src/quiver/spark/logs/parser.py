@@ -54,7 +54,7 @@ NOWHERE: Final[Place] = (0, -1)
 
 
 class Parsed(msgspec.Struct):
-    """Parsed lines, and which of them have a form that the model has not seen."""
+    """Parsed lines, and which of them have a message that no template of the model fits."""
 
     rows: Batch
     is_new: Column
@@ -170,10 +170,9 @@ class Parser:
 
     def _template_of(self, masked: str) -> tuple[tuple[Template, bool], list[tuple[int, int]]]:
         message = read_message(masked)
-        template = self._templates.get(message.columns)
-        is_new = template is None
-        template = template or self._matcher.match(message.columns) or Template(message.columns)
-        return (template, is_new), parameters_of(template, message)
+        known = self._templates.get(message.columns) or self._matcher.match(message.columns)
+        template = known or Template(message.columns)
+        return (template, known is None), parameters_of(template, message)
 
     def _number_of(self, template: Template) -> int:
         text = template.text

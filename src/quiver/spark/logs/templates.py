@@ -111,6 +111,8 @@ def _cut(part: list[Columns], values: Values) -> list[list[Columns]]:
 def _tells_apart(columns: list[Counter[str]], place: int, values: Values) -> bool:
     """Tell whether the words of a column are kinds of messages rather than values."""
     words = columns[place]
+    if len(words) > max(FIRST_WORDS_FEW, CAPITALS_FEW):
+        return False
     if any(MASK in word and word != other and fits(word, other) for word in words for other in words):
         return False  # it was masked in one message, so it varies
     if place and len(columns[place - 1]) == 1:
@@ -195,18 +197,25 @@ class Matcher:
     """Finds the template of a message that was not learned from."""
 
     def __init__(self, templates: Iterable[Template]) -> None:
-        self._by_length: dict[int, list[Template]] = {}
-        for template in sorted(
-            set(templates), key=lambda own: (sum(MASK in word for word in own.columns), own.columns)
-        ):
-            self._by_length.setdefault(len(template.columns), []).append(template)
+        self._by_start: dict[tuple[int, str], list[tuple[int, Columns, Template]]] = {}
+        for template in set(templates):
+            columns = template.columns
+            varying = sum(MASK in column for column in columns)
+            if varying:
+                start = "" if not columns or MASK in columns[0] else columns[0]
+                self._by_start.setdefault((len(columns), start), []).append((varying, columns, template))
+        for own in self._by_start.values():
+            own.sort(key=lambda one: one[:2])
 
     def match(self, columns: Columns) -> Template | None:
         """Return the most specific template that fits, None without one."""
-        for template in self._by_length.get(len(columns), ()):
-            if all(map(fits, template.columns, columns)):
-                return template
-        return None
+        found = []
+        for start in {columns[0] if columns else "", ""}:
+            for varying, known, template in self._by_start.get((len(columns), start), ()):
+                if all(map(fits, known, columns)):
+                    found.append((varying, known, template))
+                    break
+        return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def fits(pattern: str, word: str) -> bool:
