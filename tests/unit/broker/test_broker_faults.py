@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -77,14 +78,16 @@ def test_stopped_replica_is_shown_and_reopened_after_a_pause() -> None:
         topic_id = await cluster.create_topic("logs", (1, 2, 3))
         await cluster.produce(topic_id, b"a")
         stopped = await cluster.wait_leader(topic_id)
-        assert stopped.broker is not None
-        stopped.replicator._on_fault = stopped.broker.handle_fault
+        broker = stopped.broker
+        assert broker is not None
+        stopped.replicator._on_fault = broker.handle_fault
         fail_apply(stopped, cluster, topic_id, KeyError("no such thing"))
-        await cluster.produce(topic_id, b"b")
-        (problem,) = stopped.broker.describe_problems()
+        sending = asyncio.ensure_future(cluster.produce(topic_id, b"b"))
+        (problem,) = await cluster.wait(broker.describe_problems)
+        await sending
         assert problem.state == "stopped"
         assert "KeyError" in problem.problem
-        assert stopped.broker.status().stops == 1
+        assert broker.status().stops == 1
         await cluster.wait(lambda: not hosted(stopped, cluster, topic_id).problem or None)
         await cluster.produce(topic_id, b"c")
         await cluster.wait_equal(topic_id, 1, 2, 3)

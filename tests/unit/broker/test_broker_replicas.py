@@ -223,7 +223,9 @@ def test_lost_replica_is_healed_by_moving_it_away_and_back() -> None:
     simulate(test, nodes=4)
 
 
-def test_replica_that_an_error_of_the_disk_kept_closed_is_opened_when_the_error_is_over() -> None:
+def test_replica_that_an_error_of_the_disk_kept_closed_is_opened_when_the_error_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def test(cluster: Cluster) -> None:
         topic_id = await cluster.create_topic()
         await cluster.produce(topic_id, b"a")
@@ -231,8 +233,9 @@ def test_replica_that_an_error_of_the_disk_kept_closed_is_opened_when_the_error_
         cluster[3].kill()
         cluster[3].disk.fail("read", nth=1, path=path)
         cluster[3].start()
-        await cluster.wait(lambda: (cluster[3].is_up and roles(cluster, 3, topic_id) == ["unusable"]) or None)
-        await cluster.wait(lambda: roles(cluster, 3, topic_id) == ["follower"] or None)
+        await cluster.wait(lambda: "replica cannot be opened yet" in caplog.messages or None)
+        await cluster.wait(lambda: cluster[3].is_up or None)
+        await cluster.wait(lambda: roles(cluster, 3, topic_id) in (["follower"], ["leader"]) or None)
         await cluster.wait_equal(topic_id, 1, 2, 3)
 
     simulate(test)
