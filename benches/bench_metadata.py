@@ -39,6 +39,7 @@ from quiver.metadata import (
     sqlite_url,
 )
 from quiver.model import NodeId
+from quiver.security.identity import ConnectionIdentity
 from quiver.wire import messages
 
 CALLERS = 64
@@ -90,7 +91,10 @@ async def measure(url: str, schema: str | None, *, name: str, target: float, raw
                 )
             )
             changes = ChangeHandler(manager.store, clock=SystemClock(), settings=ManagerSettings(), heartbeats=None)
-            topics = await rate(lambda n: changes.carry_out(messages.CreateTopicRequest(topic=f"t{n}"), NO_PAYLOAD))
+            caller = ConnectionIdentity()
+            topics = await rate(
+                lambda n: changes.carry_out(messages.CreateTopicRequest(topic=f"t{n}"), NO_PAYLOAD, caller)
+            )
             status = manager.store.status()
             start = perf_counter()
             await asyncio.to_thread(manager.database.load)
