@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_chaos import run_chaos
 
-KILLS = 8
+KILLS = 5
 
 
 @pytest.mark.timeout(900)

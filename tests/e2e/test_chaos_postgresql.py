@@ -8,7 +8,7 @@ import pytest
 from postgresql_server import running_server
 from run_chaos import run_chaos
 
-KILLS = 5
+KILLS = 3
 
 
 @pytest.mark.timeout(900)
