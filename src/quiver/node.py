@@ -36,6 +36,7 @@ from quiver.errors import QuiverError, RequestError, StorageError
 from quiver.faults import judge, supervise
 from quiver.features import PROOFS_LEVEL
 from quiver.gateway import Gateway, GatewayServices
+from quiver.gateway.access import HttpAccess
 from quiver.logs import facts
 from quiver.manager import AdminService, Manager, NodeRouter
 from quiver.metadata import METADATA_GROUP, BrokerState, MetadataStore, Table
@@ -311,6 +312,7 @@ class Node:
             handler=self._dispatcher.handle,
             transport=self._network.transport,
             view=self._store.view,
+            access=HttpAccess(self._access, self._authenticator),
             on_client_seen=lambda kind, id_: self._broker.record_client(kind, id_),  # noqa: PLW0108 - the broker is made later
             decoded=self._decoded,
             quotas=self._quotas,

@@ -17,7 +17,7 @@ from quiver.clock import Clock
 from quiver.errors import NotAllowedError, OverloadedError, RequestError
 from quiver.metadata import View
 from quiver.security.identity import ConnectionIdentity, Credential
-from quiver.security.principal import Principal, user_principal
+from quiver.security.principal import ANONYMOUS, Principal, user_principal
 from quiver.security.scram import ScramServer, decoy_verifier
 from quiver.security.tokens import HASH_LENGTH, Token, matches, parse_token
 from quiver.wire.requests import Request
@@ -47,7 +47,9 @@ class Authenticator:
         self._failures: dict[str, tuple[float, int]] = {}
         """By host, the failures that still count, and since when."""
         self._identities: dict[bytes, ConnectionIdentity] = {}
-        """By the hash of an HTTP header and the address; the access control checks their credentials again."""
+        """By the hash of an HTTP header and the host; the access control checks their credentials again."""
+        self._principals: dict[bytes, Principal] = {}
+        """By the hash of an HTTP header: those of `_identities`."""
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests for authentication, for `dispatch`."""
@@ -124,7 +126,8 @@ class Authenticator:
         if authorization is None:
             return ConnectionIdentity(address=address)
         host = _host(address)
-        key = hashlib.sha256(authorization + b"\x00" + host.encode()).digest()
+        header = hashlib.sha256(authorization).digest()
+        key = header + host.encode()
         known = self._identities.get(key)
         if known is not None:
             return known
@@ -134,8 +137,15 @@ class Authenticator:
         _become(identity, principal, credential)
         if len(self._identities) >= IDENTITIES_MAX:
             self._identities.clear()
-        self._identities[key] = identity
+            self._principals.clear()
+        self._identities[key], self._principals[header] = identity, principal
         return identity
+
+    def principal_of(self, authorization: bytes | None) -> Principal:
+        """Return the principal of an `Authorization` header that was valid before; anonymous for any other."""
+        if authorization is None:
+            return ANONYMOUS
+        return self._principals.get(hashlib.sha256(authorization).digest(), ANONYMOUS)
 
     # -- failures --------------------------------------------------------------------------------
 

@@ -15,17 +15,25 @@ import msgspec
 
 from quiver.clock import Clock
 from quiver.errors import QuiverError, invariant
+from quiver.gateway.access import ROUTE_RULES, HttpAccess
 from quiver.gateway.codec import ParameterDecoder, error_response, failure_response
 from quiver.gateway.contract import Answer
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES, HttpRoute
-from quiver.security import ANONYMOUS, Principal
+from quiver.security import Principal
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.permissions import Permissions
 from quiver.security.quotas import Quotas, Use
 
 HandlerResult = Answer | HttpResponse
-RouteHandler = Callable[[Any], Coroutine[Any, Any, HandlerResult] | asyncio.Future[HttpResponse] | HandlerResult]
-"""Handle a call, given its parameters: return the result, a future of the response, or a coroutine."""
+RouteHandler = Callable[..., Coroutine[Any, Any, HandlerResult] | asyncio.Future[HttpResponse] | HandlerResult]
+"""Handle a call, given its parameters: return the result, a future of the response, or a coroutine.
+
+The handler of a signed route also gets the principal in whose name it passes its request on; empty for the node itself.
+"""
+NOT_AUDITED = frozenset(("register_producer", "register_consumer"))
+"""Signed routes that are no administrative changes."""
 
 PEEKED_BYTES = 1_024
 """Bytes of a body in which its topic is looked for; clients write it first."""
@@ -70,6 +78,7 @@ class RoutedApplication:
         hosts: HostNames,
         clock: Clock,
         quotas: Quotas | None = None,
+        access: HttpAccess,
         routes: Sequence[HttpRoute] = ROUTES,
         browser_page: HttpResponse | None = None,
     ) -> None:
@@ -79,8 +88,10 @@ class RoutedApplication:
         self._clock = clock
         self._quotas = quotas
         self.has_quotas = quotas is not None
+        self._access = access
         names = {route.name for route in ROUTES}
         invariant(names == set(handlers), "every route has a handler", unbound=names ^ set(handlers))
+        invariant(names == set(ROUTE_RULES), "every route has a rule", without=names ^ set(ROUTE_RULES))
         bound = [BoundRoute(route, handlers[route.name]) for route in routes]
         self._exact = {(one.route.method, one.route.path): one for one in bound if "{" not in one.route.path}
         self._patterns = [one for one in bound if "{" in one.route.path]
@@ -99,9 +110,9 @@ class RoutedApplication:
         error = self._quotas.admit(self.principal_of(head.headers), use, self._clock.monotonic_ms())
         return None if error is None else error_response(error)
 
-    def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:  # noqa: ARG002 - credentials come here
-        """Return who a request speaks for, by its headers."""
-        return ANONYMOUS
+    def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:
+        """Return who a request speaks for, by its headers; anonymous for credentials that were not seen before."""
+        return self._access.principal_of(headers)
 
     def charge(self, request: HttpRequest, response: HttpResponse) -> None:
         """Count the bytes of an answer against the quotas of its principal and its topic."""
@@ -132,14 +143,53 @@ class RoutedApplication:
 
     def _call(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
         try:
-            answer = bound.handler(bound.decoder.decode(values, request.query, request.body))
+            return self._answer(bound, values, request)
         except QuiverError as error:
             return error_response(error)
+
+    def _answer(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
+        access, route = self._access, bound.route
+        identity, permissions = access.identify(request)
+        access.check_early(route.name, identity, permissions)
+        given = bound.decoder.decode(values, request.query, request.body)
+        access.check(route.name, identity, permissions, given)
+        if route.is_signed:
+            # Who may do everything without credentials is the node itself: an open cluster knows no principals.
+            is_node = permissions.is_admin and not permissions.is_known
+            answer = bound.handler(given, "" if is_node else str(identity.principal))
+        else:
+            answer = bound.handler(given)
         if isinstance(answer, asyncio.Future):
             return answer
         if isinstance(answer, Answer | HttpResponse):
-            return respond(bound.route, answer)
-        return _finish(bound.route, answer)
+            return respond(route, answer)
+        if route.is_signed:
+            return self._finish_audited(bound.route, answer, identity, given)
+        return self._finish(route, answer, permissions)
+
+    async def _finish(
+        self, route: HttpRoute, answer: Awaitable[HandlerResult], permissions: Permissions
+    ) -> HttpResponse:
+        try:
+            return respond(route, self._access.filter(permissions, await answer))
+        except QuiverError as error:
+            return error_response(error)
+
+    async def _finish_audited(
+        self, route: HttpRoute, answer: Awaitable[HandlerResult], identity: ConnectionIdentity, given: object
+    ) -> HttpResponse:
+        outcome = "unknown"
+        try:
+            response = respond(route, await answer)
+            outcome = "done"
+        except QuiverError as error:
+            outcome = error.code
+            return error_response(error)
+        else:
+            return response
+        finally:
+            if route.name not in NOT_AUDITED:
+                self._access.note_change(route.name, identity, given, outcome)
 
     def _handle_by_quota(
         self, quotas: Quotas, bound: BoundRoute, values: dict[str, str], request: HttpRequest
@@ -200,13 +250,6 @@ def respond(route: HttpRoute, result: HandlerResult) -> HttpResponse:
     if isinstance(result, HttpResponse):
         return result
     return HttpResponse(status=route.success, body=_encode(result))
-
-
-async def _finish(route: HttpRoute, answer: Awaitable[HandlerResult]) -> HttpResponse:
-    try:
-        return respond(route, await answer)
-    except QuiverError as error:
-        return error_response(error)
 
 
 async def _finish_long_poll(answer: Awaitable[HttpResponse], end: Callable[[], None]) -> HttpResponse:

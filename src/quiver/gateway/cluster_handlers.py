@@ -157,17 +157,17 @@ class ClusterHandlers:
         brokers = [_broker_item(node, partitions=held[node.node], leads=led[node.node]) for node in _brokers(found)]
         return contract.BrokersAnswer(brokers=brokers)
 
-    async def drain_broker(self, given: contract.BrokerQuery) -> contract.Answer:
+    async def drain_broker(self, given: contract.BrokerQuery, on_behalf_of: str) -> contract.Answer:
         """Start moving all partitions off a broker."""
-        return await self._change(DrainBroker(broker=NodeId(given.id)))
+        return await self._change(DrainBroker(broker=NodeId(given.id), on_behalf_of=on_behalf_of))
 
-    async def remove_broker(self, given: contract.BrokerQuery) -> contract.Answer:
+    async def remove_broker(self, given: contract.BrokerQuery, on_behalf_of: str) -> contract.Answer:
         """Remove a broker from the cluster."""
-        return await self._change(RemoveBroker(broker=NodeId(given.id)))
+        return await self._change(RemoveBroker(broker=NodeId(given.id), on_behalf_of=on_behalf_of))
 
-    async def upgrade(self, given: contract.UpgradeBody) -> contract.UpgradeAnswer:
+    async def upgrade(self, given: contract.UpgradeBody, on_behalf_of: str) -> contract.UpgradeAnswer:
         """Raise the cluster's feature level."""
-        request = UpgradeCluster(level=given.level, is_dry_run=given.dry_run)
+        request = UpgradeCluster(level=given.level, is_dry_run=given.dry_run, on_behalf_of=on_behalf_of)
         done, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.cache.record_index(done.index)
         return contract.UpgradeAnswer(
@@ -201,13 +201,13 @@ class ClusterHandlers:
             ],
         )
 
-    async def add_manager(self, given: contract.ManagerQuery) -> contract.Answer:
+    async def add_manager(self, given: contract.ManagerQuery, on_behalf_of: str) -> contract.Answer:
         """Make a node a manager."""
-        return await self._change(AddManager(node=NodeId(given.id)))
+        return await self._change(AddManager(node=NodeId(given.id), on_behalf_of=on_behalf_of))
 
-    async def remove_manager(self, given: contract.ManagerQuery) -> contract.Answer:
+    async def remove_manager(self, given: contract.ManagerQuery, on_behalf_of: str) -> contract.Answer:
         """Remove a node from the managers."""
-        return await self._change(RemoveManager(node=NodeId(given.id)))
+        return await self._change(RemoveManager(node=NodeId(given.id), on_behalf_of=on_behalf_of))
 
     async def get_metadata(self, _: contract.Parameters) -> contract.MetadataAnswer:
         """List all nodes."""

@@ -366,10 +366,14 @@ _WITH_OUTCOME = (429, 503, 504, 507)
 _WITH_RETRY_AFTER = (429, 503)
 
 
+_STATUS_BY_CODE = {"unauthenticated": 401, "too_many_failures": 429, QUOTA_EXCEEDED: 429}
+"""Codes whose status differs from that of their class."""
+
+
 def status_of(error: QuiverError) -> int:
     """Return the HTTP status of an error."""
-    if error.code == QUOTA_EXCEEDED:
-        return HTTPStatus.TOO_MANY_REQUESTS
+    if error.code in _STATUS_BY_CODE:
+        return _STATUS_BY_CODE[error.code]
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return status
@@ -390,5 +394,7 @@ def failure_response(status: int, code: str, message: str, *, retry_after_s: int
         outcome = "unknown" if status == HTTPStatus.GATEWAY_TIMEOUT else "not_done"
     if status in _WITH_RETRY_AFTER:
         headers = (("Retry-After", str(retry_after_s or RETRY_AFTER_S)),)
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers = (("WWW-Authenticate", 'Bearer realm="quiver"'),)
     body = msgspec.json.encode(FailureAnswer(code=code, message=message, outcome=outcome))
     return HttpResponse(status=status, body=body, headers=headers, error_code=code)

@@ -81,7 +81,9 @@ class ConsumeHandlers:
 
     # -- register --------------------------------------------------------------------------------
 
-    async def register(self, given: contract.RegisterConsumerBody) -> contract.ConsumerRegisteredAnswer:
+    async def register(
+        self, given: contract.RegisterConsumerBody, on_behalf_of: str
+    ) -> contract.ConsumerRegisteredAnswer:
         """Register a consumer; with `from=latest` its cursors are set before its id is returned."""
         deadline = self._router.deadline(self._settings.request_timeout_ms)
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
@@ -90,6 +92,7 @@ class ConsumeHandlers:
             consumer_id=None if given.consumer_id is None else ConsumerId(given.consumer_id),
             start=given.from_ or "earliest",
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
+            on_behalf_of=on_behalf_of,
         )
         registered, _ = await self._router.ask(request, deadline=deadline)
         self._router.cache.record_index(registered.index)

@@ -17,6 +17,8 @@ import msgspec
 from quiver.addresses import format_address, parse_address
 from quiver.clock import Clock, Rng
 from quiver.config import GatewaySettings
+from quiver.gateway.access import HttpAccess
+from quiver.gateway.access_handlers import AccessHandlers
 from quiver.gateway.application import RoutedApplication, RouteHandler
 from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
 from quiver.gateway.consume_handlers import ConsumeHandlers
@@ -53,6 +55,8 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """This node's copy of the metadata."""
     on_client_seen: OnClientSeen
     """Called with each client that sends a request, to record that it is alive."""
+    access: HttpAccess
+    """Decides who may do what."""
     decoded: DecodedBatchBudget
     """The memory for decoded batches, shared with the node's replicas."""
     quotas: Quotas | None = None
@@ -95,6 +99,7 @@ class Gateway:
         self.application = RoutedApplication(
             handlers,
             hosts=hosts,
+            access=services.access,
             clock=clock,
             quotas=services.quotas,
             routes=self._routes(),
@@ -106,7 +111,9 @@ class Gateway:
             routes = [route for route in ROUTES if route.is_administrative or route.is_probe]
             names = (advertise, socket.gethostname(), *settings.host_names)
             admin_hosts = HostNames(listen_host=parse_address(settings.admin_listen)[0], names=names)
-            administrative = RoutedApplication(handlers, hosts=admin_hosts, clock=clock, routes=routes)
+            administrative = RoutedApplication(
+                handlers, hosts=admin_hosts, access=services.access, clock=clock, routes=routes
+            )
             self._admin_server = self._make_server(administrative, settings.admin_listen, tls)
 
     def _routes(self) -> list[HttpRoute]:
@@ -223,7 +230,7 @@ class Gateway:
             settings=settings,
             decoded=services.decoded,
         )
-        return {
+        handlers: dict[str, RouteHandler] = {
             "list_topics": topics.list_topics,
             "create_topic": topics.create_topic,
             "describe_topic": topics.describe_topic,
@@ -255,3 +262,4 @@ class Gateway:
             "livez": cluster.healthz,
             "readyz": cluster.readyz,
         }
+        return handlers | AccessHandlers(router, timeout_ms=timeout_ms).handlers()

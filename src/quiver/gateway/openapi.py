@@ -28,6 +28,7 @@ MEANINGS = {
     201: "Created.",
     204: "No message.",
     400: "Malformed.",
+    401: "Not authenticated: the credentials are missing or not valid.",
     403: "Not allowed.",
     404: "Unknown topic, partition, producer, consumer or broker, or a record that retention has deleted.",
     408: "The request took too long to arrive.",
@@ -80,7 +81,8 @@ def make_document() -> dict[str, Any]:
         },
         "tags": [{"name": section} for section in dict.fromkeys(route.section for route in ROUTES)],
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}, {}],
     }
 
 

@@ -67,14 +67,16 @@ class ProduceHandlers:
 
     # -- register --------------------------------------------------------------------------------
 
-    async def register(self, given: contract.RegisterProducerBody) -> contract.ProducerRegisteredAnswer:
+    async def register(
+        self, given: contract.RegisterProducerBody, on_behalf_of: str
+    ) -> contract.ProducerRegisteredAnswer:
         """Register a producer; a known name gets its id and next sequences, and its earlier epoch is fenced."""
         if given.prod_name is not None and given.prod_name.startswith(GATEWAY_PRODUCER_PREFIX):
             raise NotAllowedError(f"not done: producer names with the prefix {GATEWAY_PRODUCER_PREFIX} are reserved")
         deadline = self._deadline()
         partitions = () if given.partition_id is None else (PartitionId(given.partition_id),)
         selection = Selection(topic=given.topic, partitions=partitions)
-        request = RegisterProducerRequest(topics=(selection,), name=given.prod_name or "")
+        request = RegisterProducerRequest(topics=(selection,), name=given.prod_name or "", on_behalf_of=on_behalf_of)
         registered, _ = await self._router.ask(request, deadline=deadline)
         self._router.cache.record_index(registered.index)
         sequences: dict[str, int] = {}

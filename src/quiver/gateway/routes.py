@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from quiver.gateway import contract
+from quiver.gateway import access_contract, contract
 
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-ALWAYS = (400, 403, 408, 413, 421, 429, 431, 503)
+ALWAYS = (400, 401, 403, 408, 413, 421, 429, 431, 503)
 """Failure statuses that every call may return."""
 
 
@@ -38,6 +38,8 @@ class HttpRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it changes state."""
     creates: bool = False
     """Whether it leaves something behind that lasts: a topic, a producer, a consumer."""
+    is_signed: bool = False
+    """Whether its handler gets the principal in whose name it passes a request on."""
     is_probe: bool = False
     """Whether it is for load balancers: on every listener, under every name, and never refused for lack of room."""
     is_administrative: bool = False
@@ -68,6 +70,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         failures=(409, 422, 504),
         changes=True,
         creates=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="describe_topic",
@@ -88,6 +91,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.TopicQuery,
         failures=_WRITE,
         changes=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="list_partitions",
@@ -110,6 +114,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         failures=_WRITE,
         changes=True,
         creates=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="produce",
@@ -144,6 +149,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         failures=_WRITE,
         changes=True,
         creates=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="consume",
@@ -178,6 +184,177 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.SizeQuery,
         answer=contract.SizeAnswer,
         failures=(404, 422, 504),
+    ),
+    HttpRoute(
+        name="list_users",
+        method="GET",
+        path="/users",
+        section="Security",
+        summary="List users with their roles and tokens.",
+        answer=access_contract.UsersAnswer,
+    ),
+    HttpRoute(
+        name="create_user",
+        method="POST",
+        path="/users",
+        section="Security",
+        summary="Create a user.",
+        parameters=access_contract.CreateUserBody,
+        success=201,
+        failures=(409, 422, 504),
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="change_user",
+        method="POST",
+        path="/users/{user}",
+        section="Security",
+        summary="Enable or disable a user, or change its password.",
+        parameters=access_contract.ChangeUserBody,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="delete_user",
+        method="DELETE",
+        path="/users/{user}",
+        section="Security",
+        summary="Delete a user with its tokens, roles and grants.",
+        parameters=access_contract.UserQuery,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="list_tokens",
+        method="GET",
+        path="/tokens",
+        section="Security",
+        summary="List tokens, without their secrets.",
+        parameters=access_contract.TokensQuery,
+        answer=access_contract.TokensAnswer,
+        failures=(422,),
+    ),
+    HttpRoute(
+        name="create_token",
+        method="POST",
+        path="/tokens",
+        section="Security",
+        summary="Create a token of a user, who may have two at a time; it is shown this once.",
+        parameters=access_contract.CreateTokenBody,
+        answer=access_contract.TokenCreatedAnswer,
+        success=201,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="revoke_token",
+        method="DELETE",
+        path="/tokens/{token_id}",
+        section="Security",
+        summary="Revoke a token; connections that use it are refused at once.",
+        parameters=access_contract.TokenQuery,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="list_roles",
+        method="GET",
+        path="/roles",
+        section="Security",
+        summary="List roles with their users.",
+        answer=access_contract.RolesAnswer,
+    ),
+    HttpRoute(
+        name="create_role",
+        method="POST",
+        path="/roles",
+        section="Security",
+        summary="Create a role.",
+        parameters=access_contract.RoleQuery,
+        success=201,
+        failures=(409, 422, 504),
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="delete_role",
+        method="DELETE",
+        path="/roles/{role}",
+        section="Security",
+        summary="Delete a role with its grants.",
+        parameters=access_contract.RoleQuery,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="add_member",
+        method="POST",
+        path="/roles/{role}/users/{user}",
+        section="Security",
+        summary="Give a role to a user.",
+        parameters=access_contract.MemberQuery,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="remove_member",
+        method="DELETE",
+        path="/roles/{role}/users/{user}",
+        section="Security",
+        summary="Take a role from a user.",
+        parameters=access_contract.MemberQuery,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="list_acls",
+        method="GET",
+        path="/acls",
+        section="Security",
+        summary="List grants.",
+        parameters=access_contract.GrantsQuery,
+        answer=access_contract.GrantsAnswer,
+        failures=(422,),
+    ),
+    HttpRoute(
+        name="add_acl",
+        method="POST",
+        path="/acls",
+        section="Security",
+        summary="Add a grant.",
+        parameters=access_contract.GrantBody,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="remove_acl",
+        method="DELETE",
+        path="/acls",
+        section="Security",
+        summary="Remove a grant.",
+        parameters=access_contract.GrantBody,
+        failures=_WRITE,
+        changes=True,
+        is_signed=True,
+    ),
+    HttpRoute(
+        name="test_acl",
+        method="GET",
+        path="/acls/test",
+        section="Security",
+        summary="Explain whether a principal may do something.",
+        parameters=access_contract.AccessTestQuery,
+        answer=access_contract.AccessTestAnswer,
+        failures=(422,),
     ),
     HttpRoute(
         name="welcome",
@@ -220,6 +397,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.BrokerQuery,
         failures=_WRITE,
         changes=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="remove_broker",
@@ -230,6 +408,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.BrokerQuery,
         failures=_WRITE,
         changes=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="upgrade_cluster",
@@ -241,6 +420,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         answer=contract.UpgradeAnswer,
         failures=(409, 422, 504),
         changes=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="list_managers",
@@ -259,6 +439,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.ManagerQuery,
         failures=_WRITE,
         changes=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="remove_manager",
@@ -269,6 +450,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         parameters=contract.ManagerQuery,
         failures=_WRITE,
         changes=True,
+        is_signed=True,
     ),
     HttpRoute(
         name="get_metadata",

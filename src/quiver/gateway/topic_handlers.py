@@ -36,7 +36,7 @@ class TopicHandlers:
         found = await self._metadata(None, self._deadline())
         return contract.TopicsAnswer(topics=sorted(info.topic for info in found.topics))
 
-    async def create_topic(self, given: contract.CreateTopicBody) -> contract.TopicCreatedAnswer:
+    async def create_topic(self, given: contract.CreateTopicBody, on_behalf_of: str) -> contract.TopicCreatedAnswer:
         """Create a topic; the request id makes a retry after a lost answer return the topic that was created."""
         name = given.topic if given.topic_name is None else given.topic_name
         if name is None or given.topic not in (None, name):
@@ -47,14 +47,16 @@ class TopicHandlers:
             replicas=given.replicas,
             retention=_to_retention_info(given.retention),
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
+            on_behalf_of=on_behalf_of,
         )
         created, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.cache.record_index(created.index)
         return contract.TopicCreatedAnswer(topic=name, partitions=created.partitions)
 
-    async def delete_topic(self, given: contract.TopicQuery) -> contract.Answer:
+    async def delete_topic(self, given: contract.TopicQuery, on_behalf_of: str) -> contract.Answer:
         """Delete a topic."""
-        done, _ = await self._router.ask(DeleteTopicRequest(topic=given.topic), deadline=self._deadline())
+        request = DeleteTopicRequest(topic=given.topic, on_behalf_of=on_behalf_of)
+        done, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.cache.record_index(done.index)
         self._router.cache.forget_topic(given.topic)
         return contract.Answer()

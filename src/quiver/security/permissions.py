@@ -137,6 +137,11 @@ class Permissions:
         for grant in grants:
             self._add(grant)
 
+    @property
+    def is_powerless(self) -> bool:
+        """Return whether nothing is allowed that needs a grant."""
+        return not (self.is_admin or self.is_known or self._exact or self._prefixes)
+
     def _add(self, grant: Grant) -> None:
         self.is_admin = self.is_admin or grant.is_everything
         for verb in Verb if grant.verb is Verb.ADMIN else (grant.verb,):

@@ -7,9 +7,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quiver.access import AccessControl, AuditLog, Authenticator
+from quiver.clock import SystemClock
 from quiver.config import GatewaySettings
 from quiver.errors import NotAllowedError
 from quiver.gateway import Gateway, GatewayServices
+from quiver.gateway.access import HttpAccess
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import (
     ALL_PARTITIONS,
@@ -165,6 +168,7 @@ class World:
                 handler=self.cluster.handle,
                 transport=self.cluster,
                 view=self.cluster.view,
+                access=open_access(self.cluster.view),
                 on_client_seen=self.cluster.record_client,
                 decoded=self.decoded,
             )
@@ -210,3 +214,11 @@ class World:
         status, answer = await self.post("/consumer/register", topic=topic, **parameters)
         assert status == 200, answer
         return int(answer["consumer_id"])
+
+
+def open_access(view: Callable[[], View] | None = None) -> HttpAccess:
+    """Return the access of a gateway that needs no credentials."""
+    view, clock = view or MetadataState().view, SystemClock()
+    audit = AuditLog(node=NodeId(1), clock=clock)
+    control = AccessControl(view=view, clock=clock, is_open=True, audit=audit)
+    return HttpAccess(control, Authenticator(view=view, clock=clock, audit=audit))

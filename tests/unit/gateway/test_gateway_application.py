@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from gateway_world import open_access
 
 from quiver import errors
 from quiver.clock import SystemClock
@@ -22,13 +24,17 @@ from quiver.gateway.routes import ROUTES, HttpRoute
 
 
 def application(**handlers: Callable[[Any], Any]) -> RoutedApplication:
-    def answer(parameters: object) -> Answer:
+    def answer(*_: object) -> Answer:
         return Answer()
 
     bound = {route.name: handlers.get(route.name, answer) for route in ROUTES}
     hosts = HostNames(listen_host="127.0.0.1", names=("a",))
     return RoutedApplication(
-        bound, hosts=hosts, clock=SystemClock(), browser_page=HttpResponse(status=200, body=b"<html>")
+        bound,
+        hosts=hosts,
+        access=open_access(),
+        clock=SystemClock(),
+        browser_page=HttpResponse(status=200, body=b"<html>"),
     )
 
 
@@ -62,15 +68,17 @@ def test_table_names_nothing_twice() -> None:
 
 
 def test_route_without_a_handler_is_a_mistake_of_ours() -> None:
+    hosts = HostNames(listen_host="127.0.0.1", names=())
     with pytest.raises(errors.InvariantBroken, match="every route"):
-        RoutedApplication({}, hosts=HostNames(listen_host="127.0.0.1", names=()), clock=SystemClock())
+        RoutedApplication({}, hosts=hosts, access=open_access(), clock=SystemClock())
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_is_found_and_answers_in_the_contracts_form(route: Any) -> None:
-    path = route.path.replace("{topic}", "a.b-c").replace("{id}", "7")
+    path = re.sub(r"\{\w+\}", "7", route.path.replace("{topic}", "a.b-c"))
     known = route.parameters.__struct_encode_fields__
-    given = {"topic": "t", "producer_id": 1, "consumer_id": "1", "partition_id": 0}
+    given = {"topic": "t", "producer_id": 1, "consumer_id": "1", "partition_id": 0, "user": "alice", "role": "ops"}
+    given |= {"subject": "user:alice", "verb": "read", "principal": "alice"}
     body = {} if "{" in route.path else {name: value for name, value in given.items() if name in known}
     response = ask(application(), request(route.method, path, msgspec.json.encode(body)))
     assert response.status == route.success

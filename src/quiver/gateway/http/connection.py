@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
+from quiver.addresses import format_address
 from quiver.gateway.http.messages import HttpRefusal, HttpRequest, HttpResponse, RequestReader, encode_response
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register with the server, which may refuse the connection."""
         self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self._reader.peer = format_address(peer[:2]) if peer else ""
         if self._server.handle_opened(self):
             (self._server.receiving if self.is_reserved else self._server.idle).begin(self)
 

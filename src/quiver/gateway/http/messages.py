@@ -38,6 +38,7 @@ KEPT_HEADERS = frozenset(
         b"sec-fetch-site",
         b"user-agent",
         b"referer",
+        b"authorization",
     )
 )
 """Request headers that are used; the others are counted and dropped."""
@@ -66,6 +67,8 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the connection stays open after the response."""
     answer: HttpResponse | None = None
     """The answer of a request that was refused by its headers; its body was dropped."""
+    peer: str = ""
+    """The client's address, as host:port."""
 
 
 HttpResult = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]
@@ -182,6 +185,8 @@ class RequestReader:
     ) -> None:
         self.requests: deque[HttpRequest] = deque()
         self.refusal: HttpRefusal | None = None
+        self.peer = ""
+        """The client's address, which its requests carry."""
         self.is_receiving = False
         """Whether a request is partially received."""
         self.is_in_head = True
@@ -349,6 +354,7 @@ class RequestReader:
                 body=body,
                 is_persistent=is_persistent,
                 answer=self._answer,
+                peer=self.peer,
             )
         )
 

@@ -1,0 +1,151 @@
+"""Who may call which route: the rule of every route by its name, and the identity of an HTTP request.
+
+A rule gets the caller's permissions, the metadata and the decoded parameters. Rules of requests that are passed on in
+the caller's name are decided again by the node that does them (`quiver.access.rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from quiver.access import AccessControl, Authenticator
+from quiver.access.rules import deny, require, require_consumers, require_known, require_producer
+from quiver.errors import NotAllowedError
+from quiver.gateway import access_contract, contract
+from quiver.gateway.http import HttpRequest, HttpResponse
+from quiver.metadata import View
+from quiver.security import Principal, parse_principal
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.permissions import Permissions, ResourceKind, Verb
+
+RouteRule = Callable[[Permissions, View, Any], None]
+"""Raise `NotAllowedError` unless a call is allowed."""
+
+
+def _public(*_: object) -> None:
+    """Allow everybody."""
+
+
+def _known(permissions: Permissions, _: View, __: object) -> None:
+    require_known(permissions)
+
+
+def _cluster(verb: Verb) -> RouteRule:
+    def rule(permissions: Permissions, _: View, __: object) -> None:
+        require(permissions, verb, ResourceKind.CLUSTER)
+
+    return rule
+
+
+def _topic(verb: Verb) -> RouteRule:
+    def rule(permissions: Permissions, _: View, given: Any) -> None:
+        require(permissions, verb, ResourceKind.TOPIC, given.topic)
+
+    return rule
+
+
+def _seen_topic(permissions: Permissions, _: View, given: Any) -> None:
+    if not permissions.sees_topic(given.topic):
+        raise deny(permissions, f"see topic {given.topic}")
+
+
+def _create_topic(permissions: Permissions, _: View, given: contract.CreateTopicBody) -> None:
+    require(permissions, Verb.CREATE, ResourceKind.TOPIC, given.topic_name or given.topic or "")
+
+
+def _produce(permissions: Permissions, view: View, given: contract.ProduceBody | contract.ProduceBatchBody) -> None:
+    require(permissions, Verb.WRITE, ResourceKind.TOPIC, given.topic)
+    require_producer(permissions, view, given.producer_id)
+
+
+def _consume(permissions: Permissions, view: View, given: Any) -> None:
+    require(permissions, Verb.READ, ResourceKind.TOPIC, given.topic)
+    if given.consumer_id is not None:
+        require_consumers(permissions, view, (given.consumer_id,))
+
+
+def _test_access(permissions: Permissions, _: View, given: access_contract.AccessTestQuery) -> None:
+    require_known(permissions)
+    if parse_principal(given.principal) != permissions.principal:
+        require(permissions, Verb.ADMIN, ResourceKind.CLUSTER)
+
+
+_ADMIN = _cluster(Verb.ADMIN)
+ROUTE_RULES: dict[str, RouteRule] = {
+    **dict.fromkeys(("welcome", "openapi", "docs", "healthz", "livez", "readyz"), _public),
+    **dict.fromkeys(("status", "get_metadata", "list_topics"), _known),
+    **dict.fromkeys(("health", "list_brokers", "list_managers", "metrics"), _cluster(Verb.READ)),
+    **dict.fromkeys(("describe_topic", "list_partitions"), _seen_topic),
+    "explain": _topic(Verb.READ),
+    "create_topic": _create_topic,
+    "delete_topic": _topic(Verb.DELETE),
+    "register_producer": _topic(Verb.WRITE),
+    **dict.fromkeys(("produce", "produce_batch"), _produce),
+    **dict.fromkeys(("register_consumer", "consume", "consume_batch", "get_size"), _consume),
+    **dict.fromkeys(("drain_broker", "remove_broker", "upgrade_cluster", "add_manager", "remove_manager"), _ADMIN),
+    **dict.fromkeys(("list_users", "create_user", "change_user", "delete_user"), _ADMIN),
+    **dict.fromkeys(("list_tokens", "create_token", "revoke_token"), _ADMIN),
+    **dict.fromkeys(("list_roles", "create_role", "delete_role", "add_member", "remove_member"), _ADMIN),
+    **dict.fromkeys(("list_acls", "add_acl", "remove_acl"), _ADMIN),
+    "test_acl": _test_access,
+}
+"""The rule of every route; a route without one cannot be bound."""
+
+
+class HttpAccess:
+    """Decide about HTTP requests."""
+
+    def __init__(self, control: AccessControl, authenticator: Authenticator) -> None:
+        self._control = control
+        self._authenticator = authenticator
+
+    def identify(self, request: HttpRequest) -> tuple[ConnectionIdentity, Permissions]:
+        """Return who sent a request, and what they may do; raises `NotAllowedError` for invalid credentials."""
+        identity = self._authenticator.identify_http(request.headers.get(b"authorization"), address=request.peer)
+        return identity, self._control.permissions(identity)
+
+    def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:
+        """Return the principal of credentials that were checked before; anonymous for others. Cheap."""
+        return self._authenticator.principal_of(headers.get(b"authorization"))
+
+    def check_early(self, name: str, identity: ConnectionIdentity, permissions: Permissions) -> None:
+        """Raise `NotAllowedError` for somebody who may do nothing at all, before the body of a call is decoded."""
+        if permissions.is_powerless and ROUTE_RULES[name] is not _public:
+            error = deny(permissions, "do this")
+            self._control.note_denial(identity, name, "", error)
+            raise error
+
+    def check(self, name: str, identity: ConnectionIdentity, permissions: Permissions, given: object) -> None:
+        """Raise `NotAllowedError` unless a call is allowed; a denial is recorded."""
+        if permissions.is_admin:
+            return
+        try:
+            ROUTE_RULES[name](permissions, self._control.view(), given)
+        except NotAllowedError as error:
+            self._control.note_denial(identity, name, describe_call(given), error)
+            raise
+
+    def note_change(self, name: str, identity: ConnectionIdentity, given: object, outcome: str) -> None:
+        """Record the outcome of an administrative change."""
+        self._control.note_change(identity, name, describe_call(given), outcome)
+
+    def filter(
+        self, permissions: Permissions, answer: contract.Answer | HttpResponse
+    ) -> contract.Answer | HttpResponse:
+        """Return an answer without the topics that the caller may not see."""
+        if isinstance(answer, contract.TopicsAnswer) and not permissions.is_admin:
+            seen = [topic for topic in answer.topics if permissions.sees_topic(topic)]
+            return msgspec.structs.replace(answer, topics=seen)
+        return answer
+
+
+def describe_call(given: object) -> str:
+    """Return in a few words what a call is about, for the audit log; never a secret."""
+    for field in ("topic", "topic_name", "user", "role", "token_id", "subject", "id"):
+        value = getattr(given, field, None)
+        if value is not None:
+            return f"{field} {value}"
+    return ""

@@ -1,0 +1,185 @@
+"""The part of the HTTP contract about users, tokens, roles and grants; see `contract`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from quiver.gateway.contract import NUMBER_MAX, Answer, Parameters
+from quiver.security.permissions import ResourceKind, Verb
+
+AccountName = Annotated[
+    str,
+    Meta(
+        max_length=100,
+        description="1 to 100 of letters, digits, `.`, `_`, `@` and `-`, beginning with a letter or digit.",
+        examples=["alice"],
+        extra_json_schema={"minLength": 1, "pattern": "^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"},
+    ),
+]
+Password = Annotated[str, Meta(min_length=1, max_length=1_000, extra_json_schema={"format": "password"})]
+Subject = Annotated[
+    str, Meta(max_length=120, description="`user:<name>`, `role:<name>` or `anonymous`.", examples=["user:alice"])
+]
+
+
+class UserQuery(Parameters, frozen=True):
+    """A user, in the path."""
+
+    user: AccountName
+
+
+class CreateUserBody(Parameters, frozen=True):
+    """A user to create."""
+
+    user: AccountName
+    password: Annotated[Password | None, Meta(description="For SCRAM on the wire; default: tokens only.")] = None
+
+
+class ChangeUserBody(Parameters, frozen=True):
+    """What changes of a user; what is not given stays."""
+
+    user: AccountName
+    is_enabled: Annotated[bool | None, Meta(description="A disabled user cannot log in.")] = None
+    password: Password | None = None
+
+
+class TokenItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, without its secret."""
+
+    token_id: str
+    user: str
+    created_ms: int
+    expires_ms: int | None
+
+
+class UserItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A user with its roles and tokens."""
+
+    user: str
+    is_enabled: bool
+    has_password: bool
+    created_ms: int
+    roles: list[str]
+    tokens: list[TokenItem]
+
+
+class UsersAnswer(Answer, frozen=True):
+    """All users, by name."""
+
+    users: list[UserItem]
+
+
+class TokensQuery(Parameters, frozen=True):
+    """Whose tokens to list."""
+
+    user: Annotated[AccountName | None, Meta(description="Default: those of all users.")] = None
+
+
+class TokensAnswer(Answer, frozen=True):
+    """Tokens."""
+
+    tokens: list[TokenItem]
+
+
+class CreateTokenBody(Parameters, frozen=True):
+    """A token to create."""
+
+    user: AccountName
+    lasting_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=NUMBER_MAX // 2)] | None, Meta(description="Default: it does not expire.")
+    ] = None
+
+
+class TokenCreatedAnswer(Answer, frozen=True):
+    """A new token. It is shown this once: the cluster stores only its hash."""
+
+    token_id: str
+    token: str
+    expires_ms: int | None
+
+
+class TokenQuery(Parameters, frozen=True):
+    """A token, in the path, by its id."""
+
+    token_id: Annotated[str, Meta(max_length=16, extra_json_schema={"pattern": "^[0-9a-f]{16}$"})]
+
+
+class RoleQuery(Parameters, frozen=True):
+    """A role."""
+
+    role: AccountName
+
+
+class MemberQuery(Parameters, frozen=True):
+    """A role and a user, in the path."""
+
+    role: AccountName
+    user: AccountName
+
+
+class RoleItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A role and the users that have it."""
+
+    role: str
+    users: list[str]
+
+
+class RolesAnswer(Answer, frozen=True):
+    """All roles, by name."""
+
+    roles: list[RoleItem]
+
+
+class GrantsQuery(Parameters, frozen=True):
+    """Whose grants to list."""
+
+    subject: Annotated[Subject | None, Meta(description="Default: those of all subjects.")] = None
+
+
+class GrantBody(Parameters, frozen=True):
+    """A grant: its subject may do a verb on resources of a kind, by name or by prefix of the name."""
+
+    subject: Subject
+    verb: Verb
+    kind: ResourceKind = ResourceKind.TOPIC
+    name: Annotated[str, Meta(max_length=300, description="Empty for the cluster.")] = ""
+    is_prefix: Annotated[bool, Meta(description="Whether it is for all names that begin with `name`.")] = False
+
+
+class GrantItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A grant."""
+
+    subject: str
+    verb: Verb
+    kind: ResourceKind
+    name: str
+    is_prefix: bool
+
+
+class GrantsAnswer(Answer, frozen=True):
+    """Grants, sorted."""
+
+    grants: list[GrantItem]
+
+
+class AccessTestQuery(Parameters, frozen=True):
+    """What somebody would like to do."""
+
+    principal: Annotated[
+        str,
+        Meta(max_length=120, description="`user:<name>`, or only the name, or `anonymous`.", examples=["alice"]),
+    ]
+    verb: Verb
+    kind: ResourceKind = ResourceKind.TOPIC
+    name: Annotated[str, Meta(max_length=300)] = ""
+
+
+class AccessTestAnswer(Answer, frozen=True):
+    """The verdict, and the grant that decides it."""
+
+    is_allowed: bool
+    reason: str
+    grant: GrantItem | None

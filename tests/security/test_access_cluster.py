@@ -1,0 +1,150 @@
+"""A running cluster that demands credentials: nobody gets in without, and nobody gets further than their grants."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+
+import pytest
+from secure_cluster import SecureCluster, run_secure
+from waiting import wait_until
+
+import quiver
+from quiver.cli import main
+from quiver.errors import NotAllowedError
+from quiver.security.tokens import new_token
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]:
+    with run_secure(tmp_path_factory.mktemp("secure"), nodes=2) as cluster:
+        wait_until(lambda: cluster.call("GET", "/users")[0] == 200)
+        wait_until(lambda: cluster.call("GET", "/users", node=1)[0] == 200)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def alice(secure: SecureCluster) -> str:
+    return secure.add_user("alice", ("write", "logs."), ("read", "logs."), ("create", "logs."))
+
+
+@pytest.fixture(scope="module")
+def bob(secure: SecureCluster) -> str:
+    return secure.add_user("bob", ("write", "logs."), ("read", "logs."))
+
+
+def test_probes_answer_everybody_and_nothing_else_does(secure: SecureCluster) -> None:
+    for path in ("/healthz", "/livez", "/readyz", "/openapi.json"):
+        assert secure.call("GET", path, token="")[0] == 200
+    for method, path in (("GET", "/topics"), ("GET", "/status"), ("GET", "/metrics"), ("POST", "/topics")):
+        status, answer = secure.call(method, path, token="")
+        assert (status, answer["code"]) == (401, "unauthenticated")
+    assert secure.call("GET", "/topics", token=new_token().text)[1]["code"] == "unauthenticated"
+
+
+def test_grants_bound_what_a_user_may_do(secure: SecureCluster, alice: str, bob: str) -> None:
+    made = secure.must("POST", "/producer/register", {"topic": "logs.web", "prod_name": "p"}, token=alice)
+    produce = {"topic": "logs.web", "producer_id": made["producer_id"], "message": "hello"}
+    assert secure.must("POST", "/producer/produce", produce, token=alice)["offset"] == 0
+    for method, path, body in (
+        ("POST", "/topics", {"topic": "other"}),
+        ("DELETE", "/topics/logs.web", None),
+        ("POST", "/producer/register", {"topic": "other"}),
+        ("GET", "/topics/other", None),
+        ("GET", "/users", None),
+        ("POST", "/brokers/1/drain", None),
+        ("POST", "/acls", {"subject": "user:alice", "verb": "admin", "kind": "cluster"}),
+        ("GET", "/metrics", None),
+    ):
+        status, answer = secure.call(method, path, body, token=alice)
+        assert (status, answer["code"]) == (403, "not_allowed"), path
+    # Not the topic's creation either: bob may write, and the topic does not exist.
+    status, answer = secure.call("POST", "/producer/register", {"topic": "logs.none"}, token=bob)
+    assert (status, answer["code"]) == (403, "not_allowed")
+
+
+def test_nobody_takes_anothers_producer_or_cursor(secure: SecureCluster, alice: str, bob: str) -> None:
+    made = secure.must("POST", "/producer/register", {"topic": "logs.own", "prod_name": "own"}, token=alice)
+    body = {"topic": "logs.own", "prod_name": "own"}
+    assert secure.call("POST", "/producer/register", body, token=bob)[1]["code"] == "not_owner"
+    produce = {"topic": "logs.own", "producer_id": made["producer_id"], "message": "x"}
+    for node in (0, 1):
+        status, answer = secure.call("POST", "/producer/produce", produce, token=bob, node=node)
+        assert (status, answer["code"]) == (403, "not_owner")
+    secure.must("POST", "/producer/produce", produce, token=alice)
+    consumer = secure.must("POST", "/consumer/register", {"topic": "logs.own"}, token=alice)["consumer_id"]
+    path = f"/consumer/consume?topic=logs.own&consumer_id={consumer}"
+    assert secure.call("GET", path, token=bob)[1]["code"] == "not_owner"
+    assert secure.must("GET", path, token=alice)["message"] == "x"
+    assert secure.must("POST", "/producer/register", body)["epoch"] == 1, "an administrator may"
+
+
+def test_lists_show_what_is_granted(secure: SecureCluster, alice: str) -> None:
+    secure.must("POST", "/topics", {"topic": "secret"})
+    assert "secret" in secure.must("GET", "/topics")["topics"]
+    assert "secret" not in secure.must("GET", "/topics", token=alice)["topics"]
+
+
+def test_verdict_is_explained(secure: SecureCluster, alice: str) -> None:
+    verdict = secure.must("GET", "/acls/test?principal=alice&verb=write&name=logs.web")
+    assert verdict["is_allowed"]
+    assert verdict["reason"] == "user:alice may write topics logs.*"
+    denied = secure.must("GET", "/acls/test?principal=alice&verb=delete&name=logs.web", token=alice)
+    assert (denied["is_allowed"], denied["grant"]) == (False, None)
+
+
+def test_revoked_token_stops_working_on_every_node_and_open_connection(secure: SecureCluster) -> None:
+    token = secure.add_user("carol", ("read", "logs."), ("write", "logs."), ("create", "logs."))
+    with quiver.connect(*secure.cluster.addresses, token=token) as cluster:
+        cluster.create_topic("logs.carol", partitions=1)
+        with pytest.raises(NotAllowedError):
+            _send_until_refused(secure, cluster, token)
+    wait_until(lambda: all(secure.call("GET", "/topics", token=token, node=node)[0] == 401 for node in (0, 1)))
+
+
+def _send_until_refused(secure: SecureCluster, cluster: quiver.Cluster, token: str) -> None:
+    with cluster.producer("logs.carol") as producer:
+        producer.send(b"x").result()
+        secure.must("DELETE", f"/tokens/{token.split('_')[1]}")
+        wait_until(lambda: producer.send(b"y").result() is None)  # until this raises
+
+
+def test_sdk_without_credentials_gets_nothing(secure: SecureCluster) -> None:
+    with pytest.raises(NotAllowedError) as caught, quiver.connect(*secure.cluster.addresses) as cluster:
+        cluster.describe_topic("logs.web")
+    assert caught.value.code == "unauthenticated"
+
+
+def test_tokens_are_shown_once_and_stored_as_hashes(secure: SecureCluster, alice: str) -> None:
+    tokens = secure.must("GET", "/tokens?user=alice")["tokens"]
+    assert [set(one) for one in tokens] == [{"token_id", "user", "created_ms", "expires_ms"}]
+    secret = alice.split("_")[2].encode()
+    for path in secure.data.rglob("*"):
+        if path.is_file():
+            assert secret not in path.read_bytes(), path
+
+
+def test_audit_log_says_who_did_what_and_who_was_refused(secure: SecureCluster, alice: str) -> None:
+    secure.must("POST", "/users", {"user": "audited"})
+    secure.call("DELETE", "/users/audited", token=alice)
+
+    def events() -> list[tuple[str, str, str, str]]:
+        return [
+            (one["kind"], one.get("principal", ""), one.get("request", ""), one["outcome"]) for one in secure.audit()
+        ]
+
+    wait_until(lambda: ("denial", "user:alice", "delete_user", "not_allowed") in events())
+    assert ("change", "user:admin", "create_user", "done") in events()
+    assert any(one[0] == "authentication" and one[3] == "done" for one in events())
+    for path in secure.data.rglob("audit.log"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_metadata_log_is_the_ledger(secure: SecureCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.must("POST", "/roles", {"role": "ledger"})
+    directory = next(path.parent for path in sorted(secure.data.rglob("audit.log")))
+    assert main(["metadata", "log", "--data", str(directory), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [(row["request"], row["subject"], row["principal"]) for row in rows]
+    assert ("create_role", "role ledger", "user:admin") in found
