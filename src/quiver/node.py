@@ -49,6 +49,8 @@ from quiver.process import read_certificate_end
 from quiver.raft import Configuration
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
+from quiver.security.bootstrap import load_authority
+from quiver.security.certificates import Authority
 from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
 from quiver.storage.data_directory import metadata_log, replicas
 from quiver.storage.rotated_file import RotatedFile
@@ -272,7 +274,12 @@ class Node:
             seeds=self._managers,
         )
         admin = AdminService(
-            self._store, router, clock=environment.clock, settings=settings.manager, heartbeats=self._manager
+            self._store,
+            router,
+            clock=environment.clock,
+            settings=settings.manager,
+            heartbeats=self._manager,
+            authority=self._load_authority(),
         )
         registration = BrokerRegistration(
             node=self.id,
@@ -300,6 +307,13 @@ class Node:
         )
         await stack.enter_async_context(self._broker)
         self._dispatcher.add(admin.handlers() | self._broker.handlers() | {DescribeNode: self._handle_describe})
+
+    def _load_authority(self) -> Authority | None:
+        """Return the authority that signs certificates of new nodes; None without its key."""
+        key_file = self._settings.security.ca_key_file
+        if self._environment.mode is not SecurityMode.SECURE or not key_file or not os.path.exists(key_file):
+            return None
+        return load_authority(self._settings.tls.ca_file, key_file)
 
     async def _open_gateway(self, stack: AsyncExitStack) -> Gateway | None:
         """Bind the HTTP address, which the node registers with, without serving yet."""

@@ -18,6 +18,7 @@ from quiver.errors import DecodeError, NotAllowedError, NotFoundError
 from quiver.metadata import ConsumerRow, ProducerRow, View
 from quiver.model import NO_PRODUCER, ConsumerId, ProducerId, TopicId
 from quiver.record import decode_header
+from quiver.security.joining import parse_join_user
 from quiver.security.permissions import Permissions, ResourceKind, Verb, describe_resource
 from quiver.security.principal import parse_principal
 from quiver.wire import admin_messages, messages, security_messages
@@ -218,6 +219,10 @@ def _describe_node(permissions: Permissions, _: View, request: admin_messages.De
         require(permissions, Verb.READ, ResourceKind.CLUSTER)
 
 
+def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> None:
+    parse_join_user(str(permissions.principal))
+
+
 RULES: dict[type[Request[Any]], Rule] = {
     # Authentication.
     security_messages.Authenticate: _public,
@@ -262,6 +267,7 @@ RULES: dict[type[Request[Any]], Rule] = {
     messages.SubmitCommand: _nodes_only,
     messages.BrokerHeartbeatRequest: _nodes_only,
     messages.GetMembers: _nodes_only,
+    security_messages.SignNode: _join,
     # Users, roles and grants.
     security_messages.ExplainAccess: _explain_access,
     security_messages.ListUsers: _cluster(Verb.ADMIN),

@@ -15,8 +15,8 @@ import click
 import msgspec
 
 import quiver
-from quiver.contexts import DEFAULT_URL
-from quiver.errors import QuiverError
+from quiver.contexts import DEFAULT_URL, resolve
+from quiver.errors import QuiverError, RequestError
 
 if TYPE_CHECKING:
     from quiver.client.consumer_core import SeekTarget
@@ -134,6 +134,22 @@ def connect(url: str, **options: Any) -> quiver.Cluster:
 def connect_async(url: str, **options: Any) -> quiver.AsyncCluster:
     """Return the same as `connect` for asyncio; use as ``async with``."""
     return quiver.connect_async(*((url,) if url else ()), **_connection_options(options))
+
+
+def find_ca_file(url: str) -> str:
+    """Return the file with the authorities that the running command trusts.
+
+    Raises:
+        RequestError: none is named.
+    """
+    named = _connection_options({})
+    given = {key: named[key] for key in ("context", "ca_file") if key in named}
+    target = resolve(url or None, **given)
+    if not target.ca_file:
+        raise RequestError(
+            "no certificate authority is named: pass --ca-file, or set QUIVER_CA_FILE", code="no_ca_file"
+        )
+    return target.ca_file
 
 
 def _connection_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from tempfile import NamedTemporaryFile
+
 import click
 
 from quiver.addresses import parse_address
-from quiver.cli.options import examples
+from quiver.cli.options import connect, examples, find_ca_file, url_option
+from quiver.cli.quantities import DurationType
+from quiver.config import TlsSettings
 from quiver.errors import RequestError
-from quiver.security.bootstrap import initialize, node_directory
-from quiver.security.certificates import NODE_DAYS
+from quiver.security.bootstrap import initialize, node_directory, read_text, save_node
+from quiver.security.certificates import NODE_DAYS, fingerprint, make_key, make_request
 from quiver.security.files import TOKEN_NAME
+from quiver.security.joining import format_join_token, join_user, parse_join_token
+from quiver.security.secrets import Secret, TokenSource, read_secret, write_secret
+from quiver.wire import RequestPool
+from quiver.wire.security_messages import NodeSigned, SignNode
 
 _NODE_MAX = 2**31
+JOIN_TIMEOUT_MS = 30_000
+"""Longest time until the primary has signed."""
 
 
 @click.group(
@@ -59,6 +70,61 @@ def init(nodes: tuple[str, ...], directory: str, *, days: int, renew: bool, no_s
     click.echo(
         f"the administrator's token is in {directory}/{TOKEN_NAME}: export QUIVER_TOKEN_FILE={directory}/{TOKEN_NAME}"
     )
+
+
+@security.command(
+    "join-token",
+    epilog=examples(
+        "quiver security join-token 4@10.0.0.4 --out join.token", "quiver security join-token 5@broker-5,10.0.0.5"
+    ),
+)
+@click.argument("node")
+@click.option("--lasting", type=DurationType(), default="1h", show_default=True, help="Time until it expires.")
+@click.option("--out", "output", metavar="FILE", required=True, help="New file, mode 0600, for the token.")
+@url_option
+def join_token(*, node: str, lasting: int, output: str, url: str) -> None:
+    """Make a token with which NODE, given as ID@HOST, gets its certificate from the primary, once.
+
+    Copy the file to the new host and run `quiver security join` there. The token is good for this id and these hosts
+    only. It needs --ca-file (or QUIVER_CA_FILE, or a context): the token carries the authority's certificate.
+    """
+    ((number, hosts),) = parse_nodes((node,)).items()
+    user = join_user(number, hosts)
+    authority = read_text(find_ca_file(url))
+    with connect(url) as cluster:
+        cluster.access.create_user(user)
+        token = cluster.access.create_token(user, lasting=lasting / 1000)
+    write_secret(output, format_join_token(authority, token.secret))
+    click.echo(f"wrote {output}: on the new host, run quiver security join {output} ADDRESS, with a manager's address")
+
+
+@security.command(epilog="Example: quiver security join join.token 10.0.0.1:9002 --directory /etc/quiver/security")
+@click.argument("token_file")
+@click.argument("address")
+@click.option("--directory", default="./quiver-security", show_default=True, help="Directory to make for the node.")
+def join(*, token_file: str, address: str, directory: str) -> None:
+    """Get the certificate of this new node with the join token in TOKEN_FILE, from the manager at ADDRESS.
+
+    The private key is made here and never sent. ADDRESS is the wire address of any manager. Nothing is sent to a host
+    that does not prove to belong to the cluster that made the token.
+    """
+    authority, token = parse_join_token(read_secret(token_file))
+    key = make_key()
+    signed = asyncio.run(_ask_to_sign(address, authority, token, make_request(key, 0)))
+    save_node(directory, key=key, certificate=signed.certificate, authority=signed.authority)
+    click.echo(f"made {directory}: set security.directory to it and start the node; {token_file} is used up")
+
+
+async def _ask_to_sign(address: str, authority: str, token: Secret, csr: str) -> NodeSigned:
+    with NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(authority)
+        file.flush()
+        tls = TlsSettings(is_enabled=True, ca_file=file.name)
+        async with RequestPool(name="quiver security join", tls=tls, token_source=TokenSource(token)) as pool:
+            signed, _ = await pool.call(address, SignNode(csr=csr), timeout_ms=JOIN_TIMEOUT_MS)
+    if fingerprint(signed.authority) != fingerprint(authority):
+        raise RequestError("not done: the answer names another authority than the join token", code="other_authority")
+    return signed
 
 
 def parse_nodes(texts: tuple[str, ...]) -> dict[int, list[str]]:

@@ -19,6 +19,7 @@ from quiver.manager.node_claims import check_sender
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
 from quiver.metadata.commands import decode_payload
+from quiver.security.certificates import Authority
 from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
 from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
 from quiver.wire.requests import Request
@@ -36,12 +37,13 @@ class AdminService:
         clock: Clock,
         settings: ManagerSettings,
         heartbeats: HeartbeatHandler | None = None,
+        authority: Authority | None = None,
     ) -> None:
         self._store = store
         self._router = router
         self._clock = clock
         self._settings = settings
-        self._changes = ChangeHandler(store, clock=clock, settings=settings, heartbeats=heartbeats)
+        self._changes = ChangeHandler(store, clock=clock, settings=settings, heartbeats=heartbeats, authority=authority)
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests that any node serves, for `dispatch`."""

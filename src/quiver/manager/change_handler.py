@@ -46,6 +46,7 @@ from quiver.metadata import (
     ConfigureTopicCommand,
     CreateTopicCommand,
     DeleteTopicCommand,
+    DeleteUserCommand,
     EntityKind,
     ForgetClientCommand,
     HoldPosition,
@@ -67,7 +68,9 @@ from quiver.metadata.clients import OWNERS_LEVEL
 from quiver.metadata.commands import CreateTopicResult, decode_payload, encode_result
 from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
 from quiver.model import Index, NodeId
+from quiver.security.certificates import Authority
 from quiver.security.identity import ConnectionIdentity
+from quiver.security.joining import parse_join_user
 from quiver.security.permissions import ResourceKind, Verb
 from quiver.wire import admin_messages, messages, security_messages
 from quiver.wire.requests import Done, Response
@@ -98,6 +101,7 @@ ChangeRequest = (
     | admin_messages.UpgradeCluster
     | AccessChange
     | security_messages.CreateTokenRequest
+    | security_messages.SignNode
 )
 """Requests that only the primary serves."""
 
@@ -132,8 +136,15 @@ class ChangeHandler:
     """Carries out change requests on the primary."""
 
     def __init__(
-        self, store: MetadataStore, *, clock: Clock, settings: ManagerSettings, heartbeats: HeartbeatHandler | None
+        self,
+        store: MetadataStore,
+        *,
+        clock: Clock,
+        settings: ManagerSettings,
+        heartbeats: HeartbeatHandler | None,
+        authority: Authority | None = None,
     ) -> None:
+        self._authority = authority
         self._store = store
         self._clock = clock
         self._settings = settings
@@ -175,6 +186,8 @@ class ChangeHandler:
                 return await self._register_consumer(request, identity), ()
             case security_messages.CreateTokenRequest():
                 return await self._create_token(request, self._asker(identity)), ()
+            case security_messages.SignNode():
+                return await self._sign_node(request, self._asker(identity)), ()
             case messages.RemoveBroker():
                 await self._remove_vote(request.broker)
                 return await self._submit_single(request, self._asker(identity))
@@ -206,6 +219,22 @@ class ChangeHandler:
         return security_messages.TokenCreated(
             token_id=token.id, token=token.text, expires_ms=command.expires_ms, index=self._index
         )
+
+    async def _sign_node(self, request: security_messages.SignNode, asker: str) -> Response:
+        """Sign the certificate of the node that a join token is for; the token is deleted before it is returned."""
+        user, node, hosts = parse_join_user(asker)
+        if self._authority is None:
+            raise ConflictError(
+                "not done: the primary has no key of the certificate authority (security.ca_key_file): make the "
+                "certificate with quiver security init",
+                code="no_authority",
+            )
+        if NodeId(node) in self._store.view().brokers or NodeId(node) in self._store.members.voters:
+            raise ConflictError(f"not done: node {node} exists; a new node needs an id of its own", code="node_exists")
+        certificate = self._authority.issue(node, hosts, request.csr)
+        now_ms = self._clock.wall_ms()
+        await self._store.submit(DeleteUserCommand(now_ms=now_ms, principal=asker, user=user))
+        return security_messages.NodeSigned(certificate=certificate, authority=self._authority.certificate)
 
     async def _remove_vote(self, node: NodeId) -> None:
         """Remove a node that is about to leave the cluster from the managers first.

@@ -70,6 +70,26 @@ class FinishScram(Request[Authenticated], frozen=True, tag="finish_scram"):
     message: ScramMessage
 
 
+# -- certificates ------------------------------------------------------------------------------------
+
+
+class NodeSigned(Response, frozen=True):
+    """A node's certificate and the authority's, as PEM."""
+
+    certificate: str
+    authority: str
+
+
+class SignNode(Request[NodeSigned], frozen=True, tag="sign_node"):
+    """Sign the certificate of a new node; the sender's join token says which, and is used up."""
+
+    response = NodeSigned
+    _repeatable = False
+
+    csr: Annotated[str, Meta(max_length=16_000)]
+    """A certificate signing request, as PEM, of which only the key counts."""
+
+
 # -- users and tokens --------------------------------------------------------------------------------
 
 
@@ -290,4 +310,4 @@ SecurityChange = (
     | AddGrantRequest
     | RemoveGrantRequest
 )
-SecurityRequest = AuthenticationRequest | SecurityRead | SecurityChange
+SecurityRequest = AuthenticationRequest | SecurityRead | SecurityChange | SignNode
