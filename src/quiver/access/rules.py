@@ -220,6 +220,7 @@ def _describe_node(permissions: Permissions, _: View, request: admin_messages.De
 
 
 def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> None:
+    require_known(permissions)
     parse_join_user(str(permissions.principal))
 
 
