@@ -468,12 +468,11 @@ class Node:
         return bool(view.cluster_id) and view.feature_level < PROOFS_LEVEL
 
     def _knows(self, node: NodeId) -> bool:
-        """Return whether a node that has proved to the network who it is may belong to the cluster.
-
-        One that this node's metadata does not have may be newer: it may lead the metadata, and only it can bring news.
-        """
+        """Return whether a node is a manager by this node's settings, or registered and not removed."""
+        if node in self._lost:
+            return False
         broker = self._store.view().brokers.get(node)
-        return node not in self._lost and (broker is None or broker.state is not BrokerState.REMOVED)
+        return node in self._managers if broker is None else broker.state is not BrokerState.REMOVED
 
     async def _follow_peers(self) -> None:
         """Keep the network's peers equal to the nodes in the metadata."""

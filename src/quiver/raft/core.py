@@ -182,7 +182,7 @@ class Raft:
         """Handle a message; one of a stranger, or of a term that no election can have reached, changes nothing."""
         state = self._state
         state.begin(now_ms)
-        if not (self._heeds(from_, message) and self._is_plausible(from_, message)):
+        if not (self._heeds(from_) and self._is_plausible(from_, message)):
             state.output.is_refused = True
             return state.finish()
         if state.hibernating and hibernation.stirs(state, message):
@@ -380,22 +380,18 @@ class Raft:
 
     # Rules for every message
 
-    def _heeds(self, from_: NodeId, message: RaftMessage) -> bool:
+    def _heeds(self, from_: NodeId) -> bool:
         """Return whether the sender may say anything about this group (R23).
 
-        A member, or the leader of this term, always may. Anyone else only while no leader is alive, because a member
-        that lags behind may not know the current members: any node that the owner knows, and to a blank member,
-        which knows nobody yet, whoever says that it leads. While a leader is alive, other nodes that the owner knows,
-        such as removed members, may ask for pre-votes, which change nothing here: the refusal tells them to follow.
+        Members, and nodes that the owner knows, always may: a member that lags behind may not know the current
+        members. Others may while no leader is alive: they may be newer than all that the owner knows, and the only
+        ones who can tell it (§6). The network lets only nodes of the cluster in; this rule limits what one of them
+        can do with a false id.
         """
         state = self._state
-        if state.configuration.includes(from_) or from_ == state.leader:
+        if state.configuration.includes(from_) or from_ == state.leader or self._knows(from_):
             return True
-        if any(known.includes(from_) for known in state.relevant_configurations()):
-            return True
-        if self._knows(from_):
-            return not state.leader_is_fresh() or (isinstance(message, VoteRequest) and message.pre)
-        return state.is_blank and isinstance(message, Append | Heartbeat | InstallSnapshot)
+        return not state.leader_is_fresh() or any(known.includes(from_) for known in state.relevant_configurations())
 
     def _is_plausible(self, from_: NodeId, message: RaftMessage) -> bool:
         """Return whether elections can have reached a message's term (R23); else it would only use up all terms.
