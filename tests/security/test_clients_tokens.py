@@ -17,6 +17,7 @@ import pytest
 from secured_cluster import SecuredCluster, secured_cluster
 
 import quiver
+from quiver import classic
 from quiver.cli import main
 from quiver.errors import NotAllowedError, NotFoundError, UnavailableError
 from quiver.security.permissions import Verb
@@ -106,6 +107,20 @@ def test_open_connection_ends_with_its_token_and_goes_on_with_the_next(secured: 
         with pytest.raises(NotAllowedError) as refused:
             producer.send("with none").result()
         assert refused.value.code == "unauthenticated"
+
+
+def test_classic_library_uses_the_token(secured: SecuredCluster, alice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_TOKEN_FILE", alice)
+    producer = classic.Producer(secured.url, ca_file=secured.ca_file)
+    producer.RegisterProducer("logs.web")
+    assert producer.Enqueue("logs.web", "from the classic library") == 0
+    with pytest.raises(classic.myProducerError) as refused:
+        producer.RegisterProducer("pay.web")
+    assert refused.value.code == "not_allowed"
+    monkeypatch.delenv("QUIVER_TOKEN_FILE")
+    with pytest.raises(classic.myProducerError) as refused:
+        classic.Producer(secured.url, ca_file=secured.ca_file).ListTopics()
+    assert refused.value.code == "unauthenticated"
 
 
 def test_commands_administer_users_tokens_roles_and_grants(
