@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos_cluster import Cluster, running_cluster
+from chaos_settlement import verify_metadata
+from postgresql_server import running_server
 
 import quiver
 
@@ -88,6 +90,28 @@ class Load:
         self._is_over.set()
         self._thread.join()
         self._cluster.close()
+
+
+def test_managers_with_databases_in_postgresql_are_added_and_replaced(tmp_path: Path) -> None:
+    with (
+        running_server() as server,
+        running_cluster(tmp_path, settings=(*QUICK, "--metadata-db", server.url)) as cluster,
+    ):
+        url = f"http://{cluster.node(1).http}"
+        standby = cluster.add_standby(4, join=(1, 2, 3))
+        standby.start()
+        standby.wait_ready()
+        run_quiver("manager", "add", "4", "--url", url)
+        cluster.node(2).kill()
+        wait_until(lambda: is_dead(url, 2))
+        run_quiver("manager", "remove", "2", "--url", url)
+        assert managers(url) == [1, 3, 4]
+        cluster.node(3).kill()  # the majority now needs the new manager
+        run_quiver("topic", "create", "after", "--url", url, "--partitions", "1", "--replicas", "1")
+        for node in cluster.nodes:
+            if node.is_running:
+                assert node.stop() == 0
+        assert not verify_metadata(cluster, server.url).get("differences")
 
 
 def test_managers_are_added_replaced_and_found_again(tmp_path: Path) -> None:
