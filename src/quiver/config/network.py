@@ -125,7 +125,7 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             description="Bytes of client requests in flight and unsent responses on the node; further requests are "
             "rejected as overloaded.",
         ),
-    ] = 256 * MIB
+    ] = 128 * MIB
     address_connections_max: Annotated[
         int,
         Meta(
