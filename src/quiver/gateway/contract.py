@@ -24,7 +24,15 @@ WAIT_MS_MAX = 600_000
 
 Id = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-Name = Annotated[str, Meta(min_length=1, max_length=300)]
+Positive = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=300, extra_json_schema={"pattern": r"^[^\x00-\x1f\x7f]*$"})]
+Base64 = Annotated[
+    str,
+    Meta(
+        extra_json_schema={"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
+    ),
+]
+"""The pattern is for readers of the schema, as that of `TopicName`."""
 TopicName = Annotated[
     str,
     Meta(
@@ -62,8 +70,8 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class RetentionBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Retention of a topic: records are deleted as soon as any given limit allows it."""
 
-    ms: Annotated[Number | None, Meta(description="Maximum age in milliseconds.")] = None
-    bytes: Annotated[Number | None, Meta(description="Maximum bytes of a partition.")] = None
+    ms: Annotated[Positive | None, Meta(description="Maximum age in milliseconds.")] = None
+    bytes: Annotated[Positive | None, Meta(description="Maximum bytes of a partition.")] = None
     until_consumed: Annotated[bool, Meta(description="Delete records that every registered consumer has consumed.")] = (
         False
     )
@@ -174,13 +182,13 @@ class ProduceBody(Parameters, frozen=True):
     topic: TopicName
     producer_id: Id
     message: Annotated[str | None, Meta(description="Text; or give `message_b64`.")] = None
-    message_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
+    message_b64: Annotated[Base64 | None, Meta(description="Bytes, in base64.")] = None
     partition_id: Annotated[Id | None, Meta(description="Default: by the hash of `key`, else round robin.")] = None
     key: Annotated[str | None, Meta(description="Text; or give `key_b64`.")] = None
-    key_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
+    key_b64: Annotated[Base64 | None, Meta(description="Bytes, in base64.")] = None
     timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC; default: now.")] = None
     headers: Annotated[dict[str, str | None] | None, Meta(description="Headers of text, by name.")] = None
-    headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+    headers_b64: Annotated[dict[str, Base64] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
     sequence: Annotated[
         Id | None,
         Meta(description="0, 1, 2 … per producer and partition; a repeated call returns the first call's offset."),
@@ -198,6 +206,7 @@ class ProducedAnswer(Answer, frozen=True):
 
 
 Messages = Annotated[list[str], Meta(min_length=1, max_length=MESSAGES_MAX)]
+EncodedMessages = Annotated[list[Base64], Meta(min_length=1, max_length=MESSAGES_MAX)]
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,10 +217,10 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = UNSET
     message_b64: Annotated[str | UnsetType, Meta(description="Bytes, in base64.")] = UNSET
     key: Annotated[str | None, Meta(description="Text; or give `key_b64`.")] = None
-    key_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
+    key_b64: Annotated[Base64 | None, Meta(description="Bytes, in base64.")] = None
     timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC.")] = None
     headers: Annotated[dict[str, str | None] | None, Meta(description="Headers of text, by name.")] = None
-    headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+    headers_b64: Annotated[dict[str, Base64] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
 
 
 class ProduceBatchBody(Parameters, frozen=True):
@@ -220,7 +229,7 @@ class ProduceBatchBody(Parameters, frozen=True):
     topic: TopicName
     producer_id: Id
     messages: Annotated[Messages | None, Meta(description="Texts; or give `messages_b64` or `records`.")] = None
-    messages_b64: Annotated[Messages | None, Meta(description="Bytes, each in base64.")] = None
+    messages_b64: Annotated[EncodedMessages | None, Meta(description="Bytes, each in base64.")] = None
     records: Annotated[
         Annotated[list[BatchRecord], Meta(min_length=1, max_length=MESSAGES_MAX)] | None,
         Meta(description="Messages with keys, timestamps or headers of their own."),
@@ -230,7 +239,7 @@ class ProduceBatchBody(Parameters, frozen=True):
         Meta(description="Default: by the hash of the key that all messages have, else round robin."),
     ] = None
     key: Annotated[str | None, Meta(description="The key of every message without its own; or give `key_b64`.")] = None
-    key_b64: Annotated[str | None, Meta(description="Bytes, in base64.")] = None
+    key_b64: Annotated[Base64 | None, Meta(description="Bytes, in base64.")] = None
     timestamp: Annotated[
         Id | None,
         Meta(description="Of every message without its own: milliseconds since 1970-01-01; default: now."),
@@ -238,7 +247,7 @@ class ProduceBatchBody(Parameters, frozen=True):
     headers: Annotated[
         dict[str, str | None] | None, Meta(description="Headers of text, by name, of every message without its own.")
     ] = None
-    headers_b64: Annotated[dict[str, str] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
+    headers_b64: Annotated[dict[str, Base64] | None, Meta(description="Headers of bytes, in base64, by name.")] = None
     sequence: Annotated[Id | None, Meta(description="Sequence of the first message; the others follow it.")] = None
     epoch: Annotated[Id | None, Meta(description="As registered; default: the newest. An older epoch is fenced.")] = (
         None

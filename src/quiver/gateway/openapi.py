@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from quiver.gateway.contract import FailureAnswer, Parameters
+from quiver.gateway.contract import CreateTopicBody, FailureAnswer, Parameters, ProduceBatchBody, ProduceBody
 from quiver.gateway.routes import ALWAYS, ROUTES, HttpRoute
 
 API_VERSION = "1"
@@ -63,6 +63,21 @@ LINKS: dict[str, dict[str, dict[str, Any]]] = {
 """OpenAPI links, by route: which other routes use values of its answer, and as which parameters."""
 
 
+CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
+    CreateTopicBody: (("topic_name", "topic"),),
+    ProduceBody: (("message", "message_b64"),),
+    ProduceBatchBody: (("messages", "messages_b64", "records"),),
+}
+"""By parameters, the names of which exactly one must be given; null counts as not given."""
+_PRODUCE = (ProduceBody, ProduceBatchBody)
+EXCLUSIVE: dict[type, tuple[tuple[str, str], ...]] = dict.fromkeys(
+    _PRODUCE, (("key", "key_b64"), ("headers", "headers_b64"))
+)
+"""By parameters, the pairs of which at most one may be given; headers in both are refused if they share a name."""
+COMPANIONS: dict[type, tuple[str, str]] = dict.fromkeys(_PRODUCE, ("sequence", "partition_id"))
+"""By parameters, a name that needs another one beside it."""
+
+
 def make_document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     schemas = _schemas()
@@ -104,7 +119,35 @@ def _schemas() -> dict[str, Any]:
     for route in ROUTES:
         kinds += [route.parameters] if route.parameters is not Parameters else []
         kinds += [route.answer] if route.answer is not None else []
-    return msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REFERENCE)[1]
+    schemas = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REFERENCE)[1]
+    for kind in dict.fromkeys((*CHOICES, *EXCLUSIVE, *COMPANIONS)):
+        schemas[kind.__name__]["allOf"] = list(_rules_of(kind))
+    return schemas
+
+
+def _rules_of(kind: type) -> Iterator[dict[str, Any]]:
+    """Yield what a struct cannot say about parameters that depend on each other."""
+    absent, present = {"type": "null"}, {"not": {"type": "null"}}
+    for names in CHOICES.get(kind, ()):
+        yield {
+            "oneOf": [
+                {
+                    "required": [name],
+                    "properties": {other: present if other == name else absent for other in names},
+                }
+                for name in names
+            ]
+        }
+    for names in EXCLUSIVE.get(kind, ()):
+        yield {"anyOf": [{"properties": {name: absent}} for name in names]}
+    if kind in COMPANIONS:
+        name, needed = COMPANIONS[kind]
+        yield {
+            "anyOf": [
+                {"properties": {name: absent}},
+                {"required": [needed], "properties": {needed: present}},
+            ]
+        }
 
 
 def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
     python tests/fuzz/live/http_contract.py [--cases 5000] [--seed N]
 
-A finding is an answer that the document does not allow (status, type, schema), no answer in time, any 500, or a node
-that has ended. The node is real: its own process, its own disk in a temporary directory. What takes the only broker
-away comes last, alone.
+A finding is an answer that the document does not allow (status, type, schema), a valid request that is refused as
+invalid, no answer in time, any 500, or a node that has ended. The node is real: its own process, its own disk in a
+temporary directory. What takes the only broker away comes last, alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -24,7 +25,12 @@ from pathlib import Path
 
 OPERATIONS = 16
 """How many operations take parameters, and so get many cases each."""
-CHECKS = "status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method"
+CHECKS = (
+    "status_code_conformance,content_type_conformance,response_schema_conformance,unsupported_method,"
+    "positive_data_acceptance"
+)
+HOOKS = Path(__file__).with_name("http_hooks.py")
+"""What OpenAPI cannot say about parameters that depend on each other or on the running program."""
 DANGEROUS = ("drain_broker", "remove_broker")
 START_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 30
@@ -92,7 +98,8 @@ def fuzz(address: str, operations: Sequence[str], *, cases_each: int, seed: int 
     command += ["--checks", CHECKS, "--max-examples", str(cases_each), "--request-timeout", str(REQUEST_TIMEOUT_S)]
     command += ["--suppress-health-check", "all", "--warnings", "off", "--no-color"]
     command += [] if seed is None else ["--seed", str(seed)]
-    return subprocess.run(command, check=False).returncode
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS)}
+    return subprocess.run(command, check=False, env=environment).returncode
 
 
 def count_answers(address: str, *, status: str = r"\d+") -> int:
