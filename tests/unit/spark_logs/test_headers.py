@@ -93,6 +93,10 @@ FORMATS: dict[str, tuple[str, dict[str, set[str]]]] = {
         {"source": {"crond(pam)", "kernel"}, "host": {"dn228/dn228", "dn9/dn9", "dn228"}},
     ),
     "python": ("2024-05-01 10:00:1{#},001 - {app.db|app.web} - {INFO|ERROR} - ", {"level": {"INFO", "ERROR"}}),
+    "glog": (
+        "{I|W}0501 10:00:1{#}.811000  {####} store.cc:{##}] ",
+        {"level": {"INFO", "WARN"}, "source": {"store.cc"}},
+    ),
     "level first": ("{INFO|WARNING}: ", {"level": {"INFO", "WARNING"}}),
 }
 

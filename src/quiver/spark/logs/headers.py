@@ -54,6 +54,7 @@ FIELDS: Final = (
     Field("level", rf"[\[(<]?(?P<level>{levels.WORD})(?:[\])>:,|]+\s*|\s+|$)"),
     Field("level", rf"(?P<level>{levels.LETTER})(?:\s+|/)", 0.98),
     Field("place", rf"\[(?P<thread>{_BRACKETED}):(?P<source>[\w$.]+)@\d+\](?:\s+|:\s*|$)", 0.95),
+    Field("place", r"(?P<source>[\w./-]+):\d+\]\s+", 0.95),
     Field("bracket", rf"\[{_BRACKETED}\](?:\s+|:\s*|$)", 0.95),
     Field("bracket", r"\([^()]*\)(?:\s+|:\s*|$)", 0.98),
     Field("separator", r"(?:-+|\||:+|>+)(?:\s+|$)", 0.95),
@@ -175,6 +176,9 @@ class _Ballot:
 
     def _prefix(self, words: int) -> str:
         """Return the pattern of what precedes the stamp; name the parts that are alike in all examples."""
+        if self._notation == "glog" and not words:
+            self._named.add("level")
+            return rf"(?P<level>{levels.LETTER})"
         parts = []
         for place in range(words):
             texts = [head.split(" ")[place] for head, _ in self._heads]
