@@ -296,8 +296,7 @@ class ReplicaManager:
         Uses metadata that is confirmed to be current: with stale metadata, this node may have been a member, and left,
         in the meantime.
         """
-        is_known = row.group_id in self._present or row.group_id in self._joined
-        if is_known or row.epoch or self._node not in row.replicas:
+        if row.group_id in self._joined or row.epoch or self._node not in row.replicas:
             return None
         now = (await self._router.catch_up()).partitions.get(row.key)
         if now is None or not now.is_on(self._node):
@@ -345,15 +344,14 @@ class ReplicaManager:
         self, row: PartitionRow, hosted: HostedReplica, first_members: Configuration | None
     ) -> Replica | None:
         group, directory = row.group_id, self._folders.path(row.group_id)
-        is_new = group not in self._present
-        if is_new:
-            if group in self._joined:
-                hosted.fail_permanently("its files are gone, and with them its votes; move the replica to another node")
-                logger.error("replica files are missing", extra=facts(group=group, topic_id=row.topic_id))
-                return None
+        is_new = group not in self._joined
+        if not is_new and group not in self._present:
+            hosted.fail_permanently("its files are gone, and with them its votes; move the replica to another node")
+            logger.error("replica files are missing", extra=facts(group=group, topic_id=row.topic_id))
+            return None
+        if is_new:  # an earlier attempt may have left some of its files
             await self._replicator.make_member(directory, bootstrap=first_members)
             self._present.add(group)
-        if group not in self._joined:
             await self._run(partial(self._folders.join, group))  # durable before the member can vote or acknowledge
             self._joined.add(group)
         state = PartitionState(level_max=self._store.level_max)

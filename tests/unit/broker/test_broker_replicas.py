@@ -241,6 +241,23 @@ def test_replica_that_an_error_of_the_disk_kept_closed_is_opened_when_the_error_
     simulate(test)
 
 
+def test_replica_whose_files_could_not_all_be_made_before_a_restart_is_made_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster[3].kill()
+        topic_id = await cluster.create_topic("logs", (3,))
+        cluster[3].disk.fail("write", nth=1, path=f"{DIRECTORY}/groups/{cluster.group_of(topic_id)}/hardstate")
+        cluster[3].start()
+        await cluster.wait(lambda: "replica cannot be opened yet" in caplog.messages or None)
+        cluster[3].kill()
+        assert str(cluster.group_of(topic_id)) in folders(cluster[3])
+        cluster[3].start()
+        await cluster.produce(topic_id, b"a")
+
+    simulate(test)
+
+
 def test_damaged_replica_does_not_keep_the_node_from_serving_others() -> None:
     async def test(cluster: Cluster) -> None:
         damaged = await cluster.create_topic("damaged")
