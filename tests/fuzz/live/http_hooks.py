@@ -15,10 +15,10 @@ from quiver.features import LEVEL_MAX
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Give a partition wherever an offset is given, and ask for no feature level beyond the highest."""
+    """Give a partition wherever an offset is given, and ask for the highest feature level, as lower ones may be past."""
     query, body = case.query, case.body
     if isinstance(query, dict) and query.get("offset") is not None and query.get("partition_id") is None:
         query["partition_id"] = 0
     is_upgrade = case.path == "/cluster/upgrade"
-    if is_upgrade and isinstance(body, dict) and isinstance(body.get("level"), int) and body["level"] > LEVEL_MAX:
+    if is_upgrade and isinstance(body, dict) and isinstance(body.get("level"), int) and body["level"] >= 1:
         body["level"] = LEVEL_MAX
