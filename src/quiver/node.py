@@ -346,6 +346,8 @@ class Node:
         await self._broker.wait_registered()
         await self._broker.wait_ready()
         self._is_ready.set()
+        if self._gateway is not None and self._environment.mode is SecurityMode.SECURE:
+            self._audit.publish = self._gateway.audit_topic.publish
         logger.info("node ready", extra=facts(node=self.id))
 
     # -- status ----------------------------------------------------------------------------------

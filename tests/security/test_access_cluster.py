@@ -141,6 +141,23 @@ def test_audit_log_says_who_did_what_and_who_was_refused(secure: SecureCluster, 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_audit_topic_is_for_administrators(secure: SecureCluster, alice: str) -> None:
+    secure.must("POST", "/users", {"user": "published"})
+    wait_until(lambda: "quiver.audit" in secure.must("GET", "/topics")["topics"])
+    consumer = secure.must("POST", "/consumer/register", {"topic": "quiver.audit"})["consumer_id"]
+    path = f"/consumer/consume_batch?topic=quiver.audit&consumer_id={consumer}&max=10000"
+    found: list[str] = []
+
+    def is_published() -> bool:
+        found.extend(one["message"] for one in secure.call("GET", path)[1].get("messages", ()))
+        return any('"target":"user published"' in one for one in found)
+
+    wait_until(is_published)
+    status, answer = secure.call("POST", "/consumer/register", {"topic": "quiver.audit"}, token=alice)
+    assert (status, answer["code"]) == (403, "not_allowed")
+    assert "quiver.audit" not in secure.must("GET", "/topics", token=alice)["topics"]
+
+
 def test_metadata_log_is_the_ledger(secure: SecureCluster, capsys: pytest.CaptureFixture[str]) -> None:
     secure.must("POST", "/roles", {"role": "ledger"})
     directory = next(path.parent for path in sorted(secure.data.rglob("audit.log")))

@@ -55,15 +55,14 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuditLog:
-    """Collect events; `run` writes them. Without `write` and `publish` nothing is kept."""
+    """Collect events; `run` writes them. Without `write` nothing is kept."""
 
-    def __init__(
-        self, *, node: NodeId, clock: Clock, write: Write | None = None, publish: Publish | None = None
-    ) -> None:
+    def __init__(self, *, node: NodeId, clock: Clock, write: Write | None = None) -> None:
         self._node = node
         self._clock = clock
         self._write = write
-        self._publish = publish
+        self.publish: Publish | None = None
+        """Appends to the internal topic, once the node can."""
         self._queue: deque[bytes] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._number = 0
@@ -79,7 +78,7 @@ class AuditLog:
         self._number += 1
         self.failures += event.kind == "authentication" and event.outcome != "done"
         self.denials += event.kind == "denial"
-        if self._write is None and self._publish is None:
+        if self._write is None:
             return
         if len(self._queue) >= QUEUE_MAX:
             self.dropped += 1
@@ -103,8 +102,8 @@ class AuditLog:
             lines = [self._queue.popleft() for _ in range(min(EVENTS_PER_WRITE, len(self._queue)))]
             if self._write is not None:
                 await self._attempt(self._write(b"".join(line + b"\n" for line in lines)), len(lines))
-            if self._publish is not None:
-                await self._attempt(self._publish(lines), len(lines))
+            if self.publish is not None:
+                await self._attempt(self.publish(lines), len(lines))
 
     async def _attempt(self, work: Awaitable[None], count: int) -> None:
         try:

@@ -13,7 +13,7 @@ import msgspec
 
 from quiver.access import AccessControl, Authenticator
 from quiver.access.rules import deny, require, require_consumers, require_known, require_producer
-from quiver.errors import NotAllowedError
+from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.metadata import View
@@ -58,13 +58,22 @@ def _create_topic(permissions: Permissions, _: View, given: contract.CreateTopic
 
 def _produce(permissions: Permissions, view: View, given: contract.ProduceBody | contract.ProduceBatchBody) -> None:
     require(permissions, Verb.WRITE, ResourceKind.TOPIC, given.topic)
+    if given.producer_id not in view.producers:
+        raise _unknown("producer", given.producer_id)
     require_producer(permissions, view, given.producer_id)
 
 
 def _consume(permissions: Permissions, view: View, given: Any) -> None:
     require(permissions, Verb.READ, ResourceKind.TOPIC, given.topic)
     if given.consumer_id is not None:
+        if given.consumer_id not in view.consumers:
+            raise _unknown("consumer", given.consumer_id)
         require_consumers(permissions, view, (given.consumer_id,))
+
+
+def _unknown(kind: str, id_: int) -> NotFoundError:
+    """Return the error for a client whose owner is not known here; it may have registered at another node just now."""
+    return NotFoundError(f"not done: unknown {kind} {id_}", code=f"unknown_{kind}")
 
 
 def _test_access(permissions: Permissions, _: View, given: access_contract.AccessTestQuery) -> None:
@@ -119,7 +128,11 @@ class HttpAccess:
             raise error
 
     def check(self, name: str, identity: ConnectionIdentity, permissions: Permissions, given: object) -> None:
-        """Raise `NotAllowedError` unless a call is allowed; a denial is recorded."""
+        """Raise `NotAllowedError` unless a call is allowed; a denial is recorded.
+
+        Raises:
+            NotFoundError: this node does not know the client that the call names; catch up, then check again.
+        """
         if permissions.is_admin:
             return
         try:

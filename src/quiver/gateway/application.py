@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError, invariant
+from quiver.errors import NotFoundError, QuiverError, invariant
 from quiver.gateway.access import ROUTE_RULES, HttpAccess
 from quiver.gateway.codec import ParameterDecoder, error_response, failure_response
 from quiver.gateway.contract import Answer
@@ -79,16 +79,21 @@ class RoutedApplication:
         clock: Clock,
         quotas: Quotas | None = None,
         access: HttpAccess,
+        catch_up: Callable[[], Awaitable[None]],
         routes: Sequence[HttpRoute] = ROUTES,
         browser_page: HttpResponse | None = None,
     ) -> None:
-        """Bind a handler to every route by name; `browser_page` is what browsers get at `/`."""
+        """Bind a handler to every route by name; `browser_page` is what browsers get at `/`.
+
+        `catch_up` waits until this node knows all metadata that the primary has.
+        """
         self._browser_page = browser_page
         self._hosts = hosts
         self._clock = clock
         self._quotas = quotas
         self.has_quotas = quotas is not None
         self._access = access
+        self._catch_up = catch_up
         names = {route.name for route in ROUTES}
         invariant(names == set(handlers), "every route has a handler", unbound=names ^ set(handlers))
         invariant(names == set(ROUTE_RULES), "every route has a rule", without=names ^ set(ROUTE_RULES))
@@ -152,7 +157,28 @@ class RoutedApplication:
         identity, permissions = access.identify(request)
         access.check_early(route.name, identity, permissions)
         given = bound.decoder.decode(values, request.query, request.body)
-        access.check(route.name, identity, permissions, given)
+        try:
+            access.check(route.name, identity, permissions, given)
+        except NotFoundError:
+            return self._answer_later(bound, identity, permissions, given)
+        return self._pass_on(bound, identity, permissions, given)
+
+    async def _answer_later(
+        self, bound: BoundRoute, identity: ConnectionIdentity, permissions: Permissions, given: Any
+    ) -> HttpResponse:
+        """Answer a call that names a client which this node does not know yet: its owner decides."""
+        try:
+            await self._catch_up()
+            self._access.check(bound.route.name, identity, permissions, given)
+            answer = self._pass_on(bound, identity, permissions, given)
+        except QuiverError as error:
+            return error_response(error)
+        return answer if isinstance(answer, HttpResponse) else await answer
+
+    def _pass_on(
+        self, bound: BoundRoute, identity: ConnectionIdentity, permissions: Permissions, given: Any
+    ) -> HttpResult:
+        route = bound.route
         if route.is_signed:
             # Who may do everything without credentials is the node itself: an open cluster knows no principals.
             is_node = permissions.is_admin and not permissions.is_known

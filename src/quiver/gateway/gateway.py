@@ -20,13 +20,14 @@ from quiver.config import GatewaySettings
 from quiver.gateway.access import HttpAccess
 from quiver.gateway.access_handlers import AccessHandlers
 from quiver.gateway.application import RoutedApplication, RouteHandler
+from quiver.gateway.audit_topic import AuditTopic
 from quiver.gateway.cluster_handlers import ClusterHandlers, welcome_page
 from quiver.gateway.consume_handlers import ConsumeHandlers
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse, HttpServer, HttpStatus
 from quiver.gateway.metrics import Metrics
 from quiver.gateway.produce_handlers import OnClientSeen, ProduceHandlers
-from quiver.gateway.registrations import Registrations
+from quiver.gateway.registrations import Registrations, catch_up
 from quiver.gateway.routes import ROUTES, HttpRoute
 from quiver.gateway.topic_handlers import TopicHandlers
 from quiver.gateway.topic_producers import TopicProducers
@@ -92,6 +93,7 @@ class Gateway:
         options = RouterOptions(timeout_ms=settings.request_timeout_ms)
         cache = MetadataCache(clock, (services.wire_address(),))
         self._router = Router(transport, cache, clock=clock, rng=rng, options=options)
+        self.audit_topic = AuditTopic(self._router, clock)
         self._topic_producers = TopicProducers(self._router, services.node, timeout_ms=settings.request_timeout_ms)
         handlers = self._handlers(rng)
         host = parse_address(listen)[0]
@@ -100,6 +102,7 @@ class Gateway:
             handlers,
             hosts=hosts,
             access=services.access,
+            catch_up=self._catch_up,
             clock=clock,
             quotas=services.quotas,
             routes=self._routes(),
@@ -112,9 +115,17 @@ class Gateway:
             names = (advertise, socket.gethostname(), *settings.host_names)
             admin_hosts = HostNames(listen_host=parse_address(settings.admin_listen)[0], names=names)
             administrative = RoutedApplication(
-                handlers, hosts=admin_hosts, access=services.access, clock=clock, routes=routes
+                handlers,
+                hosts=admin_hosts,
+                access=services.access,
+                catch_up=self._catch_up,
+                clock=clock,
+                routes=routes,
             )
             self._admin_server = self._make_server(administrative, settings.admin_listen, tls)
+
+    async def _catch_up(self) -> None:
+        await catch_up(self._router, deadline=self._router.deadline(self._settings.request_timeout_ms))
 
     def _routes(self) -> list[HttpRoute]:
         """Return the routes of the main listener."""

@@ -23,6 +23,10 @@ from quiver.gateway.openapi import MEANINGS
 from quiver.gateway.routes import ROUTES, HttpRoute
 
 
+async def do_nothing() -> None:
+    pass
+
+
 def application(**handlers: Callable[[Any], Any]) -> RoutedApplication:
     def answer(*_: object) -> Answer:
         return Answer()
@@ -33,6 +37,7 @@ def application(**handlers: Callable[[Any], Any]) -> RoutedApplication:
         bound,
         hosts=hosts,
         access=open_access(),
+        catch_up=do_nothing,
         clock=SystemClock(),
         browser_page=HttpResponse(status=200, body=b"<html>"),
     )
@@ -70,7 +75,7 @@ def test_table_names_nothing_twice() -> None:
 def test_route_without_a_handler_is_a_mistake_of_ours() -> None:
     hosts = HostNames(listen_host="127.0.0.1", names=())
     with pytest.raises(errors.InvariantBroken, match="every route"):
-        RoutedApplication({}, hosts=hosts, access=open_access(), clock=SystemClock())
+        RoutedApplication({}, hosts=hosts, access=open_access(), catch_up=do_nothing, clock=SystemClock())
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
