@@ -15,7 +15,7 @@ from quiver.features import LEVEL_MAX
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Give a partition wherever an offset is given, and ask for the highest feature level, as lower ones may be past."""
+    """Give a partition wherever an offset is given, and ask for the highest feature level."""
     query, body = case.query, case.body
     if isinstance(query, dict) and query.get("offset") is not None and query.get("partition_id") is None:
         query["partition_id"] = 0
