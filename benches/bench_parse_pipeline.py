@@ -61,8 +61,7 @@ def make_lines(count: int) -> Iterator[list[str]]:
     for first in range(0, count, CHUNK):
         size = min(CHUNK, count - first)
         kinds = rng.choice(len(KINDS), size, p=WEIGHTS)
-        if first >= count * 0.8:
-            kinds[kinds == 9] = 0  # this template stops
+        kinds[(kinds == 9) & (np.arange(first, first + size) >= count * 0.8)] = 0  # this template stops
         numbers = rng.integers(0, 1_000_000, (4, size)).tolist()
         lines = []
         for at in range(size):
