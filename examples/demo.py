@@ -345,7 +345,7 @@ def judge(traffic: Traffic) -> list[str]:
 def run_pipelines(nodes: Nodes, directory: Path, console: Console) -> int:
     """Archive, audit, parse and analyze the topic with the commands of a user; return the exit code."""
     lake, events = str(directory / "lake"), str(directory / "events")
-    report = str(Path(tempfile.gettempdir()) / "quiver-demo-report.html")
+    report = str(Path(tempfile.mkdtemp(prefix="quiver-demo-")) / "report.html")  # stays: it is what the reader opens
     shared = ("--servers", ",".join(plan.http for plan in nodes.plans))
     for command in (
         ("pipeline", "archive", "--topic", TOPIC, "--to", lake, "--once", *shared),
