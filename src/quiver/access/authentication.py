@@ -17,6 +17,7 @@ from quiver.clock import Clock
 from quiver.errors import NotAllowedError, OverloadedError, RequestError
 from quiver.metadata import View
 from quiver.security.identity import ConnectionIdentity, Credential
+from quiver.security.permissions import Permissions
 from quiver.security.principal import ANONYMOUS, Principal, user_principal
 from quiver.security.scram import ScramServer, decoy_verifier
 from quiver.security.tokens import HASH_LENGTH, Token, matches, parse_token
@@ -188,7 +189,8 @@ class Authenticator:
 
 def _become(identity: ConnectionIdentity, principal: Principal, credential: Credential) -> None:
     identity.principal, identity.credential = principal, credential
-    identity.permissions, identity.version = None, None
+    # Not None: a request that is under way may ask for them, and must not get more than it was let in with.
+    identity.permissions, identity.version = Permissions(principal, ()), None
 
 
 def _host(address: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
 import msgspec
@@ -66,6 +66,7 @@ from quiver.wire.security_messages import (
     ListUsers,
     TokenCreated,
 )
+from quiver.wire.serving import Answer, Caller
 
 NOW_MS = 1_000_000
 LOGS, AUDIT = TopicId(1), TopicId(2)
@@ -331,6 +332,24 @@ def test_token_works_until_it_is_revoked_or_its_user_disabled(world: World) -> N
     world.do(RevokeTokenCommand(now_ms=1, token_id=token.id))
     assert world.check(identity, fetch) == "unauthenticated"
     assert world.check(identity, fetch) == "unauthenticated"
+
+
+def test_authenticating_again_gives_nothing_to_requests_that_are_under_way(world: World) -> None:
+    world.grant("user:alice", "write")
+    text = world.token("alice").text
+    caller = Caller(name="", address="10.0.0.1:1", deadline_ms=0, identity=_login(world, text))
+    identity = caller.identity
+    register = RegisterProducerRequest(topics=(Selection(topic="logs.web"),), name="bob's")
+    assert world.check(identity, register) == ""
+    assert not identity.allows(Verb.CONFIGURE, ResourceKind.PRODUCER, "bob's")
+    authenticate = world.authenticator.handlers()[Authenticate]
+    asyncio.run(_done(authenticate(caller, Authenticate(token=text), memoryview(b""))))
+    assert not identity.allows(Verb.CONFIGURE, ResourceKind.PRODUCER, "bob's")
+    assert world.check(identity, register) == ""
+
+
+async def _done(answer: Awaitable[Answer]) -> Answer:
+    return await answer
 
 
 def test_token_works_until_it_expires(world: World) -> None:
