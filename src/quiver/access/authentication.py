@@ -82,6 +82,8 @@ class Authenticator:
         user = self._view().users.get(exchange.user)
         if answer is None or user is None or user.verifier is None or not user.is_enabled:
             raise self._fail(caller.address, "scram", exchange.user)
+        if user.verifier != exchange.verifier:  # the password was changed since: the proof is of the old one
+            raise self._fail(caller.address, "scram", exchange.user)
         principal = user_principal(user.name)
         credential = Credential(kind="scram", stamp=user.verifier.stored_key)
         self._succeed(caller.address, principal, credential)

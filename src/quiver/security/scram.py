@@ -97,11 +97,12 @@ class ScramServer:
         self._first_bare = first[len(_GS2_HEADER) :]
         self._nonce = match[2] + nonce
         self._challenge = ""
-        self._verifier: ScramVerifier | None = None
+        self.verifier: ScramVerifier | None = None
+        """What the proof is checked against, once the client was challenged."""
 
     def challenge(self, verifier: ScramVerifier) -> str:
         """Return the server's first message."""
-        self._verifier = verifier
+        self.verifier = verifier
         salt = base64.b64encode(bytes.fromhex(verifier.salt)).decode()
         self._challenge = f"r={self._nonce},s={salt},i={verifier.iterations}"
         return self._challenge
@@ -113,16 +114,16 @@ class ScramServer:
             RequestError: the message is not a client's last one.
         """
         match = _CLIENT_FINAL.fullmatch(final[:MESSAGE_LENGTH_MAX])
-        if match is None or self._verifier is None:
+        if match is None or self.verifier is None:
             raise _bad("the client's last message must be 'c=biws,r=<nonce>,p=<proof>'")
         proof = _decode(match[4])
         exchanged = f"{self._first_bare},{self._challenge},{match[1]}".encode()
-        stored_key = bytes.fromhex(self._verifier.stored_key)
+        stored_key = bytes.fromhex(self.verifier.stored_key)
         client_key = _xor(proof, _hmac(stored_key, exchanged)) if len(proof) == KEY_BYTES else bytes(KEY_BYTES)
         is_proven = hmac.compare_digest(hashlib.sha256(client_key).digest(), stored_key)
         if not is_proven or match[2] != _CHANNEL or match[3] != self._nonce:
             return None
-        signature = _hmac(bytes.fromhex(self._verifier.server_key), exchanged)
+        signature = _hmac(bytes.fromhex(self.verifier.server_key), exchanged)
         return f"v={base64.b64encode(signature).decode()}"
 
 

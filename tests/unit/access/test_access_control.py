@@ -37,6 +37,7 @@ from quiver.security import ANONYMOUS, node_principal, user_principal
 from quiver.security.admin_file import parse_admin
 from quiver.security.identity import ConnectionIdentity, certificate_identity
 from quiver.security.permissions import Grant, ResourceKind, Verb
+from quiver.security.scram import ITERATIONS_MIN, SALT_BYTES, ScramClient, make_verifier
 from quiver.security.tokens import Token, hash_secret, new_token
 from quiver.wire.admin_messages import ClientInfo, ClientsFound, DescribeNode, ListClients, ListManagers
 from quiver.wire.messages import (
@@ -61,9 +62,12 @@ from quiver.wire.messages import (
 from quiver.wire.requests import Request
 from quiver.wire.security_messages import (
     Authenticate,
+    BeginScram,
     CreateTokenRequest,
     ExplainAccess,
+    FinishScram,
     ListUsers,
+    ScramChallenge,
     TokenCreated,
 )
 from quiver.wire.serving import Answer, Caller
@@ -346,6 +350,36 @@ def test_authenticating_again_gives_nothing_to_requests_that_are_under_way(world
     asyncio.run(_done(authenticate(caller, Authenticate(token=text), memoryview(b""))))
     assert not identity.allows(Verb.CONFIGURE, ResourceKind.PRODUCER, "bob's")
     assert world.check(identity, register) == ""
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_password_works_until_it_is_changed_also_for_who_has_begun(world: World, is_changed: bool) -> None:
+    world.grant("user:alice", "read")
+    _set_password(world, "old")
+    handlers = world.authenticator.handlers()
+    caller = Caller(name="", address="10.0.0.1:1", deadline_ms=0)
+    client = ScramClient("alice", "old", nonce="n" * 18)
+    begun = handlers[BeginScram](caller, BeginScram(message=client.first), memoryview(b""))
+    challenge = asyncio.run(_done(begun))[0]
+    assert isinstance(challenge, ScramChallenge)
+    if is_changed:
+        _set_password(world, "new")
+    finish = FinishScram(message=client.prove(challenge.message))
+    if is_changed:
+        with pytest.raises(NotAllowedError):
+            asyncio.run(_done(handlers[FinishScram](caller, finish, memoryview(b""))))
+        assert caller.principal == ANONYMOUS
+        return
+    asyncio.run(_done(handlers[FinishScram](caller, finish, memoryview(b""))))
+    fetch = Fetch(**AT, offset=Offset(0))
+    assert (str(caller.principal), world.check(caller.identity, fetch)) == ("user:alice", "")
+    _set_password(world, "new")
+    assert world.check(caller.identity, fetch) == "unauthenticated"
+
+
+def _set_password(world: World, password: str) -> None:
+    verifier = make_verifier(password, salt=b"s" * SALT_BYTES, iterations=ITERATIONS_MIN)
+    world.do(ChangeUserCommand(now_ms=1, user="alice", verifier=verifier))
 
 
 async def _done(answer: Awaitable[Answer]) -> Answer:
