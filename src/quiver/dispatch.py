@@ -78,6 +78,9 @@ class RequestDispatcher:
         self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
     ) -> Awaitable[Answer]:
         if request.waits_for_index and request.known_index > self._store.applied_index:
+            # Waiting takes one of the requests that may be in flight: nothing for strangers.
+            identity = caller.identity
+            self._access.check_early(identity, self._access.permissions(identity), request_name(request))
             return self._handle_later(handler, caller, request, payload)
         return self._handle_now(handler, caller, request, payload)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from waiting import wait_until
 import quiver
 from quiver.cli import main
 from quiver.errors import NotAllowedError
+from quiver.model import Index
 from quiver.security.tokens import new_token
+from quiver.wire import RequestPool
+from quiver.wire.security_messages import ListUsers
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +117,16 @@ def _send_until_refused(secure: SecureCluster, cluster: quiver.Cluster, token: s
 def test_sdk_without_credentials_gets_nothing(secure: SecureCluster) -> None:
     with pytest.raises(NotAllowedError) as caught, quiver.connect(*secure.cluster.addresses) as cluster:
         cluster.describe_topic("logs.web")
+    assert caught.value.code == "unauthenticated"
+
+
+def test_strangers_are_refused_before_they_wait(secure: SecureCluster) -> None:
+    async def ask() -> None:
+        async with RequestPool(name="stranger") as pool:
+            await pool.call(secure.cluster.addresses[0], ListUsers(known_index=Index(2**40)), timeout_ms=5_000)
+
+    with pytest.raises(NotAllowedError) as caught:
+        asyncio.run(ask())
     assert caught.value.code == "unauthenticated"
 
 

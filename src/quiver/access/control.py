@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quiver.access.audit import AuditEvent, AuditLog
-from quiver.access.rules import FILTERS, RULES, ResponseFilter, describe_target
+from quiver.access.rules import FILTERS, RULES, ResponseFilter, deny, describe_target
 from quiver.clock import Clock
 from quiver.errors import NotAllowedError, QuiverError, RequestError
 from quiver.metadata import View
@@ -60,6 +60,13 @@ class AccessControl:
             self.note_denial(identity, request_name(request), describe_target(request), error)
             raise
         return identity, FILTERS.get(kind)
+
+    def check_early(self, identity: ConnectionIdentity, permissions: Permissions, request: str) -> None:
+        """Raise `NotAllowedError` for somebody who may do nothing at all, before a request is decoded or waits."""
+        if permissions.is_powerless:
+            error = deny(permissions, "do this")
+            self.note_denial(identity, request, "", error)
+            raise error
 
     def filter(self, identity: ConnectionIdentity, keep: ResponseFilter, response: Response) -> Response:
         """Return a response without what its receiver may not see."""

@@ -122,10 +122,8 @@ class HttpAccess:
 
     def check_early(self, name: str, identity: ConnectionIdentity, permissions: Permissions) -> None:
         """Raise `NotAllowedError` for somebody who may do nothing at all, before the body of a call is decoded."""
-        if permissions.is_powerless and ROUTE_RULES[name] is not _public:
-            error = deny(permissions, "do this")
-            self._control.note_denial(identity, name, "", error)
-            raise error
+        if ROUTE_RULES[name] is not _public:
+            self._control.check_early(identity, permissions, name)
 
     def check(self, name: str, identity: ConnectionIdentity, permissions: Permissions, given: object) -> None:
         """Raise `NotAllowedError` unless a call is allowed; a denial is recorded.
