@@ -12,6 +12,7 @@ import pytest
 from quiver.access import RULES, AccessControl, AuditLog, Authenticator
 from quiver.access.audit import QUEUE_MAX, AuditEvent
 from quiver.access.authentication import FAILURES_MAX
+from quiver.access.first_admin import is_missing, list_steps
 from quiver.access.rules import AUDITED, FILTERS, describe_target
 from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError
 from quiver.metadata.apply import apply
@@ -23,6 +24,7 @@ from quiver.metadata.commands import (
     CreateTokenCommand,
     CreateTopicCommand,
     CreateUserCommand,
+    DeleteUserCommand,
     InitCluster,
     RegisterBroker,
     RegisterConsumerCommand,
@@ -490,3 +492,24 @@ def test_file_of_the_first_administrator() -> None:
     for text in ("", token.text, stored[0]):
         with pytest.raises(ConfigError, match="quiver security init"):
             parse_admin(text)
+
+
+def test_first_administrator_is_completed_and_gets_no_revoked_token_back() -> None:
+    token = new_token()
+    for stops_after in range(4):  # a primary that stops half-way, and the next one
+        state = MetadataState()
+        for command in (InitCluster(now_ms=1, cluster_id="c", feature_level=2), *_steps(state, token)[:stops_after]):
+            assert apply(state, command).refusal is None
+        assert is_missing(state.view()) is (stops_after < 3)
+        if stops_after < 3:
+            for command in _steps(state, token):
+                assert apply(state, command).refusal is None
+        assert (set(state.view().tokens), is_missing(state.view())) == ({token.id}, False)
+        assert apply(state, RevokeTokenCommand(now_ms=1, token_id=token.id)).refusal is None
+        assert not is_missing(state.view())
+        assert apply(state, DeleteUserCommand(now_ms=1, user="admin")).refusal is None
+        assert is_missing(state.view())
+
+
+def _steps(state: MetadataState, token: Token) -> list[Any]:
+    return list_steps(state.view(), 1, token.id, hash_secret(token.secret))
