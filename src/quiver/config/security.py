@@ -166,12 +166,7 @@ def decide_proof(settings: Settings) -> NodeProof:
 def list_exposed(settings: Settings) -> Iterator[str]:
     """Yield a claim for each address of a node that is not a loopback address."""
     node = settings.node
-    addresses = [("node.wire", node.wire)]
-    if "gateway" in node.role_names:
-        addresses.append(("node.http", node.http))
-        if settings.gateway.admin_listen:
-            addresses.append(("gateway.admin_listen", settings.gateway.admin_listen))
-    for key, address in addresses:
+    for key, address in (("node.wire", node.wire), *_http_addresses(settings)):
         if not is_loopback(parse_address(address)[0]):
             yield f"{key} is {address}, which other machines can reach"
     if node.advertise and not is_loopback(node.advertise):
@@ -181,13 +176,20 @@ def list_exposed(settings: Settings) -> Iterator[str]:
             yield f"node.join names {address}, which is on another machine"
 
 
+def _http_addresses(settings: Settings) -> list[tuple[str, str]]:
+    """Return the addresses at which HTTP is served, with their keys."""
+    node, gateway = settings.node, settings.gateway
+    found = [("node.http", node.http), ("gateway.admin_listen", gateway.admin_listen)]
+    return [(key, address) for key, address in found if address and "gateway" in node.role_names]
+
+
 def _list_missing(settings: Settings) -> Iterator[str]:
     tls, node = settings.tls, settings.node
     if not tls.is_enabled or not tls.certificate_file:
         yield "the node has no certificate"
     if tls.client_certificates == "none":
         yield "tls.client_certificates is none, so that anybody could pose as a node"
-    is_http_exposed = "gateway" in node.role_names and not is_loopback(parse_address(node.http)[0])
+    is_http_exposed = any(not is_loopback(parse_address(address)[0]) for _, address in _http_addresses(settings))
     if is_http_exposed and not settings.gateway.serves_https(tls):
         yield "gateway.tls is off, so that tokens would travel in plain text"
     if node.id in node.managers and not settings.security.admin_file:

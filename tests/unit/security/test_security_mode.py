@@ -47,6 +47,10 @@ def test_mode_follows_from_the_settings(flags: dict[str, str], mode: str) -> Non
         (REMOTE | FILES | {"tls.client_certificates": "none"}, "anybody could pose as a node"),
         (REMOTE | FILES | {"gateway.tls": "off"}, "tokens would travel in plain text"),
         (
+            FILES | {"node.id": "1", "gateway.tls": "off", "gateway.admin_listen": "10.0.0.1:8003"},
+            "tokens would travel in plain text",
+        ),
+        (
             REMOTE | {"tls.is_enabled": "true", "tls.certificate_file": "c.pem"},
             "security.admin_file is not set, so that nobody could administer",
         ),
