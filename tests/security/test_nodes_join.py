@@ -84,6 +84,23 @@ def test_node_gets_its_certificate_once(secure: Secure, tmp_path: Path, capsys: 
     assert not (tmp_path / "again").exists()
 
 
+def test_mistakes_on_the_way_use_no_token_up(
+    secure: Secure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = secure.join_token("7@10.0.0.7", tmp_path / "lost.token")
+    again = ["security", "join-token", "7@10.0.0.7", "--out", str(lost), *secure.options]
+    assert main(again) != 0
+    assert "exists" in capsys.readouterr().err
+    token = secure.join_token("7@10.0.0.7", tmp_path / "join.token")  # the second of the same node
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "node.key").write_text("of another node")
+    assert secure.join(token, used) != 0
+    assert "node.key exists" in capsys.readouterr().err
+    assert secure.join(token, tmp_path / "file" / "own") == 0
+    assert secure.join(lost, tmp_path / "other") != 0  # the other token of the node is used up, too
+
+
 def test_joined_node_is_accepted_as_itself_and_as_nobody_else(secure: Secure, tmp_path: Path) -> None:
     secure.join(secure.join_token("5@127.0.0.1", tmp_path / "join.token"), tmp_path / "own")
     files = {"certificate_file": "node.pem", "key_file": "node.key", "ca_file": "ca.pem"}

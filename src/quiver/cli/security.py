@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from tempfile import NamedTemporaryFile
 
 import click
@@ -11,8 +12,8 @@ from quiver.addresses import parse_address
 from quiver.cli.options import connect, examples, find_ca_file, url_option
 from quiver.cli.quantities import DurationType
 from quiver.config import TlsSettings
-from quiver.errors import RequestError
-from quiver.security.bootstrap import initialize, node_directory, read_text, save_node
+from quiver.errors import ConflictError, RequestError
+from quiver.security.bootstrap import check_directory, initialize, node_directory, read_text, save_node
 from quiver.security.certificates import NODE_DAYS, fingerprint, make_key, make_request
 from quiver.security.files import TOKEN_NAME
 from quiver.security.joining import format_join_token, join_user, parse_join_token
@@ -91,8 +92,14 @@ def join_token(*, node: str, lasting: int, output: str, url: str) -> None:
     ((number, hosts),) = parse_nodes((node,)).items()
     user = join_user(number, hosts)
     authority = read_text(find_ca_file(url))
+    if os.path.lexists(output):
+        raise RequestError(f"not done: {output} exists: name another file, or remove it first", code="file_exists")
     with connect(url) as cluster:
-        cluster.access.create_user(user)
+        try:
+            cluster.access.create_user(user)
+        except ConflictError as error:
+            if error.code != "user_exists":  # from an earlier token, which may have expired or be lost
+                raise
         token = cluster.access.create_token(user, lasting=lasting / 1000)
     write_secret(output, format_join_token(authority, token.secret))
     click.echo(f"wrote {output}: on the new host, run quiver security join {output} ADDRESS, with a manager's address")
@@ -109,6 +116,7 @@ def join(*, token_file: str, address: str, directory: str) -> None:
     that does not prove to belong to the cluster that made the token.
     """
     authority, token = parse_join_token(read_secret(token_file))
+    check_directory(directory)  # first: the token works once
     key = make_key()
     signed = asyncio.run(_ask_to_sign(address, authority, token, make_request(key, 0)))
     save_node(directory, key=key, certificate=signed.certificate, authority=signed.authority)

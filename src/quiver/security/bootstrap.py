@@ -104,6 +104,22 @@ def read_text(path: str) -> str:
         raise ConfigError(f"{path} cannot be read: {reason}") from None
 
 
+def check_directory(directory: str) -> None:
+    """Check that `save_node` can write to a directory, before something is used up for what it writes.
+
+    Raises:
+        ConfigError: one of the files exists, or this user cannot write there.
+    """
+    for name in (KEY_NAME, CA_NAME, CERTIFICATE_NAME):
+        if os.path.lexists(f"{directory}/{name}"):
+            raise ConfigError(f"not done: {directory}/{name} exists: name another directory, or remove the file first")
+    found = os.path.abspath(directory)
+    while not os.path.exists(found):
+        found = os.path.dirname(found)
+    if not os.path.isdir(found) or not os.access(found, os.W_OK | os.X_OK):
+        raise ConfigError(f"not done: this user cannot write to {found}: name another directory")
+
+
 def save_node(directory: str, *, key: Secret, certificate: str, authority: str) -> None:
     """Write the files of a node that has joined; the directory must not have any of them.
 
