@@ -150,6 +150,9 @@ class HttpAccess:
         if isinstance(answer, contract.TopicsAnswer) and not permissions.is_admin:
             seen = [topic for topic in answer.topics if permissions.sees_topic(topic)]
             return msgspec.structs.replace(answer, topics=seen)
+        if isinstance(answer, contract.NodeStatusAnswer) and not permissions.allows(Verb.READ, ResourceKind.CLUSTER):
+            problems = [one for one in answer.problems if one.topic is None or permissions.sees_topic(one.topic)]
+            return msgspec.structs.replace(answer, problems=problems)
         return answer
 
 

@@ -15,6 +15,8 @@ from quiver.access.authentication import FAILURES_MAX
 from quiver.access.first_admin import is_missing, list_steps
 from quiver.access.rules import AUDITED, FILTERS, describe_target
 from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError
+from quiver.gateway.access import HttpAccess
+from quiver.gateway.contract import NodeStatusAnswer, ReplicaProblemItem
 from quiver.metadata.apply import apply
 from quiver.metadata.commands import (
     AddGrantCommand,
@@ -290,6 +292,25 @@ def test_lists_leave_out_what_is_not_seen(world: World) -> None:
     seen = world.control.filter(identity, keep, clients)
     assert isinstance(seen, ClientsFound)
     assert [one.id for one in seen.clients] == [1]
+
+
+def test_status_names_no_topic_that_is_not_seen(world: World) -> None:
+    world.grant("user:alice", "read")
+    world.grant("user:bob", "read", "cluster")
+    access = HttpAccess(world.control, world.authenticator)
+    problems = [
+        ReplicaProblemItem(state="failed", problem="disk", topic=topic, partition=0)
+        for topic in ("logs.web", "secret", None)
+    ]
+    status = NodeStatusAnswer(node=1, roles=[], version="", message="", uptime_ms=0, is_ready=True, problems=problems)
+
+    def seen(user: str) -> list[str | None]:
+        permissions = world.control.permissions(ConnectionIdentity(user_principal(user)))
+        answer = access.filter(permissions, status)
+        assert isinstance(answer, NodeStatusAnswer)
+        return [one.topic for one in answer.problems]
+
+    assert (seen("alice"), seen("bob")) == (["logs.web", None], ["logs.web", "secret", None])
 
 
 def test_cluster_is_read_with_a_grant_and_changed_by_administrators_only(world: World) -> None:
