@@ -459,6 +459,8 @@ class Node:
         if node in self._lost:
             return LOST_PREFIX  # nobody's identity
         broker = self._store.view().brokers.get(node)
+        if broker is not None and broker.state is BrokerState.REMOVED:
+            return LOST_PREFIX  # its certificate is still valid, and must be worth nothing
         return None if broker is None else broker.identity
 
     def _accepts_unproven(self) -> bool:

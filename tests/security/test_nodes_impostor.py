@@ -13,12 +13,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from waiting import wait_until
 
+from quiver import Cluster
 from quiver.addresses import parse_address
-from quiver.errors import NotAllowedError, UnavailableError
+from quiver.errors import ConflictError, NotAllowedError, UnavailableError
+from quiver.features import LEVEL_MAX
 from quiver.metadata import DeleteTopicCommand, PurgeTopic, RegisterBroker
 from quiver.metadata.commands import Command, encode_payload
 from quiver.model import GroupId, NodeId, TopicId
+from quiver.security.node_proof import load_node_secret
 from quiver.security.secrets import Secret
 from quiver.testing.local_cluster import LocalCluster
 from quiver.wire import FrameKind, FrameReader, RequestPool
@@ -35,6 +39,7 @@ from quiver.wire.handshake import (
 from quiver.wire.messages import BrokerHeartbeatRequest, DeleteTopicRequest, GetMembers, SubmitCommand
 from quiver.wire.proving import NodeSecret
 from quiver.wire.requests import Request
+from quiver.wire.security_messages import ListUsers
 
 CLUSTER = "quiver"
 """The default id, which everybody knows."""
@@ -191,3 +196,30 @@ def test_secret_file_is_the_owners_alone(cluster: LocalCluster) -> None:
     home = os.environ.get("XDG_STATE_HOME") or f"{os.environ['HOME']}/.local/state"
     assert os.stat(f"{home}/quiver/node-secret").st_mode & 0o777 == 0o600
     assert cluster.is_running(1)
+
+
+def test_node_that_was_removed_is_no_node_any_more(cluster: LocalCluster) -> None:
+    former = NodeId(9)
+    register = RegisterBroker(now_ms=1, broker_id=former, identity="nine", wire_address="127.0.0.1:9")
+    secret = NodeSecret(load_node_secret())
+
+    async def ask(request: Request[Any], *parts: bytes) -> None:
+        pool = RequestPool(name="nine", cluster_id=CLUSTER, node=former, identity="nine", node_secret=secret)
+        async with pool:
+            await pool.call(cluster.addresses[0], request, parts, timeout_ms=5_000)
+
+    attack(lambda: ask(SubmitCommand(level_max=LEVEL_MAX), encode_payload(register)))
+    attack(lambda: ask(ListUsers()))
+    with cluster.connect() as client:
+        client.drain(former)
+        wait_until(lambda: _is_removed(client, former))
+    with pytest.raises(UnavailableError, match="other_identity"):
+        attack(lambda: ask(ListUsers()))
+
+
+def _is_removed(client: Cluster, node: NodeId) -> bool:
+    try:
+        client.remove(node)
+    except ConflictError:  # not drained yet
+        return False
+    return True

@@ -275,7 +275,7 @@ def _refuse_cluster() -> HandshakeRefusal:
 
 
 def _refuse_identity(node: int) -> HandshakeRefusal:
-    return refuse(RefusalCode.OTHER_IDENTITY, f"node {node} is known here by another identity")
+    return refuse(RefusalCode.OTHER_IDENTITY, f"node {node} is known here by another identity, or was removed")
 
 
 def encode_hello(hello: Hello | RequesterHello) -> bytes:
