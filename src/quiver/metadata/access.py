@@ -44,6 +44,7 @@ ROLES_PER_USER_MAX = 100
 GRANTS_MAX = 20_000
 GRANTS_PER_SUBJECT_MAX = 1_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 # -- users and tokens --------------------------------------------------------------------------------
@@ -212,7 +213,8 @@ def _check_grant(state: MetadataState, grant: Grant) -> CommandRefusal | None:
         is_valid = not grant.name and not grant.is_prefix
         message = "a grant on the cluster has no name"
     else:
-        is_valid = bool(grant.name or grant.is_prefix) and grant.name.isprintable()
+        # Not `isprintable`: it knows the characters of one version of Unicode, and nodes may run different Pythons.
+        is_valid = bool(grant.name or grant.is_prefix) and not _CONTROL.search(grant.name)
         message = f"a grant on a {grant.kind} needs a name, or a prefix, which may be empty"
     return None if is_valid else refuse("bad_grant", f"not done: {message}")
 
