@@ -305,7 +305,15 @@ def _seen_holds(permissions: Permissions, _: View, found: admin_messages.HoldsFo
     return admin_messages.HoldsFound(holds=tuple(one for one in found.holds if permissions.sees_topic(one.topic)))
 
 
+def _seen_node(permissions: Permissions, _: View, found: admin_messages.NodeDescribed) -> Response:
+    if permissions.allows(Verb.READ, ResourceKind.CLUSTER):
+        return found
+    problems = tuple(one for one in found.problems if not one.topic or permissions.sees_topic(one.topic))
+    return msgspec.structs.replace(found, problems=problems)
+
+
 FILTERS: dict[type[Request[Any]], ResponseFilter] = {
+    admin_messages.DescribeNode: _seen_node,
     messages.GetMetadata: _seen_metadata,
     admin_messages.ListClients: _seen_clients,
     admin_messages.ListHolds: _seen_holds,

@@ -35,7 +35,7 @@ from quiver.metadata.commands import (
     TopicSelection,
 )
 from quiver.metadata.state import MetadataState
-from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
+from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.record import build_batch
 from quiver.security import ANONYMOUS, node_principal, user_principal
 from quiver.security.admin_file import parse_admin
@@ -43,7 +43,15 @@ from quiver.security.identity import ConnectionIdentity, certificate_identity
 from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.scram import ITERATIONS_MIN, SALT_BYTES, ScramClient, make_verifier
 from quiver.security.tokens import Token, hash_secret, new_token
-from quiver.wire.admin_messages import ClientInfo, ClientsFound, DescribeNode, ListClients, ListManagers
+from quiver.wire.admin_messages import (
+    ClientInfo,
+    ClientsFound,
+    DescribeNode,
+    ListClients,
+    ListManagers,
+    NodeDescribed,
+    ProblemInfo,
+)
 from quiver.wire.messages import (
     AnyRequest,
     BeginEpoch,
@@ -311,6 +319,27 @@ def test_status_names_no_topic_that_is_not_seen(world: World) -> None:
         return [one.topic for one in answer.problems]
 
     assert (seen("alice"), seen("bob")) == (["logs.web", None], ["logs.web", "secret", None])
+
+
+def test_node_that_is_described_for_one_topic_names_no_other(world: World) -> None:
+    world.grant("user:alice", "read")
+    world.grant("user:bob", "read", "cluster")
+    problems = tuple(
+        ProblemInfo(state="failed", problem="disk", group=GroupId(1), topic=topic)
+        for topic in ("logs.web", "secret", "")
+    )
+    node = NodeDescribed(node=NodeId(1), version="", pid=1, roles=(), started_ms=0, is_ready=True, problems=problems)
+
+    def seen(user: str) -> list[str]:
+        request, identity = DescribeNode(topic="logs.web"), ConnectionIdentity(user_principal(user))
+        keep = world.control.check(identity, request, memoryview(b""))[1]
+        assert keep is not None
+        found = world.control.filter(identity, keep, node)
+        assert isinstance(found, NodeDescribed)
+        return [one.topic for one in found.problems]
+
+    world.grant("user:bob", "read")
+    assert (seen("alice"), seen("bob")) == (["logs.web", ""], ["logs.web", "secret", ""])
 
 
 def test_cluster_is_read_with_a_grant_and_changed_by_administrators_only(world: World) -> None:
