@@ -31,7 +31,6 @@ AUTHORITY_DAYS: Final = 3650
 NODE_DAYS: Final = 365
 NODE_URI: Final = "urn:quiver:node:"
 HOSTS_MAX: Final = 16
-PEM_BYTES_MAX: Final = 16 * 1024
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 """How far the clocks of the machines may differ before a new certificate is not valid yet."""
 

@@ -19,7 +19,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """How a connection proved its principal, so that it can be checked again when the metadata changes."""
 
     kind: str
-    """`token`, `scram`, `certificate` or `jwt`."""
+    """`token`, `scram` or `certificate`."""
     id: str = ""
     """A token's id."""
     stamp: str = ""

@@ -118,7 +118,6 @@ class Quotas:
     def __init__(self, limits_of: Callable[[Principal], Limits], topic_limits: Limits) -> None:
         self._limits_of = limits_of
         self._topic_limits = topic_limits
-        self.has_topic_limits = not topic_limits.is_unlimited
         self._principals: OrderedDict[Principal, _Account] = OrderedDict()
         self._topics: OrderedDict[str, _Account] = OrderedDict()
 
