@@ -118,6 +118,29 @@ async def test_stalled_bodies_make_room_for_others() -> None:
 
 
 @in_loop
+async def test_bodies_behind_a_long_poll_take_no_room() -> None:
+    settings = GatewaySettings(body_bytes_max=MIB, bodies_bytes_max=2 * MIB, body_progress_timeout_ms=500)
+    async with serving(settings) as served:
+        polling = await served.connect()
+        await polling.send(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
+        post = b"POST /x HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % MIB + bytes(MIB)
+        sending = asyncio.ensure_future(polling.send(8 * post))
+        await until(lambda: served.server.status().body_bytes > 0)
+        late = await announce(served, 10)
+        assert await late.read() == (408, b"too_slow"), "more time has passed than a body may stand still"
+        other = await announce(served, MIB)
+        await other.send(bytes(MIB))
+        assert (await other.read())[0] == 200
+        served.application.released.set()
+        assert await polling.read() == (200, b"waited")
+        for _ in range(8):
+            status, body = await polling.read()
+            assert (status, len(body)) == (200, len("/x|") + MIB), "what was not read was not late, either"
+        await sending
+        assert served.server.status().body_bytes == 0
+
+
+@in_loop
 async def test_body_without_progress_is_refused() -> None:
     async with serving(GatewaySettings(body_progress_timeout_ms=50)) as served:
         client = await announce(served, 10)

@@ -1,9 +1,10 @@
 """One client's connection: requests in, one at a time to the application, responses out in the same order.
 
 Pipelined requests are answered one at a time, so a pipelining client gets the same result as one that waits. The queue
-is short: beyond `PIPELINED_MAX` requests, or while the client does not read its responses, nothing more is read from
-the socket. A refusal is written before the connection closes, and the socket is then drained for a moment: closing it
-with unread bytes would send a reset, which can discard the response at the client.
+is short: beyond `PIPELINED_MAX` requests or `PIPELINED_BYTES_MAX` of their bodies, or while the client does not read
+its responses, nothing more is read from the socket. A refusal is written before the connection closes, and the socket
+is then drained for a moment: closing it with unread bytes would send a reset, which can discard the response at the
+client.
 
 A client that closes its side counts as disconnected: its pending work is cancelled, so that no long poll consumes a
 record whose client is gone.
@@ -24,6 +25,8 @@ PROGRESS_BYTES = 64 * 1024
 """Bytes of a body that count as progress: they restart its deadline."""
 PIPELINED_MAX = 16
 """Whole requests that are queued after the one being answered before reading pauses."""
+PIPELINED_BYTES_MAX = 64 * 1024
+"""Bytes of bodies that are queued likewise: behind a long poll they would take the room of all bodies for its time."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -64,6 +67,15 @@ class HttpConnection(asyncio.Protocol):
         """Whether no request is pending or partially received."""
         return self._request is None and not self._reader.requests and not self._reader.is_receiving
 
+    @property
+    def _is_queue_full(self) -> bool:
+        """Whether nothing more is read until the pending request is answered."""
+        if self._request is None:
+            return False
+        requests = self._reader.requests
+        queued_bytes = self._reader.held_bytes + sum(len(request.body) for request in requests)
+        return len(requests) > PIPELINED_MAX or queued_bytes > PIPELINED_BYTES_MAX
+
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
         if reader.awaits_continue and self._request is None and self._transport is not None:
             reader.awaits_continue = False
             self._transport.write(_CONTINUE)
-        if len(reader.requests) > PIPELINED_MAX:
+        if self._is_queue_full:
             self._pause_reading()
 
     def pause_writing(self) -> None:
@@ -157,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
     def end_penalty(self) -> None:
         """Read again after a refusal."""
         self._is_penalized = False
-        if not self._is_ending and not self._is_writing_paused and len(self._reader.requests) <= PIPELINED_MAX:
+        if not self._is_ending and not self._is_writing_paused and not self._is_queue_full:
             self._resume_reading()
 
     def is_waiting_with(self, request: HttpRequest) -> bool:
@@ -280,9 +292,15 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_reading_paused and self._transport is not None and not self._transport.is_closing():
             self._is_reading_paused = True
             self._transport.pause_reading()
+            self._server.receiving.end(self)  # what is not read cannot be late
+            self._server.progressing.end(self)
 
     def _resume_reading(self) -> None:
         is_held = self._is_penalized and not self._is_ending
         if self._is_reading_paused and not is_held and self._transport is not None and not self._transport.is_closing():
             self._is_reading_paused = False
             self._transport.resume_reading()
+            if self._reader.is_receiving and not self._is_ending:
+                self._server.receiving.begin(self)
+                if not self._reader.is_in_head:
+                    self._server.progressing.begin(self)
