@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 
@@ -87,6 +89,27 @@ def test_answers_are_reserved_before_they_exist_and_slow_readers_starve_nobody()
                 assert disk.held_bytes_max <= limit
                 assert disk.reads < 12 * 20
             await wait_until(lambda: host.server.memory.bytes == 0)
+
+    run(test())
+
+
+def test_payload_of_a_request_is_freed_at_once() -> None:
+    async def test() -> None:
+        payloads: list[weakref.ref[memoryview]] = []
+
+        async def handle(caller: Caller, request: AnyRequest, payload: memoryview) -> Answer:
+            payloads.append(weakref.ref(payload))
+            return OffsetFound(offset=Offset(0)), ()
+
+        async with serve(handle) as host, client() as pool:
+            gc.collect()
+            gc.disable()  # it must not be what frees the memory of requests
+            try:
+                for _ in range(3):
+                    await pool.call(host.address, SMALL, (bytes(MIB),), timeout_ms=5_000)
+                await wait_until(lambda: all(payload() is None for payload in payloads))
+            finally:
+                gc.enable()
 
     run(test())
 

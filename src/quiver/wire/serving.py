@@ -371,6 +371,8 @@ class RequestServer:
         if call.session.node is None:
             self._client_requests -= 1
         call.session.finish(call)
+        # The two refer to each other: the payload would stay in memory until the next garbage collection.
+        del call.caller
         if not self._calls and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
