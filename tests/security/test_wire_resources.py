@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import struct
+import sys
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -141,6 +142,44 @@ def test_frame_that_never_ends_is_cut_off() -> None:
             assert host.network.status().evicted == 1
 
     run(test())
+
+
+def test_frames_that_are_nearly_complete_share_the_memory_of_requests() -> None:
+    limit = 8 * MIB
+    size = 3 * MIB
+
+    async def test() -> None:
+        async with serving(Disk(), requests_bytes_max=limit) as host, client() as pool:
+            with ExitStack() as stack:
+                attackers = [
+                    stack.enter_context(await asyncio.to_thread(Attacker, host.address))
+                    for _ in range(limit // size + 2)
+                ]
+                for attacker in attackers:
+                    await asyncio.to_thread(attacker.say_hello)
+                    await asyncio.to_thread(attacker.send, struct.pack("<I", size) + bytes(size - 1))
+                await asyncio.to_thread(attackers[0].wait_closed)
+                await asyncio.to_thread(attackers[1].wait_closed)
+                await pool.call(host.address, SMALL, (bytes(MIB),), timeout_ms=5_000)
+                assert host.network.status().evicted == 2, "the others fit"
+                assert host.server.memory.bytes == 0
+
+    run(test())
+
+
+def test_memory_of_a_frame_is_freed_when_its_connection_ends() -> None:
+    reader = FrameReader(72 * MIB)
+    memory = reader.writable()
+    memory[:4] = struct.pack("<I", 70 * MIB)
+    reader.received(4)
+    assert reader.next_frame() is None
+    memory = reader.writable()
+    held = memory.obj
+    del memory
+    references = sys.getrefcount(held)
+    reader.close()
+    assert sys.getrefcount(held) == references - 1
+    assert not reader.is_partial
 
 
 def test_silent_connections_end_but_long_polls_and_nodes_do_not_lose_theirs_early() -> None:

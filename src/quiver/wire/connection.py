@@ -241,6 +241,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._cancel_deadline()
         self.end_reason = self.end_reason or (str(error) if error else "closed by the other side")
         self._transport, self._is_open = None, False
+        self.reader.close()
         self._connections.discard(self)
         if not self._closed.done():
             self._closed.set_result(None)

@@ -156,6 +156,16 @@ class FrameReader:
         """Return whether a frame has begun that is not complete."""
         return self._large is not None or self._end > self._first
 
+    @property
+    def large_bytes(self) -> int:
+        """Return how much has arrived of a frame that is larger than the buffer; 0 if there is none."""
+        return 0 if self._large is None else self._large_end
+
+    def close(self) -> None:
+        """Free the memory at once; its connection may stay referred to until the next garbage collection."""
+        self._view, self._large = memoryview(b""), None
+        self._first = self._end = 0
+
     def next_frame(self) -> Frame | None:
         """Return the next whole frame, or None until more is received.
 

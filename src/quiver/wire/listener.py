@@ -3,6 +3,9 @@
 It owns all incoming connections until their handshake is done, and then those of peers, at most one per node; the
 request server owns connections for requests. Nothing is delivered from a connection before its handshake is done. A
 peer that connects again replaces its previous connection, which is broken even if TCP has not noticed yet.
+
+Large frames of clients that have not arrived completely may take `requests_bytes_max` together, in addition to whole
+ones: beyond it, the connection that has sent nothing for the longest time is closed.
 """
 
 from __future__ import annotations
@@ -48,6 +51,9 @@ class Listener:
         # In the order in which they connected.
         self.handshaking: dict[IncomingConnection, None] = {}
         self._incoming: dict[str, dict[IncomingConnection, None]] = {}
+        # What has arrived of the large frames of clients, in the order in which they last grew.
+        self._partial: dict[IncomingConnection, int] = {}
+        self._partial_bytes = 0
         self._check: asyncio.TimerHandle | None = None
         self.evicted = 0
         self.peers: dict[NodeId, IncomingConnection] = {}
@@ -103,15 +109,18 @@ class Listener:
             for connection in tuple(connections):
                 reason = connection.check_patience(now_s)
                 if reason:
-                    self.evicted += 1
-                    self.warnings.warn(
-                        f"late {connection.peer_host}",
-                        "connection closed",
-                        address=format_address((connection.peer_host, connection.peer_port)),
-                        reason=reason,
-                    )
-                    connection.abort(reason)
+                    self._end(connection, reason)
         self._schedule_check()
+
+    def _end(self, connection: IncomingConnection, reason: str) -> None:
+        self.evicted += 1
+        self.warnings.warn(
+            f"late {connection.peer_host}",
+            "connection closed",
+            address=format_address((connection.peer_host, connection.peer_port)),
+            reason=reason,
+        )
+        connection.abort(reason)
 
     def _evict_idle(self, candidates: Iterable[IncomingConnection]) -> bool:
         """Close the connection that has been idle longest; return whether there was one."""
@@ -141,6 +150,17 @@ class Listener:
             self._evict_idle(self.handshaking)
         same_host[connection] = None
         self.handshaking[connection] = None
+
+    def handle_partial(self, connection: IncomingConnection, size_bytes: int) -> None:
+        """Count what has arrived of a client's large frame, 0 once it is whole; make room if all take too much."""
+        self._partial_bytes += size_bytes - self._partial.pop(connection, 0)
+        if not size_bytes:
+            return
+        self._partial[connection] = size_bytes
+        while self._partial_bytes > self.context.settings.requests_bytes_max and len(self._partial) > 1:
+            slowest = next(iter(self._partial))
+            self.handle_partial(slowest, 0)
+            self._end(slowest, "its frame was not complete, and others needed the memory")
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Check a connection's first frame and admit or refuse it."""
@@ -207,6 +227,7 @@ class Listener:
     def handle_closed(self, connection: IncomingConnection) -> None:
         """Remove a closed connection."""
         self.handshaking.pop(connection, None)
+        self.handle_partial(connection, 0)
         same_host = self._incoming.get(connection.peer_host, {})
         same_host.pop(connection, None)
         if not same_host:
@@ -278,6 +299,11 @@ class IncomingConnection(Connection):
         self._listener = listener
         self._opened_s = self._loop.time()
         self._patience = Patience(self._opened_s)
+        self._large_bytes = 0
+
+    @property
+    def _is_client(self) -> bool:
+        return self.session is not None and isinstance(self.session.name, str)
 
     @property
     def idle_since(self) -> float:
@@ -287,7 +313,7 @@ class IncomingConnection(Connection):
     @property
     def is_idle(self) -> bool:
         """Return whether it may be closed to make room: it is silent, and no node of the cluster is known to use it."""
-        return self.session is None or (isinstance(self.session.name, str) and not self.session.is_busy)
+        return self.session is None or (self._is_client and not self.session.is_busy)
 
     def check_patience(self, now_s: float) -> str:
         """Return why this side must close the connection; empty if it may stay."""
@@ -299,6 +325,13 @@ class IncomingConnection(Connection):
         """Finish the handshake."""
         self.session = session
         self.finish_handshake()
+
+    def _deliver_frames(self) -> None:
+        super()._deliver_frames()
+        large_bytes = self.reader.large_bytes
+        if large_bytes != self._large_bytes and self._is_open and self._is_client:
+            self._large_bytes = large_bytes
+            self._listener.handle_partial(self, large_bytes)
 
     def handle_opened(self) -> None:
         """Ask for admission."""
