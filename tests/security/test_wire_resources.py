@@ -94,6 +94,17 @@ def test_answers_are_reserved_before_they_exist_and_slow_readers_starve_nobody()
     run(test())
 
 
+def test_answers_larger_than_the_limits_of_a_small_node_are_sent_one_at_a_time() -> None:
+    bounds = {"requests_bytes_max": 64 * 1024, "connection_bytes_max": 64 * 1024}
+
+    async def test() -> None:
+        async with serving(Disk(), **bounds) as host, client() as pool:
+            calls = [pool.call(host.address, fetch(MIB), timeout_ms=20_000) for _ in range(4)]
+            assert [len(payload) for _, payload in await asyncio.gather(*calls)] == [MIB] * 4
+
+    run(test())
+
+
 def test_payload_of_a_request_is_freed_at_once() -> None:
     async def test() -> None:
         payloads: list[weakref.ref[memoryview]] = []

@@ -72,6 +72,11 @@ class RequestSession:
         return self._calls_bytes + self._reserved_bytes + self._outbox.bytes
 
     @property
+    def answers_bytes(self) -> int:
+        """Return the bytes of the answers that are being made, and of those that are not sent."""
+        return self._reserved_bytes + self._outbox.bytes
+
+    @property
     def is_gone(self) -> bool:
         """Return whether the connection has ended."""
         return not self._is_open
@@ -117,7 +122,7 @@ class RequestSession:
         """Track a call that started."""
         self._calls[call.incoming.correlation_id] = call
         self._calls_bytes += call.size_bytes
-        self._count(call.size_bytes)
+        self._count_request(call.size_bytes)
 
     async def reserve(self, call: ServerCall, size_bytes: int) -> None:
         """Wait for the memory of a call's answer and reserve it until the call is finished."""
@@ -132,7 +137,9 @@ class RequestSession:
         del self._calls[call.incoming.correlation_id]
         self._calls_bytes -= call.size_bytes
         self._reserved_bytes -= call.reserved
-        self._count(-call.size_bytes - call.reserved)
+        self._count_request(-call.size_bytes)
+        if call.reserved:
+            self._count(-call.reserved)
         self.idle_since = self._loop.time()
 
     def answer(self, frame: list[Buffer]) -> None:
@@ -174,6 +181,10 @@ class RequestSession:
     def _count(self, change_bytes: int) -> None:
         if self.node is None:
             self._server.memory.count(change_bytes)
+
+    def _count_request(self, change_bytes: int) -> None:
+        if self.node is None:
+            self._server.memory.count_request(change_bytes)
 
     def _hold_or_resume(self) -> None:
         settings = self._settings
