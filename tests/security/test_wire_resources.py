@@ -16,7 +16,7 @@ from wire_hosts import Host, client, run, serve, wait_until
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.wire import WireSettings
 from quiver.wire.frames import BUFFER_BYTES_MAX, FrameReader
-from quiver.wire.handshake import encode_hello, make_requester_hello
+from quiver.wire.handshake import encode_hello, make_hello, make_requester_hello
 from quiver.wire.messages import AnyRequest, Fetch, Fetched, FindOffset, OffsetFound
 from quiver.wire.requests import ANSWER_BYTES_MAX
 from quiver.wire.serving import Answer, Caller
@@ -209,6 +209,21 @@ def test_silent_connections_end_but_long_polls_and_nodes_do_not_lose_theirs_earl
                 await asyncio.to_thread(attacker.wait_closed)
             end.set()
             assert (await polling)[0] == OffsetFound(offset=Offset(7))
+
+    run(test())
+
+
+def test_nodes_that_have_nothing_to_say_stay_connected() -> None:
+    async def test() -> None:
+        async with serving(Disk(), silence_timeout_ms=100) as host:
+            with await asyncio.to_thread(Attacker, host.address) as node, ExitStack() as stack:
+                hello = make_hello(cluster_id="test", node=NodeId(2), incarnation=1, identity="disk-2")
+                await asyncio.to_thread(node.say_hello, encode_hello(hello))
+                stranger = stack.enter_context(await asyncio.to_thread(Attacker, host.address))
+                await asyncio.to_thread(stranger.say_hello)
+                await asyncio.to_thread(stranger.wait_closed)
+                status = host.network.status()
+                assert (status.evicted, [peer.is_heard for peer in status.peers]) == (1, [True])
 
     run(test())
 

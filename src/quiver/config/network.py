@@ -159,7 +159,7 @@ class WireSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             ge=100,
             le=24 * 3_600_000,
             description="Milliseconds without a request, and with none in flight, after which a node closes an "
-            "incoming connection. More than idle_timeout_ms of the clients, so that they close it first.",
+            "incoming connection for requests. More than idle_timeout_ms of the clients, so that they close it first.",
         ),
     ] = 180_000
     idle_timeout_ms: Annotated[

@@ -375,8 +375,8 @@ class PeerSession:
 
     @property
     def is_busy(self) -> bool:
-        """Return false: this side answers nothing."""
-        return False
+        """Return true: nodes that share no group are silent, and the kernel notices one that is gone."""
+        return True
 
     @property
     def idle_since(self) -> float:
