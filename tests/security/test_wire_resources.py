@@ -256,3 +256,17 @@ def test_idle_connections_of_one_address_make_room_for_others() -> None:
                 await wait_until(lambda: host.server.status().client_connections <= 5)
 
     run(test())
+
+
+def test_each_newcomer_of_a_burst_takes_the_place_of_another() -> None:
+    limit, newcomers = 5, 20
+
+    async def test() -> None:
+        async with serving(Disk(), address_connections_max=limit) as host:
+            with ExitStack() as stack:
+                for _ in range(newcomers):  # without letting the node accept: all arrive in one turn of its loop
+                    stack.enter_context(Attacker(host.address))
+                await wait_until(lambda: host.network.status().evicted == newcomers - limit)
+                assert host.network.status().handshakes == limit
+
+    run(test())

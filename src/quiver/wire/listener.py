@@ -312,8 +312,8 @@ class IncomingConnection(Connection):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it may be closed to make room: it is silent, and no node of the cluster is known to use it."""
-        return self.session is None or (self._is_client and not self.session.is_busy)
+        """Return whether closing it makes room: it is open and silent, and no known node of the cluster uses it."""
+        return self._is_open and (self.session is None or (self._is_client and not self.session.is_busy))
 
     def check_patience(self, now_s: float) -> str:
         """Return why this side must close the connection; empty if it may stay."""
