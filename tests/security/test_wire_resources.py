@@ -105,6 +105,30 @@ def test_answers_larger_than_the_limits_of_a_small_node_are_sent_one_at_a_time()
     run(test())
 
 
+def test_answer_that_needs_more_than_was_asked_for_reserves_it_and_never_waits_for_itself() -> None:
+    size, limit = 6 * MIB, 8 * MIB
+
+    async def test() -> None:
+        held: list[int] = []
+
+        async def read(caller: Caller, request: AnyRequest, _: memoryview) -> Answer:
+            assert await caller.reserve(0) > 0, "an answer has at least one batch"
+            await asyncio.sleep(0)  # the first batch turns out to be large
+            assert await caller.reserve(size) == size
+            held.append(host.server.memory.answers_bytes)
+            await asyncio.sleep(0)
+            return Fetched(first_offset=Offset(0), end_offset=Offset(1)), (bytes(size),)
+
+        bounds = WireSettings(requests_bytes_max=limit, connection_bytes_max=limit)
+        async with serve(read, settings=bounds) as host, client() as pool:
+            await asyncio.gather(*(pool.call(host.address, fetch(0), timeout_ms=20_000) for _ in range(6)))
+            assert max(held) <= limit
+            await wait_until(lambda: host.server.memory.bytes == 0)
+            assert host.server.memory.answers_bytes == 0
+
+    run(test())
+
+
 def test_payload_of_a_request_is_freed_at_once() -> None:
     async def test() -> None:
         payloads: list[weakref.ref[memoryview]] = []

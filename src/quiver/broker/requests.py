@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from quiver.broker.explanation import ReplicaExplainer
@@ -128,7 +127,7 @@ class BrokerRequests:
                 request.offset,
                 bytes_max=request.answer_bytes,
                 wait_ms=wait_ms,
-                admit=partial(caller.reserve, request.answer_bytes),
+                admit=caller.reserve,
             )
         response = Fetched(first_offset=found.first_offset, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]
@@ -146,8 +145,7 @@ class BrokerRequests:
             raise TrimmedError(message)
         if request.offset >= response.end_offset:
             return response, ()
-        await caller.reserve(request.answer_bytes)
-        batches = await replica.read(request.offset, bytes_max=request.answer_bytes)
+        batches = await replica.read(request.offset, bytes_max=request.answer_bytes, admit=caller.reserve)
         return response, [batch.data for batch in batches]
 
     async def _consume(self, caller: Caller, request: Consume, _: memoryview) -> Answer:
@@ -162,7 +160,7 @@ class BrokerRequests:
                 bytes_max=request.answer_bytes,
                 wait_ms=wait_ms,
                 checked_index=view.index,
-                admit=partial(caller.reserve, request.answer_bytes),
+                admit=caller.reserve,
             )
         response = Consumed(first_offset=found.first_offset, cursor=found.cursor, end_offset=found.end_offset)
         return response, [batch.data for batch in found.batches]

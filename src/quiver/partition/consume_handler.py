@@ -23,11 +23,12 @@ from quiver.model import ConsumerId, Index, Offset
 from quiver.partition.cursors import CursorMoves
 from quiver.partition.meters import ConsumeTimings
 from quiver.partition.proposal_gate import ProposalGate
-from quiver.partition.reads import Admit, admit_all, check_in_range, repair_on_damage
+from quiver.partition.reads import Admit, admit_all, check_in_range, read_admitted, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.record import Batch, Record
 from quiver.record.decoded import DecodedBatchBudget, DecodedBatchCache
 from quiver.replication import Member
+from quiver.storage import UNBOUNDED
 
 DefaultStart = Literal["earliest", "latest"]
 TURNS_MAX = 10_000
@@ -166,11 +167,11 @@ class ConsumeHandler:
             await self._gate.wait_ready()
             term, planned = self._gate.term, self._moves.planned(request.consumer_id)
             first_offset = await self._find_start(request, planned)
-            if first_offset < self._state.end_offset:
-                await request.admit()
+            has_records = first_offset < self._state.end_offset
+            admitted = await request.admit(request.bytes_max) if has_records else 0
             end_offset = self._state.end_offset
             try:
-                batches = await self._read(first_offset, end_offset, request.bytes_max)
+                batches = await self._read(first_offset, end_offset, request.bytes_max, admitted, request.admit)
             except TrimmedError:
                 if request.offset is not None or self._state.first_offset <= first_offset:
                     raise
@@ -186,10 +187,24 @@ class ConsumeHandler:
                 {request.consumer_id: cursor}, checked_index=request.checked_index
             )
 
-    async def _read(self, first_offset: Offset, end_offset: Offset, bytes_max: int) -> list[Batch]:
+    async def _read(
+        self,
+        first_offset: Offset,
+        end_offset: Offset,
+        bytes_max: int,
+        admitted: int = UNBOUNDED,
+        admit: Admit = admit_all,
+    ) -> list[Batch]:
         begun_s = now_s()
         with repair_on_damage(self._member):
-            found = await self._member.log.read_records(first_offset, end_offset=end_offset, bytes_max=bytes_max)
+            found = await read_admitted(
+                self._member.log,
+                first_offset,
+                end_offset=end_offset,
+                bytes_max=bytes_max,
+                admitted=admitted,
+                admit=admit,
+            )
         self._timings.read.observe(now_s() - begun_s)
         return found
 

@@ -17,14 +17,34 @@ from quiver.errors import DamageError, OutOfRangeError, OverloadedError, QuiverE
 from quiver.model import Offset
 from quiver.partition.proposal_gate import ProposalGate
 from quiver.partition.state import PartitionState
+from quiver.record import Batch
 from quiver.replication import Member
+from quiver.storage import UNBOUNDED, LargeBatch, Log
 
-Admit = Callable[[], Awaitable[None]]
-"""Wait until there is memory for the records that are read next; called only when there are some."""
+Admit = Callable[[int], Awaitable[int]]
+"""Wait for the memory of an answer with this many bytes of records, and return how many its first batch may have.
+
+Called only when there are records. A further call replaces the one before: what was read is dropped.
+"""
 
 
-async def admit_all() -> None:
+async def admit_all(_: int) -> int:
     """Read without waiting for memory."""
+    return UNBOUNDED
+
+
+async def read_admitted(
+    log: Log, first_offset: Offset, *, end_offset: Offset, bytes_max: int, admitted: int, admit: Admit
+) -> list[Batch]:
+    """Read as `Log.read_records` does; wait for more memory if the first batch needs more than was admitted."""
+    while True:
+        try:
+            return await log.read_records(
+                first_offset, end_offset=end_offset, bytes_max=bytes_max, first_bytes_max=admitted
+            )
+        except LargeBatch as large:
+            size_bytes = large.size_bytes
+        admitted = await admit(size_bytes)
 
 
 WAITERS_MAX = 10_000

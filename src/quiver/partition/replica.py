@@ -41,7 +41,7 @@ from quiver.partition.maintenance import Maintenance, RetentionPolicy
 from quiver.partition.meters import ConsumeTimings, TopicMeter
 from quiver.partition.producers import Deduplicator, fenced
 from quiver.partition.proposal_gate import ProposalGate, ProposalOutcome
-from quiver.partition.reads import Admit, FetchWaiters, admit_all, check_in_range, repair_on_damage
+from quiver.partition.reads import Admit, FetchWaiters, admit_all, check_in_range, read_admitted, repair_on_damage
 from quiver.partition.state import PartitionState
 from quiver.raft import Role
 from quiver.record import Batch, BatchHeader, Record, decode_header, verify_payload
@@ -351,9 +351,16 @@ class Replica:
             found = await self._member.log.find_timestamp(at, first_offset=first_offset, end_offset=end_offset)
         return end_offset if found is None else found
 
-    async def read(self, first_offset: Offset, *, bytes_max: int) -> list[Batch]:
+    async def read(self, first_offset: Offset, *, bytes_max: int, admit: Admit = admit_all) -> list[Batch]:
         """Return batches that this replica knows to be committed, leader or not; raises as `Log.read_records` does."""
-        return await self._member.log.read_records(first_offset, end_offset=self._state.end_offset, bytes_max=bytes_max)
+        return await read_admitted(
+            self._member.log,
+            first_offset,
+            end_offset=self._state.end_offset,
+            bytes_max=bytes_max,
+            admitted=await admit(bytes_max),
+            admit=admit,
+        )
 
     # -- consumers -------------------------------------------------------------------------------
 
@@ -472,12 +479,13 @@ class Replica:
     async def _fetch(self, offset: Offset, bytes_max: int, admit: Admit) -> FetchResult:
         state = self._state
         await check_in_range(self._gate, state, offset)
-        if offset < state.end_offset:
-            await admit()
+        admitted = await admit(bytes_max) if offset < state.end_offset else 0
         end_offset = state.end_offset
         begun_s = now_s()
         with repair_on_damage(self._member):
-            batches = await self._member.log.read_records(offset, end_offset=end_offset, bytes_max=bytes_max)
+            batches = await read_admitted(
+                self._member.log, offset, end_offset=end_offset, bytes_max=bytes_max, admitted=admitted, admit=admit
+            )
         self._meter.timings.read.observe(now_s() - begun_s)
         return FetchResult(batches, state.first_offset, end_offset)
 

@@ -11,12 +11,14 @@ from quiver.storage.executor import Executor, Lane, LaneStatus, ThreadExecutor
 from quiver.storage.groups import GroupFolders
 from quiver.storage.hardstate import HardStateFile, StoredHardState
 from quiver.storage.log import Log, LogStatus
+from quiver.storage.reader import UNBOUNDED, LargeBatch
 from quiver.storage.recovery import Damage
 from quiver.storage.snapshots import SnapshotStore, StoredSnapshot, decode_snapshot
 from quiver.storage.tail import TailBudget
 from quiver.storage.writer import LogTimings
 
 __all__ = [
+    "UNBOUNDED",
     "Damage",
     "DirectoryLock",
     "Disk",
@@ -27,6 +29,7 @@ __all__ = [
     "HardStateFile",
     "Lane",
     "LaneStatus",
+    "LargeBatch",
     "Log",
     "LogStatus",
     "LogTimings",

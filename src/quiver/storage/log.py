@@ -28,7 +28,7 @@ from quiver.record.batch import Batch
 from quiver.storage.disk import Disk
 from quiver.storage.executor import Executor, Lane
 from quiver.storage.frames import SegmentHeader
-from quiver.storage.reader import ReadFilter, SegmentRange, filter_batches, read_batches
+from quiver.storage.reader import UNBOUNDED, ReadFilter, SegmentRange, filter_batches, read_batches
 from quiver.storage.recovery import Damage, Recovery, move_damage_aside, recover
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.tail import TailBudget, TailCache
@@ -440,7 +440,9 @@ class Log:
                 found = self.read_entries_nowait(first_index, end_index=end_index, bytes_max=bytes_max)
         return found
 
-    async def read_records(self, first_offset: Offset, *, end_offset: Offset, bytes_max: int) -> list[Batch]:
+    async def read_records(
+        self, first_offset: Offset, *, end_offset: Offset, bytes_max: int, first_bytes_max: int = UNBOUNDED
+    ) -> list[Batch]:
         """Return data batches from the one that contains `first_offset`, none that extends beyond `end_offset`.
 
         At most `bytes_max` bytes but at least one batch; empty when `first_offset` is at the end.
@@ -450,6 +452,7 @@ class Log:
             RequestError: `first_offset` is beyond the log's end.
             OverloadedError: not done; too many reads wait for the disk.
             DamageError: the next batch fails its checksum.
+            LargeBatch: the first batch has more than `first_bytes_max` bytes.
         """
         while True:
             if first_offset < self.first_offset:
@@ -463,6 +466,7 @@ class Log:
                 end_offset=end_offset,
                 end_index=self._end_index,
                 bytes_max=bytes_max,
+                first_bytes_max=first_bytes_max,
                 data_only=True,
             )
             index = self._tail.index_of_offset(first_offset)

@@ -33,6 +33,14 @@ class SegmentRange(msgspec.Struct, frozen=True, gc=False):
     end_position: int
 
 
+class LargeBatch(Exception):  # noqa: N818 - no failure: the reader is asked again, with enough room
+    """The first batch of a read is larger than its reader has room for; nothing was returned."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"the first batch has {size_bytes} bytes")
+        self.size_bytes = size_bytes
+
+
 class ReadFilter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Conditions that every returned batch meets, and the limits of the read."""
 
@@ -40,6 +48,8 @@ class ReadFilter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Stop before this entry: it and its successors may be only partly written."""
     bytes_max: int
     """Return at most this many bytes, but at least one batch."""
+    first_bytes_max: int = UNBOUNDED
+    """Raise `LargeBatch` if the first batch has more bytes."""
     first_index: int = 0
     first_offset: int = -1
     end_offset: int = UNBOUNDED
@@ -66,6 +76,7 @@ def filter_batches(batches: Iterable[Batch], read_filter: ReadFilter) -> list[Ba
 
     Raises:
         DamageError: as `batches` raises it, if no matching batch precedes it.
+        LargeBatch: the first matching batch has more than `first_bytes_max` bytes.
     """
     found: list[Batch] = []
     try:
@@ -85,6 +96,8 @@ def _collect(found: list[Batch], batches: Iterable[Batch], read_filter: ReadFilt
         if read_filter.includes(header):
             if found and size_bytes + len(batch.data) > read_filter.bytes_max:
                 return
+            if not found and len(batch.data) > read_filter.first_bytes_max:
+                raise LargeBatch(len(batch.data))
             found.append(batch)
             size_bytes += len(batch.data)
         # Stop before the next frame is read: it may be only partly written.

@@ -17,6 +17,8 @@ from quiver.model import ID_MAX, TERM_MAX, Index, PartitionId, ProducerId
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of batches in one answer, whatever the request asks for; a single larger batch is sent alone."""
+ANSWER_BYTES_MIN = 1024 * 1024
+"""Bytes that are reserved for batches at least: an answer has one batch, however few bytes the request asks for."""
 RESULTS_MAX = 100_000
 """Most items of a list in a request or response."""
 Name = Annotated[str, Meta(max_length=300)]

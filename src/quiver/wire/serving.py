@@ -45,11 +45,13 @@ from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
 from quiver.wire.messages import AnyRequest
-from quiver.wire.requests import Response, request_name
+from quiver.wire.requests import ANSWER_BYTES_MIN, Response, request_name
 from quiver.wire.session import RequestSession
 
 logger = logging.getLogger(__name__)
 
+UNLIMITED = (1 << 63) - 1
+"""The memory of callers that have no limit."""
 WAIT_SHARE = 0.8
 """Share of a request's remaining time that its handler may spend on waiting."""
 EXPIRY_PERIOD_MS = 50
@@ -83,10 +85,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the sender is a node of the cluster."""
         return self.node is not None
 
-    async def reserve(self, size_bytes: int) -> None:
-        """Reserve memory for the answer, once, before it is read; wait for it until the deadline."""
-        if self.memory is not None:
-            await self.memory(size_bytes)
+    async def reserve(self, size_bytes: int) -> int:
+        """Reserve memory for the answer before it is read; wait for it until the deadline; return how much it is.
+
+        A larger reservation replaces the one before: what was read for that must have been dropped.
+        """
+        if self.memory is None:
+            return UNLIMITED
+        reserved_bytes = max(size_bytes, ANSWER_BYTES_MIN)
+        await self.memory(reserved_bytes)
+        return reserved_bytes
 
     def remaining_ms(self, now_ms: int) -> int:
         """Return the time left at `now_ms` of the monotonic clock; 0 after the deadline."""

@@ -126,20 +126,24 @@ class RequestSession:
 
     async def reserve(self, call: ServerCall, size_bytes: int) -> None:
         """Wait for the memory of a call's answer and reserve it until the call is finished."""
-        added_bytes = size_bytes - call.reserved
-        await self._server.memory.wait_room(self, added_bytes)
-        call.reserved += added_bytes
-        self._reserved_bytes += added_bytes
-        self._count(added_bytes)
+        self._release(call)  # or it would wait for itself
+        await self._server.memory.wait_room(self, size_bytes)
+        call.reserved = size_bytes
+        self._reserved_bytes += size_bytes
+        self._count(size_bytes)
+
+    def _release(self, call: ServerCall) -> None:
+        if call.reserved:
+            self._reserved_bytes -= call.reserved
+            self._count(-call.reserved)
+            call.reserved = 0
 
     def finish(self, call: ServerCall) -> None:
         """Stop tracking a call that ended."""
         del self._calls[call.incoming.correlation_id]
         self._calls_bytes -= call.size_bytes
-        self._reserved_bytes -= call.reserved
         self._count_request(-call.size_bytes)
-        if call.reserved:
-            self._count(-call.reserved)
+        self._release(call)
         self.idle_since = self._loop.time()
 
     def answer(self, frame: list[Buffer]) -> None:

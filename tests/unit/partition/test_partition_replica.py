@@ -30,6 +30,26 @@ READS: dict[str, Callable[[Replica], Awaitable[object]]] = {
 }
 
 
+def test_memory_is_asked_for_as_the_batch_needs_it_not_as_the_request_says() -> None:
+    async def test(replica: Replica) -> None:
+        data = record(b"v" * 1_000)
+        await replica.append(data)
+        asked: list[int] = []
+
+        async def admit(size_bytes: int) -> int:
+            asked.append(size_bytes)
+            return size_bytes
+
+        assert (await replica.fetch(Offset(0), bytes_max=1, admit=admit)).batches
+        assert (await replica.consume(ALICE, bytes_max=1, admit=admit)).batches
+        assert await replica.read(Offset(0), bytes_max=1, admit=admit)
+        assert asked == [1, len(data)] * 3
+        assert not (await replica.fetch(Offset(1), bytes_max=1, admit=admit)).batches
+        assert len(asked) == 6, "nothing for nothing"
+
+    run(test)
+
+
 def test_append_returns_where_the_batch_is() -> None:
     async def test(replica: Replica) -> None:
         assert await replica.append(batch(0)) == AppendResult(Offset(0))

@@ -25,7 +25,7 @@ from log_world import (
 from quiver.config import LogSettings
 from quiver.errors import InvariantBroken, LogClosedError, OverloadedError, RequestError, StorageError, TrimmedError
 from quiver.model import Index, Offset, Term
-from quiver.storage import TailBudget
+from quiver.storage import LargeBatch, TailBudget
 from quiver.testing import SimulatedDisk
 
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
@@ -171,6 +171,20 @@ async def test_reads_keep_to_the_byte_bound_but_return_at_least_one_batch() -> N
             entries = await log.read_entries(Index(1), end_index=Index(11), bytes_max=bound)
             assert len(entries) == count
         assert len(await log.read_entries(Index(1), end_index=Index(4), bytes_max=size * 100)) == 3
+
+
+@runs
+async def test_first_batch_that_is_too_large_for_its_reader_is_not_returned() -> None:
+    for tail_bytes in (0, 1_000_000):
+        log = open_log(SimulatedDisk(), LogSettings(tail_cache_bytes_max=tail_bytes))
+        small, large, *_ = await append(log, b"x" * 100, b"x" * 1_000)
+        room = len(large.data) - 1
+        with pytest.raises(LargeBatch) as raised:
+            await log.read_records(Offset(1), end_offset=Offset(2), bytes_max=1, first_bytes_max=room)
+        assert raised.value.size_bytes == len(large.data)
+        found = await log.read_records(Offset(0), end_offset=Offset(2), bytes_max=room, first_bytes_max=room)
+        assert [len(batch.data) for batch in found] == [len(small.data)], "the next read gets the large one"
+        assert await log.read_records(Offset(1), end_offset=Offset(2), bytes_max=1, first_bytes_max=room + 1)
 
 
 @runs
