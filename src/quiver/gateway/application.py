@@ -225,6 +225,8 @@ class RoutedApplication:
         use = Use(bytes_in=len(request.body), is_mutation=bound.route.changes)
         error = quotas.admit_topic(topic, use, now_ms) if topic else None
         principal = self.principal_of(request.headers)
+        if b"transfer-encoding" in request.headers:
+            quotas.charge_in(principal, len(request.body), now_ms)
         waits = b"wait_ms" in request.query or b'"wait_ms"' in request.body[:PEEKED_BYTES]
         if error is None and waits:
             error = quotas.begin_long_poll(principal, now_ms)

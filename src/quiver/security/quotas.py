@@ -129,6 +129,11 @@ class Quotas:
         """Take what a request uses of a topic's limits, or return why it must wait."""
         return _admit(self._topic(topic, now_ms), use, now_ms, whose=f"topic {topic!r}")
 
+    def charge_in(self, principal: Principal, bytes_in: int, now_ms: float) -> None:
+        """Take the bytes of a body whose length was not announced; the next request waits for them."""
+        if bucket := self._account(principal, now_ms).buckets.get("bytes_in"):
+            bucket.take(bytes_in, now_ms)
+
     def charge(self, principal: Principal, topic: str, bytes_out: int, now_ms: float) -> None:
         """Take the bytes of an answer; the next request waits for them."""
         accounts = [self._account(principal, now_ms)]

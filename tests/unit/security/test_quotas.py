@@ -101,6 +101,15 @@ def test_answers_are_paid_for_by_the_next_request() -> None:
     assert book.admit_topic("logs", Use(), 0) is None
 
 
+def test_bodies_without_a_length_are_paid_for_by_the_next_request() -> None:
+    book = quotas(Limits(bytes_in_per_second=1000))
+    assert book.admit(ALICE, Use(), 0) is None
+    book.charge_in(ALICE, 3000, 0)
+    refused = book.admit(ALICE, Use(), 0)
+    assert refused is not None
+    assert book.admit(ALICE, Use(), refused.retry_after_ms or 0) is None
+
+
 def test_topics_have_limits_of_their_own() -> None:
     book = quotas(Limits(), Limits(requests_per_second=1))
     assert book.admit_topic("noisy", Use(), 0) is None
