@@ -21,8 +21,12 @@ from quiver.security import PrincipalKind
 from quiver.security.quotas import Quotas, Use
 from quiver.wire.messages import AnyRequest, CreateTopicRequest, RegisterConsumerRequest, RegisterProducerRequest
 from quiver.wire.requests import Request, request_name
+from quiver.wire.security_messages import Authenticate, BeginScram, FinishScram
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
+AUTHENTICATIONS = frozenset((Authenticate, BeginScram, FinishScram))
+"""Requests without a quota: a stranger who uses up that of the anonymous would lock everybody out. Failures of one host
+are limited by the authenticator."""
 CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterConsumerRequest))
 """Requests that leave something behind that lasts."""
 
@@ -46,7 +50,8 @@ class RequestDispatcher:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise RequestError(f"this node does not serve {request_name(request)}", code="unknown_request")
-        if self._quotas is not None and caller.principal.kind is not PrincipalKind.NODE:
+        is_free = caller.principal.kind is PrincipalKind.NODE or type(request) in AUTHENTICATIONS
+        if self._quotas is not None and not is_free:
             return self._handle_by_quota(self._quotas, handler, caller, request, payload)
         return self._handle(handler, caller, request, payload)
 

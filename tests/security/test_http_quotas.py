@@ -15,10 +15,13 @@ from quiver.security.quotas import QUOTA_EXCEEDED
 from quiver.testing import LocalCluster
 
 
-def ask(cluster: LocalCluster, method: str, path: str, body: Any = None) -> tuple[int, http.client.HTTPMessage, bytes]:
+def ask(
+    cluster: LocalCluster, method: str, path: str, body: Any = None, token: str = ""
+) -> tuple[int, http.client.HTTPMessage, bytes]:
     connection = http.client.HTTPConnection(cluster.urls[0].removeprefix("http://"), timeout=60)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:
@@ -71,6 +74,36 @@ def test_health_checks_and_reads_are_served_to_whoever_is_over_a_quota(limited: 
         pass
     for path in ("/healthz", "/livez", "/readyz", "/metrics", "/topics"):
         assert ask(limited, "GET", path)[0] == 200
+
+
+def test_strangers_who_use_up_their_quota_lock_nobody_out() -> None:
+    with LocalCluster(nodes=1, settings={"quotas.requests_per_second": "4"}) as limited:
+
+        def insist(path: str, body: Any) -> Any:
+            while (answer := ask(limited, "POST", path, body))[0] == 429:
+                pass
+            return json.loads(answer[2])
+
+        insist("/users", {"user": "alice"})
+        tokens = [insist("/tokens", {"user": "alice"})["token"] for _ in range(2)]
+        while ask(limited, "GET", "/topics")[0] != 429:
+            pass
+        assert ask(limited, "GET", "/topics", token=tokens[0])[0] == 200, "a token that this node has not seen before"
+        while ask(limited, "GET", "/topics")[0] != 429:
+            pass
+        with limited.connect(token=tokens[1]) as cluster:
+            assert cluster.list_topics() == []
+
+
+def test_bodies_in_chunks_count_against_the_quota_of_bytes() -> None:
+    with LocalCluster(nodes=1, settings={"quotas.bytes_in_per_second": "2000"}) as limited:
+        producer_id = json.loads(ask(limited, "POST", "/producer/register", {"topic": "logs"})[2])["producer_id"]
+        body = json.dumps({"topic": "logs", "producer_id": producer_id, "message": "x" * 100_000}).encode()
+        connection = http.client.HTTPConnection(limited.urls[0].removeprefix("http://"), timeout=60)
+        connection.request("POST", "/producer/produce", iter([body]), encode_chunked=True)
+        assert connection.getresponse().status == 200, "what was not announced is paid for afterwards"
+        connection.close()
+        assert ask(limited, "POST", "/producer/produce", {"topic": "logs"})[0] == 429
 
 
 def test_sdk_retries_when_it_is_told_to() -> None:

@@ -21,7 +21,7 @@ from quiver.gateway.contract import Answer
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult
 from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES, HttpRoute
-from quiver.security import Principal
+from quiver.security import ANONYMOUS, Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.permissions import Permissions
 from quiver.security.quotas import Quotas, Use
@@ -112,7 +112,10 @@ class RoutedApplication:
             is_mutation=bound is None or bound.route.changes,
             is_creation=bound is not None and bound.route.creates,
         )
-        error = self._quotas.admit(self.principal_of(head.headers), use, self._clock.monotonic_ms())
+        principal = self.principal_of(head.headers)
+        if principal == ANONYMOUS and b"authorization" in head.headers:
+            return None  # credentials that were not checked yet: a stranger's use must not lock out who presents them
+        error = self._quotas.admit(principal, use, self._clock.monotonic_ms())
         return None if error is None else error_response(error)
 
     def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:
