@@ -202,14 +202,18 @@ def _admit(account: _Account, use: Use, now_ms: float, *, whose: str) -> Overloa
 
 T = TypeVar("T")
 
+SPENT_MAX = 1_000
+"""Principals, or topics of one, with nothing waiting whose tag is remembered; beyond it all of them start afresh."""
+
 
 class _Share(Generic[T]):
     """The waiting items of one principal by topic, oldest first, and the topics by their tags."""
 
-    __slots__ = ("heap", "now", "topics")
+    __slots__ = ("heap", "now", "spent", "topics")
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.spent: dict[str, float] = {}
         self.topics: dict[str, deque[T]] = {}
         self.heap: list[tuple[float, int, str]] = []
 
@@ -218,7 +222,8 @@ class FairQueue(Generic[T]):
     """Waiting items, served by principal and then by topic: each gets its share, in proportion to its weight.
 
     Start-time fair queueing on two levels: what is served next has the lowest tag, and being served raises the tag by
-    the inverse of the weight. Who was idle starts at the present tag, so nobody saves up turns. Within a topic items
+    the inverse of the weight. Who was idle starts at the present tag, so nobody saves up turns; who was just served and
+    has nothing waiting keeps its raised tag, so nobody gains by asking for one thing at a time. Within a topic items
     keep their order.
     """
 
@@ -227,6 +232,7 @@ class FairQueue(Generic[T]):
         self._shares: dict[str, _Share[T]] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._now = 0.0
+        self._spent: dict[str, float] = {}
         self._count = 0
         self._serial = 0
 
@@ -251,11 +257,13 @@ class FairQueue(Generic[T]):
         share = self._shares.get(principal)
         if share is None:
             share = self._shares[principal] = _Share()
-            heappush(self._heap, (self._now, self._serial, principal))
+            tag = max(self._now, self._spent.pop(principal, 0.0))
+            heappush(self._heap, (tag, self._serial, principal))
         waiting = share.topics.get(topic)
         if waiting is None:
             waiting = share.topics[topic] = deque()
-            heappush(share.heap, (share.now, self._serial, topic))
+            tag = max(share.now, share.spent.pop(topic, 0.0))
+            heappush(share.heap, (tag, self._serial, topic))
         waiting.append(item)
 
     def pop(self) -> T:
@@ -271,8 +279,17 @@ class FairQueue(Generic[T]):
             heappush(share.heap, (share.now + 1.0, self._serial, topic))
         else:
             del share.topics[topic]
+            _spend(share.spent, topic, share.now + 1.0)
+        tag = self._now + 1.0 / self._weight_of(principal)
         if share.topics:
-            heappush(self._heap, (self._now + 1.0 / self._weight_of(principal), self._serial, principal))
+            heappush(self._heap, (tag, self._serial, principal))
         else:
             del self._shares[principal]
+            _spend(self._spent, principal, tag)
         return item
+
+
+def _spend(spent: dict[str, float], name: str, tag: float) -> None:
+    if len(spent) >= SPENT_MAX:
+        spent.clear()
+    spent[name] = tag

@@ -199,6 +199,20 @@ def test_newcomer_is_served_at_once_whatever_waits() -> None:
     assert "quiet" in (queue.pop(), queue.pop())
 
 
+@pytest.mark.parametrize("flows", [(("alice", "a"), ("bob", "a")), (("alice", "a"), ("alice", "b"))])
+def test_nobody_gains_by_asking_for_one_thing_at_a_time(flows: tuple[tuple[str, str], tuple[str, str]]) -> None:
+    single, many = flows
+    queue: FairQueue[tuple[str, str]] = FairQueue()
+    for _ in range(20):
+        queue.push(*many, many)
+    served: list[tuple[str, str]] = []
+    while len(served) < 20:
+        if not queue.depth(*single):
+            queue.push(*single, single)
+        served.append(queue.pop())
+    assert served.count(many) == 10
+
+
 def test_weight_is_a_multiple_of_the_share() -> None:
     queue: FairQueue[str] = FairQueue(weight_of=lambda principal: 3.0 if principal == "a" else 1.0)
     for principal in "ab":
