@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "security"))
@@ -104,6 +104,20 @@ def claim_lengths(stack: ExitStack, wire: str, _: TopicId) -> None:
         greet(stack, wire).send(struct.pack("<I", 70 * MIB))
 
 
+def fall_short(stack: ExitStack, wire: str, _: TopicId) -> None:
+    for _number in range(16):
+        attacker = greet(stack, wire)
+        with suppress(ConnectionError):  # the node closes some of them
+            attacker.send(struct.pack("<I", 70 * MIB) + bytes(60 * MIB))
+
+
+def ask_for_nothing(stack: ExitStack, wire: str, topic: TopicId) -> None:
+    for _number in range(12):
+        attacker = greet(stack, wire)
+        for number in range(200):
+            attacker.request(number, fetch(topic, 0))
+
+
 def keep_silent(stack: ExitStack, wire: str, _: TopicId) -> None:
     for number in range(1_000):
         attacker = stack.enter_context(Attacker(wire))
@@ -116,6 +130,8 @@ ATTACKS: dict[str, Attack] = {
     "4 fetches of 2⁴⁰ bytes": fetch_everything,
     "12 connections × 20 fetches of 16 MiB, not read": read_slowly,
     "64 lengths of 70 MiB without their bytes": claim_lengths,
+    "16 frames of 70 MiB without their end": fall_short,
+    "12 connections × 200 fetches of 0 bytes, not read": ask_for_nothing,
     "1,000 silent connections": keep_silent,
 }
 
