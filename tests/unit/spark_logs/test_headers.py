@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from typing import Any
@@ -198,3 +199,16 @@ def test_message_that_begins_with_a_level_has_it() -> None:
     rows = learn(lines).parse(lines)
     assert rows.column("level").to_pylist() == ["ERROR", None, None, None]
     assert rows.column("message")[0].as_py() == "error: gone"
+
+
+def test_program_whose_name_begins_with_a_digit() -> None:
+    """Programs before a dash are the source, whatever they begin with and whether they have a suffix."""
+    programs = ["mail.exe", "7up.exe", "web.exe *64", "chat.exe"]
+    texts = ["opened", "closed after 3 tries", "refused by rule", "failed : no route", "waits", "retries"]
+    pairs = list(itertools.product(programs, texts))
+    lines = pa.array(
+        [f"[10.30 16:{n:02d}:06] {own} - host{n}.example:80 {text}" for n, (own, text) in enumerate(pairs)]
+    )
+    rows = learn(lines).parse(lines)
+    assert rows.column("source").to_pylist() == [own for own, _ in pairs]
+    assert len(set(rows.column("template").to_pylist())) == len(texts)

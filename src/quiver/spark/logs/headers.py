@@ -66,7 +66,7 @@ FIELDS: Final = (
         rf"|(?P<tag>{_NAME}(?: v?\d[\w.-]*)?)):(?:\s+|$)",
         is_last=True,
     ),
-    Field("phrase", r"(?P<source>[A-Za-z_][^\s:=]*(?: [^\s:=]+){0,2}?) - ", 0.95, 0.2, is_last=True),
+    Field("phrase", r"(?P<source>\w[^\s:=]*(?: [^\s:=]+){0,2}?) - ", 0.95, 0.2, is_last=True),
     Field("column", r"(?P<source>[A-Za-z_][\w.$/-]*)(?:\s{2,}|\t)", 0.95, 0.2),
     Field("dotted", r"(?P<source>[A-Za-z_$][\w$-]*(?:\.[\w$-]+)+)\s+", 0.98, 0.2),
 )
