@@ -129,3 +129,9 @@ def test_template_and_parameters_give_the_message_back() -> None:
         for value in row["parameters"]:
             text = text.replace("<*>", value, 1)
         assert text == row["message"]
+
+
+def test_stars_stand_for_unknown_values() -> None:
+    """A list is one value, whichever of its values are starred out."""
+    messages = ["speeds ( 12 **** 14 )", "speeds ( **** 13 14 )", "speeds ( **** **** **** )", "speeds ( 1 2 3 )"]
+    assert set(_templates(messages)) == {"speeds ( <*> )"}

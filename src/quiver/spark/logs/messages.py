@@ -14,6 +14,8 @@ from quiver.spark.logs.tokens import MASK
 
 COLUMNS_MAX: Final = 256
 """A message has at most so many columns; the last one stands for the rest of it."""
+STARS_MIN: Final = 3
+"""So many stars stand for a value that is not known, as in a table."""
 Columns = tuple[str, ...]
 
 _DAYS: Final = (
@@ -86,6 +88,8 @@ def _draw_together(words: list[str], place: int) -> tuple[int, str]:
     if word.endswith(MASK) and following.rstrip(_TAIL) in _UNITS and following[:1] not in _TAIL:
         head = word[:-1].removesuffix("<") if word in ("<" + MASK, "~" + MASK) else word[:-1]
         return place + 1, head + MASK + following[len(following.rstrip(_TAIL)) :]
+    if len(word) >= STARS_MIN and not word.strip("*"):
+        return place, MASK
     return place, word
 
 
