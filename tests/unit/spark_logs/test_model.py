@@ -66,14 +66,14 @@ def test_new_lines_are_told() -> None:
 
 def test_merged_template_has_a_successor() -> None:
     """When more lines show that a word varies, the model says what became of the templates before."""
-    text = "2024-05-01 10:00:00,123 INFO [main] com.example.Store: user {} logged in"
+    text = "2024-05-01 10:00:00,123 INFO [main] com.example.Store: member {} logged in"
     few = learn(pa.array([text.format(name) for name in ("anna", "berta")]))
     more = learn(pa.array([text.format(name) for name in ("carl", "dora", "emil")]))
     assert len(few.templates) == 2
     assert len(more.templates) == 3
     merged = few.merge(more)
     (now,) = merged.templates
-    assert merged.templates[now] == "user <*> logged in"
+    assert merged.templates[now] == "member <*> logged in"
     for old in (*few.templates, *more.templates):
         assert merged.resolve(old) == (now,)
     assert merged.resolve(now) == (now,)

@@ -135,3 +135,63 @@ def test_stars_stand_for_unknown_values() -> None:
     """A list is one value, whichever of its values are starred out."""
     messages = ["speeds ( 12 **** 14 )", "speeds ( **** 13 14 )", "speeds ( **** **** **** )", "speeds ( 1 2 3 )"]
     assert set(_templates(messages)) == {"speeds ( <*> )"}
+
+
+def test_values_of_several_names_do_not_tell_kinds_apart() -> None:
+    """Messages that differ after several equals signs have values there, however few different words there are."""
+    pairs = itertools.product(("disk", "tape"), ("full", "empty"), ("null", "Owner{7}"))
+    messages = [f"mounted kind={kind}, fill={fill}, by={owner}, tries=3" for kind, fill, owner in pairs]
+    assert set(_templates(messages)) == {"mounted kind=<*>, fill=<*>, by=<*>, tries=<*>"}
+    glued = [f"ready=true,door={door},lamp={lamp},step=4" for door in ("open", "shut") for lamp in ("red", "blue")]
+    assert len(set(_templates(glued))) == 1
+
+
+def test_one_name_may_tell_kinds_apart() -> None:
+    """Two words after a single equals sign are no evidence of a value."""
+    assert len(set(_templates(["stopped with mode=fast", "stopped with mode=slow"]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "template"),
+    [
+        (("true", "false"), "door of garage is open: <*>"),
+        (('"main.Pump"', '"main.Lamp"'), 'door of garage is open: "<*>"'),
+        (("(left)", "(right)"), "door of garage is open: (<*>)"),
+        (("org.example.store", "net.sample.cash"), "door of garage is open: <*>"),
+        (("StoreKeeper", "cashDesk"), "door of garage is open: <*>"),
+    ],
+)
+def test_values_by_their_looks(words: tuple[str, str], template: str) -> None:
+    """Literals, what is enclosed, names of classes and dotted names are values, even if there are only two."""
+    assert set(_templates([f"door of garage is open: {word}" for word in words])) == {template}
+
+
+@pytest.mark.parametrize("words", [("left", "right"), ("lamp.state.ON", "lamp.state.OFF"), ("OPEN", "SHUT")])
+def test_kinds_by_their_looks(words: tuple[str, str]) -> None:
+    """Plain words, and names that differ in their last part only, tell kinds apart if there are few."""
+    assert len(set(_templates([f"door of garage is now {word}" for word in words]))) == 2
+
+
+def test_few_names_of_users_are_values() -> None:
+    """What follows the word for a user or a host is its name."""
+    messages = [f"session {state} for user {name}" for state in ("opened", "closed") for name in ("anna", "carl")]
+    assert set(_templates(messages)) == {"session opened for user <*>", "session closed for user <*>"}
+
+
+def test_quoted_verbs_in_capitals_are_kinds() -> None:
+    """A quote before a word in capitals does not hide that it is one."""
+    verbs = ("GET", "PUT", "POST", "HEAD", "DELETE")
+    assert len(set(_templates([f'10.0.0.1 "{verb} /a/b HTTP/1.1" status: 200 len: 7' for verb in verbs]))) == 5
+
+
+def test_names_of_masked_values_are_no_values() -> None:
+    """That a number varies after a name does not make the name a value."""
+    messages = [f"cache {name}={value}" for name in ("size", "free") for value in (1, 2)]
+    assert set(_templates(messages)) == {"cache size=<*>", "cache free=<*>"}
+
+
+def test_programs_with_their_processes_are_values() -> None:
+    """A name with a number in brackets is one value, and so is what follows an equals sign and has a number."""
+    messages = [f"box: {own}(12) denied read" for own in ("mail", "chat")]
+    messages += [f"log taken, reason = {own}:code:5" for own in ("lost", "denied")]
+    assert set(_templates(messages)) == {"box: <*> denied read", "log taken, reason = <*>"}

@@ -11,6 +11,7 @@ The result depends on the set of messages, not on their order and not on how oft
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -30,6 +31,16 @@ FIRST_WORDS_FEW: Final = 16
 """The same for the first column, which rarely varies."""
 CAPITALS_FEW: Final = 12
 """The same for words in capitals, which are mostly names of states."""
+LITERALS: Final = frozenset(("true", "false", "null", "none", "nil", "yes", "no", "on", "off"))
+"""Words that are values in most languages."""
+NAMING: Final = frozenset(("user", "username", "host", "hostname"))
+"""Words that a name follows."""
+OPENING: Final = {"'": "'", '"': '"', "(": ")", "[": "]", "{": "}", "<": ">"}
+"""What encloses a value, with what closes it."""
+_IDENTIFIER: Final = re.compile(r"[A-Za-z$]*[a-z][A-Z][A-Za-z$]*")
+_INSTANCE: Final = re.compile(rf"[\w.$-]+(?:\({MASK}\)|\[{MASK}\])[,;:.]?")
+"""A name with a number, as of a program and its process."""
+_DOTTED: Final = re.compile(r"[A-Za-z_$][\w$-]*(?:\.[\w$-]+){2,}")
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -78,8 +89,9 @@ def _values_of(parts: Iterable[list[Columns]]) -> Values:
         general = generalize(part)
         for place in range(1, len(general)):
             before = general[place - 1]
-            if MASK in general[place] and MASK not in before:
-                found.setdefault(before, set()).update({own[place] for own in part})
+            words = {own[place] for own in part}
+            if len(words) > 1 and MASK not in before:
+                found.setdefault(before, set()).update(words)
     return found
 
 
@@ -101,8 +113,9 @@ def _cut(part: list[Columns], values: Values) -> list[list[Columns]]:
         return [part]
     columns = [Counter(column) for column in zip(*part, strict=True)]
     differing = [place for place, words in enumerate(columns) if len(words) > 1]
-    same = [words for words in columns if len(words) == 1 and MASK not in words]
-    if len(same) < COHERENCE * (len(same) + len(differing)):
+    named = sum(_has_name(columns[place]) for place in differing)
+    same = named + sum(len(words) == 1 and MASK not in words for words in columns)
+    if same < COHERENCE * (same + len(differing) - named):
         return _cut_by_frequent_word(part, columns)
     few = [(len(columns[place]), place) for place in differing if _tells_apart(columns, place, values)]
     return _cut_by_column(part, min(few)[1]) if few else [part]
@@ -113,15 +126,67 @@ def _tells_apart(columns: list[Counter[str]], place: int, values: Values) -> boo
     words = columns[place]
     if len(words) > max(FIRST_WORDS_FEW, CAPITALS_FEW):
         return False
-    if any(MASK in word and word != other and fits(word, other) for word in words for other in words):
-        return False  # it was masked in one message, so it varies
+    if _is_masked_once(words):
+        return False
     if place and len(columns[place - 1]) == 1:
         (before,) = columns[place - 1]
-        if words.keys() <= values.get(before, set()):
+        if words.keys() <= values.get(before, set()) or before.lower() in NAMING:
             return False
+    if _are_values(sorted(words)) or (place and all(_INSTANCE.fullmatch(word) for word in words)):
+        return False
+    if _assigned(columns, place) and (_assignments(columns) > 1 or all(MASK in word for word in words)):
+        return False
     if place == 0 and _common(sorted(words)) == MASK:
         return len(words) <= FIRST_WORDS_FEW
-    return len(words) <= (CAPITALS_FEW if all(word[0].isupper() for word in words) else WORDS_FEW)
+    return len(words) <= (CAPITALS_FEW if all(word.lstrip(MARKS)[:1].isupper() for word in words) else WORDS_FEW)
+
+
+def _has_name(words: Iterable[str]) -> bool:
+    """Tell whether what differs is a value whose name is the same, as in `size=1` and `size=2`."""
+    head, _, _ = _common(sorted(words)).partition(MASK)
+    return head.endswith("=") and head[0].isalpha()
+
+
+def _is_masked_once(words: Iterable[str]) -> bool:
+    """Tell whether one of different words was masked where another has something else: then it varies."""
+    return any(MASK in word and word != other and fits(word, other) for word in words for other in words)
+
+
+def _are_values(words: Sequence[str]) -> bool:
+    """Tell whether different words are values by their looks.
+
+    They are if all are enclosed in quotes or brackets, are literals such as `true` and `null`, identifiers such as
+    `fileReader`, or dotted names that differ in more than their last part.
+    """
+    head, _, tail = _common(words).partition(MASK)
+    if head and OPENING.get(head[-1]) == tail[:1]:
+        return True
+    bare = [word[len(head) : len(word) - len(tail)].strip(MARKS + ":.") for word in words]
+    if all(word.lower() in LITERALS for word in bare) or all(map(_IDENTIFIER.fullmatch, bare)):
+        return True
+    return all(_DOTTED.fullmatch(word) for word in bare) and len({word.rpartition(".")[0] for word in bare}) > 1
+
+
+def _assignments(columns: Sequence[Counter[str]]) -> int:
+    """Return after how many equals signs messages differ.
+
+    Messages that differ after one may be of two kinds; those that differ after several have values there.
+    """
+    return sum(
+        _assigned(columns, place)
+        for place, words in enumerate(columns)
+        if 1 < len(words) <= CAPITALS_FEW and not _is_masked_once(words)
+    )
+
+
+def _assigned(columns: Sequence[Counter[str]], place: int) -> int:
+    """Return how many equals signs a column has before and in what differs in it; 0 if none is directly before it."""
+    words = sorted(columns[place])
+    head, _, tail = _common(words).partition(MASK)
+    follows = place > 0 and not head and all(word.endswith("=") for word in columns[place - 1])
+    if not (follows or head.rstrip("\"'").endswith("=")):
+        return 0
+    return 1 + max(word.count("=", len(head), len(word) - len(tail)) for word in words)
 
 
 def _cut_by_frequent_word(part: list[Columns], columns: list[Counter[str]]) -> list[list[Columns]]:
