@@ -195,3 +195,9 @@ def test_programs_with_their_processes_are_values() -> None:
     messages = [f"box: {own}(12) denied read" for own in ("mail", "chat")]
     messages += [f"log taken, reason = {own}:code:5" for own in ("lost", "denied")]
     assert set(_templates(messages)) == {"box: <*> denied read", "log taken, reason = <*>"}
+
+
+def test_dots_that_lead_to_a_value_separate_it() -> None:
+    """The name before the dots stays a word."""
+    messages = [f"{name}{value}" for name in ("wait enable.....", "wait order......") for value in (0, 1)]
+    assert set(_templates(messages)) == {"wait enable.....<*>", "wait order......<*>"}

@@ -23,6 +23,8 @@ MASK: Final = "\x01"
 MARKS: Final = "=,;()[]{}<>|\"'"
 TEXT_BYTES_MAX: Final = 2560
 """So many bytes of a text's first line are looked at."""
+LEADERS_MIN: Final = 3
+"""So many dots separate."""
 _SPACE, _MARK, _COLON, _OTHER, _DOT, _SLASH, _AT, _DIGIT = range(8)
 _MASK_BYTE: Final = ord(MASK)
 _ENDING: Final = (pa.scalar(b"", pa.large_binary()), pa.scalar(b"\n", pa.large_binary()))
@@ -107,6 +109,7 @@ def _within(run_starts: Indices, run_ends: Indices, starts: Indices, ends: Indic
 def find_runs(text: Bytes) -> tuple[Indices, Indices]:
     """Return the bounds of the runs of a text."""
     classes = _CLASSES[text]
+    _separate_leaders(classes)
     in_chunk = classes >= _OTHER
     colons = np.flatnonzero(classes == _COLON)
     if len(colons):
@@ -122,6 +125,17 @@ def find_runs(text: Bytes) -> tuple[Indices, Indices]:
     is_run = np.maximum.reduceat(classes, starts) == _DIGIT
     _add_paths(classes, starts, ends, is_run)
     return starts[is_run], ends[is_run]
+
+
+def _separate_leaders(classes: Bytes) -> None:
+    """Make dots separate where three or more lead from a name to its value, as in `depth.....1`."""
+    dots = np.flatnonzero(classes == _DOT)
+    if len(dots) < LEADERS_MIN:
+        return
+    firsts = np.flatnonzero(np.diff(dots, prepend=-2) != 1)
+    sizes = np.diff(firsts, append=len(dots))
+    if sizes.max() >= LEADERS_MIN:
+        classes[dots[np.repeat(sizes, sizes) >= LEADERS_MIN]] = _MARK
 
 
 def _keep_colons(text: Bytes, classes: Bytes, in_chunk: Flags, colons: Indices) -> None:
