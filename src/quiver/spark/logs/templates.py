@@ -37,6 +37,7 @@ NAMING: Final = frozenset(("user", "username", "host", "hostname"))
 """Words that a name follows."""
 OPENING: Final = {"'": "'", '"': '"', "(": ")", "[": "]", "{": "}", "<": ">"}
 """What encloses a value, with what closes it."""
+CLOSED_BY: Final = {closing: opening for opening, closing in OPENING.items() if closing != opening}
 _IDENTIFIER: Final = re.compile(r"[A-Za-z$]*[a-z][A-Z][A-Za-z$]*")
 _INSTANCE: Final = re.compile(rf"[\w.$-]+(?:\({MASK}\)|\[{MASK}\])[,;:.]?")
 """A name with a number, as of a program and its process."""
@@ -245,9 +246,16 @@ def _common(words: Sequence[str]) -> str:
     while prefix and not (first[prefix - 1] in MARKS or first[prefix - 1] == ":"):
         prefix -= 1
     suffix = _shared([word[::-1] for word in words], shortest - prefix)
-    while suffix and not (first[-suffix] in MARKS or first[-suffix] in ":."):
+    while suffix and not _may_close(first[:prefix], first[-suffix]):
         suffix -= 1
     return first[:prefix] + MASK + (first[len(first) - suffix :] if suffix else "")
+
+
+def _may_close(head: str, character: str) -> bool:
+    """Tell whether a common suffix may begin with a character: a mark, but no bracket that opens in what varies."""
+    if character in CLOSED_BY:
+        return CLOSED_BY[character] in head
+    return character in MARKS or character in ":."
 
 
 def _shared(words: Sequence[str], limit: int) -> int:
