@@ -315,6 +315,8 @@ def parameters_of(template: Template, message: Message) -> list[tuple[int, int]]
             data = column.encode()
             found += [(first + at, first + at + 1) for at, byte in enumerate(data) if byte == ord(MASK)]
         else:
-            head, _, tail = pattern.partition(MASK)
+            # A column that was drawn together from several words has more masks than its pattern shows: all from the
+            # first to the last is one parameter.
+            head, tail = pattern.partition(MASK)[0], pattern.rpartition(MASK)[2]
             found.append((first + len(head.encode()), last - len(tail.encode())))
     return found
