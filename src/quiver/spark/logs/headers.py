@@ -213,19 +213,25 @@ class _Ballot:
             (notation, words), votes = min(kinds.items(), key=lambda item: (-item[1], item[0]))
             if votes < AGREEMENT * len(nexts):
                 return
-            self._join_stamp(notation, words, nexts)
+            if not self._join_stamp(notation, words, nexts):
+                return
 
-    def _join_stamp(self, notation: str, words: int, nexts: Sequence[tuple[str, int, object]]) -> None:
+    def _join_stamp(self, notation: str, words: int, nexts: Sequence[tuple[str, int, object]]) -> bool:
+        """Add a second stamp to the pattern; return whether the examples have it where the pattern looks for it."""
         between = r"[^\s0-9]{0,3}" if words == 1 else r"\S*" + r" \S*" * (words - 2) + r" [^\s0-9]{0,3}"
-        stamp = NOTATION[notation].pattern
-        if NOTATION[self._notation].is_epoch:  # the stamp whose zone is known stays the line's time
+        own, stamp = self._pattern, NOTATION[notation].pattern
+        is_epoch = NOTATION[self._notation].is_epoch
+        if is_epoch:  # the stamp whose zone is known stays the line's time
             stamp = re.sub(r"\(\?P<\w+>", "(?:", stamp)
         else:
-            self._pattern = re.sub(r"\(\?P<[YymdbHMSfzpe]>", "(?:", self._pattern)
-            self._notation = notation
-        self._pattern += between + stamp
-        search = re.compile(self._pattern)
-        self._heads = [(head, match.end()) for head, _, _ in nexts if (match := search.match(head))]
+            own = re.sub(r"\(\?P<[YymdbHMSfzpe]>", "(?:", own)
+        search = re.compile(own + between + stamp)
+        matches = [(head, match.end()) for head, _, _ in nexts if (match := search.match(head))]
+        if len(matches) < AGREEMENT * len(nexts):
+            return False
+        self._pattern, self._heads = search.pattern, matches
+        self._notation = self._notation if is_epoch else notation
+        return True
 
     def _advance_gap(self) -> None:
         """Step over the punctuation after the stamp."""
