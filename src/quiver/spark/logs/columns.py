@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ Batch: TypeAlias = pyarrow.RecordBatch
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
+OFFSET_MAX: Final = 2**31 - 1
+"""The largest offset in a column of strings."""
 
 
 def fill(column: Any, value: Any) -> Any:
@@ -50,9 +52,12 @@ def slices(text: Bytes, starts: Indices, ends: Indices, kind: Any, present: Flag
     ends = np.maximum(ends, starts)
     offsets = np.empty(2 * count, np.int64)
     offsets[0::2], offsets[1::2] = starts, ends
-    if (starts[1:] < ends[:-1]).any():  # slices that overlap cannot share one row of offsets
-        return _copied(text, starts, ends, kind, present)
     is_narrow = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if starts.min() < 0 or ends.max() > len(text):  # Arrow would read memory that is not the text's
+        raise ValueError(f"slices from {starts.min()} to {ends.max()} are not in a text of {len(text)} bytes")
+    # Slices that overlap cannot share one row of offsets, and narrow offsets do not reach far.
+    if (starts[1:] < ends[:-1]).any() or (is_narrow and ends.max() > OFFSET_MAX):
+        return _copied(text, starts, ends, kind, present)
     bounds = pa.py_buffer(offsets.astype(np.int32) if is_narrow else offsets)
     pieces = pa.Array.from_buffers(kind, 2 * count - 1, [None, bounds, pa.py_buffer(text)])
     every = np.arange(0, 2 * count, 2)
@@ -65,6 +70,8 @@ def _copied(text: Bytes, starts: Indices, ends: Indices, kind: Any, present: Fla
     np.cumsum(lengths, out=bounds[1:])
     copied = text[np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)]
     is_narrow = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if is_narrow and bounds[-1] > OFFSET_MAX:
+        raise ValueError(f"a column of {bounds[-1]} bytes is too large, at most {OFFSET_MAX} fit: use smaller batches")
     offsets = pa.py_buffer(bounds.astype(np.int32) if is_narrow else bounds)
     column = pa.Array.from_buffers(kind, len(lengths), [None, offsets, pa.py_buffer(copied)])
     return column if present is None else pc.if_else(pa.array(present), column, pa.scalar(None, kind))

@@ -14,6 +14,7 @@ import msgspec
 
 from quiver.spark.logs import fields, levels
 from quiver.spark.logs.headers import Layout
+from quiver.spark.logs.tokens import first_line
 
 PARTS: Final = ("source", "host", "thread")
 Span = tuple[int, int]
@@ -48,16 +49,20 @@ class Reader:
         self._layouts = [(layout, re.compile(layout.pattern.encode(), re.DOTALL)) for layout in layouts]
 
     def read(self, line: bytes) -> Heading:
-        """Return where the parts of a line are. A line that no layout fits is its own message."""
+        """Return where the parts of a line are. A line that no layout fits is its own message.
+
+        Layouts see what was masked: beyond it, lines of one form have nothing in common.
+        """
         if self._names_fields and line[:1] in (b"{", b" ") and _JSON.match(line):
             return Heading(0, "json")
         if self._names_fields and b"=" in line[:80] and _LOGFMT.match(line):
             return Heading(0, "logfmt")
+        head = first_line(line)
         for layout, search in self._layouts:
-            match = search.match(line)
+            match = search.match(head)
             if match is not None:
                 return _heading(layout, match)
-        return Heading(0, level=_starting_level(line))
+        return Heading(0, level=_starting_level(head))
 
 
 def _heading(layout: Layout, match: re.Match[bytes]) -> Heading:

@@ -26,6 +26,7 @@ TEXT_BYTES_MAX: Final = 2560
 LEADERS_MIN: Final = 3
 """So many dots separate."""
 _SPACE, _MARK, _COLON, _OTHER, _DOT, _SLASH, _AT, _DIGIT = range(8)
+_CONTINUATION_BYTES_MAX: Final = 3
 _MASK_BYTE: Final = ord(MASK)
 _ENDING: Final = (pa.scalar(b"", pa.large_binary()), pa.scalar(b"\n", pa.large_binary()))
 
@@ -56,8 +57,20 @@ class Masked(msgspec.Struct):
     """For each text, the index of its first anchor."""
 
     def place(self, rows: Indices, anchor: Indices, delta: Indices) -> Indices:
-        """Return places in `text`: so many bytes after an anchor of a row."""
-        found: Indices = self.anchors[self.firsts[rows] + anchor] + delta
+        """Return places in `text`: so many bytes after an anchor of a row.
+
+        Between runs the lines of a form are equal. Runs are not: a place in one is at most its end, and no place is
+        within a character.
+        """
+        anchors = self.firsts[rows] + anchor
+        found: Indices = self.anchors[anchors] + delta
+        inside = np.flatnonzero((anchor % 2 == 1) & (delta > 0))
+        if len(inside):
+            ends = self.anchors[anchors[inside] + 1]
+            places = np.minimum(found[inside], ends)
+            for _ in range(_CONTINUATION_BYTES_MAX):
+                places += (places < ends) & (self.text[np.minimum(places, len(self.text) - 1)] & 0xC0 == 0x80)
+            found[inside] = places
         return found
 
 
@@ -97,6 +110,12 @@ def _end_of_words(text: bytes) -> int:
     """Return where the last whole word ends; a text without blanks is cut at a character."""
     end = text.rfind(b" ")
     return end if end > 0 else len(text.decode(errors="ignore").encode())
+
+
+def first_line(text: bytes) -> bytes:
+    """Return what is looked at of a text."""
+    line, _, _ = text.partition(b"\n")
+    return line[: _end_of_words(line[:TEXT_BYTES_MAX])] if len(line) > TEXT_BYTES_MAX else line
 
 
 def _within(run_starts: Indices, run_ends: Indices, starts: Indices, ends: Indices) -> Flags:
