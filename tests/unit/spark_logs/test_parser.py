@@ -44,7 +44,7 @@ def test_stamp_behind_the_first_line_is_not_the_records() -> None:
 
 def test_places_in_runs_of_other_lengths() -> None:
     """A header that ends within a run of one line does not reach behind the shorter run of another."""
-    lines = [f"2024-05-01T10:00:0{n}Zabc{n} {text} ok" for n, text in enumerate(("started", "stopped", "is"))]
+    lines = [f"2024-05-01T10:00:0{n}abc{n} {text} ok" for n, text in enumerate(("started", "stopped", "is"))]
     short = ["7 started ok", "é8 stopped ok", "9 is ok"]
     rows = _rows([*lines, *short])
     assert rows.column("message").to_pylist() == [

@@ -103,3 +103,41 @@ def test_invalid_stamp_gives_null_time() -> None:
     rows = learn(lines).parse(lines)
     assert rows.column("time").null_count == 1
     assert rows.num_rows == 6
+
+
+@pytest.mark.parametrize("text", ["Zone moved away", "ampersand seen", "pmd started up", "Zebra", "PMs left", "UTCx"])
+def test_word_that_begins_like_a_zone_or_a_half_of_the_day_stays_in_the_message(text: str) -> None:
+    """Only a whole word is a zone, AM or PM."""
+    lines = pa.array([f"2024-03-05 10:11:1{second} {text}" for second in range(3)])
+    rows = learn(lines).parse(lines)
+    assert rows.column("message").to_pylist() == [text] * 3
+    assert rows.column("time")[0].as_py() == datetime(2024, 3, 5, 10, 11, 10, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "recorded", "time"),
+    [
+        ("2024-03-05 10:11:12.345+02", "2024-03-10", "2024-03-05T08:11:12.345"),
+        ("2024-03-05 10:11:12-07", "2024-03-10", "2024-03-05T17:11:12"),
+        ("99/12/31 23:59:59", "2024-03-10", "1999-12-31T23:59:59"),
+        ("2024-02-29 10:11:12", "2024-03-10", "2024-02-29T10:11:12"),
+        ("Feb 29 10:11:12", "2025-01-05", "2024-02-29T10:11:12"),
+        ("Feb 29 10:11:12", "2027-01-05", "2028-02-29T10:11:12"),
+        ("23:59:58", "2024-03-10", "2024-03-09T23:59:58"),
+        ("00:00:02", "2024-03-10", "2024-03-10T00:00:02"),
+    ],
+)
+def test_zones_of_hours_short_years_leap_days_and_midnight(stamp: str, recorded: str, time: str) -> None:
+    """Hours alone are a zone, a leap day is in a leap year, and a clock without a date is of the nearest day."""
+    lines = pa.array([f"{stamp} INFO {text}" for text in ("started", "stopped", "lost 3")])
+    near = datetime.fromisoformat(recorded).replace(second=5, tzinfo=UTC)
+    rows = learn(lines).parse(lines, timestamps=pa.array([near] * 3))
+    assert rows.column("time").to_pylist() == [datetime.fromisoformat(time).replace(tzinfo=UTC)] * 3
+    assert rows.column("message").to_pylist() == ["started", "stopped", "lost 3"]
+
+
+@pytest.mark.parametrize("stamp", ["2024-02-30 10:11:12", "2023-02-29 10:11:12", "2024-04-31 10:11:12"])
+def test_date_that_no_calendar_has_gives_null_time(stamp: str) -> None:
+    """A day that does not exist is not taken for one of the next month."""
+    lines = pa.array([f"{stamp} INFO started"])
+    assert learn(lines).parse(lines).column("time").to_pylist() == [None]

@@ -23,12 +23,16 @@ MICROSECONDS: Final = 1_000_000
 _DAY: Final = 86_400 * MICROSECONDS
 _CLOCK: Final = r"(?P<H>[012]?\d):(?P<M>[0-5]\d):(?P<S>[0-6]\d)"
 _FRACTION: Final = r"(?:[.,:](?P<f>\d{1,9}))?"
-_HALF: Final = r"(?: ?(?P<p>[AaPp][Mm]))?"
-_ZONE: Final = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
+_HALF: Final = r"(?: ?(?P<p>[AaPp][Mm])\b)?"
+_ZONE: Final = r"(?P<z> ?(?:(?:Z|UTC|GMT)\b|[+-]\d{2}:?\d{2})|[+-]\d{2}\b)?"
 _MONTH: Final = r"(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _WEEKDAY: Final = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? )?"
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
+_MONTH_DAYS: Final = np.array((31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), np.int64)
+_FEBRUARY: Final = 2
+_CENTURY_TURN: Final = 69
+"""Years of two digits from this on are of the last century."""
 _ZERO: Final = ord("0")
 _DIGITS: Final = re.compile(r"[0-9]")
 
@@ -149,13 +153,15 @@ def assemble(parts: Parts, near: Micros) -> tuple[Micros, Flags]:
     valid: Flags = (hour >= 0) & (hour < 24) & (minute >= 0) & (minute < 60) & (second >= 0) & (second < 61)
     clock: Micros = ((hour * 60 + minute) * 60 + second) * MICROSECONDS + parts.micros - parts.zone
     if parts.day is None or parts.month is None:
-        return np.floor_divide(near, _DAY) * _DAY + clock, valid
+        return _nearest_day(clock, near), valid
     month, day = parts.month, parts.day
     valid &= (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     month, day = np.where(valid, month, 1), np.where(valid, day, 1)
     if parts.year is not None:
-        return _days(np.where(valid, parts.year, 1970), month, day) * _DAY + clock, valid
-    return _nearest_year(month, day, clock, near), valid
+        year = np.where(valid, parts.year, 1970)
+        return _days(year, month, day) * _DAY + clock, valid & _exists(year, month, day)
+    time, exists = _nearest_year(month, day, clock, near)
+    return time, valid & exists
 
 
 def read_groups(groups: Column, notation: str, near: Micros) -> tuple[Micros, Flags]:
@@ -171,7 +177,7 @@ def read_groups(groups: Column, notation: str, near: Micros) -> tuple[Micros, Fl
     if "p" in fields:
         half = np.asarray(strings_of(pc.utf8_lower(fill(fields["p"], ""))))
         hour = np.where(half == "pm", hour % 12 + 12, np.where(half == "am", hour % 12, hour))
-    year = _integers(fields["Y"]) if "Y" in fields else 2000 + _integers(fields["y"]) if "y" in fields else None
+    year = _integers(fields["Y"]) if "Y" in fields else _full_year(_integers(fields["y"])) if "y" in fields else None
     return assemble(
         Parts(
             year=year,
@@ -219,7 +225,7 @@ class Shape:
         if "b" in self._words:
             month = np.full(len(found), _MONTHS.index(self._words["b"].lower()) + 1, np.int64)
         return Parts(
-            year=2000 + short if short is not None else self._number(found, "Y"),
+            year=_full_year(short) if short is not None else self._number(found, "Y"),
             month=month,
             day=self._number(found, "d"),
             hour=hour,
@@ -248,11 +254,15 @@ class Shape:
 
     def _zone(self, found: Bytes) -> Micros | int:
         text = self._words.get("z", "")
-        if text[:1] not in ("+", "-"):
+        sign = text.strip()[:1]
+        if sign not in ("+", "-"):
             return 0
         start, end = self._groups["z"]
-        minutes = self._digits(found, start + 1, start + 3) * 60 + self._digits(found, end - 2, end)
-        zone: Micros = minutes * 60 * MICROSECONDS * (1 if text[0] == "+" else -1)
+        start += text.index(sign) + 1
+        minutes = self._digits(found, start, start + 2) * 60
+        if end > start + 2:
+            minutes = minutes + self._digits(found, end - 2, end)
+        zone: Micros = minutes * 60 * MICROSECONDS * (1 if sign == "+" else -1)
         return zone
 
     def _epoch(self, found: Bytes) -> Micros:
@@ -305,10 +315,11 @@ def _zones(texts: Column) -> Micros:
 
 
 def _zone(text: str) -> int:
+    text = text.strip()
     if text[:1] not in ("+", "-"):
         return 0
     digits = text[1:].replace(":", "")
-    return (1 if text[0] == "+" else -1) * (int(digits[:2]) * 60 + int(digits[2:])) * 60 * MICROSECONDS
+    return (1 if text[0] == "+" else -1) * (int(digits[:2]) * 60 + int(digits[2:] or 0)) * 60 * MICROSECONDS
 
 
 def _days(year: Micros, month: Micros, day: Micros) -> Micros:
@@ -321,9 +332,32 @@ def _days(year: Micros, month: Micros, day: Micros) -> Micros:
     return days
 
 
-def _nearest_year(month: Micros, day: Micros, clock: Micros, near: Micros) -> Micros:
-    middle = near.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
-    choices = np.stack([_days(middle + step, month, day) * _DAY + clock for step in (-1, 0, 1)])
-    nearest = np.argmin(np.abs(choices - near), axis=0)
-    found: Micros = choices[nearest, np.arange(len(near))]
+def _exists(year: Micros, month: Micros, day: Micros) -> Flags:
+    """Tell which dates the calendar has."""
+    is_leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    found: Flags = day <= _MONTH_DAYS[month - 1] + ((month == _FEBRUARY) & is_leap)
     return found
+
+
+def _full_year(short: Micros) -> Micros:
+    """Return the year of two digits as POSIX reads them: from 1969 to 2068."""
+    found: Micros = np.where(short >= _CENTURY_TURN, 1900, 2000) + short
+    return found
+
+
+def _nearest_day(clock: Micros, near: Micros) -> Micros:
+    """Return the times of the day that are nearest to `near`: shortly after midnight that is one of the day before."""
+    time = np.floor_divide(near, _DAY) * _DAY + clock
+    found: Micros = time - np.floor_divide(time - near + _DAY // 2, _DAY) * _DAY
+    return found
+
+
+def _nearest_year(month: Micros, day: Micros, clock: Micros, near: Micros) -> tuple[Micros, Flags]:
+    """Return the times in the year that puts them nearest to `near`, of those that have the date; and which exist."""
+    middle = near.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
+    steps = range(-4, 5) if ((month == _FEBRUARY) & (day > _MONTH_DAYS[1])).any() else range(-1, 2)
+    choices = np.stack([_days(middle + step, month, day) * _DAY + clock for step in steps])
+    exist = np.stack([_exists(middle + step, month, day) for step in steps])
+    nearest = np.argmin(np.where(exist, np.abs(choices - near), np.iinfo(np.int64).max), axis=0)
+    rows = np.arange(len(near))
+    return choices[nearest, rows], exist[nearest, rows]
