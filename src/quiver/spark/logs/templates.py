@@ -144,6 +144,8 @@ def _tells_apart(columns: list[Counter[str]], place: int, values: Values) -> boo
 
 def _has_name(words: Iterable[str]) -> bool:
     """Tell whether what differs is a value whose name is the same, as in `size=1` and `size=2`."""
+    if any("=" not in word for word in words):
+        return False
     head, _, _ = _common(sorted(words)).partition(MASK)
     return head.endswith("=") and head[0].isalpha()
 
