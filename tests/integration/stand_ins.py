@@ -96,9 +96,11 @@ def run_openssl(arguments: list[str]) -> int:
 
 def _certify_itself(given: argparse.Namespace, key: Ed25519PrivateKey) -> bytes:
     name = _name(given.subj)
-    builder = _certificate(name, name, key.public_key(), given.days).add_extension(
+    builder = _certificate(name, name, key.public_key(), key, given.days).add_extension(
         x509.BasicConstraints(ca=True, path_length=None), critical=True
     )
+    if given.addext:
+        builder = builder.add_extension(_key_usage(given.addext), critical=True)
     return builder.sign(key, None).public_bytes(Encoding.PEM)
 
 
@@ -116,13 +118,16 @@ def _sign(given: argparse.Namespace) -> bytes:
     public = request.public_key()
     assert isinstance(key, Ed25519PrivateKey)
     assert isinstance(public, Ed25519PublicKey)
-    builder = _certificate(request.subject, authority.subject, public, given.days)
+    builder = _certificate(request.subject, authority.subject, public, key, given.days)
     for extension in request.extensions if given.copy_extensions else ():
         builder = builder.add_extension(extension.value, critical=extension.critical)
     return builder.sign(key, None).public_bytes(Encoding.PEM)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, public: Ed25519PublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, public: Ed25519PublicKey, key: Ed25519PrivateKey, days: int
+) -> x509.CertificateBuilder:
+    """Return a certificate to sign, with the identifiers of keys that OpenSSL adds and Python 3.13 asks for."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -132,12 +137,30 @@ def _certificate(subject: x509.Name, issuer: x509.Name, public: Ed25519PublicKey
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=1))
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
     )
 
 
 def _name(subject: str) -> x509.Name:
     _, _, common_name = subject.partition("/CN=")
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+
+
+def _key_usage(text: str) -> x509.KeyUsage:
+    name, _, usages = text.partition("=")
+    assert (name, usages) == ("keyUsage", "critical,keyCertSign,cRLSign"), text
+    return x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _alternative_names(text: str) -> x509.SubjectAlternativeName:
