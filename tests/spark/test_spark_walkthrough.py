@@ -13,7 +13,6 @@ from walkthrough import ROOT, SPARK_PAGE, Walk, commands, make_environment
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.slow
 def test_spark_page_works_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     (tmp_path / "work").mkdir()
