@@ -207,7 +207,7 @@ async def http_get(
             f"{host}:{port} did not return a valid HTTP response: {error}", code="not_reached"
         ) from None
     finally:
-        writer.close()
+        writer.transport.abort()  # closing TLS in good order may outlast the caller's event loop
 
 
 def _authorize(host: str, token_source: TokenSource | None, *, is_encrypted: bool) -> str:
