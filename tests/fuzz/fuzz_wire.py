@@ -35,14 +35,15 @@ with atheris.instrument_imports(include=["quiver"]):
         Hello,
         RefusalCode,
         RequesterHello,
-        check_hello,
-        check_peer_hello,
+        check_claims,
+        check_peer_claims,
         check_server_hello,
         decode_refusal,
         encode_hello,
         encode_refusal,
         make_hello,
         make_requester_hello,
+        read_hello,
         refuse,
     )
     from quiver.wire.messages import CreateTopicRequest, Fetch, Fetched, Produce, Produced
@@ -88,8 +89,9 @@ def check(stream: bytes, piece_bytes: int) -> None:
     assert [(int(frame.kind), bytes(frame.head), bytes(frame.payload)) for frame in frames] == expected
     assert is_refused == is_refused_naively
     for frame in frames:
-        assert isinstance(check_hello(frame, OWN, identity_of), Hello | RequesterHello | HandshakeRefusal)
-        assert isinstance(check_peer_hello(frame, OWN, NodeId(2), identity_of), Hello | HandshakeRefusal)
+        hello = read_hello(frame, OWN)
+        assert isinstance(check_claims(hello, OWN, identity_of), Hello | RequesterHello | HandshakeRefusal)
+        assert isinstance(check_peer_claims(hello, OWN, NodeId(2), identity_of), Hello | HandshakeRefusal)
         assert isinstance(check_server_hello(frame, CLIENT), Hello | HandshakeRefusal)
         for read_frame in (decode_refusal, decode_cancel, check_request, check_response):
             try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from secured_cluster import SecuredCluster, secured_cluster
 
 from quiver.cli import main
 from quiver.config import TlsSettings, load_settings
@@ -18,7 +19,6 @@ from quiver.security.bootstrap import initialize
 from quiver.security.certificates import hosts_of, load_certificate, make_key, make_request
 from quiver.security.joining import format_join_token, join_user, parse_join_token, parse_join_user
 from quiver.security.secrets import Secret, TokenSource, read_secret
-from quiver.testing.local_cluster import LocalCluster
 from quiver.wire import RequestPool
 from quiver.wire.messages import BrokerHeartbeatRequest, CreateTopicRequest
 from quiver.wire.requests import Request
@@ -29,18 +29,12 @@ TOKEN = f"qv_{'0' * 16}_{'0' * 64}"
 
 
 class Secure:
-    """A running cluster of one node, and what its operator has."""
+    """A running cluster of one node, and what its operator does to let nodes join."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        initialize(str(directory), {1: ["127.0.0.1"]})
-        settings = {"security.mode": "secure", "security.directory": str(directory / "node-1")}
-        self.cluster = LocalCluster(nodes=1, settings=settings)
-
-    @property
-    def options(self) -> list[str]:
-        files = ("--ca-file", str(self.directory / "ca.pem"), "--token-file", str(self.directory / "admin.token"))
-        return ["--url", self.cluster.urls[0], *files]
+    def __init__(self, running: SecuredCluster) -> None:
+        self.directory = running.directory
+        self.cluster = running.local
+        self.options = running.flags()
 
     def join_token(self, node: str, output: Path) -> Path:
         assert main(["security", "join-token", node, "--out", str(output), *self.options]) == 0
@@ -61,9 +55,8 @@ class Secure:
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
-    running = Secure(tmp_path_factory.mktemp("join") / "security")
-    with running.cluster:
-        yield running
+    with secured_cluster(tmp_path_factory.mktemp("join") / "security") as running:
+        yield Secure(running)
 
 
 def test_node_gets_its_certificate_once(secure: Secure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

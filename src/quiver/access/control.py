@@ -36,6 +36,8 @@ class AccessControl:
         self._view = view
         self._clock = clock
         self._acted_for: dict[str, ConnectionIdentity] = {}
+        self._anonymous = ConnectionIdentity()
+        """Holds what everybody without credentials may do: each HTTP request of theirs has an identity of its own."""
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -91,9 +93,11 @@ class AccessControl:
         view, principal = self._view(), identity.principal
         if principal.kind is PrincipalKind.USER and not self._is_valid(identity, view):
             raise self._demote(identity, "the credential was revoked, or the user disabled or deleted")
-        identity.permissions = self._compile(principal, view)
-        identity.version = view.access
-        return identity.permissions
+        known = self._anonymous if principal == ANONYMOUS else identity
+        if known.permissions is None or known.version is not view.access:
+            known.permissions, known.version = self._compile(principal, view), view.access
+        identity.permissions, identity.version = known.permissions, known.version
+        return known.permissions
 
     def _compile(self, principal: Principal, view: View) -> Permissions:
         is_trusted = principal.kind is PrincipalKind.NODE or (self.is_open and principal == ANONYMOUS)

@@ -63,6 +63,11 @@ endpoint_option = click.option(
 )
 
 
+def lake_format_option(flag: str, help_: str) -> Callable[[Command], Command]:
+    """Return the option for the format in which a job makes a lake or a table."""
+    return click.option(flag, type=click.Choice(("delta", "parquet")), default="delta", show_default=True, help=help_)
+
+
 def cluster_options(command: Command) -> Command:
     """Add to a command what names the cluster of a job, as `url_option` does for all other commands."""
     options = (
@@ -151,13 +156,7 @@ def ingest(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
     "--to", required=True, metavar="PLACE", help="Directory or URL of the lake; created if it does not exist."
 )
 @endpoint_option
-@click.option(
-    "--format",
-    type=click.Choice(("delta", "parquet")),
-    default="delta",
-    show_default=True,
-    help="Format of a new lake.",
-)
+@lake_format_option("--format", "Format of a new lake.")
 @click.option(
     "--once", is_flag=True, help="Exit when all records that exist at the start are archived. [default without --every]"
 )
@@ -206,13 +205,7 @@ def archive(context: click.Context, /, *, as_json: bool, **options: Any) -> None
     metavar="FORMAT",
     help="How lines begin, such as '{time} {level} {source}: {message}'; may be repeated. [default: found out]",
 )
-@click.option(
-    "--table-format",
-    type=click.Choice(("delta", "parquet")),
-    default="delta",
-    show_default=True,
-    help="Format of a new table.",
-)
+@lake_format_option("--table-format", "Format of a new table.")
 @click.option(
     "--once", is_flag=True, help="Exit when all records that exist at the start are parsed. [default without --every]"
 )

@@ -36,7 +36,7 @@ def security() -> None:
 @security.command(
     epilog=examples(
         "quiver security init 1@10.0.0.1 2@10.0.0.2 3@10.0.0.3",
-        "quiver security init broker-1 broker-2,10.0.0.2 broker-3 --directory /root/quiver-security",
+        "quiver security init broker-1 broker-2,10.0.0.2 broker-3 --directory ./production",
         "quiver security init 4@10.0.0.4    # a further node of the same cluster",
     )
 )

@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quiver.errors import ConfigError, RequestError
+from quiver.security.principal import NODE_URI
 from quiver.security.secrets import Secret
 
 AUTHORITY_DAYS: Final = 3650
 NODE_DAYS: Final = 365
-NODE_URI: Final = "urn:quiver:node:"
 HOSTS_MAX: Final = 16
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 """How far the clocks of the machines may differ before a new certificate is not valid yet."""
@@ -50,11 +50,6 @@ class Authority:
         self._key = _load_key(key)
         if self._certificate.public_key() != self._key.public_key():
             raise ConfigError("the authority's key does not belong to its certificate")
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of its certificate, in hexadecimal."""
-        return fingerprint(self.certificate)
 
     def issue(self, node: int, hosts: Sequence[str], request: str, *, days: int = NODE_DAYS) -> str:
         """Return the certificate, as PEM, of a node that is dialled at `hosts`, for the key of a signing request.

@@ -8,11 +8,8 @@ from typing import Any
 import msgspec
 
 from quiver.security.permissions import Permissions, ResourceKind, Verb
-from quiver.security.principal import ANONYMOUS, Principal, PrincipalKind, user_principal
+from quiver.security.principal import ANONYMOUS, USER_URI, Principal, PrincipalKind, user_principal
 from quiver.security.scram import ScramServer
-
-USER_URI = "urn:quiver:user:"
-"""Begins the URI in a user's certificate, before the name."""
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):

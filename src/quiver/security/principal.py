@@ -9,6 +9,11 @@ import msgspec
 from quiver.errors import RequestError
 from quiver.model import NodeId
 
+NODE_URI = "urn:quiver:node:"
+"""Begins the URI by which a node's certificate names it, before its id."""
+USER_URI = "urn:quiver:user:"
+"""Begins the URI by which a user's certificate names the user."""
+
 
 class PrincipalKind(StrEnum):
     """What a principal is; the kinds have separate names."""

@@ -180,11 +180,6 @@ def _build_hello(of_type: type[_T], fields: Mapping[str, object]) -> _T:
         raise ConfigError(f"a value is not valid in the wire handshake: {error}") from None
 
 
-def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
-    """Check the first frame of the dialling side: return its hello, or the refusal."""
-    return check_claims(read_hello(frame, own), own, identity_of)
-
-
 def check_claims(
     hello: Hello | RequesterHello | HandshakeRefusal, own: Hello, identity_of: IdentityOf
 ) -> Hello | RequesterHello | HandshakeRefusal:
@@ -199,11 +194,6 @@ def check_claims(
             return _check_requester(hello, own, identity_of)
         case HandshakeRefusal():
             return hello
-
-
-def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
-    """Check the answer of a dialled node: return its hello, or the refusal."""
-    return check_peer_claims(read_hello(frame, own), own, dialled, identity_of)
 
 
 def check_peer_claims(

@@ -18,10 +18,9 @@ from typing import Any
 from quiver.config import GatewaySettings, TlsSettings
 from quiver.errors import ConfigError
 from quiver.model import NodeId
+from quiver.security.principal import NODE_URI
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, refuse
 
-NODE_URI = "urn:quiver:node:"
-"""Begins the alternative name of a node, if its certificate has one as a URI."""
 _VERIFICATION = {"none": ssl.CERT_NONE, "nodes": ssl.CERT_OPTIONAL, "all": ssl.CERT_REQUIRED}
 
 Certificate = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""R23: nobody but members, and nodes that the owner knows, brings a term; nobody brings one that uses up the terms."""
+"""R23: while a leader is alive, strangers bring no term; nobody ever brings one that uses up the terms."""
 
 from __future__ import annotations
 

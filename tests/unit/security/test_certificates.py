@@ -140,7 +140,7 @@ def test_renewed_certificate_has_the_same_key_and_hosts(tmp_path: Path) -> None:
 def test_authority_is_found_again(tmp_path: Path) -> None:
     initialize(str(tmp_path), {1: ["h"]}, can_sign=False)
     found = load_authority(str(tmp_path / "ca.pem"), str(tmp_path / "ca.key"))
-    assert found.fingerprint == fingerprint((tmp_path / "node-1" / "ca.pem").read_text())
+    assert fingerprint(found.certificate) == fingerprint((tmp_path / "node-1" / "ca.pem").read_text())
     assert not (tmp_path / "node-1" / "ca.key").exists()
 
 

@@ -16,11 +16,12 @@ from quiver.wire.handshake import (
     Hello,
     RefusalCode,
     RequesterHello,
-    check_hello,
+    check_claims,
     encode_hello,
     encode_refusal,
     make_hello,
     make_requester_hello,
+    read_hello,
     refuse,
 )
 from quiver.wire.messages import Produce, Produced
@@ -115,7 +116,7 @@ def test_hello_of_a_program_before_feature_levels_is_of_level_1() -> None:
         reader.received(len(golden))
         frame = reader.next_frame()
         assert frame is not None
-        hello = check_hello(frame, own, lambda _: None)
+        hello = check_claims(read_hello(frame, own), own, lambda _: None)
         assert isinstance(hello, Hello | RequesterHello)
         assert (hello.level_min, hello.level_max) == (1, 1)
 

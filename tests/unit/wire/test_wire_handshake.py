@@ -18,16 +18,18 @@ from quiver.wire.handshake import (
     SENTENCE_LENGTH_MAX,
     HandshakeRefusal,
     Hello,
+    IdentityOf,
     RefusalCode,
     RequesterHello,
-    check_hello,
-    check_peer_hello,
+    check_claims,
+    check_peer_claims,
     check_server_hello,
     decode_refusal,
     encode_hello,
     encode_refusal,
     make_hello,
     make_requester_hello,
+    read_hello,
     refuse,
 )
 
@@ -41,6 +43,14 @@ CALLER = make_requester_hello(name="broker", cluster_id="here", node=NodeId(2), 
 
 def know_nobody(node: NodeId) -> str | None:
     return None
+
+
+def check_hello(frame: Frame, own: Hello, identity_of: IdentityOf) -> Hello | RequesterHello | HandshakeRefusal:
+    return check_claims(read_hello(frame, own), own, identity_of)
+
+
+def check_peer_hello(frame: Frame, own: Hello, dialled: NodeId, identity_of: IdentityOf) -> Hello | HandshakeRefusal:
+    return check_peer_claims(read_hello(frame, own), own, dialled, identity_of)
 
 
 def as_frame(encoded: bytes) -> Frame:

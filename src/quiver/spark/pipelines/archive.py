@@ -203,13 +203,20 @@ def find_offsets(job: Archive, cluster: Cluster, lake: Lake | None) -> tuple[Str
     first = cluster.offsets(job.topic, "earliest")
     ends = cluster.offsets(job.topic, topic_id=first.topic_id)
     incarnation = incarnation_of(cluster.cluster_id, first)
+    return stream_offsets(lake, first, ends, incarnation, stream_id=incarnation, skips_lost=job.is_skip_lost)
+
+
+def stream_offsets(
+    lake: Lake | None, first: TopicOffsets, ends: TopicOffsets, incarnation: str, *, stream_id: str, skips_lost: bool
+) -> tuple[StreamOffset, StreamOffset, int]:
+    """Return where a job goes on that keeps its offsets in a lake, where it ends, and how many records are lost."""
+    topic = ends.topic
     if lake is not None:
         lake.refresh()
-    archived = None if lake is None else lake.archived(job.topic, incarnation, list(ends.offsets))
-    starts, lost = start_offsets(first, ends, archived or {}, skips_lost=job.is_skip_lost)
+    stored = None if lake is None else lake.archived(topic, incarnation, list(ends.offsets))
+    starts, lost = start_offsets(first, ends, stored or {}, skips_lost=skips_lost)
     start, target = (
-        StreamOffset(topics={job.topic: TopicOffset(id=incarnation, p=dict(offsets))})
-        for offsets in (starts, ends.offsets)
+        StreamOffset(topics={topic: TopicOffset(id=stream_id, p=dict(offsets))}) for offsets in (starts, ends.offsets)
     )
     return start, target, lost
 

@@ -26,9 +26,9 @@ from quiver.spark.connections import connection
 from quiver.spark.holds import QueryHold
 from quiver.spark.logs.formats import layout_of_format
 from quiver.spark.offset_reader import OffsetReader
-from quiver.spark.offsets import OffsetRange, StreamOffset, TopicOffset, incarnation_of, limit_records, ranges_between
+from quiver.spark.offsets import OffsetRange, StreamOffset, incarnation_of, limit_records, ranges_between
 from quiver.spark.options import OffsetBound, ReadOptions, parse_duration
-from quiver.spark.pipelines.archive import start_offsets
+from quiver.spark.pipelines.archive import stream_offsets
 from quiver.spark.pipelines.events import EVENTS, FILE_SCHEMA, RECORD_COLUMNS
 from quiver.spark.pipelines.job import Job, JobProgress, JobResult, JobRun
 from quiver.spark.pipelines.lake import (
@@ -145,7 +145,8 @@ class TopicSource:
         ends = self._cluster.offsets(self._job.topic, topic_id=first.topic_id)
         known = incarnation_of(self._cluster.cluster_id, first)
         self.incarnation = str(incarnation_digest(known))
-        return _find(self._job, table, first, ends, stream_id=known, incarnation=self.incarnation)
+        is_skip_lost = self._job.is_skip_lost
+        return stream_offsets(table, first, ends, self.incarnation, stream_id=known, skips_lost=is_skip_lost)
 
     def reader(self) -> RecordReader:
         """Return how tasks read records."""
@@ -191,7 +192,8 @@ class ArchiveSource:
             TopicOffsets(topic=topic, topic_id=TopicId(0), created_ms=0, offsets=offsets) for offsets in (firsts, ends)
         )
         self.incarnation = lake.incarnation(topic)
-        return _find(self._job, table, first, end, stream_id=ARCHIVED, incarnation=self.incarnation)
+        is_skip_lost = self._job.is_skip_lost
+        return stream_offsets(table, first, end, self.incarnation, stream_id=ARCHIVED, skips_lost=is_skip_lost)
 
     def reader(self) -> RecordReader:
         """Return how tasks read records."""
@@ -207,21 +209,6 @@ class ArchiveSource:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def _find(
-    job: Parse, table: Lake | None, first: TopicOffsets, ends: TopicOffsets, *, stream_id: str, incarnation: str
-) -> tuple[StreamOffset, StreamOffset, int]:
-    """Return start and end offsets, and the number of records lost before the start."""
-    if table is not None:
-        table.refresh()
-    parsed = None if table is None else table.archived(job.topic, incarnation, list(ends.offsets))
-    starts, lost = start_offsets(first, ends, parsed or {}, skips_lost=job.is_skip_lost)
-    start, target = (
-        StreamOffset(topics={job.topic: TopicOffset(id=stream_id, p=dict(offsets))})
-        for offsets in (starts, ends.offsets)
-    )
-    return start, target, lost
 
 
 class _ParseRun:
