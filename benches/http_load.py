@@ -1,14 +1,16 @@
 """A minimal HTTP/1.1 load generator: each connection sends one request, waits for the response, and repeats.
 
 It runs in its own process, so that its CPU time is not the server's. It reads one JSON object from standard input
-(`host`, `port`, `seconds`, and `requests`: the bytes of a request for each connection, as Latin-1 text) and prints
-one: the number of responses, by status, the seconds they took in all, and their latencies.
+(`host`, `port`, `seconds`, and `requests`: the bytes of a request for each connection, as Latin-1 text; with `ca_file`,
+the authority of the server's certificate, it speaks TLS) and prints one: the number of responses, by status, the
+seconds they took in all, and their latencies. All connections are open before the clock starts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 import time
 from collections import Counter
@@ -28,7 +30,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._send()
 
     def data_received(self, data: bytes) -> None:
         received = self._received + data if self._received else data
@@ -38,12 +39,12 @@ class Connection(asyncio.Protocol):
             return
         self._received = b""
         self._load.answered(head[9:12], time.perf_counter() - self._sent_at)
-        self._send()
+        self.send()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._load.lost()
 
-    def _send(self) -> None:
+    def send(self) -> None:
         assert self._transport is not None
         self._sent_at = time.perf_counter()
         if self._sent_at < self._load.end:
@@ -56,28 +57,32 @@ class Load:
     """All connections, and the statistics of their responses."""
 
     def __init__(self, requests: list[bytes], seconds: float) -> None:
-        self.begun = time.perf_counter()
-        self._begun_processor_s = time.process_time()
-        self.end = self.begun + seconds
+        self.end = 0.0
+        self._seconds = seconds
         self._requests = requests
         self._open = len(requests)
         self._statuses: Counter[bytes] = Counter()
         self._times_s: list[float] = []
         self._ended = asyncio.Event()
 
-    async def run(self, host: str, port: int) -> dict[str, Any]:
+    async def run(self, host: str, port: int, context: ssl.SSLContext | None) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
-        for request in self._requests:
-            await loop.create_connection(lambda request=request: Connection(request, self), host, port)  # type: ignore[misc] # bound early
+        connections = [Connection(request, self) for request in self._requests]
+        for connection in connections:
+            await loop.create_connection(lambda connection=connection: connection, host, port, ssl=context)
+        begun, begun_processor_s = time.perf_counter(), time.process_time()
+        self.end = begun + self._seconds
+        for connection in connections:
+            connection.send()
         await self._ended.wait()
-        times_s = sorted(self._times_s)
+        seconds, times_s = time.perf_counter() - begun, sorted(self._times_s)
         return {
             "answers": len(times_s),
-            "seconds": time.perf_counter() - self.begun,
+            "seconds": seconds,
             "statuses": {status.decode(): count for status, count in self._statuses.items()},
             "p50_ms": 1000 * times_s[len(times_s) // 2],
             "p99_ms": 1000 * times_s[len(times_s) * 99 // 100],
-            "processor_s": time.process_time() - self._begun_processor_s,
+            "processor_s": time.process_time() - begun_processor_s,
         }
 
     def answered(self, status: bytes, seconds: float) -> None:
@@ -99,9 +104,10 @@ def content_length(head: bytes) -> int:
 def main() -> None:
     order = json.load(sys.stdin)
     requests = [request.encode("latin-1") for request in order["requests"]]
+    context = ssl.create_default_context(cafile=order["ca_file"]) if order.get("ca_file") else None
 
     async def run() -> dict[str, Any]:
-        return await Load(requests, order["seconds"]).run(order["host"], order["port"])
+        return await Load(requests, order["seconds"]).run(order["host"], order["port"], context)
 
     json.dump(asyncio.run(run()), sys.stdout)
 
