@@ -11,6 +11,8 @@ Invariants:
 - `header_crc` covers everything after itself, and is recomputed by each stamp.
 - A decoded header's numbers are within the bounds stated here, so that later code may allocate
   by them.
+- A *sealed* batch exists only on the disk of one replica (`storage/sealing.py`): its payload is encrypted, and its
+  `payload_crc` covers the encrypted bytes. No other reader accepts one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ HEADER_BYTES: Final = 96
 MAGIC: Final = b"QVB1"
 VERSION: Final = 1
 ENCODING_COLUMNAR: Final = 0
+ENCODING_SEALED: Final = 1
+"""The payload is encrypted; on disks only."""
+SEALED_EXTRA_BYTES: Final = 32
+"""How much longer a sealed payload is: a nonce of 12 bytes, the producer's checksum, a tag of 16 bytes."""
 KIND_DATA: Final = 0
 KIND_CONTROL: Final = 1
 
@@ -54,7 +60,10 @@ _STAMP = struct.Struct("<QQqq")
 _HEADER_CRC_POSITION = 4
 _STAMP_POSITION = 8
 _PRODUCER_PART_POSITION = 40
-_PAYLOAD_CRC_POSITION = 92
+_ENCODING_POSITION = 41
+_PAYLOAD_BYTES_POSITION = 48
+PAYLOAD_CRC_POSITION: Final = 92
+"""The producer's checksum directly precedes the payload: both are sealed together."""
 _COMPRESSION_LAST = int(Compression.ZSTD)
 
 
@@ -95,10 +104,13 @@ class BatchHeader(msgspec.Struct, frozen=True):
         return self.kind == KIND_CONTROL
 
 
-def decode_header(buffer: Buffer, position: int = 0, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> BatchHeader:
+def decode_header(
+    buffer: Buffer, position: int = 0, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX, may_be_sealed: bool = False
+) -> BatchHeader:
     """Return the header at `position`, checked; raise `DecodeError` if it is not one.
 
-    Reads the header's bytes only: the payload may be absent, truncated or damaged (see `verify_payload`).
+    Reads the header's bytes only: the payload may be absent, truncated or damaged (see `verify_payload`). A sealed
+    batch is accepted with `may_be_sealed` alone.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise DecodeError(f"{len(buffer) - position} bytes are too few for a batch header")
@@ -108,9 +120,10 @@ def decode_header(buffer: Buffer, position: int = 0, *, payload_bytes_max: int =
     if crc32c(buffer[position + _STAMP_POSITION : position + HEADER_BYTES]) != fields[1]:
         raise DecodeError("the batch header fails its checksum")
     header = BatchHeader(*fields[2:])
-    if header.version != VERSION or header.encoding != ENCODING_COLUMNAR:
+    is_sealed = may_be_sealed and header.encoding == ENCODING_SEALED
+    if header.version != VERSION or (header.encoding != ENCODING_COLUMNAR and not is_sealed):
         raise DecodeError(f"a batch of unknown version {header.version}, encoding {header.encoding}")
-    _check_sizes(header, payload_bytes_max)
+    _check_sizes(header, payload_bytes_max, extra_bytes=SEALED_EXTRA_BYTES if is_sealed else 0)
     _check_numbers(header)
     return header
 
@@ -127,8 +140,8 @@ def encode_header(header: BatchHeader, payload: Buffer) -> bytes:
     Raises `struct.error` if a number does not fit its field.
     """
     encoded = _HEADER.pack(MAGIC, 0, *msgspec.structs.astuple(header)[:-1], 0)
-    payload_crc = crc32c(payload, crc32c(encoded[_PRODUCER_PART_POSITION:_PAYLOAD_CRC_POSITION]))
-    checked = encoded[_STAMP_POSITION:_PAYLOAD_CRC_POSITION] + _CHECKSUM.pack(payload_crc)
+    payload_crc = crc32c(payload, crc32c(encoded[_PRODUCER_PART_POSITION:PAYLOAD_CRC_POSITION]))
+    checked = encoded[_STAMP_POSITION:PAYLOAD_CRC_POSITION] + _CHECKSUM.pack(payload_crc)
     return MAGIC + _CHECKSUM.pack(crc32c(checked)) + checked
 
 
@@ -138,7 +151,7 @@ def verify_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> No
     end = position + HEADER_BYTES + header.payload_bytes
     if len(view) < end:
         raise DecodeError(f"the batch has {header.batch_bytes} bytes and {len(view) - position} are there")
-    producer_part = view[position + _PRODUCER_PART_POSITION : position + _PAYLOAD_CRC_POSITION]
+    producer_part = view[position + _PRODUCER_PART_POSITION : position + PAYLOAD_CRC_POSITION]
     if crc32c(view[position + HEADER_BYTES : end], crc32c(producer_part)) != header.payload_crc:
         raise DecodeError("the batch payload fails its producer's checksum")
 
@@ -155,9 +168,39 @@ def stamp(buffer: Buffer, *, term: Term, index: Index, base_offset: Offset, appe
     return stamped
 
 
-def _check_sizes(header: BatchHeader, payload_bytes_max: int) -> None:
-    payload_bytes, raw_bytes, record_count = header.payload_bytes, header.raw_bytes, header.record_count
-    if payload_bytes > payload_bytes_max or raw_bytes > payload_bytes_max:
+def seal_header(data: Buffer) -> bytearray:
+    """Return the first 92 bytes of the header of a batch's sealed form: all but the payload's checksum.
+
+    `header_crc` is not set: `finish_sealed` does that, once the sealed payload is known.
+    """
+    head = bytearray(memoryview(data)[:PAYLOAD_CRC_POSITION])
+    head[_ENCODING_POSITION] = ENCODING_SEALED
+    _CHECKSUM.pack_into(head, _PAYLOAD_BYTES_POSITION, len(data) - HEADER_BYTES + SEALED_EXTRA_BYTES)
+    return head
+
+
+def finish_sealed(head: bytearray, nonce: bytes, sealed: bytes) -> bytes:
+    """Return a whole sealed batch: the header with both checksums, the nonce, the encrypted bytes with their tag."""
+    payload_crc = crc32c(sealed, crc32c(nonce, crc32c(head[_PRODUCER_PART_POSITION:])))
+    head += _CHECKSUM.pack(payload_crc)
+    _CHECKSUM.pack_into(head, _HEADER_CRC_POSITION, crc32c(head[_STAMP_POSITION:]))
+    return b"".join((head, nonce, sealed))
+
+
+def unseal(data: Buffer, opened: bytes) -> bytes:
+    """Return the batch whose sealed form is `data`, from the bytes that were sealed: checksum and payload."""
+    head = bytearray(memoryview(data)[:PAYLOAD_CRC_POSITION])
+    head[_ENCODING_POSITION] = ENCODING_COLUMNAR
+    _CHECKSUM.pack_into(head, _PAYLOAD_BYTES_POSITION, len(data) - HEADER_BYTES - SEALED_EXTRA_BYTES)
+    checked = head[_STAMP_POSITION:] + opened[: _CHECKSUM.size]
+    _CHECKSUM.pack_into(head, _HEADER_CRC_POSITION, crc32c(checked))
+    return b"".join((head, opened))
+
+
+def _check_sizes(header: BatchHeader, payload_bytes_max: int, *, extra_bytes: int) -> None:
+    raw_bytes, record_count = header.raw_bytes, header.record_count
+    payload_bytes = header.payload_bytes - extra_bytes
+    if not 0 <= payload_bytes <= payload_bytes_max or raw_bytes > payload_bytes_max:
         raise DecodeError(f"a payload of {payload_bytes} bytes, {raw_bytes} raw, exceeds {payload_bytes_max}")
     if header.compression > _COMPRESSION_LAST or (not header.compression and payload_bytes != raw_bytes):
         raise DecodeError(f"compression {header.compression} from {raw_bytes} to {payload_bytes} bytes is impossible")

@@ -11,36 +11,54 @@ raises, any prefix or torn part of them may be on disk, and none of it has been 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quiver.config import LogSettings
 from quiver.metrics import now_s
 from quiver.model import Buffer
 from quiver.record.batch import Batch
+from quiver.record.header import SEALED_EXTRA_BYTES
 from quiver.storage.disk import IOV_MAX, Disk, File
 from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, encode_mark
 from quiver.storage.segment import Segment, segment_name
+
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
 
 class SegmentWrite:
     """The bytes that one flush writes to one segment file."""
 
-    __slots__ = ("buffers", "footer", "is_new", "name", "position")
+    __slots__ = ("buffers", "footer", "is_new", "name", "position", "to_seal")
 
     def __init__(self, segment: Segment, *, is_new: bool) -> None:
         self.name = segment.name
         self.is_new = is_new
         self.position = 0 if is_new else segment.size_bytes
         self.buffers: list[Buffer] = [segment.header.encode()] if is_new else []
+        self.to_seal: list[tuple[int, int]] = []
+        """Of an encrypted log: which of the buffers are batches, and their indexes."""
         self.footer: bytes | None = None
+
+    def add_to_seal(self, batch: Batch) -> None:
+        """Append a batch that is to be sealed when the flush runs."""
+        self.to_seal.append((len(self.buffers), batch.header.index))
+        self.buffers.append(batch.data)
+
+    def seal(self, cipher: LogCipher) -> None:
+        """Replace the batches by their sealed forms; takes time, so it runs in the executor."""
+        for at, index in self.to_seal:
+            self.buffers[at] = cipher.seal_batch(self.buffers[at], index)
 
 
 class Flush:
     """The file writes of one flush."""
 
-    def __init__(self, disk: Disk, directory: str, *, sync: bool) -> None:
+    def __init__(self, disk: Disk, directory: str, *, sync: bool, cipher: LogCipher | None = None) -> None:
         self._disk = disk
         self._directory = directory
         self._sync = sync
+        self._cipher = cipher
         self.writes: list[SegmentWrite] = []
         self.begun_s = 0.0
         """When a thread began to run it."""
@@ -62,6 +80,8 @@ class Flush:
         return file
 
     def _write_segment(self, file: File, write: SegmentWrite) -> None:
+        if self._cipher is not None:
+            write.seal(self._cipher)
         buffers = write.buffers if write.footer is None else [*write.buffers, write.footer]
         begun_s = now_s()
         write_all(file, buffers, write.position)
@@ -79,10 +99,13 @@ class Flush:
 class FlushPlanner:
     """Assigns file positions to batches. Owns the active segment's bookkeeping for its log."""
 
-    def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
+    def __init__(self, disk: Disk, directory: str, settings: LogSettings, *, cipher: LogCipher | None = None) -> None:
         self._disk = disk
         self._directory = directory
         self._settings = settings
+        self._cipher = cipher
+        self._extra_bytes = 0 if cipher is None else SEALED_EXTRA_BYTES
+        """How many bytes longer a batch is on disk."""
         self.synced_bytes = SEGMENT_HEADER_BYTES
         """Bytes at the start of the active segment's file that are known to be synced."""
         self.marked_bytes = SEGMENT_HEADER_BYTES
@@ -90,15 +113,18 @@ class FlushPlanner:
 
     def plan(self, segments: list[Segment], batches: Sequence[Batch], *, now_ms: int, sync: bool) -> Flush:
         """Plan the append of batches, rolling segments when due; extends `segments` and their bookkeeping."""
-        flush = Flush(self._disk, self._directory, sync=sync)
+        flush = Flush(self._disk, self._directory, sync=sync, cipher=self._cipher)
         active = segments[-1]
         if not active.is_sealed:
             flush.writes.append(self._begin_write(active))
         for batch in batches:
-            size_bytes = len(batch.data)
+            size_bytes = len(batch.data) + self._extra_bytes
             if active.is_sealed or self._must_roll(active, size_bytes, now_ms):
                 active = self._roll(flush, segments, now_ms)
-            flush.writes[-1].buffers.append(batch.data)
+            if self._cipher is None:
+                flush.writes[-1].buffers.append(batch.data)
+            else:
+                flush.writes[-1].add_to_seal(batch)
             active.add(
                 batch.header,
                 position=active.size_bytes,

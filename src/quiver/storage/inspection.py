@@ -27,7 +27,7 @@ from quiver.storage.hardstate import HARD_STATE_NAME, read_slots
 from quiver.storage.recovery import TEMPORARY_SUFFIX, recover
 from quiver.storage.scan import BadRange, SegmentFrame, walk
 from quiver.storage.segment import Segment, is_segment_name
-from quiver.storage.snapshots import CHECKPOINT_NAME, decode_snapshot, is_snapshot_name
+from quiver.storage.snapshots import CHECKPOINT_NAME, is_snapshot_name, read_snapshot
 
 _INDEX_INTERVAL_BYTES = 64 * 1024
 """Index interval of the dry run's recovery; affects only the speed of finding an entry."""
@@ -235,7 +235,7 @@ class _Inspector:
             data = file.read(file.size(), 0)
             file.close()
             try:
-                snapshot = decode_snapshot(data)
+                snapshot, _ = read_snapshot(data)
             except DecodeError as error:
                 self._damage.append(LogFinding(name=name, first_position=0, end_position=len(data), reason=str(error)))
                 continue
@@ -262,7 +262,7 @@ class _Inspector:
         data = file.read(file.size(), 0)
         file.close()
         try:
-            decode_snapshot(data)
+            read_snapshot(data)
         except DecodeError as error:
             self._notes.append(f"{CHECKPOINT_NAME}: {error}; the next start ignores it and takes longer")
 

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +35,9 @@ from quiver.storage.segment import Segment, segment_name
 from quiver.storage.tail import TailBudget, TailCache
 from quiver.storage.truncation import remove_prefix, replace_segments
 from quiver.storage.writer import LogTimings, LogWriter
+
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
 BEGINNING = Offset(0)
 
@@ -68,6 +72,7 @@ class Log:
         settings: LogSettings,
         tails: TailBudget | None,
         timings: LogTimings | None = None,
+        cipher: LogCipher | None = None,
     ) -> None:
         self.directory = directory
         self.damage = recovery.damage
@@ -82,6 +87,7 @@ class Log:
         self._clock = clock
         self._settings = settings
         self._tails = tails
+        self._cipher = cipher
         self._segments = recovery.segments
         self._writer = LogWriter(
             directory,
@@ -93,6 +99,7 @@ class Log:
             timings=timings or LogTimings(),
             report_durable=self._handle_durable,
             report_failure=self._handle_failure,
+            cipher=cipher,
         )
         self._truncations = 0
         self._removing: frozenset[Segment] = frozenset()
@@ -111,6 +118,7 @@ class Log:
         settings: LogSettings,
         tails: TailBudget | None = None,
         timings: LogTimings | None = None,
+        cipher: LogCipher | None = None,
         discard_damage: bool = False,
         verify: bool = False,
     ) -> Log:
@@ -123,7 +131,7 @@ class Log:
 
         Recovery trusts the footer of a sealed segment; with `verify` it reads every segment completely, as it should
         after a read that found damage. Logs of one node share `tails`, the memory for their newest batches, and
-        `timings`.
+        `timings`. With `cipher` every entry is encrypted on disk, and an entry that is not is damage.
 
         Raises:
             DamageError: the start of the log cannot be determined; nothing was changed.
@@ -143,6 +151,7 @@ class Log:
                 settings=settings,
                 tails=tails,
                 timings=timings,
+                cipher=cipher,
             )
             log.damage = damage
             if damage and not discard_damage:
@@ -349,7 +358,7 @@ class Log:
         part = SegmentRange([segment], segment.position_before_index(index), segment.size_bytes)
         read_filter = ReadFilter(first_index=index, end_index=index + 1, bytes_max=1)
         try:
-            return read_batches(self._disk, self.directory, part, read_filter)[0].header.base_offset
+            return read_batches(self._disk, self.directory, part, read_filter, self._cipher)[0].header.base_offset
         except OSError as error:
             raise StorageError(f"{self.directory}: entry {index} cannot be read: {error}") from error
 
@@ -541,7 +550,7 @@ class Log:
         truncations, segments = self._truncations, self._segments[at:]
         part = SegmentRange(segments, first_position, segments[-1].size_bytes)
         try:
-            work = partial(read_batches, self._disk, self.directory, part, read_filter)
+            work = partial(read_batches, self._disk, self.directory, part, read_filter, self._cipher)
             found = await self._executor.submit(work, lane)
         except (DamageError, FileNotFoundError) as error:
             if truncations != self._truncations or segments[0] not in self._segments:

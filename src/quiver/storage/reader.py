@@ -3,22 +3,26 @@
 Blocking functions over a list of segments and a disk, run in the executor concurrently with appends, truncation and
 retention. Each read opens its files itself, so no handle is kept open or counted: a file that retention has removed is
 not found, and the log turns that into `TrimmedError`. Only whole, intact batches are returned, each a view of the
-chunk that one read returned: one copy.
+chunk that one read returned: one copy. Batches of an encrypted log are decrypted here, after the checksum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from quiver.errors import DamageError
+from quiver.errors import DamageError, DecodeError
 from quiver.record.batch import Batch
-from quiver.record.header import BatchHeader
+from quiver.record.header import ENCODING_SEALED, BatchHeader
 from quiver.storage.disk import Disk
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
 from quiver.storage.scan import CHUNK_BYTES_MAX, BadFrame, SegmentFrame, scan_entries
 from quiver.storage.segment import NO_TIMESTAMP, Segment
+
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
 CHUNK_BYTES_MIN = 4096
 """The smallest disk read: one page."""
@@ -105,24 +109,28 @@ def _collect(found: list[Batch], batches: Iterable[Batch], read_filter: ReadFilt
             return
 
 
-def read_batches(disk: Disk, directory: str, part: SegmentRange, read_filter: ReadFilter) -> list[Batch]:
-    """Return the matching batches of a part of a log.
+def read_batches(
+    disk: Disk, directory: str, part: SegmentRange, read_filter: ReadFilter, cipher: LogCipher | None = None
+) -> list[Batch]:
+    """Return the matching batches of a part of a log, decrypted if it has a cipher.
 
     Raises:
-        DamageError: the next batch fails its checksum.
+        DamageError: the next batch fails its checksum, or cannot be decrypted.
         FileNotFoundError: a segment was removed meanwhile.
     """
     chunk_bytes = min(max(read_filter.bytes_max, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
-    return filter_batches(_batches(disk, directory, part, chunk_bytes), read_filter)
+    return filter_batches(_batches(disk, directory, part, chunk_bytes, cipher), read_filter)
 
 
-def _batches(disk: Disk, directory: str, part: SegmentRange, chunk_bytes: int) -> Iterator[Batch]:
+def _batches(
+    disk: Disk, directory: str, part: SegmentRange, chunk_bytes: int, cipher: LogCipher | None
+) -> Iterator[Batch]:
     expected: int | None = None
     for segment, first_position, end_position in _files(part):
         file = disk.open(f"{directory}/{segment.name}")
         try:
             for frame in scan_entries(file, first_position, end_position, chunk_bytes=chunk_bytes):
-                batch = _checked(segment, frame, expected)
+                batch = _checked(segment, frame, expected, cipher)
                 if batch is not None:
                     expected = batch.header.index + 1
                     yield batch
@@ -139,7 +147,9 @@ def _files(part: SegmentRange) -> Iterator[tuple[Segment, int, int]]:
         first_position = SEGMENT_HEADER_BYTES
 
 
-def _checked(segment: Segment, frame: SegmentFrame | BadFrame, expected: int | None) -> Batch | None:
+def _checked(
+    segment: Segment, frame: SegmentFrame | BadFrame, expected: int | None, cipher: LogCipher | None
+) -> Batch | None:
     if isinstance(frame, BadFrame):
         raise DamageError(f"{segment.name}: byte {frame.position}: {frame.reason}")
     if frame.header is None:
@@ -148,4 +158,17 @@ def _checked(segment: Segment, frame: SegmentFrame | BadFrame, expected: int | N
         raise DamageError(
             f"{segment.name}: byte {frame.position}: found entry {frame.header.index}, expected {expected}"
         )
-    return Batch(frame.data, frame.header)
+    if cipher is None and frame.header.encoding != ENCODING_SEALED:
+        return Batch(frame.data, frame.header)
+    return _opened(segment, frame, frame.header, cipher)
+
+
+def _opened(segment: Segment, frame: SegmentFrame, header: BatchHeader, cipher: LogCipher | None) -> Batch:
+    if cipher is None:
+        raise DamageError(
+            f"{segment.name}: byte {frame.position}: entry {header.index} is encrypted, but its log is not"
+        )
+    try:
+        return cipher.open_batch(frame.data, header)
+    except DecodeError as error:
+        raise DamageError(f"{segment.name}: byte {frame.position}: {error}") from error

@@ -93,7 +93,7 @@ def decode_frame(data: bytes, at: int, *, base: int = 0) -> SegmentFrame | BadFr
     try:
         if data.startswith(MARK_MAGIC, at):
             return SegmentFrame(base + at, base + at + MARK_BYTES, None, _NO_DATA, decode_mark(data, at))
-        header = decode_header(data, at)
+        header = decode_header(data, at, may_be_sealed=True)
         end = at + HEADER_BYTES + header.payload_bytes
         if end > len(data):
             return BadFrame(base + at, "the batch crosses the end of the data", header)
@@ -266,7 +266,7 @@ def _is_mark(file: File, position: int, end: int) -> bool:
 
 def _is_batch(file: File, position: int, end: int, bad: BadFrame, next_index: int) -> bool:
     try:
-        header = decode_header(file.read(max(0, min(HEADER_BYTES, end - position)), position))
+        header = decode_header(file.read(max(0, min(HEADER_BYTES, end - position)), position), may_be_sealed=True)
     except DecodeError:
         return False
     entries_between_max = (position - bad.position) // HEADER_BYTES

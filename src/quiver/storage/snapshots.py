@@ -6,11 +6,15 @@ contains them.
 
 A checkpoint is a snapshot under its own file name that only makes a restart faster. The log does not depend on it, and
 a restart ignores a checkpoint that is missing, damaged or inconsistent with the log. All methods block.
+
+Beside an encrypted log the state of each is encrypted, too: version 2. Only this store reads that version; a snapshot
+that is sent to another member is always plain.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,12 +26,18 @@ from quiver.storage.flush import write_all
 from quiver.storage.recovery import TEMPORARY_SUFFIX
 from quiver.storage.truncation import remove_durably
 
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
+
 SNAPSHOTS_KEPT = 2
 CHECKPOINT_NAME = "checkpoint"
 _PREFIX = "snapshot-"
 _MAGIC = b"QVSN"
 _VERSION = 1
+_VERSION_SEALED = 2
 _HEADER = struct.Struct("<4sIB3xQQqQ")
+_NUMBERS = struct.Struct("<B3xQQq")
+"""The part of the header that is authenticated with an encrypted state."""
 _CHECKSUM_END = 8
 
 
@@ -40,15 +50,34 @@ class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The offset of the first record after `last_index`."""
     state: bytes
 
-    def encode(self) -> bytes:
+    def encode(self, cipher: LogCipher | None = None) -> bytes:
         """Return the file's bytes."""
-        body = _HEADER.pack(_MAGIC, 0, _VERSION, self.last_index, self.last_term, self.end_offset, len(self.state))
-        body += self.state
-        return body[:4] + crc32c(body[_CHECKSUM_END:]).to_bytes(4, "little") + body[_CHECKSUM_END:]
+        version = _VERSION if cipher is None else _VERSION_SEALED
+        numbers = _NUMBERS.pack(version, self.last_index, self.last_term, self.end_offset)
+        state = self.state if cipher is None else cipher.seal_snapshot(self.state, numbers)
+        body = numbers + len(state).to_bytes(8, "little") + state
+        return _MAGIC + crc32c(body).to_bytes(4, "little") + body
 
 
-def decode_snapshot(data: Buffer) -> StoredSnapshot:
-    """Decode the bytes of a snapshot file.
+def decode_snapshot(data: Buffer, cipher: LogCipher | None = None) -> StoredSnapshot:
+    """Decode the bytes of a snapshot file, and decrypt its state if there is a cipher.
+
+    Raises:
+        DecodeError: wrong length, magic, version or checksum; with a cipher, also a state that it cannot open.
+    """
+    snapshot, version = read_snapshot(data)
+    if version == _VERSION_SEALED and cipher is None:
+        raise DecodeError("snapshot: it is encrypted, but its log is not")
+    if cipher is None:
+        return snapshot
+    if version != _VERSION_SEALED:
+        raise DecodeError("snapshot: it is not encrypted, but its log is")
+    state = cipher.open_snapshot(snapshot.state, bytes(data[_CHECKSUM_END : _CHECKSUM_END + _NUMBERS.size]))
+    return msgspec.structs.replace(snapshot, state=state)
+
+
+def read_snapshot(data: Buffer) -> tuple[StoredSnapshot, int]:
+    """Return the content of a snapshot file as it is stored, encrypted or not, and its version.
 
     Raises:
         DecodeError: wrong length, magic, version or checksum.
@@ -58,18 +87,19 @@ def decode_snapshot(data: Buffer) -> StoredSnapshot:
     magic, checksum, version, last_index, last_term, end_offset, length = _HEADER.unpack_from(data)
     if magic != _MAGIC or crc32c(data[_CHECKSUM_END:]) != checksum:
         raise DecodeError("snapshot: wrong magic or checksum")
-    if version != _VERSION or length != len(data) - _HEADER.size:
+    if version not in (_VERSION, _VERSION_SEALED) or length != len(data) - _HEADER.size:
         raise DecodeError(f"snapshot: unsupported version {version}, or wrong length {length} of its state")
     state = bytes(data[_HEADER.size :])
-    return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state)
+    return StoredSnapshot(last_index=last_index, last_term=last_term, end_offset=end_offset, state=state), version
 
 
 class SnapshotStore:
     """The snapshots of one log directory."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, *, cipher: LogCipher | None = None) -> None:
         self._disk = disk
         self._directory = directory
+        self._cipher = cipher
 
     def save(self, snapshot: StoredSnapshot) -> None:
         """Add a snapshot and remove all but the newest `SNAPSHOTS_KEPT`. On disk after this returns: `snapshot`."""
@@ -127,7 +157,7 @@ class SnapshotStore:
             self._disk.remove(temporary)  # left by a save that failed
         file = self._disk.open(temporary, create=True)
         try:
-            write_all(file, [snapshot.encode()], 0)
+            write_all(file, [snapshot.encode(self._cipher)], 0)
             file.sync()
         finally:
             file.close()
@@ -137,7 +167,7 @@ class SnapshotStore:
     def _load(self, name: str) -> StoredSnapshot:
         file = self._disk.open(f"{self._directory}/{name}")
         try:
-            return decode_snapshot(file.read(file.size(), 0))
+            return decode_snapshot(file.read(file.size(), 0), self._cipher)
         finally:
             file.close()
 

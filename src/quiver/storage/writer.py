@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from quiver.clock import Clock
 from quiver.config import LogSettings
@@ -30,6 +30,9 @@ from quiver.storage.flush import Flush, FlushPlanner, write_all
 from quiver.storage.scan import CHUNK_BYTES
 from quiver.storage.segment import Segment
 from quiver.storage.truncation import replace_segments, truncate_suffix
+
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
 T = TypeVar("T")
 _Done = asyncio.Future[None]
@@ -84,6 +87,7 @@ class LogWriter:
         timings: LogTimings,
         report_durable: Callable[[Index], None],
         report_failure: Callable[[StorageError], None],
+        cipher: LogCipher | None = None,
     ) -> None:
         self.segments = segments
         self.durable_end = segments[-1].end_index
@@ -97,7 +101,7 @@ class LogWriter:
         self._timings = timings
         self._report_durable = report_durable
         self._report_failure = report_failure
-        self._planner = FlushPlanner(disk, directory, settings)
+        self._planner = FlushPlanner(disk, directory, settings, cipher=cipher)
         self._file: File | None = None
         self._pending: list[Batch] = []
         self._pending_since_s = 0.0

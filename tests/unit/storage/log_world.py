@@ -12,6 +12,7 @@ from quiver.model import Index, Offset, Term
 from quiver.record import Batch, build_batch, build_control_batch, stamp
 from quiver.storage import Lane, Log, TailBudget
 from quiver.storage.executor import overloaded
+from quiver.storage.sealing import LogCipher
 from quiver.testing import PowerLoss, SimulatedDisk
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ def open_log(
     discard_damage: bool = False,
     verify: bool = False,
     tails: TailBudget | None = None,
+    cipher: LogCipher | None = None,
 ) -> Log:
     return Log.open(
         DIRECTORY,
@@ -105,6 +107,7 @@ def open_log(
         discard_damage=discard_damage,
         verify=verify,
         tails=tails,
+        cipher=cipher,
     )
 
 

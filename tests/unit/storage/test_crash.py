@@ -27,20 +27,26 @@ from log_world import (
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.record import Batch
 from quiver.storage import HardStateFile, Log, SnapshotStore, StoredHardState, StoredSnapshot
+from quiver.storage.sealing import LogCipher
 from quiver.testing import PowerLoss, SimulatedDisk
 from quiver.testing.disk_faults import Moment
 
 MOMENTS: tuple[Moment, ...] = ("before", "during", "after")
 SEEDS = 12
 """How often each crash point is tried, each time with another choice of what the disk forgets."""
+SEEDS_ENCRYPTED = 2
+"""The same for an encrypted log, whose order of operations is the same."""
 PAIRS = 1500
 """How many pairs of crashes are drawn, the second during recovery or soon after."""
+PAIRS_ENCRYPTED = 200
+PLAIN_OR_ENCRYPTED = pytest.mark.parametrize("cipher", [None, LogCipher(bytes(range(32)))], ids=["plain", "encrypted"])
 
 
 class Ledger:
     """What a crashed log must, and what it may, hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, cipher: LogCipher | None = None) -> None:
+        self.cipher = cipher
         self.allowed: dict[int, set[bytes]] = {}
         self.required: dict[int, bytes] = {}
         self.first_index_min = 1
@@ -76,7 +82,7 @@ class Workload:
         self.disk, self.ledger, self.executor = disk, ledger, executor
 
     async def run(self) -> None:
-        log = open_log(self.disk, executor=self.executor)
+        log = open_log(self.disk, executor=self.executor, cipher=self.ledger.cipher)
         await self.append(log, b"one", b"two" * 50)
         self.save_hard_state(StoredHardState(term=Term(1), vote=NodeId(1)))
         await self.append(log, *[b"%d-" % n * 20 for n in range(6)])
@@ -91,7 +97,7 @@ class Workload:
         self.save_hard_state(StoredHardState(term=Term(3), vote=NodeId(2), membership=b"m" * 600))
         await self.append(log, *[b"after the cut %d" % n * 9 for n in range(8)])
         await log.close()
-        log = open_log(self.disk, executor=self.executor)
+        log = open_log(self.disk, executor=self.executor, cipher=self.ledger.cipher)
         await self.trim(log)
         self.save_snapshot(
             StoredSnapshot(last_index=Index(8), last_term=Term(3), end_offset=Offset(8), state=b"t" * 90)
@@ -156,7 +162,7 @@ class Workload:
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         self.ledger.snapshots.append(snapshot)
-        SnapshotStore(self.disk, DIRECTORY).save(snapshot)
+        SnapshotStore(self.disk, DIRECTORY, cipher=self.ledger.cipher).save(snapshot)
         self.ledger.snapshots = [snapshot]
 
 
@@ -179,23 +185,23 @@ async def run_until_power_loss(executor: InlineExecutor, work: Callable[[], Awai
 
 async def check_and_go_on(disk: SimulatedDisk, ledger: Ledger, executor: InlineExecutor) -> None:
     """Open what a crash left, check it against the ledger, append again, restart, check again."""
-    log = open_log(disk, executor=executor)
+    log = open_log(disk, executor=executor, cipher=ledger.cipher)
     await ledger.check(log)
     check_small_state(disk, ledger)
     workload = Workload(disk, ledger, executor)
     await workload.append(log, b"appended after recovery", b"again" * 60)
     await ledger.check(log)
-    log = open_log(disk, executor=executor)
+    log = open_log(disk, executor=executor, cipher=ledger.cipher)
     await ledger.check(log)
     await workload.append(log, b"and once more")
     await log.close()
-    await ledger.check(open_log(disk, executor=executor))
+    await ledger.check(open_log(disk, executor=executor, cipher=ledger.cipher))
 
 
 def check_small_state(disk: SimulatedDisk, ledger: Ledger) -> None:
     state = HardStateFile(disk, DIRECTORY).load()
     assert state in ledger.hard_states or (state is None and len(ledger.hard_states) <= 1)
-    snapshot, warnings = SnapshotStore(disk, DIRECTORY).load_newest()
+    snapshot, warnings = SnapshotStore(disk, DIRECTORY, cipher=ledger.cipher).load_newest()
     assert warnings == ()
     assert snapshot in ledger.snapshots or (snapshot is None and len(ledger.snapshots) <= 1)
 
@@ -218,23 +224,25 @@ def count_operations() -> int:
 OPERATIONS = count_operations()
 
 
+@PLAIN_OR_ENCRYPTED
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_crash_at_every_operation_keeps_every_promise(moment: Moment) -> None:
+def test_crash_at_every_operation_keeps_every_promise(moment: Moment, cipher: LogCipher | None) -> None:
     async def crash_everywhere() -> None:
         for operation in range(1, OPERATIONS + 1):
-            for seed in range(SEEDS):
-                disk, ledger = SimulatedDisk(), Ledger()
+            for seed in range(SEEDS if cipher is None else SEEDS_ENCRYPTED):
+                disk, ledger = SimulatedDisk(), Ledger(cipher)
                 assert await crash_at(disk, ledger, operation, moment, seed)
                 await check_and_go_on(disk, ledger, InlineExecutor())
 
     asyncio.run(crash_everywhere())
 
 
-def test_second_crash_during_recovery_or_right_after_keeps_every_promise() -> None:
+@PLAIN_OR_ENCRYPTED
+def test_second_crash_during_recovery_or_right_after_keeps_every_promise(cipher: LogCipher | None) -> None:
     async def crash_twice() -> None:
         rng = random.Random("pairs")
-        for _ in range(PAIRS):
-            disk, ledger = SimulatedDisk(), Ledger()
+        for _ in range(PAIRS if cipher is None else PAIRS_ENCRYPTED):
+            disk, ledger = SimulatedDisk(), Ledger(cipher)
             await crash_at(disk, ledger, 1 + rng.randrange(OPERATIONS), rng.choice(MOMENTS), rng.randrange(1 << 30))
             executor = InlineExecutor()
             disk.crash_after(1 + rng.randrange(25), moment=rng.choice(MOMENTS))
@@ -245,11 +253,12 @@ def test_second_crash_during_recovery_or_right_after_keeps_every_promise() -> No
     asyncio.run(crash_twice())
 
 
-def test_cut_at_every_byte_of_the_last_batches_loses_only_what_was_cut() -> None:
+@PLAIN_OR_ENCRYPTED
+def test_cut_at_every_byte_of_the_last_batches_loses_only_what_was_cut(cipher: LogCipher | None) -> None:
     async def cut_everywhere() -> None:
-        source, ledger = SimulatedDisk(), Ledger()
+        source, ledger = SimulatedDisk(), Ledger(cipher)
         executor = InlineExecutor()
-        log = open_log(source, executor=executor)
+        log = open_log(source, executor=executor, cipher=cipher)
         workload = Workload(source, ledger, executor)
         await workload.append(log, b"kept")
         kept_bytes = len(source.read_file(f"{DIRECTORY}/{1:020d}.log"))
@@ -257,11 +266,11 @@ def test_cut_at_every_byte_of_the_last_batches_loses_only_what_was_cut() -> None
         await workload.append(log, b"y" * 90, b"z" * 11)
         path = f"{DIRECTORY}/{1:020d}.log"
         whole = source.read_file(path)
-        for length in range(kept_bytes, len(whole)):
+        for length in range(kept_bytes, len(whole), 1 if cipher is None else 5):
             for filler in (b"", bytes(len(whole) - length)):
                 disk = source.clone()
                 disk.write_file(path, whole[:length] + filler)
-                expected = Ledger()
+                expected = Ledger(cipher)
                 expected.allowed = {index: set(data) for index, data in ledger.allowed.items()}
                 expected.required = {1: ledger.required[1]}
                 await check_and_go_on(disk, expected, InlineExecutor())
