@@ -525,7 +525,7 @@ def _find_cluster(
     certificate_file = key_file = ""
     load_token: Callable[[], str] | None = None
     try:
-        from quiver.contexts import find_token, resolve
+        from quiver.contexts import find_credentials, resolve
     except ImportError:  # this file was copied into a program: neither environment nor contexts are known
         texts = texts or [DEFAULT_ADDRESS]
         is_tls = bool(ca_file) or any(text.lower().startswith("https://") for text in texts)
@@ -534,7 +534,9 @@ def _find_cluster(
         target = resolve(texts, ca_file=ca_file, token_file=token_file)
         texts, is_tls, ca_file = list(target.addresses), target.is_tls, target.ca_file
         certificate_file, key_file = target.certificate_file, target.key_file
-        source = find_token(target, token)
+        if not token and (target.user or target.password_file):
+            raise ValueError("HTTP takes tokens, not passwords: pass token_file, or set QUIVER_TOKEN_FILE")
+        source = find_credentials(target, token=token)
         load_token = None if source is None else lambda: source.load().reveal()
     if not is_tls:
         return texts, None, load_token

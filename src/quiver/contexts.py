@@ -1,16 +1,19 @@
-"""Names a cluster: turns what a user said into addresses, TLS files and a token, the same way for every client.
+"""Names a cluster: turns what a user said into addresses, TLS files and credentials, the same way for every client.
 
 The command line, `quiver.connect`, the Spark data source, pipelines and the classic library all call `resolve`. Each
 value comes from the first of these that has it: an argument, a context that an argument names, the environment
-(`QUIVER_URL`, `QUIVER_CA_FILE`, `QUIVER_CERT_FILE`, `QUIVER_KEY_FILE`, `QUIVER_TOKEN_FILE`), the context in use
-(`QUIVER_CONTEXT`, or `quiver context use`), the default. The context in use is ignored once an argument or `QUIVER_URL`
-names the cluster: its token is for its own cluster.
+(`QUIVER_URL`, `QUIVER_CA_FILE`, `QUIVER_CERT_FILE`, `QUIVER_KEY_FILE`, `QUIVER_TOKEN_FILE`, `QUIVER_USER`,
+`QUIVER_PASSWORD_FILE`), the context in use (`QUIVER_CONTEXT`, or `quiver context use`), the default. The context in use
+is ignored once an argument or `QUIVER_URL` names the cluster: its token is for its own cluster.
+
+A client proves who it is by a token, or by a user's password. The first source that has either decides which; those
+after it add what is missing, such as the file of a password, but not the other kind.
 
 The scheme of an address decides about encryption: `https://` is never plain text and `http://` is never encrypted. An
 address without a scheme, or with `quiver://`, is encrypted if TLS was asked for or a TLS file was given. A token is
-sent in plain text to no other machine; `find_token` refuses that before anything is sent.
+sent in plain text to no other machine; `find_credentials` refuses that before anything is sent.
 
-Contexts name files of tokens, never tokens. They live in one file that only its owner can read:
+Contexts name files of tokens and passwords, never these. They live in one file that only its owner can read:
 `$XDG_CONFIG_HOME/quiver/contexts.json`. It is replaced as a whole, so that a crash leaves the old or the new one.
 """
 
@@ -24,7 +27,7 @@ from typing import Final
 import msgspec
 
 from quiver.errors import ConfigError, NotFoundError, RequestError
-from quiver.security.secrets import Secret, TokenSource, check_channel, parse_secret
+from quiver.security.secrets import CredentialSource, PasswordSource, Secret, TokenSource, parse_secret
 
 DEFAULT_URL: Final = "http://127.0.0.1:8002"
 URL_VARIABLE: Final = "QUIVER_URL"
@@ -34,8 +37,10 @@ _FILE_VARIABLES: Final = {
     "certificate_file": "QUIVER_CERT_FILE",
     "key_file": "QUIVER_KEY_FILE",
     "token_file": "QUIVER_TOKEN_FILE",
+    "password_file": "QUIVER_PASSWORD_FILE",
 }
-VARIABLES: Final = frozenset((URL_VARIABLE, CONTEXT_VARIABLE, *_FILE_VARIABLES.values()))
+USER_VARIABLE: Final = "QUIVER_USER"
+VARIABLES: Final = frozenset((URL_VARIABLE, CONTEXT_VARIABLE, USER_VARIABLE, *_FILE_VARIABLES.values()))
 """The environment variables of clients; a node ignores them."""
 
 FILE_VERSION: Final = 1
@@ -44,7 +49,7 @@ _FILE_BYTES_MAX: Final = 1 << 20
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A cluster under a name: its addresses, TLS files and the file of a token."""
+    """A cluster under a name: its addresses, TLS files, and the file of a token, or a user and that of a password."""
 
     addresses: tuple[str, ...]
     tls: bool = False
@@ -52,6 +57,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     certificate_file: str = ""
     key_file: str = ""
     token_file: str = ""
+    user: str = ""
+    password_file: str = ""
 
 
 class ContextFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +78,8 @@ class ClusterTarget(msgspec.Struct, frozen=True, kw_only=True):
     certificate_file: str = ""
     key_file: str = ""
     token_file: str = ""
+    user: str = ""
+    password_file: str = ""
     source: str = "argument"
 
 
@@ -83,12 +92,15 @@ def resolve(
     certificate_file: str = "",
     key_file: str = "",
     token_file: str = "",
+    user: str = "",
+    password_file: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> ClusterTarget:
     """Return the cluster that the arguments, the environment and the contexts name; None or empty means "not said".
 
     Raises:
-        RequestError: the addresses are empty or contradict each other or the TLS arguments (`bad_address`).
+        RequestError: the addresses are empty or contradict each other or the TLS arguments (`bad_address`), or one
+            source has a token and a user (`bad_credentials`).
         NotFoundError: there is no context of that name (`unknown_context`).
         ConfigError: the file of contexts cannot be read.
     """
@@ -103,17 +115,23 @@ def resolve(
         certificate_file=certificate_file,
         key_file=key_file,
         token_file=token_file,
+        user=user,
+        password_file=password_file,
     )
     sources = [("argument", said)]
     if context:
         sources.append((f"context {context!r}", find_context(context, environment)))
     url = split_addresses(environment.get(URL_VARIABLE, ""))
     files = {field: environment.get(variable, "") for field, variable in _FILE_VARIABLES.items()}
-    sources.append(("environment", msgspec.structs.replace(Context(addresses=url), **files)))
+    sources.append(("environment", msgspec.structs.replace(_said(url, environment), **files)))
     if not context:
         sources.extend(_context_in_use(environment, is_needed=not given and not url))
     sources.append(("default", Context(addresses=(DEFAULT_URL,))))
     return _combine(sources)
+
+
+def _said(url: tuple[str, ...], environment: Mapping[str, str]) -> Context:
+    return Context(addresses=url, user=environment.get(USER_VARIABLE, ""))
 
 
 def _context_in_use(environment: Mapping[str, str], *, is_needed: bool) -> Iterable[tuple[str, Context]]:
@@ -141,34 +159,86 @@ def _combine(sources: list[tuple[str, Context]]) -> ClusterTarget:
             code="bad_address",
         )
     is_tls = bool(secure) or (not plain and asked_at < len(contexts))
+    is_by_token = _is_by_token(sources)
     return ClusterTarget(
         addresses=chosen.addresses,
         is_tls=is_tls,
         ca_file=_first(one.ca_file for one in contexts) if is_tls else "",
         certificate_file=_first(one.certificate_file for one in contexts) if is_tls else "",
         key_file=_first(one.key_file for one in contexts) if is_tls else "",
-        token_file=_first(one.token_file for one in contexts),
+        token_file=_first(one.token_file for one in contexts) if is_by_token else "",
+        user="" if is_by_token else _first(one.user for one in contexts),
+        password_file="" if is_by_token else _first(one.password_file for one in contexts),
         source=name,
     )
 
 
-def find_token(target: ClusterTarget, token: str | Secret = "") -> TokenSource | None:
-    """Return the token of a cluster, or the file that holds it; None: connect without one. A `token` overrides a file.
+def _is_by_token(sources: Iterable[tuple[str, Context]]) -> bool:
+    """Return whether the first source that has a credential has a token, and not a user or password."""
+    for name, one in sources:
+        has_password = bool(one.user or one.password_file)
+        if one.token_file and has_password:
+            raise RequestError(
+                f"a token file and a user or password file are both given ({name}): give one of them",
+                code="bad_credentials",
+            )
+        if one.token_file or has_password:
+            return not has_password
+    return False
+
+
+def find_credentials(
+    target: ClusterTarget, *, token: str | Secret = "", password: str | Secret = ""
+) -> CredentialSource | None:
+    """Return the token or password of a client, or the file that holds it; None: connect without one.
+
+    A `token` or `password` overrides a file; a password is that of the target's user.
 
     Raises:
-        RequestError: the token is not one (`bad_secret`).
-        NotAllowedError: it would be sent in plain text to another machine (`plain_text_token`).
-        ConfigError: the file cannot be read, is readable by others, or holds no token.
+        RequestError: the token is not one (`bad_secret`), a password has no user or a user no password, or both kinds
+            are given (`bad_credentials`), or an HTTP address, which takes tokens only, is given with a password.
+        NotAllowedError: it would be sent in plain text to another machine (`plain_text_token`, `plain_text_password`).
+        ConfigError: the file cannot be read, is readable by others, or holds no such secret.
     """
-    if isinstance(token, str) and token:
-        token = parse_secret(token, "the token")
-    if not token and not target.token_file:
-        return None
-    for address in target.addresses:
-        check_channel(_host_of(address), is_encrypted=target.is_tls)
-    found = TokenSource(token=token) if isinstance(token, Secret) and token else TokenSource(file=target.token_file)
-    found.load()  # refuses a file that cannot be used before anything is dialled
+    found: CredentialSource | None = None
+    if token and password:
+        raise RequestError("a token and a password are both given: give one of them", code="bad_credentials")
+    if token:
+        found = TokenSource(token=parse_secret(token, "the token") if isinstance(token, str) else token)
+    elif password or target.user or target.password_file:
+        found = _password_source(target, Secret(password) if isinstance(password, str) else password)
+    elif target.token_file:
+        found = TokenSource(file=target.token_file)
+    if found is not None:
+        for address in target.addresses:
+            found.check_channel(_host_of(address), is_encrypted=target.is_tls)
+        found.load()  # refuses a file that cannot be used before anything is dialled
     return found
+
+
+def _password_source(target: ClusterTarget, password: Secret) -> PasswordSource:
+    if not target.user:
+        raise RequestError(
+            f"a password is given without a user: pass user or --username, or set {USER_VARIABLE}",
+            code="bad_credentials",
+        )
+    if not password and not target.password_file:
+        raise RequestError(
+            f"user {target.user[:80]!r} is given without a password: pass password_file or --password-file, or set "
+            f"{_FILE_VARIABLES['password_file']}",
+            code="bad_credentials",
+        )
+    if http := _with_scheme(target.addresses, "http") or _with_scheme(target.addresses, "https"):
+        raise RequestError(
+            f"{http} is an HTTP address, which takes tokens only: with a password, give the wire address of a node, "
+            "such as host:9002, and turn on TLS (tls, --tls, ca_file)",
+            code="bad_address",
+        )
+    return (
+        PasswordSource(target.user, password=password)
+        if password
+        else PasswordSource(target.user, file=target.password_file)
+    )
 
 
 def _host_of(address: str) -> str:

@@ -55,7 +55,7 @@ class Guard:
 
 
 def pool(source: TokenSource | None, *, tls: TlsSettings | None = None) -> RequestPool:
-    return RequestPool(name="test client", token_source=source, tls=tls)
+    return RequestPool(name="test client", credentials=source, tls=tls)
 
 
 def token_file(tmp_path: Path, token: str = TOKEN) -> Path:
@@ -188,7 +188,7 @@ def test_token_is_not_sent_in_plain_text_to_another_machine(host: str) -> None:
             source = TokenSource(token=Secret(TOKEN))
             async with pool(source) as client:
                 by_wire = await error_of(ask(client, f"{host}:{port}"))
-            by_http = await error_of(http_get(host, port, "/metadata", token_source=source))
+            by_http = await error_of(http_get(host, port, "/metadata", credentials=source))
             with pytest.raises(BlockingIOError):
                 listener.accept()
         for error in (by_wire, by_http):

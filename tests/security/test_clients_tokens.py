@@ -42,7 +42,7 @@ def alice(secured: SecuredCluster) -> str:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE", "TOKEN_FILE"):
+    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE", "TOKEN_FILE", "USER", "PASSWORD_FILE"):
         monkeypatch.delenv(f"QUIVER_{variable}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 

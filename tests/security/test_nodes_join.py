@@ -47,7 +47,7 @@ class Secure:
         async def call() -> Any:
             trust = tls or TlsSettings(is_enabled=True, ca_file=str(self.directory / "ca.pem"))
             source = None if token is None else TokenSource(token)
-            async with RequestPool(name="test", tls=trust, token_source=source) as pool:
+            async with RequestPool(name="test", tls=trust, credentials=source) as pool:
                 return (await pool.call(self.cluster.addresses[0], request, timeout_ms=20_000))[0]
 
         return asyncio.run(call())

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from secured_cluster import SecuredCluster, secured_cluster
 
-from quiver.security.permissions import Verb
+from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.secrets import read_secret
 
 
@@ -31,7 +31,7 @@ def reader(secured: SecuredCluster) -> str:
 
 def _reading(spark: SparkSession, secured: SecuredCluster, topic: str, **options: str) -> DataFrame:
     known = {"servers": secured.url, "caFile": secured.ca_file, "subscribe": topic}
-    return spark.read.format("quiver").options(**known, **options).load()
+    return spark.read.format("quiver").options(**(known | options)).load()
 
 
 def test_topic_is_read_through_tls_with_a_token(spark: SparkSession, secured: SecuredCluster, reader: str) -> None:
@@ -41,6 +41,20 @@ def test_topic_is_read_through_tls_with_a_token(spark: SparkSession, secured: Se
         _reading(spark, secured, "pay.web", tokenFile=reader).collect()
     with pytest.raises(PySparkException, match="credentials"):
         _reading(spark, secured, "logs.web").collect()
+
+
+def test_topic_is_read_with_a_password_that_no_plan_shows(spark: SparkSession, secured: SecuredCluster) -> None:
+    password = "a password of some length"
+    with secured.admin() as admin:
+        admin.access.create_user("ann", password=password)
+        admin.access.add_grant(Grant(subject="user:ann", verb=Verb.READ, kind=ResourceKind.TOPIC, name="logs.web"))
+    servers = secured.local.addresses[0]
+    frame = _reading(spark, secured, "logs.web", servers=servers, user="ann", password=password)
+    assert frame.count() == 3
+    shown = [frame._jdf.queryExecution().toString(), repr(frame)]
+    with pytest.raises(PySparkException, match="credentials") as refused:
+        _reading(spark, secured, "logs.web", servers=servers, user="ann", password=f"no {password}").collect()
+    assert not [text for text in (*shown, str(refused.value)) if password in text]
 
 
 def test_token_is_in_no_plan_error_or_checkpoint(

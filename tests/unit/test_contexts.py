@@ -19,21 +19,21 @@ from quiver.contexts import (
     ContextFile,
     add_context,
     contexts_path,
-    find_token,
+    find_credentials,
     load_contexts,
     remove_context,
     resolve,
     use_context,
 )
 from quiver.errors import ConfigError, NotAllowedError, NotFoundError, RequestError
-from quiver.security.secrets import Secret
+from quiver.security.secrets import PasswordSource, Secret, TokenSource
 
 PROD = Context(addresses=("https://prod-1:8002", "https://prod-2:8002"), ca_file="/etc/prod.pem")
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE", "TOKEN_FILE"):
+    for variable in ("URL", "CONTEXT", "CA_FILE", "CERT_FILE", "KEY_FILE", "TOKEN_FILE", "USER", "PASSWORD_FILE"):
         monkeypatch.delenv(f"QUIVER_{variable}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return tmp_path
@@ -149,8 +149,8 @@ def test_commands_keep_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("add", "prod", "https://a:1", "https://b:2", "--ca-file", "/ca.pem") == "added prod, in use now\n"
     assert run("add", "local", "http://127.0.0.1:8002") == "added local; in use is prod\n"
     assert [line.split() for line in run("list").splitlines()[1:]] == [
-        ["-", "local", "http://127.0.0.1:8002", "-", "-"],
-        ["*", "prod", "https://a:1,https://b:2", "/ca.pem", "-"],
+        ["-", "local", "http://127.0.0.1:8002", "-", "-", "-"],
+        ["*", "prod", "https://a:1,https://b:2", "/ca.pem", "-", "-"],
     ]
     assert json.loads(run("show", "--json"))["addresses"] == ["https://a:1", "https://b:2"]
     assert "source: context 'prod'" in run("show")
@@ -225,13 +225,17 @@ def test_token_file_comes_from_the_first_source_that_names_one(home: Path, monke
 
 def test_token_overrides_a_file_and_is_hidden(token_file: str) -> None:
     target = resolve("https://a:1", token_file=token_file)
-    for found in (find_token(target), find_token(target, TOKEN), find_token(target, Secret(TOKEN))):
+    for found in (
+        find_credentials(target),
+        find_credentials(target, token=TOKEN),
+        find_credentials(target, token=Secret(TOKEN)),
+    ):
         assert found is not None
         assert found.load().reveal() == TOKEN
         assert TOKEN not in repr(found)
-    assert find_token(resolve("https://a:1")) is None
+    assert find_credentials(resolve("https://a:1")) is None
     with pytest.raises(RequestError) as refused:
-        find_token(target, "two words")
+        find_credentials(target, token="two words")
     assert "two words" not in str(refused.value)
 
 
@@ -252,10 +256,10 @@ def test_token_overrides_a_file_and_is_hidden(token_file: str) -> None:
 )
 def test_token_goes_to_another_machine_only_with_tls(address: str, is_sent: bool) -> None:
     if is_sent:
-        assert find_token(resolve(address), TOKEN) is not None
+        assert find_credentials(resolve(address), token=TOKEN) is not None
         return
     with pytest.raises(NotAllowedError, match="never sent in plain text") as refused:
-        find_token(resolve(address), TOKEN)
+        find_credentials(resolve(address), token=TOKEN)
     assert refused.value.code == "plain_text_token"
 
 
@@ -304,3 +308,87 @@ def test_copy_of_the_classic_library_refuses_a_token_file(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "quiver.contexts", None)
     with pytest.raises(ValueError, match="pass token"):
         classic.Producer("https://a:1", token_file=token_file)
+
+
+# Passwords.
+
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def password_file(tmp_path: Path) -> str:
+    path = tmp_path / "password"
+    path.write_text(f"{PASSWORD}\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_first_source_with_credentials_decides_between_token_and_password(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_context("prod", Context(addresses=("a:1",), tls=True, user="ann", password_file="ann.password"), is_used=True)
+    assert (resolve().user, resolve().password_file) == ("ann", str(Path("ann.password").absolute()))
+    assert resolve("b:1").user == ""  # it may be another cluster
+    monkeypatch.setenv("QUIVER_TOKEN_FILE", "/token")
+    assert (resolve().user, resolve().password_file, resolve().token_file) == ("", "", "/token")
+    found = resolve(user="bob", password_file="/bob")
+    assert (found.user, found.password_file, found.token_file) == ("bob", "/bob", "")
+    monkeypatch.delenv("QUIVER_TOKEN_FILE")
+    monkeypatch.setenv("QUIVER_PASSWORD_FILE", "/environment")
+    assert (resolve("b:1", user="bob").user, resolve("b:1", user="bob").password_file) == ("bob", "/environment")
+    with pytest.raises(RequestError, match="give one of them") as refused:
+        resolve(user="bob", token_file="/token")
+    assert refused.value.code == "bad_credentials"
+
+
+def test_password_needs_a_user_and_a_user_needs_a_password(password_file: str) -> None:
+    by_file = find_credentials(resolve("a:1", tls=True, user="ann", password_file=password_file))
+    by_text = find_credentials(resolve("a:1", tls=True, user="ann"), password=PASSWORD)
+    for found in (by_file, by_text):
+        assert isinstance(found, PasswordSource)
+        assert (found.user, found.load().reveal()) == ("ann", PASSWORD)
+        assert PASSWORD not in repr(found)
+    for target, given in (
+        (resolve("a:1", tls=True, user="ann"), {}),
+        (resolve("a:1", tls=True), {"password": PASSWORD}),
+        (resolve("a:1", tls=True, password_file=password_file), {}),
+        (resolve("a:1", tls=True, user="ann"), {"password": PASSWORD, "token": TOKEN}),
+    ):
+        with pytest.raises(RequestError) as refused:
+            find_credentials(target, **given)
+        assert refused.value.code == "bad_credentials"
+        assert PASSWORD not in str(refused.value)
+    overridden = find_credentials(resolve("a:1", tls=True, user="ann"), token=TOKEN)
+    assert isinstance(overridden, TokenSource)
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [("a:1", "plain_text_password"), ("https://a:1", "bad_address"), ("http://127.0.0.1:1", "bad_address")],
+)
+def test_password_is_for_the_wire_protocol_and_encrypted(address: str, code: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        find_credentials(resolve(address, user="ann"), password=PASSWORD)
+    assert refused.value.code == code
+    assert find_credentials(resolve("127.0.0.1:1", user="ann"), password=PASSWORD) is not None
+
+
+@pytest.mark.parametrize("command", [["status"], ["context", "add", "x", "a:1"], ["pipeline", "ingest", "x"]])
+def test_password_on_the_command_line_is_refused_and_not_repeated(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert main([*command, "--password", PASSWORD]) == 2
+    shown = "".join(capsys.readouterr())
+    assert "--password-file" in shown
+    assert PASSWORD not in shown
+
+
+def test_context_with_a_password_file_that_others_can_read_is_refused(
+    capsys: pytest.CaptureFixture[str], password_file: str
+) -> None:
+    given = ["a:1", "--tls", "--username", "ann", "--password-file", password_file]
+    assert main(["context", "add", "prod", *given]) == 0
+    assert load_contexts().contexts["prod"].user == "ann"
+    Path(password_file).chmod(0o640)
+    assert main(["context", "add", "other", *given]) == 2
+    assert "chmod 600" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.cli.quantities import DurationType
 from quiver.client.access import NewToken
 from quiver.errors import NotFoundError, RequestError
-from quiver.security.secrets import write_secret
+from quiver.security.secrets import Secret, read_password, write_secret
 
 _USER = click.argument("user")
 _ROLE = click.argument("role")
@@ -26,14 +26,23 @@ def user() -> None:
     """Work with users: people and programs that have credentials."""
 
 
-@user.command("create", epilog=examples("quiver user create alice", "quiver user create alice --role admin"))
+@user.command(
+    "create",
+    epilog=examples(
+        "quiver user create alice",
+        "quiver user create alice --role admin",
+        "quiver user create alice --new-password-file alice.password",
+    ),
+)
 @_USER
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Role that the user gets; may be repeated.")
+@click.option("--new-password-file", metavar="FILE", help="File with the password of USER, mode 0600.")
 @url_option
-def create_user(*, user: str, roles: tuple[str, ...], url: str) -> None:
-    """Create USER; it needs a token to authenticate, and grants to do anything."""
+def create_user(*, user: str, roles: tuple[str, ...], new_password_file: str | None, url: str) -> None:
+    """Create USER; it needs a token or password to authenticate, and grants to do anything."""
+    password = "" if new_password_file is None else read_password(new_password_file)
     with connect(url) as cluster:
-        cluster.access.create_user(user)
+        cluster.access.create_user(user, password=password)
         for role in roles:
             cluster.access.add_member(role, user)
     click.echo(f"created user {user}" + (f" with {', '.join(roles)}" if roles else ""))
@@ -60,6 +69,27 @@ def list_users(*, as_json: bool, url: str) -> None:
         for one in found
     ]
     print_table(("user", "enabled", "roles", "tokens", "created"), rows)
+
+
+@user.command(
+    "password",
+    epilog=examples("quiver user password alice", "quiver user password alice --new-password-file alice.password"),
+)
+@_USER
+@click.option("--new-password-file", metavar="FILE", help="File with the password, mode 0600.  [default: ask for it]")
+@url_option
+def set_password(*, user: str, new_password_file: str | None, url: str) -> None:
+    """Set the password of USER; the cluster stores a verifier, from which it cannot be read.
+
+    Connections that used the old password are refused from then on.
+    """
+    if new_password_file is None:
+        password = Secret(click.prompt("New password", hide_input=True, confirmation_prompt=True, err=True))
+    else:
+        password = read_password(new_password_file)
+    with connect(url) as cluster:
+        cluster.access.set_password(user, password)
+    click.echo(f"set the password of user {user}")
 
 
 @user.command("disable", epilog="Example: quiver user disable alice")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from quiver.cli.options import examples, json_option, refuse_token
+from quiver.cli.options import examples, json_option, refuse_secrets
 from quiver.cli.output import print_json, print_table
 from quiver.client.discovery import parse_seeds
 from quiver.contexts import (
@@ -19,14 +19,14 @@ from quiver.contexts import (
     split_addresses,
     use_context,
 )
-from quiver.security.secrets import read_secret
+from quiver.security.secrets import read_password, read_secret
 
 _NAME = click.argument("name")
 
 
 @click.group(epilog="Example: quiver context add prod https://broker-1:8002 --ca-file ca.pem")
 def context() -> None:
-    """Name clusters: addresses, TLS files, tokens.
+    """Name clusters: addresses, TLS files, tokens, users.
 
     The command line, the SDK, Spark, pipelines and the classic library use them.
 
@@ -40,6 +40,7 @@ def context() -> None:
     epilog=examples(
         "quiver context add prod https://broker-1:8002 https://broker-2:8002 --ca-file ca.pem",
         "quiver context add prod https://broker-1:8002 --ca-file ca.pem --token-file ~/.config/quiver/prod.token",
+        "quiver context add prod broker-1:9002 --ca-file ca.pem --username alice --password-file a.password",
         "quiver context add local http://127.0.0.1:8002 --use",
     ),
 )
@@ -50,7 +51,9 @@ def context() -> None:
 @click.option("--certificate-file", default="", metavar="FILE", help="Client certificate.")
 @click.option("--key-file", default="", metavar="FILE", help="Private key of the client certificate.")
 @click.option("--token-file", default="", metavar="FILE", help="File with the token of this client, mode 0600.")
-@refuse_token
+@click.option("--username", "user", default="", metavar="USER", help="User that proves a password, not a token.")
+@click.option("--password-file", default="", metavar="FILE", help="File with the password of the user, mode 0600.")
+@refuse_secrets
 @click.option("--use", "is_used", is_flag=True, help="Use it from now on.  [default: only if it is the first]")
 def add(
     *,
@@ -61,6 +64,8 @@ def add(
     certificate_file: str,
     key_file: str,
     token_file: str,
+    user: str,
+    password_file: str,
     is_used: bool,
 ) -> None:
     """Store the cluster at URL... under NAME; it replaces the context of that name."""
@@ -72,9 +77,13 @@ def add(
         certificate_file=certificate_file,
         key_file=key_file,
         token_file=token_file,
+        user=user,
+        password_file=password_file,
     )
     if token_file:
         read_secret(token_file)  # refuses a file that others can read
+    if password_file:
+        read_password(password_file)
     add_context(name, stored, is_used=is_used)
     in_use = load_contexts().current
     click.echo(f"added {name}" + (", in use now" if in_use == name else f"; in use is {in_use}"))
@@ -97,11 +106,12 @@ def list_contexts(*, as_json: bool) -> None:
             name,
             ",".join(one.addresses),
             one.ca_file or None,
-            one.token_file or None,
+            one.token_file or one.password_file or None,
+            one.user or None,
         )
         for name, one in sorted(stored.contexts.items())
     ]
-    print_table(("use", "name", "addresses", "ca file", "token file"), rows)
+    print_table(("use", "name", "addresses", "ca file", "token or password file", "user"), rows)
 
 
 @context.command("use", epilog="Example: quiver context use prod")

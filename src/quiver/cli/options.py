@@ -34,6 +34,8 @@ URL_HELP = (
 _META = "quiver.cluster"
 """Key of the options that name a cluster, in the running command's context."""
 CREDENTIAL_HELP = "File with the token of this client, mode 0600.  [default: $QUIVER_TOKEN_FILE, else the context's]"
+USER_HELP = "User that proves a password, instead of a token.  [default: $QUIVER_USER, else the context's]"
+USER_FILE_HELP = "File with the user's password, mode 0600.  [default: $QUIVER_PASSWORD_FILE, else the context's]"
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -58,7 +60,9 @@ def url_option(command: Command) -> Command:
         _cluster_option("--certificate-file", metavar="FILE", help="Client certificate."),
         _cluster_option("--key-file", metavar="FILE", help="Private key of the client certificate."),
         _cluster_option("--token-file", metavar="FILE", help=CREDENTIAL_HELP),
-        refuse_token,
+        _cluster_option("--username", metavar="USER", help=USER_HELP),
+        _cluster_option("--password-file", metavar="FILE", help=USER_FILE_HELP),
+        refuse_secrets,
         _cluster_option(
             "--timeout",
             type=click.FloatRange(min=0.001, max=86_400.0),
@@ -71,19 +75,26 @@ def url_option(command: Command) -> Command:
     return command
 
 
-def refuse_token(command: Command) -> Command:
-    """Make a command refuse `--token`, with or without a value, with what to do instead."""
-    return click.option(
-        "--token", hidden=True, expose_value=False, is_flag=False, flag_value="", is_eager=True, callback=_refuse_token
-    )(command)
+def refuse_secrets(command: Command) -> Command:
+    """Make a command refuse `--token` and `--password`, with or without a value, with what to do instead."""
+    for flag in ("--token", "--password"):
+        command = click.option(
+            flag, hidden=True, expose_value=False, is_flag=False, flag_value="", is_eager=True, callback=_refuse_secret
+        )(command)
+    return command
 
 
-def _refuse_token(context: click.Context, _: click.Parameter, value: object) -> None:
+_REPLACE = {"token": "revoke it: `quiver token revoke`", "password": "change it: `quiver user password`"}
+"""What to do about a secret that others may have seen."""
+
+
+def _refuse_secret(context: click.Context, parameter: click.Parameter, value: object) -> None:
     if value is not None and not context.resilient_parsing:
+        name = str(parameter.name)
         raise click.UsageError(
-            "a token is not passed on the command line, where every user of this machine sees it: write it to a file, "
-            "`chmod 600` it, and pass --token-file FILE or set QUIVER_TOKEN_FILE. If it was a real one, revoke it: "
-            "`quiver token revoke`",
+            f"a {name} is not passed on the command line, where every user of this machine sees it: write it to a "
+            f"file, `chmod 600` it, and pass --{name}-file FILE or set QUIVER_{name.upper()}_FILE. If it was a real "
+            f"one, {_REPLACE[name]}",
             context,
         )
 
@@ -95,7 +106,9 @@ def _cluster_option(flag: str, **attributes: Any) -> Callable[[Command], Command
 
 def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     if value:
-        context.meta.setdefault(_META, {})[parameter.name] = value
+        # Not `--user`: that is what `quiver token list` asks about, and the argument of `quiver user`.
+        name = "user" if parameter.name == "username" else parameter.name
+        context.meta.setdefault(_META, {})[name] = value
     return value
 
 

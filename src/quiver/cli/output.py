@@ -73,6 +73,8 @@ _ADVICE = {
     "not_allowed": "ask an administrator: `quiver acl test` says what is missing, `quiver acl grant` adds it",
     "unauthenticated": "pass --token-file or set QUIVER_TOKEN_FILE; `quiver token create` creates a token",
     "plain_text_token": "write https:// and pass --ca-file",
+    "plain_text_password": "pass --tls or --ca-file",
+    "bad_password_file": "correct the file that --password-file, QUIVER_PASSWORD_FILE or the context names",
     "bad_token_file": "correct the file that --token-file, QUIVER_TOKEN_FILE or the context names",
     "topic_exists": "choose another name, or `quiver topic configure` to change it",
     "too_few_brokers": "start another broker, then run the command again",

@@ -18,7 +18,15 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from quiver.cli.options import CREDENTIAL_HELP, URL_HELP, examples, json_option, refuse_token
+from quiver.cli.options import (
+    CREDENTIAL_HELP,
+    URL_HELP,
+    USER_FILE_HELP,
+    USER_HELP,
+    examples,
+    json_option,
+    refuse_secrets,
+)
 from quiver.cli.output import DONE, FOUND, format_count, print_json
 from quiver.errors import ConfigError
 
@@ -86,7 +94,9 @@ def cluster_options(command: Command) -> Command:
         click.option("--certificate-file", metavar="FILE", help="Client certificate."),
         click.option("--key-file", metavar="FILE", help="Private key of the client certificate."),
         click.option("--token-file", metavar="FILE", help=CREDENTIAL_HELP),
-        refuse_token,
+        click.option("--username", "user", metavar="USER", help=USER_HELP),
+        click.option("--password-file", metavar="FILE", help=USER_FILE_HELP),
+        refuse_secrets,
     )
     for option in reversed(options):
         command = option(command)

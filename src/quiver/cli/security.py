@@ -128,7 +128,7 @@ async def _ask_to_sign(address: str, authority: str, token: Secret, csr: str) ->
         file.write(authority)
         file.flush()
         tls = TlsSettings(is_enabled=True, ca_file=file.name)
-        async with RequestPool(name="quiver security join", tls=tls, token_source=TokenSource(token)) as pool:
+        async with RequestPool(name="quiver security join", tls=tls, credentials=TokenSource(token)) as pool:
             signed, _ = await pool.call(address, SignNode(csr=csr), timeout_ms=JOIN_TIMEOUT_MS)
     if fingerprint(signed.authority) != fingerprint(authority):
         raise RequestError("not done: the answer names another authority than the join token", code="other_authority")

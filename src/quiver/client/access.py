@@ -6,6 +6,7 @@ response only: the cluster stores a hash of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ import msgspec
 from quiver.client.arguments import check_arguments
 from quiver.routing.router import Router
 from quiver.security.permissions import AccessVerdict, Grant, ResourceKind, Verb
+from quiver.security.scram import ScramVerifier, make_new_verifier
 from quiver.security.secrets import Secret
 from quiver.wire.requests import Done, R, Request
 from quiver.wire.security_messages import (
@@ -65,13 +67,23 @@ class AsyncAccess:
         """Return all users with their roles and tokens, by name."""
         return list((await self._ask(ListUsers())).users)
 
-    async def create_user(self, user: str) -> None:
-        """Create a user without permissions and without a token.
+    async def create_user(self, user: str, *, password: str | Secret = "") -> None:
+        """Create a user without permissions and without a token; a `password` is not sent, but a verifier of it.
 
         Raises:
             ConflictError: the user exists (`user_exists`).
+            RequestError: the password is too short or too long, or has characters that are not allowed (`bad_scram`).
         """
-        await self._change(CreateUserRequest(user=user))
+        verifier = await _make_verifier(password) if password else None
+        await self._change(CreateUserRequest(user=user, verifier=verifier))
+
+    async def set_password(self, user: str, password: str | Secret) -> None:
+        """Give a user another password; connections that used the old one lose their permissions.
+
+        Raises:
+            RequestError: the password is too short or too long, or has characters that are not allowed (`bad_scram`).
+        """
+        await self._change(ChangeUserRequest(user=user, verifier=await _make_verifier(password)))
 
     async def enable_user(self, user: str, *, is_enabled: bool = True) -> None:
         """Let a user authenticate again; with `is_enabled` false, refuse the user and its open connections."""
@@ -146,6 +158,11 @@ class AsyncAccess:
         self._router.cache.record_index((await self._ask(request)).index)
 
 
+async def _make_verifier(password: str | Secret) -> ScramVerifier:
+    text = password.reveal() if isinstance(password, Secret) else password
+    return await asyncio.to_thread(make_new_verifier, text)
+
+
 @check_arguments
 class Access:
     """Administer the users, tokens, roles and grants of a cluster; made by `Cluster.access`.
@@ -164,13 +181,22 @@ class Access:
         """Return all users with their roles and tokens, by name."""
         return self._run(self._access.users())
 
-    def create_user(self, user: str) -> None:
-        """Create a user without permissions and without a token.
+    def create_user(self, user: str, *, password: str | Secret = "") -> None:
+        """Create a user without permissions and without a token; a `password` is not sent, but a verifier of it.
 
         Raises:
             ConflictError: the user exists (`user_exists`).
+            RequestError: the password is too short or too long, or has characters that are not allowed (`bad_scram`).
         """
-        self._run(self._access.create_user(user))
+        self._run(self._access.create_user(user, password=password))
+
+    def set_password(self, user: str, password: str | Secret) -> None:
+        """Give a user another password; connections that used the old one lose their permissions.
+
+        Raises:
+            RequestError: the password is too short or too long, or has characters that are not allowed (`bad_scram`).
+        """
+        self._run(self._access.set_password(user, password))
 
     def enable_user(self, user: str, *, is_enabled: bool = True) -> None:
         """Let a user authenticate again; with `is_enabled` false, refuse the user and its open connections."""

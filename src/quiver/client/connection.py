@@ -16,8 +16,8 @@ from quiver.client.discovery import http_get
 from quiver.client.options import ClusterOptions, to_ms
 from quiver.client.sync import Cluster
 from quiver.clock import SystemClock
-from quiver.contexts import ClusterTarget, find_token, resolve
-from quiver.security.secrets import Secret, TokenSource
+from quiver.contexts import ClusterTarget, find_credentials, resolve
+from quiver.security.secrets import CredentialSource, Secret
 from quiver.wire import RequestPool, TlsSettings
 from quiver.wire.tls import make_client_context
 
@@ -34,6 +34,9 @@ def connect_async(
     key_file: str = "",
     token: str | Secret = "",
     token_file: str = "",
+    user: str = "",
+    password: str | Secret = "",
+    password_file: str = "",
 ) -> AsyncCluster:
     """Return a cluster for use in ``async with``, or after `await cluster.open()`.
 
@@ -52,12 +55,19 @@ def connect_async(
         token_file: File that holds the token, readable by its owner alone; it is read again for each new connection, so
             that a rotated token is used. Default: `QUIVER_TOKEN_FILE`, else that of the context. A token is sent only
             with TLS, or to this machine.
+        user: User that this client is, instead of a token; it proves the password by SCRAM-SHA-256, over the wire
+            protocol only: give `host:9002`, not `https://`. Default: `QUIVER_USER`, else that of the context.
+        password: Password of the user. It is never sent. Better a file.
+        password_file: File that holds the password in one line, readable by its owner alone; read again for each new
+            connection. Default: `QUIVER_PASSWORD_FILE`, else that of the context.
 
     Raises:
-        RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
-        NotAllowedError: a token would be sent in plain text to another machine (`plain_text_token`).
+        RequestError: an address is malformed, contradicts the TLS arguments, or is an HTTP address with a password
+            (`bad_address`); or the user, password and token do not go together (`bad_credentials`).
+        NotAllowedError: a token or password would be used in plain text with another machine (`plain_text_token`,
+            `plain_text_password`).
         NotFoundError: there is no context of that name (`unknown_context`).
-        ConfigError: a TLS file, the file of the token or the file of contexts cannot be used.
+        ConfigError: a TLS file, the file of the token or password or the file of contexts cannot be used.
 
     Example:
         async with quiver.connect_async("127.0.0.1:8002") as cluster:
@@ -75,11 +85,13 @@ def connect_async(
         certificate_file=certificate_file,
         key_file=key_file,
         token_file=token_file,
+        user=user,
+        password_file=password_file,
     )
-    return _make_cluster(target, find_token(target, token), options)
+    return _make_cluster(target, find_credentials(target, token=token, password=password), options)
 
 
-def _make_cluster(target: ClusterTarget, token_source: TokenSource | None, options: ClusterOptions) -> AsyncCluster:
+def _make_cluster(target: ClusterTarget, credentials: CredentialSource | None, options: ClusterOptions) -> AsyncCluster:
     encryption = TlsSettings(
         is_enabled=target.is_tls,
         ca_file=target.ca_file,
@@ -87,7 +99,7 @@ def _make_cluster(target: ClusterTarget, token_source: TokenSource | None, optio
         key_file=target.key_file,
     )
     tls_context = make_client_context(encryption)
-    pool = RequestPool(name=options.client_name, tls=encryption, token_source=token_source)
+    pool = RequestPool(name=options.client_name, tls=encryption, credentials=credentials)
     return AsyncCluster(
         target.addresses,
         transport=pool,
@@ -95,7 +107,7 @@ def _make_cluster(target: ClusterTarget, token_source: TokenSource | None, optio
         clock=SystemClock(),
         rng=random.Random(),  # noqa: S311 - spreads retries, guards no secret
         options=options,
-        http_get=partial(http_get, tls=tls_context, token_source=token_source),
+        http_get=partial(http_get, tls=tls_context, credentials=credentials),
         diagnose=partial(diagnose, tls=tls_context),
     )
 
@@ -112,6 +124,9 @@ def connect(
     key_file: str = "",
     token: str | Secret = "",
     token_file: str = "",
+    user: str = "",
+    password: str | Secret = "",
+    password_file: str = "",
 ) -> Cluster:
     """Connect to a cluster and return it; use it in ``with``, or `close` it.
 
@@ -119,12 +134,9 @@ def connect(
     any thread. The connection does not survive a fork: connect again in the child.
 
     Raises:
-        NotAllowedError: the cluster does not accept the token, or wants one (`unauthenticated`).
+        NotAllowedError: the cluster does not accept the token or password, or wants one (`unauthenticated`).
         UnavailableError: no node answered; the message says what is wrong with each address (`not_reached`).
-        RequestError: an address is malformed, or contradicts the TLS arguments (`bad_address`).
-        NotAllowedError: a token would be sent in plain text to another machine (`plain_text_token`).
-        NotFoundError: there is no context of that name (`unknown_context`).
-        ConfigError: a TLS file, the file of the token or the file of contexts cannot be used.
+        RequestError, NotAllowedError, NotFoundError, ConfigError: as `connect_async` raises them.
 
     Example:
         with quiver.connect("127.0.0.1:8002") as cluster:
@@ -144,5 +156,8 @@ def connect(
             key_file=key_file,
             token=token,
             token_file=token_file,
+            user=user,
+            password=password,
+            password_file=password_file,
         )
     )

@@ -20,7 +20,7 @@ from quiver.client.diagnosis import Diagnose
 from quiver.contexts import split_addresses
 from quiver.errors import NotAllowedError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.routing.transport import Transport
-from quiver.security.secrets import TokenSource, check_channel
+from quiver.security.secrets import CredentialSource, PasswordSource, TokenSource
 from quiver.tasks import TaskSet, timeout
 from quiver.wire.messages import GetMetadata
 
@@ -183,7 +183,7 @@ async def _ask_gateway(seed: Seed, http_get: HttpGet) -> list[str]:
 
 
 async def http_get(
-    host: str, port: int, path: str, *, tls: ssl.SSLContext | None = None, token_source: TokenSource | None = None
+    host: str, port: int, path: str, *, tls: ssl.SSLContext | None = None, credentials: CredentialSource | None = None
 ) -> bytes:
     """Return the body of a small HTTP response, over a new connection.
 
@@ -191,7 +191,9 @@ async def http_get(
         UnavailableError: there was no valid response.
         NotAllowedError: the gateway wants another token, or it would be sent in plain text to another machine.
     """
-    authorization = _authorize(host, token_source, is_encrypted=tls is not None)
+    if isinstance(credentials, PasswordSource):
+        raise UnavailableError(f"{host}:{port}: HTTP takes no password; give a wire address", code="not_reached")
+    authorization = _authorize(host, credentials, is_encrypted=tls is not None)
     try:
         reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX, ssl=tls)
     except OSError as error:
@@ -214,7 +216,7 @@ def _authorize(host: str, token_source: TokenSource | None, *, is_encrypted: boo
     """Return the header field of a token, with its line end; empty without one."""
     if token_source is None:
         return ""
-    check_channel(host, is_encrypted=is_encrypted)
+    token_source.check_channel(host, is_encrypted=is_encrypted)
     return f"Authorization: Bearer {token_source.load().reveal()}\r\n"
 
 

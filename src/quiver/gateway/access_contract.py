@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from quiver.gateway.contract import NUMBER_MAX, Answer, Parameters
 from quiver.security.permissions import ResourceKind, Verb
+from quiver.security.scram import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
 AccountName = Annotated[
     str,
@@ -19,7 +20,10 @@ AccountName = Annotated[
         extra_json_schema={"minLength": 1, "pattern": "^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"},
     ),
 ]
-Password = Annotated[str, Meta(min_length=1, max_length=1_000, extra_json_schema={"format": "password"})]
+Password = Annotated[
+    str,
+    Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX, extra_json_schema={"format": "password"}),
+]
 Subject = Annotated[
     str, Meta(max_length=120, description="`user:<name>`, `role:<name>` or `anonymous`.", examples=["user:alice"])
 ]

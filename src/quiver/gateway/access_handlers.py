@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from functools import partial
 
 from quiver.gateway import access_contract, contract
 from quiver.gateway.application import RouteHandler
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
 from quiver.security.permissions import Grant
-from quiver.security.scram import SALT_BYTES, ScramVerifier, make_verifier
+from quiver.security.scram import ScramVerifier, make_new_verifier
 from quiver.wire import security_messages as messages
 from quiver.wire.requests import Done, Request
 
@@ -158,7 +156,7 @@ class AccessHandlers:
 async def _make_verifier(password: str | None) -> ScramVerifier | None:
     if password is None:
         return None
-    return await asyncio.to_thread(partial(make_verifier, password, salt=secrets.token_bytes(SALT_BYTES)))
+    return await asyncio.to_thread(make_new_verifier, password)
 
 
 def _user_item(one: messages.UserInfo) -> access_contract.UserItem:

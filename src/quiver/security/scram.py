@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677): prove a password without sending it. Pure; nonces and salts are given.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677): prove a password without sending it. No I/O; nonces are given.
 
 The server stores a verifier, from which the password cannot be read and with which nobody can log in: salt, iterations,
 `StoredKey` and `ServerKey`. The messages are the texts of the RFC, without channel binding: TLS protects the exchange.
@@ -13,6 +13,7 @@ import base64
 import hashlib
 import hmac
 import re
+import secrets
 import stringprep
 import unicodedata
 from typing import Annotated
@@ -27,7 +28,11 @@ ITERATIONS = 100_000
 ITERATIONS_MIN = 4_096
 """The least that RFC 7677 allows."""
 ITERATIONS_MAX = 10_000_000
-"""A client computes this many at the word of a server: about ten seconds."""
+"""The most that a stored verifier may have."""
+CLIENT_ITERATIONS_MAX = 1_000_000
+"""The most that a client computes at the word of a server: about a second."""
+PASSWORD_LENGTH_MIN = 8
+"""Characters of a new password, by NIST SP 800-63B and ASVS; one that exists may be shorter."""
 SALT_BYTES = 16
 KEY_BYTES = 32
 NONCE_LENGTH_MIN, NONCE_LENGTH_MAX = 16, 128
@@ -69,6 +74,17 @@ def make_verifier(password: str, *, salt: bytes, iterations: int = ITERATIONS) -
         stored_key=hashlib.sha256(_hmac(salted, b"Client Key")).hexdigest(),
         server_key=_hmac(salted, b"Server Key").hex(),
     )
+
+
+def make_new_verifier(password: str) -> ScramVerifier:
+    """Return the verifier of a new password, with a random salt. It takes long on purpose: call it in a thread.
+
+    Raises:
+        RequestError: the password is too short or too long, or has characters that SCRAM does not allow.
+    """
+    if len(password) < PASSWORD_LENGTH_MIN:
+        raise _bad(f"a new password has {PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters")
+    return make_verifier(password, salt=secrets.token_bytes(SALT_BYTES))
 
 
 def decoy_verifier(user: str, secret: bytes) -> ScramVerifier:
@@ -127,11 +143,30 @@ class ScramServer:
         return f"v={base64.b64encode(signature).decode()}"
 
 
+class ScramKeys:
+    """Derives the salted form of passwords; the last one is kept, so that it need not be computed again."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[str, bytes, int], bytes] | None = None
+
+    def derive(self, password: str, salt: bytes, iterations: int) -> bytes:
+        """Return the salted password; raises `RequestError` for one that cannot be used. Threads may call it."""
+        last = self._last  # one reference: another thread may replace it
+        if last is not None and last[0] == (password, salt, iterations):
+            return last[1]
+        salted = _salt(password, salt, iterations)
+        self._last = ((password, salt, iterations), salted)
+        return salted
+
+
 class ScramClient:
     """The client's side of one exchange."""
 
-    def __init__(self, user: str, password: str, *, nonce: str) -> None:
+    def __init__(self, user: str, password: str, *, nonce: str, keys: ScramKeys | None = None) -> None:
         self._password = password
+        self._keys = keys or ScramKeys()
         self._nonce = nonce
         self._bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
         self._signature = b""
@@ -151,9 +186,12 @@ class ScramClient:
         if match is None or not match[1].startswith(self._nonce) or match[1] == self._nonce:
             raise _bad("the server's first message is not valid")
         iterations = int(match[3])
-        if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-            raise _bad(f"the server asks for {iterations} iterations, not {ITERATIONS_MIN} to {ITERATIONS_MAX}")
-        salted = _salt(self._password, _decode(match[2]), iterations)
+        if not ITERATIONS_MIN <= iterations <= CLIENT_ITERATIONS_MAX:
+            raise _bad(
+                f"the server asks for {iterations} iterations, which this client refuses: it computes "
+                f"{ITERATIONS_MIN} to {CLIENT_ITERATIONS_MAX}; set the password again, or check what listens there"
+            )
+        salted = self._keys.derive(self._password, _decode(match[2]), iterations)
         client_key = _hmac(salted, b"Client Key")
         without_proof = f"c={_CHANNEL},r={match[1]}"
         exchanged = f"{self._bare},{challenge},{without_proof}".encode()

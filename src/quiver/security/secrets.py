@@ -74,6 +74,34 @@ class TokenSource(msgspec.Struct, frozen=True):
         """
         return read_secret(self.file) if self.token is None else self.token
 
+    def check_channel(self, host: str, *, is_encrypted: bool) -> None:
+        """Refuse to send a token as `check_channel` does."""
+        check_channel(host, is_encrypted=is_encrypted)
+
+
+class PasswordSource(msgspec.Struct, frozen=True):
+    """A user, and where the password comes from: its text, or a file, which is read again for each connection."""
+
+    user: str
+    password: Secret | None = None
+    file: str = ""
+
+    def load(self) -> Secret:
+        """Return the password.
+
+        Raises:
+            ConfigError: the file cannot be read, is readable by others, or holds no password.
+        """
+        return read_password(self.file) if self.password is None else self.password
+
+    def check_channel(self, host: str, *, is_encrypted: bool) -> None:
+        """Refuse to prove a password as `check_channel` does."""
+        check_channel(host, is_encrypted=is_encrypted, kind="password")
+
+
+CredentialSource = TokenSource | PasswordSource
+"""Where that comes from by which a client proves who it is."""
+
 
 def parse_secret(text: str, name: str) -> Secret:
     """Return a secret without the white space around it; `name` says in an error what it is.
@@ -95,22 +123,42 @@ def read_secret(path: str) -> Secret:
     Raises:
         ConfigError: the file cannot be read, is readable by others, or holds no secret; the message says what to do.
     """
+    content = _read_private(path, "token")
+    try:
+        return parse_secret(content.decode("ascii"), f"the content of {path}")
+    except (RequestError, UnicodeDecodeError):
+        _refuse(f"{path} does not hold a token: write the token, and nothing else, into it")
+
+
+def read_password(path: str) -> Secret:
+    """Return the password in a file that only its owner can read: its only line, spaces included.
+
+    Raises:
+        ConfigError: the file cannot be read, is readable by others, or holds no password.
+    """
+    content = _read_private(path, "password")
+    try:
+        line = content.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        line = ""
+    if not line or len(content) > SECRET_BYTES_MAX or "\n" in line:
+        _refuse(f"{path} does not hold a password: write the password in one line of UTF-8 text into it", "password")
+    return Secret(line)
+
+
+def _read_private(path: str, kind: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                _refuse(f"{path} is not a regular file: give the path of a file that holds the token")
+                _refuse(f"{path} is not a regular file: give the path of a file that holds the {kind}", kind)
             if found.st_mode & _OTHERS:
                 mode = stat.S_IMODE(found.st_mode)
-                _refuse(f"{path} can be read or changed by others (mode {mode:04o}): run `chmod 600 {path}`")
-            content = file.read(SECRET_BYTES_MAX + 2)
+                _refuse(f"{path} can be read or changed by others (mode {mode:04o}): run `chmod 600 {path}`", kind)
+            return file.read(SECRET_BYTES_MAX + 2)
     except OSError as error:
-        _refuse(f"the token file {path} cannot be read: {error.strerror or error}")
-    try:
-        return parse_secret(content.decode("ascii"), f"the content of {path}")
-    except (RequestError, UnicodeDecodeError):
-        _refuse(f"{path} does not hold a token: write the token, and nothing else, into it")
+        _refuse(f"the {kind} file {path} cannot be read: {error.strerror or error}", kind)
 
 
 def write_secret(path: str, secret: Secret) -> None:
@@ -131,19 +179,22 @@ def write_secret(path: str, secret: Secret) -> None:
         os.fsync(descriptor)
 
 
-def check_channel(host: str, *, is_encrypted: bool) -> None:
+def check_channel(host: str, *, is_encrypted: bool, kind: str = "token") -> None:
     """Refuse to send a secret to a host in plain text, unless it is this machine itself.
 
+    A password is not sent, but who reads its proof in plain text can try passwords until one fits.
+
     Raises:
-        NotAllowedError: the connection is neither encrypted nor a loopback one (`plain_text_token`); nothing was sent.
+        NotAllowedError: the connection is neither encrypted nor a loopback one (`plain_text_token` or
+            `plain_text_password`); nothing was sent.
     """
     if not is_encrypted and not is_loopback(host):
         raise NotAllowedError(
-            f"not sent: a token is never sent in plain text to another machine, and {host} is not a loopback address: "
-            "write https:// or turn on TLS (tls, --tls, ca_file), or connect without a token",
-            code="plain_text_token",
+            f"not sent: a {kind} is never sent in plain text to another machine, and {host} is not a loopback "
+            f"address: write https:// or turn on TLS (tls, --tls, ca_file), or connect without a {kind}",
+            code=f"plain_text_{kind}",
         )
 
 
-def _refuse(sentence: str) -> NoReturn:
-    raise ConfigError(sentence, code="bad_token_file") from None
+def _refuse(sentence: str, kind: str = "token") -> NoReturn:
+    raise ConfigError(sentence, code=f"bad_{kind}_file") from None

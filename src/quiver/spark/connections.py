@@ -13,14 +13,14 @@ import msgspec
 
 import quiver
 from quiver.client.sync import Cluster
-from quiver.contexts import find_token, resolve
-from quiver.security.secrets import Secret
+from quiver.contexts import find_credentials, resolve
+from quiver.security.secrets import PasswordSource, Secret, TokenSource
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses, timeout, TLS files and token of a cluster; also the key of the connection cache.
+    """Addresses, timeout, TLS files and credentials of a cluster; also the key of the connection cache.
 
-    It is pickled to executors: `token` travels with it, `token_file` is read on each machine.
+    It is pickled to executors: `token` and `password` travel with it, their files are read on each machine.
     """
 
     addresses: tuple[str, ...]
@@ -31,6 +31,9 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""
     token_file: str = ""
     token: Secret | None = None
+    user: str = ""
+    password_file: str = ""
+    password: Secret | None = None
 
 
 def find_servers(
@@ -43,6 +46,9 @@ def find_servers(
     key_file: str = "",
     token_file: str = "",
     token: str = "",
+    user: str = "",
+    password_file: str = "",
+    password: str = "",
     timeout_s: float = 60.0,
 ) -> Servers:
     """Return the cluster that options, the driver's environment or its contexts name; see `quiver.contexts`."""
@@ -54,8 +60,12 @@ def find_servers(
         certificate_file=certificate_file,
         key_file=key_file,
         token_file=token_file,
+        user=user,
+        password_file=password_file,
     )
-    token_source = find_token(target, token)
+    found = find_credentials(target, token=token, password=password)
+    by_token = found if isinstance(found, TokenSource) else TokenSource()
+    by_password = found if isinstance(found, PasswordSource) else PasswordSource("")
     return Servers(
         addresses=tuple(dict.fromkeys(target.addresses)),
         timeout_s=timeout_s,
@@ -63,8 +73,11 @@ def find_servers(
         ca_file=target.ca_file,
         certificate_file=target.certificate_file,
         key_file=target.key_file,
-        token_file="" if token_source is None else token_source.file,
-        token=None if token_source is None else token_source.token,
+        token_file=by_token.file,
+        token=by_token.token,
+        user=by_password.user,
+        password_file=by_password.file,
+        password=by_password.password,
     )
 
 
@@ -85,4 +98,7 @@ def _connect(servers: Servers, _process: int) -> Cluster:
         key_file=servers.key_file,
         token_file=servers.token_file,
         token=servers.token or "",
+        user=servers.user,
+        password_file=servers.password_file,
+        password=servers.password or "",
     )

@@ -87,7 +87,7 @@ _BATCH: Final = frozenset({SourceMode.BATCH_READ})
 _STREAM: Final = frozenset({SourceMode.STREAM_READ})
 _NAMES: Final[dict[str, frozenset[SourceMode]]] = {
     **dict.fromkeys(("servers", "context", "timeout", "tls", "caFile", "certificateFile", "keyFile"), _READ | _WRITE),
-    **dict.fromkeys(("tokenFile", "token"), _READ | _WRITE),
+    **dict.fromkeys(("tokenFile", "token", "user", "passwordFile", "password"), _READ | _WRITE),
     **dict.fromkeys(("subscribe", "subscribePattern", "assign", "columns", "includeHeaders"), _READ),
     **dict.fromkeys(("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"), _READ),
     **dict.fromkeys(("failOnDataLoss", "minPartitions", "batchRecords"), _READ),
@@ -259,9 +259,12 @@ def _servers(options: _OptionReader) -> Servers:
             key_file=options.text("keyFile"),
             token_file=options.text("tokenFile"),
             token=options.text("token"),
+            user=options.text("user"),
+            password_file=options.text("passwordFile"),
+            password=options.text("password"),
         )
     except RequestError as error:
-        raise _bad(f"options servers, context, tls, caFile, tokenFile: {error}") from error
+        raise _bad(f"options servers, context, tls, caFile, tokenFile, user, passwordFile: {error}") from error
 
 
 def _hold_s(options: _OptionReader) -> float:

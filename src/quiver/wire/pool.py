@@ -5,9 +5,9 @@ caller that is cancelled does not end the attempt for the others. A failed attem
 immediately; the next call dials again, so callers decide about retries and backoff. A connection that is not used for
 `idle_timeout_ms` is closed.
 
-With a token, each connection is authenticated before its first request. The token is loaded for each connection, so
-that a rotated one is used; a connection whose token is no longer accepted is replaced once, by one with the current
-token, and then the refusal is the caller's.
+With a token or password, each connection is authenticated before its first request. It is loaded for each connection,
+so that a rotated one is used; a connection whose credential is no longer accepted is replaced once, by one with the
+current credential, and then the refusal is the caller's.
 """
 
 from __future__ import annotations
@@ -23,23 +23,19 @@ from quiver.addresses import parse_address
 from quiver.config import TlsSettings, WireSettings
 from quiver.errors import NotAllowedError, OverloadedError, QuiverError, RequestError, UnavailableError
 from quiver.model import Buffer, NodeId
-from quiver.security.secrets import TokenSource, check_channel
+from quiver.security.secrets import CredentialSource
 from quiver.tasks import TaskScope, timeout, timeout_at
+from quiver.wire.authenticating import UNAUTHENTICATED, ClientAuthentication
 from quiver.wire.connection import Connection
 from quiver.wire.handshake import make_requester_hello
 from quiver.wire.proving import NodeSecret
 from quiver.wire.requesting import RequestConnection
 from quiver.wire.requests import Request, Response
-from quiver.wire.security_messages import Authenticate
 from quiver.wire.tls import make_client_context
 
 R = TypeVar("R", bound=Response)
 _Dial = asyncio.Task[RequestConnection | RequestError | OverloadedError | str]
 
-UNAUTHENTICATED = "unauthenticated"
-"""Code of a refusal for the lack of valid credentials; a refusal for the lack of a permission has another."""
-UNKNOWN_REQUEST = "unknown_request"
-"""Code of a refusal by a program that does not know the request."""
 ADDRESSES_MAX = 4096
 """Largest number of addresses with a connection or an attempt to dial."""
 
@@ -59,7 +55,7 @@ class RequestPool:
 
     `name` appears in logs; a client may leave `cluster_id` empty. A node passes its id and its identity, by which
     other nodes recognize it, and `node_secret` if it has no certificate. With TLS, the other side's certificate must
-    name the host of its address. A client may pass the token that authenticates it.
+    name the host of its address. A client may pass the token or password that authenticates it.
 
     Raises:
         ConfigError: `tls` names files that cannot be used, or a value does not fit into a hello.
@@ -74,11 +70,11 @@ class RequestPool:
         node: NodeId | None = None,
         identity: str = "",
         tls: TlsSettings | None = None,
-        token_source: TokenSource | None = None,
+        credentials: CredentialSource | None = None,
         node_secret: NodeSecret | None = None,
     ) -> None:
         self._settings = settings or WireSettings()
-        self._token_source = token_source
+        self._authentication = None if credentials is None else ClientAuthentication(credentials)
         self.tls_context = make_client_context(tls or TlsSettings())
         """The TLS context for dialling; None: without TLS."""
         self._hello = make_requester_hello(name=name, cluster_id=cluster_id, node=node, identity=identity)
@@ -132,7 +128,8 @@ class RequestPool:
 
         Raises:
             RequestError: the address is not valid, or the request is too large; nothing was sent.
-            NotAllowedError: the node does not accept the token, or it would be sent in plain text to another machine.
+            NotAllowedError: the node does not accept the credential, or it would be sent in plain text to another
+                machine.
             UnavailableError: it was not done; or it is a read, and was not answered.
             OutcomeUnknownError: it was sent, but the connection broke or the deadline passed before it was answered.
             QuiverError: the error that the other side answered with.
@@ -144,14 +141,14 @@ class RequestPool:
         try:
             return await connection.call(request, payload, deadline_s)
         except NotAllowedError as error:
-            if self._token_source is None or error.code != UNAUTHENTICATED:
+            if self._authentication is None or error.code != UNAUTHENTICATED:
                 raise
         self._retire(address, connection)
         connection = self._usable.get(address) or await self._connect(address, deadline_s)
         return await connection.call(request, payload, deadline_s)
 
     def _retire(self, address: str, connection: RequestConnection) -> None:
-        """Use a connection no longer: its token was revoked or has expired."""
+        """Use a connection no longer: its credential was revoked or has expired."""
         if self._usable.get(address) is connection:
             del self._usable[address]
         if connection.is_idle:
@@ -190,13 +187,13 @@ class RequestPool:
         loop = asyncio.get_running_loop()
         is_done = False
         try:
-            if self._token_source is not None:
-                check_channel(host, is_encrypted=self.tls_context is not None)
+            if self._authentication is not None:
+                self._authentication.check_channel(host, is_encrypted=self.tls_context is not None)
             async with timeout(self._settings.connect_timeout_ms / 1000):
                 await loop.create_connection(lambda: connection, host, port, ssl=self.tls_context)
             is_greeted = await connection.greeted is not None
-            if is_greeted and self._token_source is not None:
-                await self._authenticate(connection, self._token_source)
+            if is_greeted and self._authentication is not None:
+                await self._authentication.run(connection, self._settings.connect_timeout_ms / 1000)
             is_done = is_greeted
         except (OSError, UnicodeError) as error:
             return str(error) or f"not connected within {self._settings.connect_timeout_ms} ms"
@@ -208,19 +205,6 @@ class RequestPool:
             if not is_done:
                 connection.abort("connecting failed")
         return connection if is_done else connection.end_reason
-
-    async def _authenticate(self, connection: RequestConnection, token_source: TokenSource) -> None:
-        request = Authenticate(token=token_source.load().reveal())
-        deadline_s = asyncio.get_running_loop().time() + self._settings.connect_timeout_ms / 1000
-        try:
-            await connection.call(request, (), deadline_s)
-        except RequestError as error:
-            if error.code != UNKNOWN_REQUEST:
-                raise
-            raise NotAllowedError(
-                "not done: the node's program is too old to know tokens: upgrade it, or connect without a token",
-                code=UNAUTHENTICATED,
-            ) from None
 
     def _finish_dial(self, address: str, dial: _Dial) -> None:
         del self._dials[address]

@@ -12,8 +12,10 @@ from quiver.errors import RequestError
 from quiver.security.scram import (
     ITERATIONS_MIN,
     ScramClient,
+    ScramKeys,
     ScramServer,
     decoy_verifier,
+    make_new_verifier,
     make_verifier,
 )
 
@@ -99,7 +101,21 @@ def test_malformed_last_message_is_refused(final: str) -> None:
         server.finish(final)
 
 
-@pytest.mark.parametrize("iterations", [1, 999_999_999])
+def test_new_passwords_are_not_short() -> None:
+    with pytest.raises(RequestError, match="8 to 1000"):
+        make_new_verifier("x" * 7)
+
+
+def test_keys_are_computed_again_for_another_password_salt_or_number_of_iterations() -> None:
+    keys, seen = ScramKeys(), set()
+    for password, salt, iterations in (("a", SALT, 4096), ("b", SALT, 4096), ("b", b"x" * 16, 4096), ("b", SALT, 4097)):
+        derived = keys.derive(password, salt, iterations)
+        assert derived == keys.derive(password, salt, iterations) == ScramKeys().derive(password, salt, iterations)
+        seen.add(derived)
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("iterations", [1, 1_000_001, 999_999_999])
 def test_client_does_not_work_for_a_server_that_asks_too_little_or_too_much(iterations: int) -> None:
     client = ScramClient("user", "pencil", nonce=NONCE)
     with pytest.raises(RequestError, match="iterations"):

@@ -17,10 +17,12 @@ from quiver.addresses import is_loopback
 from quiver.errors import ConfigError, RequestError
 from quiver.security.secrets import (
     SECRET_BYTES_MAX,
+    PasswordSource,
     Secret,
     TokenSource,
     check_channel,
     parse_secret,
+    read_password,
     read_secret,
     write_secret,
 )
@@ -124,3 +126,24 @@ def test_other_hosts_need_encryption(host: str) -> None:
     with pytest.raises(RequestError, match="https://") as refused:
         check_channel(host, is_encrypted=False)
     assert refused.value.code == "plain_text_token"
+
+
+@pytest.mark.parametrize(
+    ("content", "password"),
+    [
+        (b"two words\n", "two words"),
+        (b" x ", " x "),
+        ("\u00e9\r\n".encode(), "\u00e9"),
+        *((bad, None) for bad in (b"", b"\n", b"a\nb", b"\xff", b"x" * (SECRET_BYTES_MAX + 1))),
+    ],
+)
+def test_password_file_is_one_line_of_text(tmp_path: Path, content: bytes, password: str | None) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    if password is not None:
+        assert PasswordSource("ann", file=str(path)).load() == Secret(password)
+        return
+    with pytest.raises(ConfigError, match="does not hold a password") as refused:
+        read_password(str(path))
+    assert refused.value.code == "bad_password_file"

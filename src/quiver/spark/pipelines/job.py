@@ -149,6 +149,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     certificate_file: str = ""
     key_file: str = ""
     token_file: str = ""
+    user: str = ""
+    password_file: str = ""
     master: str = "local[*]"
     conf: dict[str, str] = {}
     is_dry_run: bool = False
@@ -158,7 +160,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Run the job, or resume it."""
 
     def cluster_servers(self) -> Servers:
-        """Return the addresses, TLS files and file of the token of the cluster."""
+        """Return the addresses, TLS files and credentials of the cluster."""
         return find_servers(
             self.servers,
             context=self.context,
@@ -167,6 +169,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             certificate_file=self.certificate_file,
             key_file=self.key_file,
             token_file=self.token_file,
+            user=self.user,
+            password_file=self.password_file,
             timeout_s=self.timeout,
         )
 
@@ -178,6 +182,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             "certificateFile": found.certificate_file,
             "keyFile": found.key_file,
             "tokenFile": found.token_file,
+            "user": found.user,
+            "passwordFile": found.password_file,
         }
         given = {name: path for name, path in files.items() if path}
         named = {"servers": ",".join(found.addresses), "tls": str(found.is_tls).lower()}
@@ -250,7 +256,9 @@ def _bad(sentence: str) -> RequestError:
     return RequestError(sentence, code="bad_option")
 
 
-_CLUSTER_KEYS: Final = frozenset(("servers", "context", "tls", "ca-file", "certificate-file", "key-file", "token-file"))
+_CLUSTER_KEYS: Final = frozenset(
+    ("servers", "context", "tls", "ca-file", "certificate-file", "key-file", "token-file", "user", "password-file")
+)
 """Options of a job that name its cluster and prove who runs it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET = {"spark.log.level": "OFF"}
