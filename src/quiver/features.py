@@ -51,6 +51,7 @@ LEVELS = (
             "sessions: of the users of one consumer name, only the newest reads and commits",
             "nodes without certificates prove by a secret that they belong to the cluster",
             "users, tokens, roles and grants; owners of clients; the principal of every change in the metadata's log",
+            "quotas of principals, roles and topics; owners of topics",
         ),
     ),
 )

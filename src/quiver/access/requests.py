@@ -1,4 +1,4 @@
-"""Handlers of the requests that list users, roles and grants, and explain permissions, from this node's metadata."""
+"""Handlers of the requests that list users, roles, grants and quotas, and explain access, from this node's view."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from quiver.wire.security_messages import (
     ExplainAccess,
     GrantsFound,
     ListGrants,
+    ListQuotas,
     ListRoles,
     ListUsers,
+    QuotaInfo,
+    QuotasFound,
     RoleInfo,
     RolesFound,
     TokenInfo,
@@ -36,6 +39,7 @@ class AccessRequests:
             ListUsers: self._list_users,
             ListRoles: self._list_roles,
             ListGrants: self._list_grants,
+            ListQuotas: self._list_quotas,
             ExplainAccess: self._explain,
         }
 
@@ -53,6 +57,15 @@ class AccessRequests:
         view = self._control.view()
         grants = (row.grant for _, row in sorted(view.grants.items()))
         return GrantsFound(grants=tuple(one for one in grants if request.subject in (None, one.subject))), ()
+
+    async def _list_quotas(self, _: Caller, request: ListQuotas, __: memoryview) -> Answer:
+        found = (row for _, row in sorted(self._control.view().quotas.items()))
+        quotas = (
+            QuotaInfo(subject=row.subject, limits=row.limits, changed_ms=row.changed_ms)
+            for row in found
+            if request.subject in (None, row.subject)
+        )
+        return QuotasFound(quotas=tuple(quotas)), ()
 
     async def _explain(self, _: Caller, request: ExplainAccess, __: memoryview) -> Answer:
         verdict = self._control.explain(request.principal, request.verb, request.kind, request.name)

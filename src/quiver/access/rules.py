@@ -269,11 +269,12 @@ RULES: dict[type[Request[Any]], Rule] = {
     messages.BrokerHeartbeatRequest: _nodes_only,
     messages.GetMembers: _nodes_only,
     security_messages.SignNode: _join,
-    # Users, roles and grants.
+    # Users, roles, grants and quotas.
     security_messages.ExplainAccess: _explain_access,
     security_messages.ListUsers: _cluster(Verb.ADMIN),
     security_messages.ListRoles: _cluster(Verb.ADMIN),
     security_messages.ListGrants: _cluster(Verb.ADMIN),
+    security_messages.ListQuotas: _cluster(Verb.ADMIN),
     **dict.fromkeys(get_args(security_messages.SecurityChange), _cluster(Verb.ADMIN)),
 }
 """The rule of every request; a test fails if one has none."""
@@ -341,7 +342,7 @@ AUDITED: frozenset[type[Request[Any]]] = frozenset(
 
 def describe_target(request: Any) -> str:
     """Return in a few words what a request is about, for the audit log; never a secret."""
-    for field in ("topic", "user", "role", "token_id", "grant", "broker", "node", "topic_id", "id", "name"):
+    for field in ("topic", "user", "role", "token_id", "grant", "subject", "broker", "node", "topic_id", "id", "name"):
         value = getattr(request, field, None)
         if value is not None and value != "":
             return f"{field} {value}"

@@ -1,4 +1,6 @@
-"""Who may use a cluster, and for what: users, their tokens, roles and grants; `AsyncAccess` and its blocking face.
+"""Who may use a cluster, for what and how much: users, their tokens, roles, grants and quotas.
+
+`Access` is the blocking face of `AsyncAccess`.
 
 Every call needs `admin` on the cluster; in development mode, nobody needs anything. A new token's secret is in one
 response only: the cluster stores a hash of it.
@@ -14,6 +16,7 @@ import msgspec
 
 from quiver.client.arguments import check_arguments
 from quiver.routing.router import Router
+from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import AccessVerdict, Grant, ResourceKind, Verb
 from quiver.security.scram import ScramVerifier, make_new_verifier
 from quiver.security.secrets import Secret
@@ -29,11 +32,15 @@ from quiver.wire.security_messages import (
     DeleteUserRequest,
     ExplainAccess,
     ListGrants,
+    ListQuotas,
     ListRoles,
     ListUsers,
+    QuotaInfo,
     RemoveGrantRequest,
+    RemoveQuotaRequest,
     RevokeTokenRequest,
     RoleInfo,
+    SetQuotaRequest,
     TokenInfo,
     UserInfo,
 )
@@ -51,7 +58,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
 
 @check_arguments
 class AsyncAccess:
-    """Administer the users, tokens, roles and grants of a cluster; made by `AsyncCluster.access`.
+    """Administer the users, tokens, roles, grants and quotas of a cluster; made by `AsyncCluster.access`.
 
     Example:
         await cluster.access.create_user("alice")
@@ -145,6 +152,18 @@ class AsyncAccess:
         """Remove a grant, named by all its parts."""
         await self._change(RemoveGrantRequest(grant=grant))
 
+    async def quotas(self, subject: str | None = None) -> list[QuotaInfo]:
+        """Return all quotas, or those of a subject: `user:alice`, `role:ops`, `default`, `topic:logs` or `topic:*`."""
+        return list((await self._ask(ListQuotas(subject=subject))).quotas)
+
+    async def set_quota(self, subject: str, limits: QuotaLimits) -> None:
+        """Set limits of a subject: 0 is no limit, and those that are None stay as they are."""
+        await self._change(SetQuotaRequest(subject=subject, limits=limits))
+
+    async def remove_quota(self, subject: str) -> None:
+        """Remove all limits of a subject, to which those of its roles, or the default, apply from then on."""
+        await self._change(RemoveQuotaRequest(subject=subject))
+
     async def explain(
         self, principal: str, verb: Verb, kind: ResourceKind = ResourceKind.TOPIC, name: str = ""
     ) -> AccessVerdict:
@@ -165,7 +184,7 @@ async def _make_verifier(password: str | Secret) -> ScramVerifier:
 
 @check_arguments
 class Access:
-    """Administer the users, tokens, roles and grants of a cluster; made by `Cluster.access`.
+    """Administer the users, tokens, roles, grants and quotas of a cluster; made by `Cluster.access`.
 
     Example:
         cluster.access.create_user("alice")
@@ -253,6 +272,18 @@ class Access:
     def remove_grant(self, grant: Grant) -> None:
         """Remove a grant, named by all its parts."""
         self._run(self._access.remove_grant(grant))
+
+    def quotas(self, subject: str | None = None) -> list[QuotaInfo]:
+        """Return all quotas, or those of a subject: `user:alice`, `role:ops`, `default`, `topic:logs` or `topic:*`."""
+        return self._run(self._access.quotas(subject))
+
+    def set_quota(self, subject: str, limits: QuotaLimits) -> None:
+        """Set limits of a subject: 0 is no limit, and those that are None stay as they are."""
+        self._run(self._access.set_quota(subject, limits))
+
+    def remove_quota(self, subject: str) -> None:
+        """Remove all limits of a subject, to which those of its roles, or the default, apply from then on."""
+        self._run(self._access.remove_quota(subject))
 
     def explain(
         self, principal: str, verb: Verb, kind: ResourceKind = ResourceKind.TOPIC, name: str = ""

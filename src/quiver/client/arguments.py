@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from quiver.errors import OutOfRangeError, RequestError
+from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.secrets import HIDDEN, Secret
 from quiver.wire.messages import RetentionInfo
@@ -127,6 +128,12 @@ def _one_of(kind: type[StrEnum], value: Any) -> Any:
     return kind(value)
 
 
+def _limits(value: Any) -> Any:
+    if not isinstance(value, QuotaLimits):
+        raise TypeError("pass quiver.security.limits.QuotaLimits(requests_per_second=..., topics_max=..., ...)")
+    return value
+
+
 def _grant(value: Any) -> Any:
     if not isinstance(value, Grant):
         raise TypeError("pass quiver.security.permissions.Grant(subject=..., verb=..., kind=..., name=...)")
@@ -225,6 +232,7 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "Verb": _verb,
     "ResourceKind": _resource_kind,
     "Grant": _grant,
+    "QuotaLimits": _limits,
     "int": _number,
     "float": _seconds,
     "Iterable[int]": _numbers,

@@ -1,4 +1,4 @@
-"""The metadata commands of requests that change users, tokens, roles and grants. The token's secret is made here."""
+"""The metadata commands of requests that change users, tokens, roles, grants and quotas. Makes tokens' secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from quiver.metadata import (
     DeleteRoleCommand,
     DeleteUserCommand,
     RemoveGrantCommand,
+    RemoveQuotaCommand,
     RevokeTokenCommand,
+    SetQuotaCommand,
 )
 from quiver.security.tokens import Token, hash_secret, new_token
 from quiver.wire import security_messages as messages
@@ -30,6 +32,8 @@ AccessChange = (
     | messages.ChangeMemberRequest
     | messages.AddGrantRequest
     | messages.RemoveGrantRequest
+    | messages.SetQuotaRequest
+    | messages.RemoveQuotaRequest
 )
 """Changes whose response is `Done`."""
 
@@ -63,6 +67,10 @@ def access_command(request: AccessChange, *, now_ms: int, principal: str) -> Com
             return AddGrantCommand(now_ms=now_ms, principal=principal, grant=request.grant)
         case messages.RemoveGrantRequest():
             return RemoveGrantCommand(now_ms=now_ms, principal=principal, grant=request.grant)
+        case messages.SetQuotaRequest():
+            return SetQuotaCommand(now_ms=now_ms, principal=principal, subject=request.subject, limits=request.limits)
+        case messages.RemoveQuotaRequest():
+            return RemoveQuotaCommand(now_ms=now_ms, principal=principal, subject=request.subject)
         case _:
             assert_never(request)
 

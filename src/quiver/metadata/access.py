@@ -24,6 +24,7 @@ from quiver.metadata.commands import (
     RevokeTokenCommand,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
+from quiver.metadata.quotas import drop_quota
 from quiver.metadata.rows import GrantRow, MembershipRow, RoleRow, Table, TokenRow, UserRow
 from quiver.metadata.state import Change, MetadataState, drop, put
 from quiver.security.permissions import (
@@ -84,6 +85,7 @@ def delete_user(state: MetadataState, command: DeleteUserCommand) -> CommandDeci
     memberships: dict[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
     changes = [drop(user), *(drop(token) for token in _tokens_of(state, command.user))]
     changes += [drop(memberships[key]) for key in sorted(memberships) if key[1] == command.user]
+    changes += drop_quota(state, USER_PREFIX + command.user)
     return CommandDecision(changes + _drop_grants(state, USER_PREFIX + command.user))
 
 
@@ -145,6 +147,7 @@ def delete_role(state: MetadataState, command: DeleteRoleCommand) -> CommandDeci
         return _unknown_role(command.role)
     memberships: dict[tuple[str, str], MembershipRow] = state.tables[Table.MEMBERSHIPS]
     changes = [drop(role), *(drop(memberships[key]) for key in sorted(memberships) if key[0] == command.role)]
+    changes += drop_quota(state, ROLE_PREFIX + command.role)
     return CommandDecision(changes + _drop_grants(state, ROLE_PREFIX + command.role))
 
 

@@ -4,7 +4,8 @@ Pure and deterministic: the result depends only on the state and the command, ne
 order. A command is first decided, as a list of changed rows that modifies nothing. Then the whole list is applied, or
 the command is refused and nothing is. The same list is written to SQL.
 
-`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients`, `topics` (with holds) and `access`.
+`_decide` dispatches to the modules of decisions: `brokers` (with moves), `clients`, `topics` (with holds), `access` and
+`quotas`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from quiver.errors import UnknownVersionError
 from quiver.features import explain_level, level_of
-from quiver.metadata import access, brokers, clients, recovery, topics
+from quiver.metadata import access, brokers, clients, quotas, recovery, topics
 from quiver.metadata.commands import (
     AbortMove,
     AddGrantCommand,
@@ -55,9 +56,11 @@ from quiver.metadata.commands import (
     RegisterProducerCommand,
     ReleaseHoldCommand,
     RemoveGrantCommand,
+    RemoveQuotaCommand,
     ReportLeaders,
     RestoreTopicCommand,
     RevokeTokenCommand,
+    SetQuotaCommand,
     UndrainBroker,
     command_name,
 )
@@ -75,8 +78,10 @@ AccessCommand = (
     | ChangeMemberCommand
     | AddGrantCommand
     | RemoveGrantCommand
+    | SetQuotaCommand
+    | RemoveQuotaCommand
 )
-"""Commands on users, tokens, roles and grants."""
+"""Commands on users, tokens, roles, grants and quotas."""
 
 
 class ApplyOutcome(msgspec.Struct, frozen=True):
@@ -214,6 +219,10 @@ def _decide_access(state: MetadataState, command: AccessCommand) -> CommandDecis
             return access.add_grant(state, command)
         case RemoveGrantCommand():
             return access.remove_grant(state, command)
+        case SetQuotaCommand():
+            return quotas.set_quota(state, command)
+        case RemoveQuotaCommand():
+            return quotas.remove_quota(state, command)
         case _:
             assert_never(command)
 

@@ -26,6 +26,7 @@ from quiver.metadata.commands import (
     TopicSelection,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, beat, drop_beat, find_topic, refuse
+from quiver.metadata.quotas import check_registrations
 from quiver.metadata.rows import (
     ALL_PARTITIONS,
     ConsumerRow,
@@ -61,7 +62,7 @@ def register_producer(state: MetadataState, command: RegisterProducerCommand) ->
     if isinstance(wanted, CommandRefusal):
         return wanted
     joined = _join(() if known is None else known.registrations, wanted)
-    refusal = _check_room(state, Table.PRODUCERS, known, joined)
+    refusal = _check_room(state, Table.PRODUCERS, known, joined) or _check_quota(state, known, command.principal)
     if refusal is not None:
         return refusal
     if known is not None:
@@ -92,7 +93,7 @@ def register_consumer(state: MetadataState, command: RegisterConsumerCommand) ->
     if isinstance(wanted, CommandRefusal):
         return wanted
     joined = _join(() if known is None else known.registrations, wanted)
-    refusal = _check_room(state, Table.CONSUMERS, known, joined)
+    refusal = _check_room(state, Table.CONSUMERS, known, joined) or _check_quota(state, known, command.principal)
     if refusal is not None:
         return refusal
     counters = None
@@ -209,6 +210,13 @@ def _check_room(
         message = f"not done: a client has at most {REGISTRATIONS_MAX} registrations, not {len(joined)}"
         return refuse("too_many_clients", message)
     return None
+
+
+def _check_quota(
+    state: MetadataState, known: ProducerRow | ConsumerRow | None, principal: str
+) -> CommandRefusal | None:
+    """Return why a principal may not own one client more; None if it may, or if the client has an owner already."""
+    return check_registrations(state, principal) if known is None or not known.owner else None
 
 
 def _resolve(

@@ -34,6 +34,7 @@ from quiver.metadata.rows import (
 )
 from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, ProducerId, TopicId
 from quiver.record import Batch, build_control_batch
+from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant
 from quiver.security.scram import ScramVerifier
 
@@ -415,6 +416,19 @@ class RemoveGrantCommand(Command[CommandDone], frozen=True, tag="remove_grant"):
     grant: Grant
 
 
+class SetQuotaCommand(Command[CommandDone], frozen=True, tag="set_quota"):
+    """Set limits of a subject; those that are None stay as they are."""
+
+    subject: Text
+    limits: QuotaLimits
+
+
+class RemoveQuotaCommand(Command[CommandDone], frozen=True, tag="remove_quota"):
+    """Remove all limits of a subject, which then has those of the next subject that applies."""
+
+    subject: Text
+
+
 class RecoveredPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition that had lost the majority of its replicas."""
 
@@ -472,6 +486,8 @@ AnyCommand = (
     | ChangeMemberCommand
     | AddGrantCommand
     | RemoveGrantCommand
+    | SetQuotaCommand
+    | RemoveQuotaCommand
 )
 
 # -- encoding -------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ _NOT_FOUND = (
     "unknown_role",
     "unknown_token",
     "unknown_grant",
+    "unknown_quota",
 )
 _CONFLICTS = (
     "not_formed",
@@ -78,6 +79,10 @@ _CONFLICTS = (
     "too_many_tokens",
     "too_many_grants",
     "too_many_clients",
+    "too_many_quotas",
+    "quota_topics",
+    "quota_partitions",
+    "quota_registrations",
 )
 _OUT_OF_RANGE = (
     "bad_cluster_id",
@@ -93,6 +98,7 @@ _OUT_OF_RANGE = (
     "bad_command",
     "bad_token",
     "bad_grant",
+    "bad_quota",
 )
 _NOT_ALLOWED = ("not_owner",)
 

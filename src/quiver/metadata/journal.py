@@ -48,9 +48,11 @@ from quiver.metadata.commands import (
     RegisterProducerCommand,
     ReleaseHoldCommand,
     RemoveGrantCommand,
+    RemoveQuotaCommand,
     ReportLeaders,
     RestoreTopicCommand,
     RevokeTokenCommand,
+    SetQuotaCommand,
     TopicSelection,
     UndrainBroker,
     command_name,
@@ -171,6 +173,10 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
             return f"user {command.user} {'gets' if command.is_member else 'loses'} role {command.role}", None
         case AddGrantCommand() | RemoveGrantCommand():
             return str(command.grant), None
+        case SetQuotaCommand():
+            return f"quota of {command.subject}: {command.limits}", None
+        case RemoveQuotaCommand():
+            return f"quota of {command.subject}", None
         case _:
             assert_never(command)
 

@@ -187,6 +187,24 @@ VERSION_6 = (
     )""",
 )
 
+VERSION_7 = (
+    "ALTER TABLE topics ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+    """CREATE TABLE quotas (
+        subject TEXT NOT NULL PRIMARY KEY,
+        requests_per_second BIGINT,
+        mutations_per_second BIGINT,
+        bytes_in_per_second BIGINT,
+        bytes_out_per_second BIGINT,
+        creations_per_minute BIGINT,
+        long_polls_max BIGINT,
+        connections_max BIGINT,
+        topics_max BIGINT,
+        partitions_max BIGINT,
+        registrations_max BIGINT,
+        changed_ms BIGINT NOT NULL
+    )""",
+)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -203,6 +221,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_4),
     _run(VERSION_5),
     _run(VERSION_6),
+    _run(VERSION_7),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,4 +1,5 @@
-"""The rows of the metadata: one frozen value per broker, topic, partition, client, heartbeat, move, hold, user, grant.
+"""The rows of the metadata: one frozen value per broker, topic, partition, client, heartbeat, move, hold, user, grant,
+quota.
 
 Pure. Rows are replaced, never modified. Every row has a `key` that is unique in its table and contains only numbers,
 strings, booleans and tuples of them, so that it is the same in memory, in a snapshot and in SQL.
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.model import ConsumerId, GroupId, NodeId, PartitionId, ProducerId, TopicId
+from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.scram import ScramVerifier
 
@@ -63,6 +65,7 @@ class Table(StrEnum):
     ROLES = "roles"
     MEMBERSHIPS = "memberships"
     GRANTS = "grants"
+    QUOTAS = "quotas"
 
 
 class BrokerState(StrEnum):
@@ -171,6 +174,8 @@ class TopicRow(Row, frozen=True):
     """When a deleted topic may be purged permanently."""
     request_id: str
     """The creator's id of the request; a repeated request finds the topic by it."""
+    owner: str = ""
+    """The principal that created it; empty if it was anonymous, or the cluster itself."""
 
     @property
     def key(self) -> TopicId:
@@ -421,6 +426,21 @@ class GrantRow(Row, frozen=True):
         return Grant(subject=self.subject, verb=self.verb, kind=self.kind, name=self.name, is_prefix=self.is_prefix)
 
 
+class QuotaRow(Row, frozen=True):
+    """The limits of a subject: see `quiver.security.limits`."""
+
+    table: ClassVar[Table] = Table.QUOTAS
+
+    subject: str
+    limits: QuotaLimits
+    changed_ms: int
+
+    @property
+    def key(self) -> str:
+        """Return the key of the row."""
+        return self.subject
+
+
 AnyRow = (
     BrokerRow
     | TopicRow
@@ -435,6 +455,7 @@ AnyRow = (
     | RoleRow
     | MembershipRow
     | GrantRow
+    | QuotaRow
 )
 
 ROW_TYPES: tuple[type[AnyRow], ...] = (
@@ -451,5 +472,6 @@ ROW_TYPES: tuple[type[AnyRow], ...] = (
     RoleRow,
     MembershipRow,
     GrantRow,
+    QuotaRow,
 )
 """Every row type, in the order in which tables are written."""

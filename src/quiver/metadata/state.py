@@ -33,6 +33,7 @@ from quiver.metadata.rows import (
     MoveRow,
     PartitionRow,
     ProducerRow,
+    QuotaRow,
     RoleRow,
     Table,
     TokenRow,
@@ -41,7 +42,8 @@ from quiver.metadata.rows import (
     UserRow,
 )
 from quiver.model import ConsumerId, GroupId, Index, NodeId, Offset, PartitionId, ProducerId, Term, TopicId
-from quiver.replication import SLICE_ROWS, array_header, encode_sorted
+from quiver.replication import SLICE_ROWS, array_header, encode_sorted, map_header
+from quiver.security.limits import QuotaTable
 from quiver.security.permissions import AccessTable
 
 
@@ -108,6 +110,7 @@ class _Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: msgspec.Raw = NO_ROWS
     memberships: msgspec.Raw = NO_ROWS
     grants: msgspec.Raw = NO_ROWS
+    quotas: msgspec.Raw = NO_ROWS
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
@@ -125,6 +128,7 @@ class View:
         "_access",
         "_consumers_by_topic",
         "_held_offsets",
+        "_quota_table",
         "brokers",
         "consumers",
         "counters",
@@ -136,6 +140,7 @@ class View:
         "partitions",
         "position",
         "producers",
+        "quotas",
         "roles",
         "tokens",
         "topics",
@@ -160,6 +165,7 @@ class View:
         self.roles: Mapping[str, RoleRow] = tables[Table.ROLES]
         self.memberships: Mapping[tuple[str, str], MembershipRow] = tables[Table.MEMBERSHIPS]
         self.grants: Mapping[tuple[str, str, str, str, bool], GrantRow] = tables[Table.GRANTS]
+        self.quotas: Mapping[str, QuotaRow] = tables[Table.QUOTAS]
         self.topics_by_name: Mapping[str, TopicId] = state.names[Table.TOPICS]
         self._consumers_by_topic: dict[TopicId, tuple[ConsumerId, ...]] | None = None
         if previous is not None and previous.consumers is self.consumers:
@@ -170,6 +176,9 @@ class View:
         self._access: AccessTable | None = None
         if previous is not None and self._has_access_of(previous):
             self._access = previous._access
+        self._quota_table: QuotaTable | None = None
+        if previous is not None and previous.quotas is self.quotas and previous.memberships is self.memberships:
+            self._quota_table = previous._quota_table
 
     def _has_access_of(self, other: View) -> bool:
         return (
@@ -183,11 +192,23 @@ class View:
     def access(self) -> AccessTable:
         """Return grants and memberships: the same object until users, tokens, memberships or grants change."""
         if self._access is None:
-            roles: dict[str, list[str]] = {}
-            for role, user in sorted(self.memberships):
-                roles.setdefault(user, []).append(role)
-            self._access = AccessTable((row.grant for _, row in sorted(self.grants.items())), roles)
+            grants = (row.grant for _, row in sorted(self.grants.items()))
+            self._access = AccessTable(grants, self._roles())
         return self._access
+
+    @property
+    def quota_table(self) -> QuotaTable:
+        """Return the limits by subject: the same object until quotas or memberships change."""
+        if self._quota_table is None:
+            limits = {subject: row.limits for subject, row in self.quotas.items()}
+            self._quota_table = QuotaTable(limits, self._roles())
+        return self._quota_table
+
+    def _roles(self) -> dict[str, list[str]]:
+        roles: dict[str, list[str]] = {}
+        for role, user in sorted(self.memberships):
+            roles.setdefault(user, []).append(role)
+        return roles
 
     @property
     def index(self) -> Index:
@@ -282,7 +303,7 @@ class View:
         saved = shrink(_Snapshot(position=position, counters=self.counters, **empty), level)
         fields = saved if isinstance(saved, dict) else msgspec.structs.asdict(saved)
         # Its version is the cluster's feature level: every node can read the snapshot of every other.
-        yield bytes((level, 0x80 | len(fields)))
+        yield bytes((level,)) + map_header(len(fields))
         for name, value in fields.items():
             table: Mapping[Any, AnyRow] = getattr(self, name) if name in empty else {}
             yield encode(name) + (array_header(len(table)) if name in empty else encode(value))
@@ -292,7 +313,7 @@ class View:
 class MetadataState:
     """The current metadata. Only `apply_changes` and `advance_to` change it."""
 
-    __slots__ = ("_is_shown", "_shared", "_view", "counters", "names", "position", "tables")
+    __slots__ = ("_is_shown", "_shared", "_view", "counters", "names", "owned", "position", "tables")
 
     def __init__(
         self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: LogPosition | None = None
@@ -302,6 +323,8 @@ class MetadataState:
         self.tables: dict[Table, dict[Any, Any]] = {table: {} for table in Table}
         self.names: dict[Table, dict[str, Any]] = {table: {} for table in Table}
         """Keys by secondary name: see `_name`."""
+        self.owned: dict[tuple[Table, str], int] = {}
+        """What each principal owns, by table: producers, consumers, topics, and partitions of its topics."""
         self._view: View | None = None
         self._is_shown = False
         self._shared: set[Table] = set()
@@ -378,12 +401,28 @@ class MetadataState:
             names.pop(_name(old), None)
         if name:
             names[name] = row.key
+        if old is not None:
+            self._count_owned(old, -1)
+        self._count_owned(row, 1)
         table[row.key] = row  # not delete and insert: copying a dict without gaps is several times faster
 
     def _drop(self, table: Table, key: object) -> None:
         row = self.tables[table].pop(key, None)
         if row is not None:
             self.names[table].pop(_name(row), None)
+            self._count_owned(row, -1)
+
+    def _count_owned(self, row: AnyRow, times: int) -> None:
+        if not isinstance(row, TopicRow | ProducerRow | ConsumerRow) or not row.owner:
+            return
+        counts = {row.table: 1}
+        if isinstance(row, TopicRow):
+            counts[Table.PARTITIONS] = row.partitions
+        for table, count in counts.items():
+            key = (table, row.owner)
+            self.owned[key] = self.owned.get(key, 0) + times * count
+            if not self.owned[key]:
+                del self.owned[key]
 
 
 def _name(row: AnyRow) -> str:

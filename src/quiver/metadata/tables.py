@@ -16,6 +16,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Ta
 
 from quiver.metadata import rows
 from quiver.metadata.rows import AnyRow, EntityKind
+from quiver.security.limits import QuotaLimits
 
 Values = dict[str, Any]
 """One SQL row: plain values by column."""
@@ -84,6 +85,7 @@ topics = Table(
     _number("created_ms"),
     _number("purge_ms", nullable=True),
     _text("request_id"),
+    _text("owner"),
     Index("topics_by_name", "name"),
 )
 
@@ -225,6 +227,15 @@ grants = Table(
     Column("is_prefix", Boolean, primary_key=True, nullable=False),
     _number("granted_ms"),
 )
+
+quotas = Table(
+    "quotas",
+    METADATA,
+    _text("subject", key=True),
+    *(_number(name, nullable=True) for name in QuotaLimits.__struct_fields__),
+    _number("changed_ms"),
+)
+"""A limit that is not set is NULL; 0 is no limit."""
 
 
 class RowMapping:
@@ -408,6 +419,19 @@ class UserReferenceMapping(RowMapping):
         values["user"] = values.pop("user_name")
 
 
+class QuotaMapping(RowMapping):
+    """Quotas: each limit is a column."""
+
+    def split(self, values: Values) -> list[Values]:
+        """Flatten the limits."""
+        values.update(dict.fromkeys(QuotaLimits.__struct_fields__) | values.pop("limits"))
+        return []
+
+    def join(self, values: Values, children: list[Values]) -> None:  # noqa: ARG002 - a quota has none
+        """Nest the limits."""
+        values["limits"] = {name: values.pop(name) for name in QuotaLimits.__struct_fields__}
+
+
 ROW_MAPPINGS: tuple[RowMapping, ...] = (
     BrokerMapping(rows.BrokerRow, brokers),
     TopicMapping(rows.TopicRow, topics),
@@ -422,5 +446,6 @@ ROW_MAPPINGS: tuple[RowMapping, ...] = (
     RowMapping(rows.RoleRow, roles),
     UserReferenceMapping(rows.MembershipRow, memberships),
     RowMapping(rows.GrantRow, grants),
+    QuotaMapping(rows.QuotaRow, quotas),
 )
 """Every row type, in the order in which tables are written."""

@@ -32,6 +32,7 @@ from quiver.metadata.commands import (
     RestoreTopicCommand,
 )
 from quiver.metadata.decision import CommandDecision, CommandRefusal, check_assignment, find_topic, refuse
+from quiver.metadata.quotas import check_partitions, check_topics
 from quiver.metadata.rows import (
     ConsumerRow,
     HoldRow,
@@ -73,6 +74,9 @@ def create(state: MetadataState, command: CreateTopicCommand) -> CommandDecision
     refusal = _check_new(command) or _check_assignments(state, command.assignments, replicas=command.replicas)
     if refusal is not None:
         return refusal
+    refusal = check_topics(state, command.principal, partitions=len(command.assignments))
+    if refusal is not None:
+        return refusal
     topic = TopicRow(
         topic_id=state.counters.next_topic_id,
         name=command.topic,
@@ -83,6 +87,7 @@ def create(state: MetadataState, command: CreateTopicCommand) -> CommandDecision
         created_ms=command.now_ms,
         purge_ms=None,
         request_id=command.request_id,
+        owner=command.principal,
     )
     partitions = _new_partitions(state, topic.topic_id, command.assignments, first_number=0)
     counters = _after(state, partitions, next_topic_id=TopicId(topic.topic_id + 1))
@@ -117,6 +122,7 @@ def add_partitions(state: MetadataState, command: AddPartitionsCommand) -> Comma
             f"the number can only grow, to at most {PARTITIONS_MAX}, with one assignment for each new partition",
         )
     refusal = _check_assignments(state, command.assignments, replicas=topic.replicas)
+    refusal = refusal or check_partitions(state, topic.owner, added=added)
     if refusal is not None:
         return refusal
     partitions = _new_partitions(state, topic.topic_id, command.assignments, first_number=topic.partitions)

@@ -9,7 +9,7 @@ from quiver.replication.interfaces import Network, StateMachine
 from quiver.replication.member import Member
 from quiver.replication.replicator import Replicator
 from quiver.replication.status import MemberStatus, ReplicatorStatus, find_in_sync
-from quiver.replication.steps import SLICE_ROWS, array_header, encode_rows, encode_sorted
+from quiver.replication.steps import SLICE_ROWS, array_header, encode_rows, encode_sorted, map_header
 
 __all__ = [
     "CONTROL_STATE",
@@ -24,4 +24,5 @@ __all__ = [
     "encode_rows",
     "encode_sorted",
     "find_in_sync",
+    "map_header",
 ]

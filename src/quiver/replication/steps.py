@@ -35,6 +35,13 @@ def array_header(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
+def map_header(count: int) -> bytes:
+    """Return the header of a msgpack map."""
+    if count < 16:
+        return bytes((0x80 | count,))
+    return b"\xde" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdf" + count.to_bytes(4, "big")
+
+
 def encode_sorted(keys: Iterable[Any], make_row: Callable[[Any], object]) -> Iterator[bytes]:
     """Yield the encoded rows of these keys in slices, in the order of the keys; no bytes after a step of sorting."""
     left, runs = iter(keys), list[list[Any]]()

@@ -1,4 +1,4 @@
-"""Requests for authentication, and for the administration of users, tokens, roles and grants. Pure.
+"""Requests for authentication, and for the administration of users, tokens, roles, grants and quotas. Pure.
 
 `Authenticate`, or `BeginScram` and `FinishScram`, are the first requests on a connection; from then on the connection
 speaks for the user. A secret is in a response exactly once: in that of `CreateTokenRequest`.
@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.model import Index
+from quiver.security.limits import QuotaLimits, QuotaSubject
 from quiver.security.permissions import AccessVerdict, Grant, ResourceKind, ResourceName, SubjectName, Verb
 from quiver.security.scram import MESSAGE_LENGTH_MAX, ScramVerifier
 from quiver.wire.requests import Count, Done, Name, Request, Response
@@ -277,6 +278,55 @@ class RemoveGrantRequest(Request[Done], frozen=True, tag="remove_grant"):
     grant: Grant
 
 
+# -- quotas ------------------------------------------------------------------------------------------
+
+
+class QuotaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits of a subject."""
+
+    subject: str
+    limits: QuotaLimits
+    changed_ms: int = 0
+
+
+class QuotasFound(Response, frozen=True):
+    """Quotas, by subject."""
+
+    quotas: tuple[QuotaInfo, ...] = ()
+
+
+class ListQuotas(Request[QuotasFound], frozen=True, tag="list_quotas"):
+    """List all quotas, or those of a subject such as `user:alice`, `role:ops`, `default` or `topic:logs`."""
+
+    response = QuotasFound
+    waits_for_index = True
+    is_read = True
+
+    subject: QuotaSubject | None = None
+
+
+class SetQuotaRequest(Request[Done], frozen=True, tag="set_quota"):
+    """Set limits of a subject; those that are None stay as they are."""
+
+    response = Done
+    _idempotent = True
+
+    subject: QuotaSubject
+    limits: QuotaLimits
+
+
+class RemoveQuotaRequest(Request[Done], frozen=True, tag="remove_quota"):
+    """Remove all limits of a subject."""
+
+    response = Done
+    _repeatable = False
+
+    subject: QuotaSubject
+
+
+# -- explanation -------------------------------------------------------------------------------------
+
+
 class AccessExplained(Response, frozen=True):
     """Whether a principal may do something, and what decides it."""
 
@@ -297,7 +347,7 @@ class ExplainAccess(Request[AccessExplained], frozen=True, tag="explain_access")
 
 
 AuthenticationRequest = Authenticate | BeginScram | FinishScram
-SecurityRead = ListUsers | ListRoles | ListGrants | ExplainAccess
+SecurityRead = ListUsers | ListRoles | ListGrants | ListQuotas | ExplainAccess
 SecurityChange = (
     CreateUserRequest
     | ChangeUserRequest
@@ -309,5 +359,7 @@ SecurityChange = (
     | ChangeMemberRequest
     | AddGrantRequest
     | RemoveGrantRequest
+    | SetQuotaRequest
+    | RemoveQuotaRequest
 )
 SecurityRequest = AuthenticationRequest | SecurityRead | SecurityChange | SignNode

@@ -193,6 +193,7 @@ def example() -> Callable[[type[Request[Any]]], Request[Any]]:
         "offsets": [],
         **dict.fromkeys(("partitions", "broker", "node", "id", "consumer_id", "producer_id", "epoch", "group"), 1),
         "lasting_ms": 1,
+        "limits": {"topics_max": 1},
     }
 
     def make(kind: type[Request[Any]]) -> Request[Any]:

@@ -20,6 +20,7 @@ from quiver.metadata.commands import (
 )
 from quiver.metadata.rows import ALL_ROLES, BrokerState, EntityKind, HoldPosition, Retention, StartFrom
 from quiver.model import PartitionId
+from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.scram import ScramVerifier
 
@@ -112,6 +113,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         name=st.sampled_from(["", "logs", "a\x01"]),
         is_prefix=st.booleans(),
     ),
+    "subject": st.sampled_from(["user:alice", "role:ops", "default", "anonymous", "topic:logs", "topic:*", "x"]),
+    "limits": st.builds(QuotaLimits, requests_per_second=NUMBERS, topics_max=NUMBERS, registrations_max=NUMBERS),
     "beats": tuples(st.builds(Beat, kind=st.sampled_from(list(EntityKind)), id=SMALL, last_seen_ms=TIMES), max_size=3),
 }
 

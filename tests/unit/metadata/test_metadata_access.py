@@ -244,6 +244,9 @@ def test_rows_always_refer_to_what_exists(found: list[AnyCommand]) -> None:
         assert role == "admin" or role in view.roles
     for row in view.grants.values():
         assert _exists(row, set(view.users), set(view.roles))
+    for subject in view.quotas:
+        kind, _, name = subject.partition(":")
+        assert name in {"user": view.users, "role": view.roles}.get(kind, {name: None})
     users = [one.user for one in view.tokens.values()]
     assert all(users.count(user) <= access.TOKENS_PER_USER_MAX for user in users)
     assert MetadataState.decode(view.encode()).view().digest() == view.digest()
