@@ -49,6 +49,8 @@ class Authenticator:
         """By host, the failures that still count, and since when."""
         self._identities: dict[bytes, ConnectionIdentity] = {}
         """By the hash of an HTTP header and the host; the access control checks their credentials again."""
+        self._strangers: dict[str, ConnectionIdentity] = {}
+        """Identities of HTTP connections without credentials, by address."""
         self._principals: dict[bytes, Principal] = {}
         """By the hash of an HTTP header: those of `_identities`."""
 
@@ -127,8 +129,13 @@ class Authenticator:
             OverloadedError: too many failures from this host; not checked.
         """
         if authorization is None:
-            return ConnectionIdentity(address=address)
-        host = _host(address)
+            stranger = self._strangers.get(address)
+            if stranger is None:
+                if len(self._strangers) >= IDENTITIES_MAX:
+                    self._strangers.clear()
+                stranger = self._strangers[address] = ConnectionIdentity(address=address)
+            return stranger
+        host = address.rpartition(":")[0]  # a part of the cache's key: it needs no parsing
         header = hashlib.sha256(authorization).digest()
         key = header + host.encode()
         known = self._identities.get(key)

@@ -18,7 +18,15 @@ from quiver.clock import Clock
 from quiver.errors import NotAllowedError, QuiverError, RequestError
 from quiver.metadata import View
 from quiver.security.identity import ConnectionIdentity
-from quiver.security.permissions import AccessVerdict, Permissions, ResourceKind, Verb, admin_grant, explain
+from quiver.security.permissions import (
+    AccessTable,
+    AccessVerdict,
+    Permissions,
+    ResourceKind,
+    Verb,
+    admin_grant,
+    explain,
+)
 from quiver.security.principal import ANONYMOUS, Principal, PrincipalKind, parse_principal
 from quiver.wire.requests import Request, Response, request_name
 
@@ -37,7 +45,10 @@ class AccessControl:
         self._clock = clock
         self._acted_for: dict[str, ConnectionIdentity] = {}
         self._anonymous = ConnectionIdentity()
-        """Holds what everybody without credentials may do: each HTTP request of theirs has an identity of its own."""
+        """Holds what everybody without credentials may do: each of their connections has an identity of its own."""
+        self._seen: View | None = None
+        self._table: AccessTable | None = None
+        """Grants and memberships of `_seen`, the view by which was decided last."""
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -56,8 +67,10 @@ class AccessControl:
         if permissions.is_admin:
             return identity, None
         kind = type(request)
+        view = self._seen
+        assert view is not None  # `permissions` has just taken it
         try:
-            RULES[kind](permissions, self._view(), request, payload)
+            RULES[kind](permissions, view, request, payload)
         except NotAllowedError as error:
             self.note_denial(identity, request_name(request), describe_target(request), error)
             raise
@@ -80,17 +93,18 @@ class AccessControl:
         Raises:
             NotAllowedError: its credential is not valid any more (`unauthenticated`).
         """
-        found, credential = identity.permissions, identity.credential
-        access = self._view().access
-        if found is None or identity.version is not access:
-            found = self._renew(identity)
+        found, credential, view = identity.permissions, identity.credential, self._view()
+        if view is not self._seen:
+            self._seen, self._table = view, view.access
+        if found is None or identity.version is not self._table:
+            found = self._renew(identity, view)
         expires_ms = None if credential is None else credential.expires_ms
         if expires_ms is not None and self._clock.wall_ms() >= expires_ms:
             raise self._demote(identity, "the credential has expired")
         return found
 
-    def _renew(self, identity: ConnectionIdentity) -> Permissions:
-        view, principal = self._view(), identity.principal
+    def _renew(self, identity: ConnectionIdentity, view: View) -> Permissions:
+        principal = identity.principal
         if principal.kind is PrincipalKind.USER and not self._is_valid(identity, view):
             raise self._demote(identity, "the credential was revoked, or the user disabled or deleted")
         known = self._anonymous if principal == ANONYMOUS else identity

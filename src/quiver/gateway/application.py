@@ -37,6 +37,8 @@ NOT_AUDITED = frozenset(("register_producer", "register_consumer"))
 
 PEEKED_BYTES = 1_024
 """Bytes of a body in which its topic is looked for; clients write it first."""
+SITE_HEADERS = frozenset((b"origin", b"sec-fetch-site", b"user-agent"))
+"""Headers without which a request is not from a page of a browser: `_is_cross_site` needs one of them."""
 _TOPIC_IN_QUERY = re.compile(rb"(?:^|&)topic=([^&]{1,300})")
 _TOPIC_IN_BODY = re.compile(rb'"topic"\s*:\s*"([^"\\]{1,300})"')
 _encode = msgspec.json.Encoder().encode
@@ -143,28 +145,31 @@ class RoutedApplication:
             if isinstance(found, HttpResponse):
                 return found
             bound, values = found
-        if bound.route.changes and (refused := _refuse_cross_site(request)):
+        if (
+            bound.route.changes
+            and (request.method == "HEAD" or not request.headers.keys().isdisjoint(SITE_HEADERS))
+            and (refused := _refuse_cross_site(request))
+        ):
             return refused
         if self._quotas is not None and not bound.route.is_probe:
             return self._handle_by_quota(self._quotas, bound, values, request)
         return self._call(bound, values, request)
 
     def _call(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
+        access, name = self._access, bound.route.name
         try:
-            return self._answer(bound, values, request)
+            identity, permissions = access.identify(request)
+            if permissions.is_powerless:
+                access.check_early(name, identity, permissions)
+            given = bound.decoder.decode(values, request.query, request.body)
+            if not permissions.is_admin:
+                try:
+                    access.check(name, identity, permissions, given)
+                except NotFoundError:
+                    return self._answer_later(bound, identity, permissions, given)
+            return self._pass_on(bound, identity, permissions, given)
         except QuiverError as error:
             return error_response(error)
-
-    def _answer(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
-        access, route = self._access, bound.route
-        identity, permissions = access.identify(request)
-        access.check_early(route.name, identity, permissions)
-        given = bound.decoder.decode(values, request.query, request.body)
-        try:
-            access.check(route.name, identity, permissions, given)
-        except NotFoundError:
-            return self._answer_later(bound, identity, permissions, given)
-        return self._pass_on(bound, identity, permissions, given)
 
     async def _answer_later(
         self, bound: BoundRoute, identity: ConnectionIdentity, permissions: Permissions, given: Any

@@ -313,7 +313,7 @@ class View:
 class MetadataState:
     """The current metadata. Only `apply_changes` and `advance_to` change it."""
 
-    __slots__ = ("_is_shown", "_shared", "_view", "counters", "names", "owned", "position", "tables")
+    __slots__ = ("_shared", "_view", "counters", "names", "owned", "position", "shown", "tables")
 
     def __init__(
         self, rows: Iterable[AnyRow] = (), *, counters: Counters | None = None, position: LogPosition | None = None
@@ -326,7 +326,8 @@ class MetadataState:
         self.owned: dict[tuple[Table, str], int] = {}
         """What each principal owns, by table: producers, consumers, topics, and partitions of its topics."""
         self._view: View | None = None
-        self._is_shown = False
+        self.shown: View | None = None
+        """The view of the current state; None until `view` makes it."""
         self._shared: set[Table] = set()
         for row in rows:
             self._put(row)
@@ -369,21 +370,20 @@ class MetadataState:
 
     def view(self) -> View:
         """Return an immutable view of the current state."""
-        if self._view is None or not self._is_shown:
-            self._view = View(self, self._view)
-            self._is_shown = True
+        if self.shown is None:
+            self.shown = self._view = View(self, self._view)
             self._shared = set(Table)
-        return self._view
+        return self.shown
 
     def advance_to(self, position: LogPosition) -> None:
         """Record that the log is applied up to a position."""
         self.position = position
-        self._is_shown = False
+        self.shown = None
 
     def apply_changes(self, changes: Sequence[Change], counters: Counters) -> None:
         """Apply row changes and new counters."""
         self.counters = counters
-        self._is_shown = False
+        self.shown = None
         for change in changes:
             if change.table in self._shared:
                 self._shared.remove(change.table)

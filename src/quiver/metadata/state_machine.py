@@ -54,7 +54,8 @@ class MetadataStateMachine:
     ) -> None:
         self.level_max = level_max
         """The highest feature level that this program knows."""
-        self._state = state
+        self.state = state
+        """The state; only the replication driver changes it."""
         self._listeners: list[ChangeListener] = []
         self._on_failure = on_failure
         self._failure: StorageError | None = None
@@ -75,14 +76,9 @@ class MetadataStateMachine:
         """How many of them made this program fail."""
 
     @property
-    def state(self) -> MetadataState:
-        """Return the state; only the replication driver changes it."""
-        return self._state
-
-    @property
     def applied_index(self) -> Index:
         """Return the index up to which the state reflects the log; after a restart it may be ahead of the driver's."""
-        return self._state.position.index
+        return self.state.position.index
 
     @property
     def failure(self) -> StorageError | None:
@@ -96,7 +92,7 @@ class MetadataStateMachine:
     def apply(self, batches: Sequence[Batch]) -> None:
         """Apply committed batches in order; see `StateMachine.apply`."""
         changes: list[Change] = []
-        before = self._state.position
+        before = self.state.position
         try:
             for batch in batches:
                 if self._failure is not None:
@@ -106,9 +102,9 @@ class MetadataStateMachine:
             self._tell(changes, before)
 
     def _tell(self, changes: Sequence[Change], before: LogPosition) -> None:
-        if self._state.position != before:
+        if self.state.position != before:
             for listener in self._listeners:
-                listener.add(changes, self._state.counters, self._state.position)
+                listener.add(changes, self.state.counters, self.state.position)
         elif self.on_skipped is not None:
             self.on_skipped()
 
@@ -131,7 +127,7 @@ class MetadataStateMachine:
         """Freeze the state; return the parts of `snapshot`, each made in a small step; raises as `snapshot`."""
         if self._failure is not None:
             raise self._failure
-        return self._state.view().encode_steps()
+        return self.state.view().encode_steps()
 
     def snapshot(self) -> bytes:
         """Return the encoded state with its log position.
@@ -141,7 +137,7 @@ class MetadataStateMachine:
         """
         if self._failure is not None:
             raise self._failure
-        return self._state.view().encode()
+        return self.state.view().encode()
 
     def restore(self, state: bytes) -> None:
         """Replace the state by a snapshot, unless the state is as new; empty bytes mean the initial state.
@@ -150,11 +146,11 @@ class MetadataStateMachine:
             UnknownVersionError: this program cannot read the snapshot; the state is unchanged.
         """
         restored = self._take_restored(state)
-        ours, theirs = self._state.counters.cluster_id, restored.counters.cluster_id
+        ours, theirs = self.state.counters.cluster_id, restored.counters.cluster_id
         if ours and theirs and ours != theirs:
             self._fail(StorageError(f"the database belongs to cluster {ours}, the log to cluster {theirs}"))
-        elif restored.position.index > self._state.position.index:
-            self._state = restored
+        elif restored.position.index > self.state.position.index:
+            self.state = restored
             for listener in self._listeners:
                 listener.replace(restored.view())
         elif self.on_skipped is not None:
@@ -178,21 +174,21 @@ class MetadataStateMachine:
         self._outcomes.clear()
 
     def _apply_one(self, batch: Batch) -> Sequence[Change]:
-        position, found = self._state.position, LogPosition(batch.header.index, batch.header.term)
+        position, found = self.state.position, LogPosition(batch.header.index, batch.header.term)
         if found.index <= position.index:
             self._skip(found)
             return ()
         invariant(found.index == position.index + 1, "entries are applied one by one", at=position, found=found)
         try:
             command = decode_command(batch, level_max=self.level_max)
-            outcome = ApplyOutcome() if command is None else apply(self._state, command, level_max=self.level_max)
+            outcome = ApplyOutcome() if command is None else apply(self.state, command, level_max=self.level_max)
             self.applied_commands += command is not None
         except UnknownVersionError as error:
             raise UnknownVersionError(f"the metadata log holds at index {found.index} {error.message}") from error
         except DecodeError as error:
             outcome = ApplyOutcome(refusal=refuse("bad_command", f"not done: {error.message}"))
         self._note(found.index, outcome)
-        self._state.advance_to(found)
+        self.state.advance_to(found)
         return outcome.changes
 
     def _note(self, index: Index, outcome: ApplyOutcome) -> None:
@@ -206,7 +202,7 @@ class MetadataStateMachine:
     def _skip(self, found: LogPosition) -> None:
         """Skip an entry that the database has; the last one must be the same entry, by its term."""
         self.skipped_entries += 1
-        position = self._state.position
+        position = self.state.position
         if found.index == position.index and found.term != position.term:
             self._fail(
                 StorageError(

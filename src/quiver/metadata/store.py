@@ -371,7 +371,8 @@ class MetadataStore:
 
     def view(self) -> View:
         """Return the metadata as this node knows it, however stale."""
-        return self.machine.state.view()
+        state = self.machine.state
+        return state.shown or state.view()
 
     async def read(self, *, linearizable: bool = False) -> View:
         """Return the metadata: at most `staleness_ms_max` old, or linearizable, on the primary only.

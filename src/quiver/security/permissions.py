@@ -123,10 +123,12 @@ class AccessTable:
 class Permissions:
     """What one principal may do, by the grants of one moment."""
 
-    __slots__ = ("_decisions", "_exact", "_prefixes", "is_admin", "is_known", "principal")
+    __slots__ = ("_decisions", "_exact", "_prefixes", "is_admin", "is_known", "is_powerless", "owner", "principal")
 
     def __init__(self, principal: Principal, grants: Iterable[Grant]) -> None:
         self.principal = principal
+        self.owner = str(principal)
+        """The principal as the owner of clients: as text, made once and not for each request."""
         self.is_admin = False
         """Whether everything is allowed."""
         self.is_known = principal.kind is not PrincipalKind.ANONYMOUS
@@ -136,11 +138,8 @@ class Permissions:
         self._decisions: dict[tuple[Verb, ResourceKind, str], bool] = {}
         for grant in grants:
             self._add(grant)
-
-    @property
-    def is_powerless(self) -> bool:
-        """Return whether nothing is allowed that needs a grant."""
-        return not (self.is_admin or self.is_known or self._exact or self._prefixes)
+        self.is_powerless = not (self.is_admin or self.is_known or self._exact or self._prefixes)
+        """Whether nothing is allowed that needs a grant."""
 
     def _add(self, grant: Grant) -> None:
         self.is_admin = self.is_admin or grant.is_everything

@@ -105,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
         if reader.awaits_continue and self._request is None and self._transport is not None:
             reader.awaits_continue = False
             self._transport.write(_CONTINUE)
-        if self._is_queue_full:
+        if (reader.requests or reader.held_bytes) and self._is_queue_full:
             self._pause_reading()
 
     def pause_writing(self) -> None:
@@ -219,7 +219,8 @@ class HttpConnection(asyncio.Protocol):
         if self._closes_when_idle and self.is_idle:
             self._end()
             return
-        self._resume_reading()
+        if self._is_reading_paused:
+            self._resume_reading()
         if not self._reader.is_receiving:
             self._server.idle.begin(self)
 
@@ -264,7 +265,8 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         assert request is not None
         self._request = None
-        self._server.release_body(len(request.body))
+        if request.body:
+            self._server.release_body(len(request.body))
         is_persistent = request.is_persistent and not ((self._closes_when_idle and self.is_idle) or self.is_reserved)
         self._write(response, is_persistent=is_persistent, is_head=request.method == "HEAD")
         self._server.handle_answered(request, response, self._began_at)

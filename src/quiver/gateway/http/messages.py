@@ -26,6 +26,8 @@ import httptools
 import msgspec
 
 JSON = "application/json"
+NO_CONTENT = 204
+"""As a number: comparing with a member of `HTTPStatus` calls a Python function for each response."""
 
 KEPT_HEADERS = frozenset(
     (
@@ -117,7 +119,7 @@ class Application(Protocol):
 @lru_cache(maxsize=256)
 def _head(status: int, content_type: str, is_persistent: bool) -> bytes:  # noqa: FBT001 - a key of the cache
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
-    if status != HTTPStatus.NO_CONTENT:
+    if status != NO_CONTENT:
         lines.append(f"Content-Type: {content_type}")
     lines += ["X-Content-Type-Options: nosniff", "Cache-Control: no-store", "Cross-Origin-Resource-Policy: same-origin"]
     if not is_persistent:
@@ -130,9 +132,7 @@ def encode_response(response: HttpResponse, *, date: bytes, is_persistent: bool,
     parts = [_head(response.status, response.content_type, is_persistent), date]
     if response.headers:
         parts += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
-    parts.append(
-        b"\r\n" if response.status == HTTPStatus.NO_CONTENT else b"Content-Length: %d\r\n\r\n" % len(response.body)
-    )
+    parts.append(b"\r\n" if response.status == NO_CONTENT else b"Content-Length: %d\r\n\r\n" % len(response.body))
     if not is_head:
         parts.append(response.body)
     return b"".join(parts)

@@ -361,10 +361,9 @@ class HttpServer:
             answer = self.application.handle(request)
         except Exception as error:  # noqa: BLE001 - one request must not end the node
             return self._fail(error)
-        if asyncio.iscoroutine(answer):
-            return self._tasks.start(self._guard(answer))
-        assert isinstance(answer, HttpResponse | asyncio.Future)
-        return answer
+        if isinstance(answer, HttpResponse | asyncio.Future):
+            return answer
+        return self._tasks.start(self._guard(answer))
 
     async def _guard(self, answer: Coroutine[Any, Any, HttpResponse]) -> HttpResponse:
         """Turn any error into a response: an exception would end the task scope and with it all other requests."""
