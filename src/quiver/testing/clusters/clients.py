@@ -25,6 +25,7 @@ from quiver.testing.simulator.report import require, violated
 from quiver.wire.messages import GetMetadata
 
 if TYPE_CHECKING:
+    from quiver.metadata import View
     from quiver.testing.clusters.world import ClusterWorld
 
 
@@ -67,6 +68,9 @@ class ClientWorkload:
 
     async def end(self) -> None:
         """Do what comes last, once everything is healed."""
+
+    def watch(self, view: View, before: View) -> None:
+        """Look at the newest metadata, and at that of the previous look: nothing in it may contradict this client."""
 
     # -- the history -----------------------------------------------------------------------------
 

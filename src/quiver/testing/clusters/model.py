@@ -107,7 +107,7 @@ def _make_clients(world: ClusterWorld) -> list[ClientWorkload]:
         (ConsumeWorkload, "taker", knobs.takers),
         (EndOffsetWorkload, "watcher", 1),
         (TopicWorkload, "maker", knobs.makers),
-        (VisitorWorkload, "visitor", 1),
+        (VisitorWorkload, "visitor", knobs.visitors),
     )
     return [
         kind(world, f"{name}-{number}", knobs.topics[number % len(knobs.topics)])

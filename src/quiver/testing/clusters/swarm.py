@@ -138,6 +138,7 @@ class ClusterKnobs(SimulationKnobs):
     is_calm: bool
     mixes_versions: bool
     """Whether the nodes begin with a program of the lowest feature level, and get newer and older ones."""
+    visitors: int = 1
 
     @property
     def replicas_max(self) -> int:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 DATA = "/data"
 _HOSTS_MAX = 10
 """A cluster never has more machines, retired ones included."""
+_LOOK_MS_MAX = 1_000
+"""Time between two looks at the metadata after which too much may have happened in between to say what was first."""
 
 
 class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
@@ -59,6 +61,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """The nodes that ended because their program is too old, with the level that it knew."""
         self.check_result: CheckResult | None = None
         """The result of the history check, once it was made."""
+        self._seen: tuple[View, int] | None = None
+        """The newest metadata that any check saw, and when it was last seen."""
         self.digests: dict[int, str] = {}
         """The metadata's digest at each index that a node was seen at."""
 
@@ -211,6 +215,17 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         self.compare_metadata()
         for host in self.running():
             self._check_faults(host)
+        self._show_clients()
+
+    def _show_clients(self) -> None:
+        """Let clients compare the newest metadata with what they did."""
+        view, seen = self.view(), self._seen
+        if view is None or (seen is not None and view.index < seen[0].index):
+            return  # those who know more are down
+        self._seen = (view, self.now_ms)
+        if seen is not None and self.now_ms - seen[1] <= _LOOK_MS_MAX:
+            for client in self.clients:
+                client.watch(view, seen[0])
 
     def _check_faults(self, host: SimulatedHost) -> None:
         """Demand that only injected errors stop a partition, and that the metadata's code fails on no command."""
