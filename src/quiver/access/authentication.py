@@ -49,8 +49,6 @@ class Authenticator:
         """By host, the failures that still count, and since when."""
         self._identities: dict[bytes, ConnectionIdentity] = {}
         """By the hash of an HTTP header and the host; the access control checks their credentials again."""
-        self._strangers: dict[str, ConnectionIdentity] = {}
-        """Identities of HTTP connections without credentials, by address."""
         self._principals: dict[bytes, Principal] = {}
         """By the hash of an HTTP header: those of `_identities`."""
 
@@ -121,20 +119,18 @@ class Authenticator:
 
     # -- HTTP and certificates -------------------------------------------------------------------
 
-    def identify_http(self, authorization: bytes | None, *, address: str) -> ConnectionIdentity:
-        """Return the identity of an HTTP request by its `Authorization` header; cached by header and host.
+    def identify_http(self, authorization: bytes | None, connection: ConnectionIdentity) -> ConnectionIdentity:
+        """Return the identity of an HTTP request by its `Authorization` header, else that of its connection.
+
+        It is cached by header and host.
 
         Raises:
             NotAllowedError: the header is not a valid bearer token (`unauthenticated`).
             OverloadedError: too many failures from this host; not checked.
         """
         if authorization is None:
-            stranger = self._strangers.get(address)
-            if stranger is None:
-                if len(self._strangers) >= IDENTITIES_MAX:
-                    self._strangers.clear()
-                stranger = self._strangers[address] = ConnectionIdentity(address=address)
-            return stranger
+            return connection
+        address = connection.address
         host = address.rpartition(":")[0]  # a part of the cache's key: it needs no parsing
         header = hashlib.sha256(authorization).digest()
         key = header + host.encode()
@@ -151,10 +147,13 @@ class Authenticator:
         self._identities[key], self._principals[header] = identity, principal
         return identity
 
-    def principal_of(self, authorization: bytes | None) -> Principal:
-        """Return the principal of an `Authorization` header that was valid before; anonymous for any other."""
+    def principal_of(self, authorization: bytes | None, connection: ConnectionIdentity) -> Principal:
+        """Return the principal of an `Authorization` header that was valid before; anonymous for any other.
+
+        Without a header it is the principal of the connection.
+        """
         if authorization is None:
-            return ANONYMOUS
+            return connection.principal
         return self._principals.get(hashlib.sha256(authorization).digest(), ANONYMOUS)
 
     # -- failures --------------------------------------------------------------------------------

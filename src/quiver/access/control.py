@@ -107,11 +107,24 @@ class AccessControl:
         principal = identity.principal
         if principal.kind is PrincipalKind.USER and not self._is_valid(identity, view):
             raise self._demote(identity, "the credential was revoked, or the user disabled or deleted")
+        if identity.permissions is None and identity.credential is not None:
+            self._note_certificate(identity)  # others are recorded when they are checked
         known = self._anonymous if principal == ANONYMOUS else identity
         if known.permissions is None or known.version is not view.access:
             known.permissions, known.version = self._compile(principal, view), view.access
         identity.permissions, identity.version = known.permissions, known.version
         return known.permissions
+
+    def _note_certificate(self, identity: ConnectionIdentity) -> None:
+        self.audit.record(
+            AuditEvent(
+                kind="authentication",
+                principal=str(identity.principal),
+                address=identity.address,
+                outcome="done",
+                detail="certificate",
+            )
+        )
 
     def _compile(self, principal: Principal, view: View) -> Permissions:
         is_trusted = principal.kind is PrincipalKind.NODE or (self.is_open and principal == ANONYMOUS)

@@ -6,7 +6,7 @@ the caller's name are decided again by the node that does them (`quiver.access.r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from quiver.access import AccessControl, Authenticator
 from quiver.access.rules import deny, require, require_consumers, require_known, require_producer
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract
-from quiver.gateway.http import HttpRequest, HttpResponse
+from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.metadata import View
 from quiver.security import Principal, parse_principal
 from quiver.security.identity import ConnectionIdentity
@@ -113,12 +113,12 @@ class HttpAccess:
 
     def identify(self, request: HttpRequest) -> tuple[ConnectionIdentity, Permissions]:
         """Return who sent a request, and what they may do; raises `NotAllowedError` for invalid credentials."""
-        identity = self._authenticator.identify_http(request.headers.get(b"authorization"), address=request.peer)
+        identity = self._authenticator.identify_http(request.headers.get(b"authorization"), request.identity)
         return identity, self._control.permissions(identity)
 
-    def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:
+    def principal_of(self, request: HttpRequest | HttpHead) -> Principal:
         """Return the principal of credentials that were checked before; anonymous for others. Cheap."""
-        return self._authenticator.principal_of(headers.get(b"authorization"))
+        return self._authenticator.principal_of(request.headers.get(b"authorization"), request.identity)
 
     def check_early(self, name: str, identity: ConnectionIdentity, permissions: Permissions) -> None:
         """Raise `NotAllowedError` for somebody who may do nothing at all, before the body of a call is decoded."""

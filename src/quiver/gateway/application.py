@@ -114,20 +114,20 @@ class RoutedApplication:
             is_mutation=bound is None or bound.route.changes,
             is_creation=bound is not None and bound.route.creates,
         )
-        principal = self.principal_of(head.headers)
+        principal = self.principal_of(head)
         if principal == ANONYMOUS and b"authorization" in head.headers:
             return None  # credentials that were not checked yet: a stranger's use must not lock out who presents them
         error = self._quotas.admit(principal, use, self._clock.monotonic_ms())
         return None if error is None else error_response(error)
 
-    def principal_of(self, headers: Mapping[bytes, bytes]) -> Principal:
-        """Return who a request speaks for, by its headers; anonymous for credentials that were not seen before."""
-        return self._access.principal_of(headers)
+    def principal_of(self, request: HttpRequest | HttpHead) -> Principal:
+        """Return who a request speaks for; anonymous for credentials that were not seen before."""
+        return self._access.principal_of(request)
 
     def charge(self, request: HttpRequest, response: HttpResponse) -> None:
         """Count the bytes of an answer against the quotas of its principal and its topic."""
         if self._quotas is not None:
-            principal, topic = self.principal_of(request.headers), self.flow_of(request)[1]
+            principal, topic = self.principal_of(request), self.flow_of(request)[1]
             self._quotas.charge(principal, topic, len(response.body), self._clock.monotonic_ms())
 
     def handle(self, request: HttpRequest) -> HttpResult:
@@ -232,7 +232,7 @@ class RoutedApplication:
         topic, now_ms = self.flow_of(request)[1], self._clock.monotonic_ms()
         use = Use(bytes_in=len(request.body), is_mutation=bound.route.changes)
         error = quotas.admit_topic(topic, use, now_ms) if topic else None
-        principal = self.principal_of(request.headers)
+        principal = self.principal_of(request)
         if b"transfer-encoding" in request.headers:
             quotas.charge_in(principal, len(request.body), now_ms)
         waits = b"wait_ms" in request.query or b'"wait_ms"' in request.body[:PEEKED_BYTES]
@@ -255,7 +255,7 @@ class RoutedApplication:
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         """Return the principal and the topic of a request, from its first bytes and without decoding it."""
         found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
-        return str(self.principal_of(request.headers)), "" if found is None else found[1].decode("latin-1")
+        return str(self.principal_of(request)), "" if found is None else found[1].decode("latin-1")
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""

@@ -475,11 +475,11 @@ def test_failures_are_limited_per_host_and_others_are_not_affected(world: World)
 def test_http_identity_is_cached_and_still_revoked(world: World) -> None:
     token = world.token("alice")
     header = f"Bearer {token.text}".encode()
-    first = world.authenticator.identify_http(header, address="10.0.0.1:5")
-    assert world.authenticator.identify_http(header, address="10.0.0.1:6") is first
-    assert world.authenticator.identify_http(None, address="10.0.0.1:6").principal == ANONYMOUS
+    first = world.authenticator.identify_http(header, ConnectionIdentity(address="10.0.0.1:5"))
+    assert world.authenticator.identify_http(header, ConnectionIdentity(address="10.0.0.1:6")) is first
+    assert world.authenticator.identify_http(None, ConnectionIdentity(address="10.0.0.1:6")).principal == ANONYMOUS
     with pytest.raises(NotAllowedError):
-        world.authenticator.identify_http(b"Basic " + token.text.encode(), address="10.0.0.1:6")
+        world.authenticator.identify_http(b"Basic " + token.text.encode(), ConnectionIdentity(address="10.0.0.1:6"))
     world.do(RevokeTokenCommand(now_ms=1, token_id=token.id))
     with pytest.raises(NotAllowedError):
         world.control.permissions(first)
@@ -499,7 +499,7 @@ def test_certificate_names_one_user(world: World) -> None:
 
 
 def _login(world: World, text: str) -> ConnectionIdentity:
-    return world.authenticator.identify_http(b"Bearer " + text.encode(), address="10.0.0.1:1")
+    return world.authenticator.identify_http(b"Bearer " + text.encode(), ConnectionIdentity(address="10.0.0.1:1"))
 
 
 # -- records -----------------------------------------------------------------------------------------

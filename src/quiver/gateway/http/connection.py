@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from quiver.addresses import format_address
 from quiver.gateway.http.messages import HttpRefusal, HttpRequest, HttpResponse, RequestReader, encode_response
+from quiver.security.identity import certificate_identity
 
 if TYPE_CHECKING:
     from quiver.gateway.http.server import HttpServer
@@ -82,7 +83,8 @@ class HttpConnection(asyncio.Protocol):
         """Register with the server, which may refuse the connection."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
-        self._reader.peer = format_address(peer[:2]) if peer else ""
+        address = format_address(peer[:2]) if peer else ""
+        self._reader.identity = certificate_identity(transport.get_extra_info("peercert"), address=address)
         if self._server.handle_opened(self):
             (self._server.receiving if self.is_reserved else self._server.idle).begin(self)
 

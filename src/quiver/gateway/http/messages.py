@@ -25,6 +25,8 @@ from urllib.parse import unquote_to_bytes
 import httptools
 import msgspec
 
+from quiver.security.identity import ConnectionIdentity
+
 JSON = "application/json"
 NO_CONTENT = 204
 """As a number: comparing with a member of `HTTPStatus` calls a Python function for each response."""
@@ -69,8 +71,8 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the connection stays open after the response."""
     answer: HttpResponse | None = None
     """The answer of a request that was refused by its headers; its body was dropped."""
-    peer: str = ""
-    """The client's address, as host:port."""
+    identity: ConnectionIdentity = msgspec.field(default_factory=ConnectionIdentity)
+    """Who the connection speaks for: the user of the client's certificate, or nobody known; with its address."""
 
 
 HttpResult = HttpResponse | asyncio.Future[HttpResponse] | Coroutine[Any, Any, HttpResponse]
@@ -86,6 +88,8 @@ class HttpHead(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[bytes, bytes]
     length: int
     """Bytes of the announced body; 0 without a body, -1 for a body in chunks."""
+    identity: ConnectionIdentity
+    """Who the connection speaks for, as in a request."""
 
 
 class Application(Protocol):
@@ -185,8 +189,8 @@ class RequestReader:
     ) -> None:
         self.requests: deque[HttpRequest] = deque()
         self.refusal: HttpRefusal | None = None
-        self.peer = ""
-        """The client's address, which its requests carry."""
+        self.identity = ConnectionIdentity()
+        """Who the connection speaks for, which its requests carry."""
         self.is_receiving = False
         """Whether a request is partially received."""
         self.is_in_head = True
@@ -354,7 +358,7 @@ class RequestReader:
                 body=body,
                 is_persistent=is_persistent,
                 answer=self._answer,
-                peer=self.peer,
+                identity=self.identity,
             )
         )
 
@@ -362,7 +366,14 @@ class RequestReader:
         assert self._parser is not None
         method = self._parser.get_method().decode()
         answer = admit(
-            HttpHead(method=method, path=self._path, query=self._query, headers=self._headers, length=length)
+            HttpHead(
+                method=method,
+                path=self._path,
+                query=self._query,
+                headers=self._headers,
+                length=length,
+                identity=self.identity,
+            )
         )
         if answer is None:
             return
