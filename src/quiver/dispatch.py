@@ -21,12 +21,9 @@ from quiver.security import PrincipalKind
 from quiver.security.quotas import Quotas, Use
 from quiver.wire.messages import AnyRequest, CreateTopicRequest, RegisterConsumerRequest, RegisterProducerRequest
 from quiver.wire.requests import Request, request_name
-from quiver.wire.security_messages import Authenticate, BeginScram, FinishScram
+from quiver.wire.security_messages import AUTHENTICATIONS
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
-AUTHENTICATIONS = frozenset((Authenticate, BeginScram, FinishScram))
-"""Requests without a quota: a stranger who uses up that of the anonymous would lock everybody out. Failures of one host
-are limited by the authenticator."""
 CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterConsumerRequest))
 """Requests that leave something behind that lasts."""
 

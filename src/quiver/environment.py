@@ -32,6 +32,7 @@ from quiver.storage.data_directory import metadata_database
 from quiver.storage.descriptors import SPARES, SpareDescriptors
 from quiver.storage.metrics import describe_lanes
 from quiver.tasks import TaskScope
+from quiver.turns import Turns
 from quiver.wire import Handler, PeerNetwork, RequestPool, RequestServer
 from quiver.wire.certificate_reload import CertificateReloader
 from quiver.wire.handshake import IdentityOf
@@ -81,6 +82,8 @@ class Environment(Protocol):
     rng: Rng
     disk: Disk
     executor: Executor
+    turns: Turns
+    """Orders the requests of clients, over HTTP and the wire, when there are too many."""
     database: Database
     incarnation: int
     """A number that differs from those of all earlier starts of the node."""
@@ -130,6 +133,7 @@ class SystemEnvironment:
         self.disk: Disk = SystemDisk(self._descriptors)
         self._threads = ThreadExecutor(settings.executor)
         self.executor: Executor = self._threads
+        self.turns = Turns()
         url = node.metadata_db or sqlite_url(metadata_database(node.data))
         self.database = open_database(url, schema=schema_name(NodeId(node.id)))
         self.incarnation = time.time_ns()
@@ -171,7 +175,7 @@ class SystemEnvironment:
         node_secret = None
         if decide_proof(self._settings) is NodeProof.SECRET:
             node_secret = NodeSecret(load_node_secret(self._settings.security.node_secret_file), accepts_unproven)
-        server = RequestServer(settings=settings, clock=self.clock)
+        server = RequestServer(settings=settings, clock=self.clock, turns=self.turns)
         pool = RequestPool(
             name=f"node-{identity.node}",
             cluster_id=identity.cluster,

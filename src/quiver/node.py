@@ -330,6 +330,7 @@ class Node:
             on_client_seen=lambda kind, id_: self._broker.record_client(kind, id_),  # noqa: PLW0108 - the broker is made later
             decoded=self._decoded,
             quotas=self._quotas,
+            turns=environment.turns,
         )
         gateway = Gateway(
             services,

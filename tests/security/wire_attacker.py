@@ -74,6 +74,12 @@ class Attacker:
         wrapped = [GroupMessage(GroupId(group), plain=message) for message in messages]
         self.send(frame_message(encode_envelope(1, wrapped, ())))
 
+    @staticmethod
+    def encode(requests: Sequence[Request[Any]], *, timeout_ms: int = 10_000) -> bytes:
+        """Return requests as they are sent, numbered from 0."""
+        frames = (encode_request(number, timeout_ms, request) for number, request in enumerate(requests))
+        return b"".join(part for frame in frames for part in frame)
+
     def request(self, number: int, request: Request[Any], *, timeout_ms: int = 10_000) -> None:
         """Send a request."""
         self.send(b"".join(encode_request(number, timeout_ms, request)))

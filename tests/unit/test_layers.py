@@ -23,6 +23,7 @@ LAYERS = (
     ("features",),
     ("addresses",),
     ("security",),
+    ("turns",),
     ("contexts",),
     ("metrics",),
     ("config",),

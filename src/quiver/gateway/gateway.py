@@ -39,6 +39,7 @@ from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.router import Router, RouterOptions
 from quiver.routing.transport import Transport
 from quiver.security.quotas import Quotas
+from quiver.turns import Turns
 from quiver.wire import Handler
 
 
@@ -62,6 +63,8 @@ class GatewayServices(msgspec.Struct, frozen=True, kw_only=True):
     """The memory for decoded batches, shared with the node's replicas."""
     quotas: Quotas | None = None
     """What principals and topics may use, shared with the wire; None: everything."""
+    turns: Turns | None = None
+    """Orders requests when there are too many, shared with the wire; None: those of the gateway alone."""
 
 
 class Gateway:
@@ -153,6 +156,7 @@ class Gateway:
             clock=self._clock,
             tls=tls,
             on_answered=count,
+            turns=self._services.turns,
         )
 
     async def __aenter__(self) -> Self:

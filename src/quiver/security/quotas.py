@@ -239,10 +239,13 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def flows(self) -> int:
-        """Return how many topics of principals have waiting items."""
-        return sum(len(share.topics) for share in self._shares.values())
+    def share(self, principal: str, topic: str) -> float:
+        """Return which part of all turns a topic of a principal gets, now or once it has an item waiting."""
+        share = self._shares.get(principal)
+        if share is None:
+            return 1 / (len(self._shares) + 1)
+        topics = len(share.topics) + (topic not in share.topics)
+        return 1 / (len(self._shares) * topics)
 
     def depth(self, principal: str, topic: str) -> int:
         """Return how many items of a topic of a principal wait."""

@@ -1,12 +1,15 @@
 """The memory of a node's answers: reserved before records are read, released when the answer is sent or dropped.
 
 It counts the bytes of clients' requests in flight, of the answers that are being made, and of those that wait to be
-sent. A handler that finds no room waits for it until its deadline; connections take turns, and each keeps its order. A
-connection that holds much already has to wait for its own answers to be sent once half of the memory is in use: the
-other half is for all others, so that readers that are slow do not starve them. An answer that is larger than a limit is
-admitted alone: requests that wait do not count then, or they would wait for themselves.
+sent, in all and for each principal. A handler that finds no room waits for it until its deadline; connections take
+turns, and each keeps its order. Readers that are slow do not starve others: a connection that holds much waits for its
+own answers to be sent once half of the memory is in use, and so does, a little later, a principal with many
+connections that holds more than is free. So there is always room left for a principal that holds little, whatever the
+others do. An answer that is larger than a limit is admitted alone: requests that wait do not count then, or they would
+wait for themselves.
 
-Invariant: `bytes` is the sum of what all sessions hold, `answers_bytes` the part of it that is not requests.
+Invariant: `bytes` is the sum of what all sessions hold, and of what all accounts hold; `answers_bytes` is the part of
+it that is not requests.
 """
 
 from __future__ import annotations
@@ -15,14 +18,37 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol
 
+from quiver.security import Principal
+
 HEAVY_SHARE = 64
 """A connection is heavy if it holds more than this part of the memory."""
 REQUESTS_SHARE = 4
 """This part of the memory is for requests: answers never use all of it."""
+PRINCIPAL_SHARE = 8
+"""Beyond half of the memory and this part of it, answers are only for principals that hold less than is free."""
+REQUESTS_FACTOR = 3
+"""How many times what is free a principal may have in flight in requests: alone three quarters of everything."""
+
+
+class Account:
+    """What one principal has in flight on all its connections."""
+
+    __slots__ = ("bytes", "principal", "requests", "sessions")
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+        self.sessions = 0
+        self.requests = 0
+        self.bytes = 0
 
 
 class Holder(Protocol):
     """One connection, as the memory sees it."""
+
+    @property
+    def account(self) -> Account:
+        """Return the account of its principal."""
+        ...
 
     @property
     def held_bytes(self) -> int:
@@ -46,6 +72,7 @@ class AnswerMemory:
     def __init__(self, *, limit_bytes: int, connection_bytes_max: int) -> None:
         self.bytes = 0
         self.answers_bytes = 0
+        self._accounts: dict[Principal, Account] = {}
         self._limit_bytes = limit_bytes
         self._connection_bytes_max = connection_bytes_max
         # By connection, in the order of their turns: what waits, oldest first.
@@ -73,16 +100,35 @@ class AnswerMemory:
         finally:
             self._forget(holder, granted)
 
-    def count(self, change_bytes: int) -> None:
+    def open_account(self, principal: Principal) -> Account:
+        """Return the account of a principal for one more connection, until `close_account`."""
+        account = self._accounts.get(principal)
+        if account is None:
+            account = self._accounts[principal] = Account(principal)
+        account.sessions += 1
+        return account
+
+    def close_account(self, account: Account) -> None:
+        """Forget an account with its last connection."""
+        account.sessions -= 1
+        if not account.sessions:
+            del self._accounts[account.principal]
+
+    def count(self, account: Account, change_bytes: int) -> None:
         """Record that a connection holds more or less of answers."""
         self.answers_bytes += change_bytes
-        self.count_request(change_bytes)
+        self.count_request(account, change_bytes)
 
-    def count_request(self, change_bytes: int) -> None:
+    def count_request(self, account: Account, change_bytes: int) -> None:
         """Record that a connection holds more or less of requests."""
         self.bytes += change_bytes
+        account.bytes += change_bytes
         if change_bytes < 0 and self._waiting:
             self._wake_later()
+
+    def is_over_share(self, account: Account) -> bool:
+        """Return whether a principal holds so much that its connections with unsent answers are not read."""
+        return self.bytes > self._limit_bytes // 2 and account.bytes > self._room_bytes - self.bytes
 
     def _wait(self, holder: Holder, size_bytes: int) -> asyncio.Future[None]:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -96,13 +142,23 @@ class AnswerMemory:
             if not waiting:
                 del self._waiting[holder]
 
+    @property
+    def _room_bytes(self) -> int:
+        return self._limit_bytes - self._limit_bytes // REQUESTS_SHARE
+
     def _fits(self, holder: Holder, size_bytes: int) -> bool:
-        held_bytes = holder.held_bytes
+        held_bytes, limit_bytes = holder.held_bytes, self._limit_bytes
         if held_bytes + size_bytes > self._connection_bytes_max and holder.answers_bytes:
             return False
-        is_heavy = held_bytes > self._limit_bytes // HEAVY_SHARE
-        room_bytes = self._limit_bytes // 2 if is_heavy else self._limit_bytes - self._limit_bytes // REQUESTS_SHARE
-        return self.bytes + size_bytes <= room_bytes or not self.answers_bytes
+        total_bytes = self.bytes + size_bytes
+        if total_bytes <= limit_bytes // 2 or not self.answers_bytes:
+            return True
+        if held_bytes > limit_bytes // HEAVY_SHARE:
+            return False
+        if holder.account.bytes + size_bytes <= self._room_bytes - self.bytes:
+            return total_bytes <= self._room_bytes
+        # Half of what is left, so that something is left for the next connection, which may ask for little.
+        return total_bytes + size_bytes <= limit_bytes // 2 + limit_bytes // PRINCIPAL_SHARE
 
     def _wake_later(self) -> None:
         if not self._will_wake:

@@ -28,6 +28,8 @@ def describe_server(server: ServerStatus) -> Iterable[MetricFamily]:
             "Bytes of clients' requests in flight and of unsent responses.",
             server.requests_bytes,
         ),
+        gauge("quiver_requests_queued", "Requests of clients that wait for their turn, HTTP and wire.", server.queued),
+        gauge("quiver_connections_throttled", "Connections that are not read after a refusal.", server.throttled),
         gauge("quiver_wire_answers_waiting", "Wire requests that wait for memory for their answer.", server.waiting),
         counter("quiver_wire_requests_total", "Wire requests that a handler began.", server.requests_begun),
         counter(

@@ -71,6 +71,11 @@ class FinishScram(Request[Authenticated], frozen=True, tag="finish_scram"):
     message: ScramMessage
 
 
+AUTHENTICATIONS = frozenset((Authenticate, BeginScram, FinishScram))
+"""Requests without a quota, and with turns of their host's: a stranger who uses up those of the anonymous would lock
+everybody out. Failures of one host are limited by the authenticator."""
+
+
 # -- certificates ------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,11 @@ handler may raise any error of `quiver.errors`; any other exception is a bug, wh
 
 There are two limits. Requests in flight on one connection are limited by not reading from it, so that its sender has to
 wait. Requests in flight of all clients together are limited by refusing more with `overloaded` before anything is done,
-so that clients can retry within their deadline. Nodes are exempt from the second limit: traffic that keeps the cluster
-alive is never shed.
+so that clients can retry within their deadline; each principal has its share of the limit.
+
+When more requests arrive than the loop can do, they wait for their turn (`quiver.turns`), by principal and then by
+topic. A request whose deadline passes meanwhile, or whose caller cancels or disconnects, is answered *not done* without
+having begun. Nodes have no limit and no turns: traffic that keeps the cluster alive is never shed.
 
 Invariant: every request that was read is answered exactly once, unless its connection ends first.
 """
@@ -40,12 +43,14 @@ from quiver.model import Buffer, NodeId
 from quiver.security import Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import TaskScope, timeout
-from quiver.wire.answer_memory import AnswerMemory
+from quiver.turns import TURN_STARTS, WAIT_S_MAX, Turns
+from quiver.wire.answer_memory import REQUESTS_FACTOR, AnswerMemory
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
 from quiver.wire.handshake import HandshakeRefusal, RefusalCode, RequesterHello, refuse
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import ANSWER_BYTES_MIN, Response, request_name
+from quiver.wire.security_messages import AUTHENTICATIONS
 from quiver.wire.session import RequestSession
 
 logger = logging.getLogger(__name__)
@@ -120,7 +125,19 @@ and when the server stops; it shields work that must not be interrupted.
 class ServerCall:
     """One request in flight on the server."""
 
-    __slots__ = ("caller", "end_code", "incoming", "is_begun", "request", "reserved", "session", "size_bytes", "task")
+    __slots__ = (
+        "caller",
+        "end_code",
+        "incoming",
+        "is_begun",
+        "is_waiting",
+        "may_be_late",
+        "request",
+        "reserved",
+        "session",
+        "size_bytes",
+        "task",
+    )
 
     def __init__(
         self, session: RequestSession, incoming: IncomingRequest, request: AnyRequest, size_bytes: int
@@ -132,6 +149,10 @@ class ServerCall:
         self.reserved = 0
         """Bytes of its answer that are reserved."""
         self.is_begun = False
+        self.is_waiting = False
+        """Whether it waits for its turn; it has no task then."""
+        self.may_be_late = False
+        """Whether so much was started before it that its deadline may pass before it begins."""
         self.end_code = ""
         """Why it was ended early; empty if it was not."""
         self.caller: Caller
@@ -145,9 +166,22 @@ class ServerCall:
     def end(self, code: str) -> None:
         """Cancel the handler; one that has not begun never starts."""
         self.end_code = self.end_code or code
+        if self.is_waiting:
+            self.is_waiting = False
+            self.session.server.drop_call(self)
+            return
         # A task that is cancelled before its first step would never answer.
         if self.is_begun:
             self.task.cancel()
+
+    def begin_turn(self) -> None:
+        """Start the handler after a wait."""
+        self.is_waiting = False
+        self.session.server.start_call(self)
+
+    def drop_turn(self) -> None:
+        """End the call: its deadline passed while it waited for its turn."""
+        self.end("timed_out")
 
     def end_error(self) -> QuiverError:
         """Return the error of a call that was ended: not done, or outcome unknown."""
@@ -169,6 +203,10 @@ class ServerStatus:
     """Bytes of clients' requests in flight, and of responses to them that are reserved or not sent."""
     waiting: int
     """Requests that wait for memory for their response."""
+    queued: int
+    """Requests that wait for their turn, those of the gateway included."""
+    throttled: int
+    """Connections that are not read for a while because they were refused, those of the gateway included."""
     requests_begun: int
     requests_refused: int
     """Refused before a handler saw them."""
@@ -184,8 +222,11 @@ class RequestServer:
     Before `start` and after `close`, requests are refused as `not_serving`.
     """
 
-    def __init__(self, *, settings: WireSettings, clock: Clock) -> None:
+    def __init__(self, *, settings: WireSettings, clock: Clock, turns: Turns | None = None) -> None:
+        """Prepare to serve; `turns` is shared with the node's other servers."""
         self.settings = settings
+        self.turns = turns or Turns()
+        """Decides when requests of clients are started."""
         self.memory = AnswerMemory(
             limit_bytes=settings.requests_bytes_max, connection_bytes_max=settings.connection_bytes_max
         )
@@ -214,6 +255,7 @@ class RequestServer:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self.turns.bind(self._loop)
         self._crashed = self._loop.create_future()
         await self._tasks.__aenter__()
         self._watcher = self._tasks.start(self._watch_crash())
@@ -255,6 +297,8 @@ class RequestServer:
             requests=len(self._calls),
             requests_bytes=self.memory.bytes,
             waiting=self.memory.waiting,
+            queued=self.turns.waiting,
+            throttled=self.turns.penalized,
             requests_begun=self._begun,
             requests_refused=self._refused,
             handlers_failed=self._failed,
@@ -295,14 +339,22 @@ class RequestServer:
     # Requests.
 
     def handle_request(self, session: RequestSession, incoming: IncomingRequest, size_bytes: int) -> None:
-        """Start the handler of a request, or refuse the request."""
+        """Start the handler of a request, let it wait for its turn, or refuse it."""
         request = self._check(session, incoming)
         if isinstance(request, QuiverError):
-            self._refused += 1
-            self._errors.add(request.code)
-            session.answer(encode_failure(incoming.correlation_id, describe_error(request)))
+            self._refuse(session, incoming, request)
             return
         call = ServerCall(session, incoming, request, size_bytes)
+        if session.node is None:
+            turns = self.turns
+            turns.starts += 1
+            if turns.starts >= TURN_STARTS:
+                call.may_be_late = True
+                if not turns.may_start() and not self._wait_turn(call):
+                    self._refuse(session, incoming, self._overloaded(session))
+                    session.penalize()
+                    return
+            self._client_requests += 1
         call.caller = Caller(
             name=session.caller_name,
             address=session.address,
@@ -313,41 +365,81 @@ class RequestServer:
         )
         self._begun += 1
         self._calls.add(call)
-        if session.node is None:
-            self._client_requests += 1
         session.begin(call)
         self._expiries.setdefault(call.caller.deadline_ms // EXPIRY_PERIOD_MS, set()).add(call)
         if self._sweep is None:
             self._schedule_sweep()
+        if not call.is_waiting:
+            self.start_call(call)
+
+    def start_call(self, call: ServerCall) -> None:
+        """Run the handler of a call."""
         # A bare task: `_run` reports its own crash, and a group's callback for each request has a measurable cost.
         call.task = self._loop.create_task(self._run(call))
+
+    def drop_call(self, call: ServerCall) -> None:
+        """Answer a call that has ended while it waited for its turn."""
+        self._errors.add(call.end_code)
+        self._finish(call)
+        call.session.answer(encode_failure(call.incoming.correlation_id, describe_error(call.end_error())))
+
+    def _wait_turn(self, call: ServerCall) -> bool:
+        """Let a request wait for its turn; return False if too many of its kind do."""
+        principal = call.session.identity.principal
+        # Strangers who send much must not keep others from proving who they are.
+        name = f"host {call.session.host}" if type(call.request) in AUTHENTICATIONS else str(principal)
+        timeout_s = call.incoming.timeout_ms / 1000
+        call.is_waiting = self.turns.wait(call, principal=name, topic=_topic_of(call.request), timeout_s=timeout_s)
+        return call.is_waiting
+
+    def _refuse(self, session: RequestSession, incoming: IncomingRequest, error: QuiverError) -> None:
+        self._refused += 1
+        self._errors.add(error.code)
+        session.answer(encode_failure(incoming.correlation_id, describe_error(error)))
 
     def _check(self, session: RequestSession, incoming: IncomingRequest) -> AnyRequest | QuiverError:
         request = incoming.request
         if isinstance(request, QuiverError):
             return request
-        if session.node is None and (request.is_for_nodes or request.is_forwarded):
-            how = "as forwarded " if not request.is_for_nodes else ""
-            return NotAllowedError(f"not done: {request_name(request)} is {how}for nodes only")
         if self._is_closed:
             return UnavailableError("not done: the node is stopping", code="stopping")
         if incoming.timeout_ms == 0:
             return UnavailableError("not done: the request arrived after its deadline", code="timed_out")
-        return request if session.node is not None else self._refuse_overload() or request
+        if session.node is not None:
+            return request
+        if request.is_for_nodes or request.is_forwarded:
+            how = "as forwarded " if not request.is_for_nodes else ""
+            return NotAllowedError(f"not done: {request_name(request)} is {how}for nodes only")
+        if session.account.principal is not session.identity.principal:
+            session.change_account()
+        settings, account = self.settings, session.account
+        # What is free shrinks with what all have in flight: nobody can take the last of it.
+        if account.requests >= REQUESTS_FACTOR * (
+            settings.requests_max - self._client_requests
+        ) or account.bytes > REQUESTS_FACTOR * (settings.requests_bytes_max - self.memory.bytes):
+            return self._over_limit()
+        return request
 
-    def _refuse_overload(self) -> OverloadedError | None:
-        limit, limit_bytes = self.settings.requests_max, self.settings.requests_bytes_max
-        if self._client_requests >= limit:
-            sentence = f"not done: {self._client_requests} requests are in flight, the limit is {limit}"
-        elif self.memory.bytes >= limit_bytes:
-            sentence = f"not done: {self.memory.bytes} bytes are in flight, the limit is {limit_bytes}"
-        else:
-            return None
-        return OverloadedError(sentence, retry_after_ms=OVERLOAD_RETRY_AFTER_MS)
+    def _over_limit(self) -> OverloadedError:
+        """Return the refusal of a request at a limit of what is in flight."""
+        settings = self.settings
+        return OverloadedError(
+            f"not done: clients have {self._client_requests} requests of at most {settings.requests_max} and "
+            f"{self.memory.bytes} bytes of at most {settings.requests_bytes_max} in flight, and this one's principal "
+            "has its share; retry later",
+            retry_after_ms=OVERLOAD_RETRY_AFTER_MS,
+        )
+
+    def _overloaded(self, session: RequestSession) -> OverloadedError:
+        """Return the refusal of a request that would wait too long for its turn."""
+        message = f"not done: more requests of {session.identity.principal} arrive than this node can do; retry later"
+        return OverloadedError(message, retry_after_ms=int(WAIT_S_MAX * 1000))
 
     async def _run(self, call: ServerCall) -> None:
         try:
             try:
+                if call.may_be_late and self._clock.monotonic_ms() >= call.caller.deadline_ms:
+                    call.end("timed_out")
                 if call.end_code:
                     raise call.end_error()
                 call.is_begun = True
@@ -428,6 +520,12 @@ class RequestServer:
     async def _watch_crash(self) -> None:
         """Raise the error of a call's task that crashed outside its handler, which ends this server's owner."""
         await self._crashed
+
+
+def _topic_of(request: AnyRequest) -> str:
+    """Return the topic by which a request waits for its turn: a name, or an id."""
+    topic: object = getattr(request, "topic", "")
+    return topic if isinstance(topic, str) and topic else f"#{getattr(request, 'topic_id', '')}"
 
 
 def _idle_since(session: RequestSession) -> float:

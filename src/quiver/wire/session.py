@@ -1,7 +1,9 @@
 """One incoming connection for requests: frames to calls, answers to frames, and the limits of both.
 
 It owns the unsent responses and tracks the calls in flight. While they exceed the connection's limit, reading pauses,
-so the sender has to wait; nothing is dropped. Connections within their limit are always read, so that cancels arrive.
+so the sender has to wait; nothing is dropped. It also pauses while answers are unsent and the principal holds more than
+its share of the node's memory, and for a moment after a request was refused for lack of time. Other connections are
+always read, so that cancels arrive.
 Responses of one turn of the loop are sent in few writes.
 """
 
@@ -33,10 +35,14 @@ class RequestSession:
         self.caller_name = hello.name
         self.level = hello.level_max
         """The highest feature level that the other side's program knows."""
+        self.host = connection.peer_host
         self.address = format_address((connection.peer_host, connection.peer_port))
         self.identity = self._identify(connection)
         """Who the connection speaks for; a client without a certificate is anonymous until it authenticates."""
-        self._server = server
+        self.server = server
+        self._memory = server.memory
+        self.account = server.memory.open_account(self.identity.principal)
+        """What its principal has in flight on this and other connections."""
         self._settings = server.settings
         self._connection = connection
         self._loop = asyncio.get_running_loop()
@@ -48,6 +54,7 @@ class RequestSession:
         self._outbox = Outbox()
         self._is_open = True
         self._is_held = False
+        self._is_penalized = False
         self._will_flush = False
         self._end_reason = ""
 
@@ -100,7 +107,7 @@ class RequestSession:
         if incoming.correlation_id in self._calls:
             raise DecodeError(f"correlation id {incoming.correlation_id} is already in flight")
         size_bytes = HEADER_BYTES + len(frame.head) + len(frame.payload)
-        self._server.handle_request(self, incoming, size_bytes)
+        self.server.handle_request(self, incoming, size_bytes)
         self._hold_or_resume()
 
     def handle_writable(self) -> None:
@@ -112,14 +119,26 @@ class RequestSession:
         self._is_open = False
         self._count(-self._outbox.bytes)
         self._outbox.clear()
+        if not self._calls:
+            self._memory.close_account(self.account)
         for call in tuple(self._calls.values()):
             call.end("abandoned")
-        self._server.handle_session_closed(self)
+        self.server.handle_session_closed(self)
 
     # Called by the server.
 
+    def change_account(self) -> None:
+        """Let another principal account for this connection, which has authenticated as it."""
+        before, held_bytes = self.account, self.held_bytes if self.node is None else 0
+        self.account = self._memory.open_account(self.identity.principal)
+        for account, sign in ((before, -1), (self.account, 1)):
+            account.requests += sign * len(self._calls)
+            account.bytes += sign * held_bytes
+        self._memory.close_account(before)
+
     def begin(self, call: ServerCall) -> None:
         """Track a call that started."""
+        self.account.requests += 1
         self._calls[call.incoming.correlation_id] = call
         self._calls_bytes += call.size_bytes
         self._count_request(call.size_bytes)
@@ -127,7 +146,7 @@ class RequestSession:
     async def reserve(self, call: ServerCall, size_bytes: int) -> None:
         """Wait for the memory of a call's answer and reserve it until the call is finished."""
         self._release(call)  # or it would wait for itself
-        await self._server.memory.wait_room(self, size_bytes)
+        await self._memory.wait_room(self, size_bytes)
         call.reserved = size_bytes
         self._reserved_bytes += size_bytes
         self._count(size_bytes)
@@ -141,10 +160,13 @@ class RequestSession:
     def finish(self, call: ServerCall) -> None:
         """Stop tracking a call that ended."""
         del self._calls[call.incoming.correlation_id]
+        self.account.requests -= 1
         self._calls_bytes -= call.size_bytes
         self._count_request(-call.size_bytes)
         self._release(call)
         self.idle_since = self._loop.time()
+        if not self._is_open and not self._calls:
+            self._memory.close_account(self.account)
 
     def answer(self, frame: list[Buffer]) -> None:
         """Send an answer, together with others of this turn of the loop."""
@@ -184,17 +206,32 @@ class RequestSession:
 
     def _count(self, change_bytes: int) -> None:
         if self.node is None:
-            self._server.memory.count(change_bytes)
+            self._memory.count(self.account, change_bytes)
 
     def _count_request(self, change_bytes: int) -> None:
         if self.node is None:
-            self._server.memory.count_request(change_bytes)
+            self._memory.count_request(self.account, change_bytes)
+
+    def penalize(self) -> None:
+        """Stop reading for a while: a request was refused, and refusing more of them takes time as well."""
+        if not self._is_penalized:
+            self._is_penalized = True
+            self.server.turns.penalize(self)
+            self._hold_or_resume()
+
+    def end_penalty(self) -> None:
+        """Read again, unless something else forbids it."""
+        self._is_penalized = False
+        if self._is_open and not self._end_reason:
+            self._hold_or_resume()
 
     def _hold_or_resume(self) -> None:
-        settings = self._settings
+        settings, unsent_bytes = self._settings, self._outbox.bytes
         is_full = (
             len(self._calls) > settings.connection_requests_max
-            or self._calls_bytes + self._outbox.bytes > settings.connection_bytes_max
+            or self._calls_bytes + unsent_bytes > settings.connection_bytes_max
+            or self._is_penalized
+            or (unsent_bytes > 0 and self.node is None and self._memory.is_over_share(self.account))
         )
         if is_full is not self._is_held:
             self._is_held = is_full

@@ -160,7 +160,10 @@ def test_queue_returns_every_item_once_and_keeps_the_order_of_a_topic(steps: lis
             served.append(queue.pop())
             waiting.remove(served[-1])
         assert len(queue) == len(waiting)
-        assert queue.flows == len({flow for flow, _ in waiting})
+        flows = {flow for flow, _ in waiting}
+        for flow in flows:
+            topics = [topic for principal, topic in flows if principal == flow[0]]
+            assert queue.share(*flow) == 1 / (len({principal for principal, _ in flows}) * len(topics))
     served += [queue.pop() for _ in range(len(queue))]
     assert sorted(number for _, number in served) == [n for n, flow in enumerate(steps) if flow is not None]
     for wanted in {flow for flow, _ in served}:

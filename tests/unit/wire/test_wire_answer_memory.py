@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
+from quiver.security import ANONYMOUS, Principal
 from quiver.wire.answer_memory import AnswerMemory
 
 KIB = 1024
@@ -13,12 +14,13 @@ KIB = 1024
 class Connection:
     """A connection that holds what a test says."""
 
-    def __init__(self, memory: AnswerMemory, *, requests_bytes: int = 0) -> None:
+    def __init__(self, memory: AnswerMemory, *, requests_bytes: int = 0, principal: Principal = ANONYMOUS) -> None:
+        self.account = memory.open_account(principal)
         self._memory = memory
         self._requests_bytes = requests_bytes
         self.answers_bytes = 0
         self.is_gone = False
-        memory.count_request(requests_bytes)
+        memory.count_request(self.account, requests_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -30,7 +32,7 @@ class Connection:
 
     def hold(self, size_bytes: int) -> None:
         self.answers_bytes += size_bytes
-        self._memory.count(size_bytes)
+        self._memory.count(self.account, size_bytes)
 
 
 def run(test: Coroutine[object, object, None]) -> None:

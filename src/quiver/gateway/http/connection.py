@@ -184,6 +184,10 @@ class HttpConnection(asyncio.Protocol):
             self._start(self._request)
             self._advance()
 
+    def drop_turn(self) -> None:
+        """Let the server refuse the request that waited too long for its turn."""
+        self._server.drop(self)
+
     def refuse_turn(self, response: HttpResponse) -> None:
         """Refuse the request that waited for its turn; nothing was done for it."""
         if self._request is not None:
@@ -234,7 +238,7 @@ class HttpConnection(asyncio.Protocol):
             self._server.handle_refused()
             self._refuse_request(request.answer)
             return
-        turn = self._server.take_turn(self, request, self._began_at)
+        turn = self._server.take_turn(self, request)
         if turn is True:
             self._start(request)
         elif turn is not False:
@@ -246,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_ending and not self._is_penalized:
             self._is_penalized = True
             self._pause_reading()
-            self._server.penalize(self)
+            self._server.turns.penalize(self)
 
     def _start(self, request: HttpRequest) -> None:
         answer = self._server.answer(request)

@@ -7,12 +7,9 @@ decided when the headers are complete, before the body is kept. Only bytes that 
 makes no progress is dropped as soon as its room is needed. A client that is too slow to send a request, to send the
 next one or to read a response is disconnected. One timer serves all deadlines.
 
-Turns: while the loop keeps up, a request is answered when it arrives. When the requests of one turn of the loop take
-longer than `TURN_S`, further ones wait, undecoded, in a queue that is fair to principals and then to topics. The queue
-is as long as the node can work off in `WAIT_S_MAX`; what arrives beyond that is refused at once, which costs little,
-and the connection of a refused request is read again after `PENALTY_S`.
-So a node does as much under overload as before it, a busy topic only delays itself, and what nobody waits for any more
-is not done.
+Turns: a request that is not exempt is answered when it arrives, waits undecoded for its turn, or is refused, as
+`quiver.turns` decides. So a node does as much under overload as before it, a busy topic only delays itself, and what
+nobody waits for any more is not done.
 
 Life: `async with` binds the address; `serve` starts accepting; `close` stops accepting, answers the received requests,
 and ends.
@@ -23,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from email.utils import formatdate
 from types import TracebackType
@@ -37,8 +33,8 @@ from quiver.errors import ConfigError
 from quiver.gateway.http.connection import HttpConnection
 from quiver.gateway.http.messages import Application, HttpHead, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
-from quiver.security.quotas import FairQueue
 from quiver.tasks import TaskScope, timeout
+from quiver.turns import TURN_STARTS, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +44,6 @@ RESERVED_CONNECTIONS = 64
 """Connections beyond `connections_max` that are accepted for exempt paths."""
 STALLED_MS = 1_000
 """A body without progress for this long is dropped if its room is needed."""
-TURN_STARTS = 8
-"""Requests of one turn of the loop that are started without looking at the time."""
-TURN_S = 0.001
-"""Time for starting requests in one turn of the loop: between turns the loop does what was started."""
-TURN_RATE_FIRST = 2_000.0
-TURN_WEIGHT = 0.1
-"""Weight of a turn in the average rate."""
-WAIT_S_MAX = 0.04
-"""Requests that would wait longer for their turn, at the present rate, are refused when they arrive."""
-WAITING_MIN = 4
-"""Requests of one topic of one principal that may always wait."""
-PENALTY_S = 0.02
-"""A connection is not read for this long after a refusal, so that whoever ignores `Retry-After` costs little."""
 DROPPED_AFTER_S = 1.0
 """A request that waited this long for its turn is refused: its client may have given up, and others have not."""
 _TICK_S = 0.25
@@ -99,7 +82,9 @@ class HttpServer:
         clock: Clock,
         tls: ssl.SSLContext | None = None,
         on_answered: OnAnswered,
+        turns: Turns | None = None,
     ) -> None:
+        """Prepare to listen; `turns` is shared with the node's other servers."""
         self.application = application
         self.settings = settings
         self.address = (host, port)
@@ -128,13 +113,7 @@ class HttpServer:
         self._timed_out = 0
         self._date_s = -1
         self._date = b""
-        self._waiting: FairQueue[tuple[HttpConnection, HttpRequest, float]] = FairQueue()
-        self._penalized: deque[tuple[float, HttpConnection]] = deque()
-        self._turn_starts = 0
-        """Requests that were started in this turn; beyond `TURN_STARTS` the time that they took counts."""
-        self._turn_began_s = 0.0
-        self._turn_rate = TURN_RATE_FIRST
-        """Requests started per second while others wait: what this node can do."""
+        self.turns = turns or Turns()
         self._overloaded = application.refuse(
             503, "overloaded", "not done: more requests arrive than this node can answer; retry later"
         )
@@ -143,6 +122,7 @@ class HttpServer:
 
     async def __aenter__(self) -> Self:
         self.loop = asyncio.get_running_loop()
+        self.turns.bind(self.loop)
         host, port = self.address
         try:
             self._server = await self.loop.create_server(
@@ -289,66 +269,24 @@ class HttpServer:
         """Release what `hold_body` counted."""
         self._body_bytes -= size_bytes
 
-    def take_turn(self, connection: HttpConnection, request: HttpRequest, now_s: float) -> HttpResponse | bool:
+    def take_turn(self, connection: HttpConnection, request: HttpRequest) -> HttpResponse | bool:
         """Count a request in; return whether it is answered now, or a refusal; otherwise it waits for its turn."""
         self._requests += 1
-        self._turn_starts += 1
-        if self._turn_starts < TURN_STARTS:
-            return True
-        if self._turn_starts == TURN_STARTS:
-            self._turn_began_s = now_s
-            self.loop.call_soon(self._begin_turn)
-        if not self._waiting and now_s - self._turn_began_s < TURN_S:
-            return True
-        return self._wait_turn(connection, request, now_s)
-
-    def _wait_turn(self, connection: HttpConnection, request: HttpRequest, now_s: float) -> HttpResponse | bool:
-        if request.path in self.application.exempt_paths:
+        turns = self.turns
+        turns.starts += 1
+        if turns.starts < TURN_STARTS or turns.may_start() or request.path in self.application.exempt_paths:
             return True
         principal, topic = self.application.flow_of(request)
-        bound = max(WAITING_MIN, self._turn_rate * WAIT_S_MAX / (self._waiting.flows or 1))
-        if self._waiting.depth(principal, topic) >= bound:
-            self._refused += 1
-            return self._overloaded
-        self._waiting.push(principal, topic, (connection, request, now_s))
-        return False
+        waiter = WaitingRequest(connection, request)
+        if turns.wait(waiter, principal=principal, topic=topic, timeout_s=DROPPED_AFTER_S):
+            return False
+        self._refused += 1
+        return self._overloaded
 
-    def _begin_turn(self) -> None:
-        """Start waiting requests in fair order for a while; the loop then reads and answers before the next turn."""
-        began_s = now_s = self.loop.time()
-        started = 0
-        while self._waiting and now_s - began_s < TURN_S:
-            connection, request, since_s = self._waiting.pop()
-            if not connection.is_waiting_with(request):
-                continue  # its client is gone: nothing is done for it
-            if now_s - since_s > DROPPED_AFTER_S:
-                self._refused += 1
-                connection.refuse_turn(self._overloaded)
-            else:
-                started += 1
-                connection.begin_turn()
-            now_s = self.loop.time()
-        if not self._waiting:
-            self._turn_starts = 0
-            return
-        passed_s = max(now_s - self._turn_began_s, TURN_S)
-        self._turn_rate += (started / passed_s - self._turn_rate) * TURN_WEIGHT
-        self._turn_began_s = now_s
-        self._turn_starts = TURN_STARTS
-        self.loop.call_soon(self._begin_turn)
-
-    def penalize(self, connection: HttpConnection) -> None:
-        """Have a connection read again after `PENALTY_S`."""
-        if not self._penalized:
-            self.loop.call_later(PENALTY_S, self._end_penalties)
-        self._penalized.append((self.loop.time() + PENALTY_S, connection))
-
-    def _end_penalties(self) -> None:
-        until_s = self.loop.time() + PENALTY_S / 4  # those that are nearly due as well, instead of a timer for each
-        while self._penalized and self._penalized[0][0] <= until_s:
-            self._penalized.popleft()[1].end_penalty()
-        if self._penalized:
-            self.loop.call_later(PENALTY_S / 4, self._end_penalties)
+    def drop(self, connection: HttpConnection) -> None:
+        """Refuse the request of a connection that has waited too long for its turn."""
+        self._refused += 1
+        connection.refuse_turn(self._overloaded)
 
     def handle_refused(self) -> None:
         """Count a request in that was refused by its headers."""
@@ -423,6 +361,29 @@ class HttpServer:
             connection.abort()
         for connection in self._ending.pop_expired():
             connection.abort()
+
+
+class WaitingRequest:
+    """A request that waits for its turn on its connection."""
+
+    __slots__ = ("_connection", "_request")
+
+    def __init__(self, connection: HttpConnection, request: HttpRequest) -> None:
+        self._connection = connection
+        self._request = request
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its client is still connected."""
+        return self._connection.is_waiting_with(self._request)
+
+    def begin_turn(self) -> None:
+        """Answer it."""
+        self._connection.begin_turn()
+
+    def drop_turn(self) -> None:
+        """Refuse it."""
+        self._connection.drop_turn()
 
 
 C = TypeVar("C", bound=Hashable)

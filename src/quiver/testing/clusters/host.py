@@ -36,6 +36,7 @@ from quiver.testing.network import SimulatedNetwork
 from quiver.testing.simulator.machine import SimulatedMachine
 from quiver.testing.simulator.report import describe, require, violated
 from quiver.testing.transport import SimulatedTransport
+from quiver.turns import Turns
 from quiver.wire import Handler
 from quiver.wire.handshake import IdentityOf
 
@@ -78,6 +79,7 @@ class SimulatedEnvironment:
     fresh_identity: str
     address: str
     medium: Medium
+    turns: Turns = field(default_factory=Turns)
     level_max: int = LEVEL_MAX
     mode: SecurityMode = SecurityMode.DEVELOPMENT
 
