@@ -169,7 +169,9 @@ class Node:
         self._audit = AuditLog(node=self.id, clock=environment.clock, write=self._make_audit_writer())
         is_open = environment.mode is not SecurityMode.SECURE
         self._access = AccessControl(view=self._store.view, clock=environment.clock, is_open=is_open, audit=self._audit)
-        self._authenticator = Authenticator(view=self._store.view, clock=environment.clock, audit=self._audit)
+        self._authenticator = Authenticator(
+            view=self._store.view, clock=environment.clock, audit=self._audit, is_open=is_open
+        )
         self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access, self._quotas)
         self._dispatcher.add(self._authenticator.handlers() | AccessRequests(self._access).handlers())
 

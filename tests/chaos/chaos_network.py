@@ -12,20 +12,20 @@ from collections.abc import Iterable
 
 from chaos_namespace import is_inside, run_ip
 
-_NETWORK = "10.99.0"
 _NOBODY = "02:00:00:00:00:99"
 
 
 class Network:
     """The hosts of so many nodes, numbered from 1. Only inside of namespaces of one's own."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, *, network: str = "10.99.0") -> None:
         assert is_inside()
+        self._network = network
         self._cuts: set[tuple[int, int]] = set()
         subprocess.check_call(["mount", "-t", "tmpfs", "tmpfs", "/run"])  # where `ip netns` keeps its names
         run_ip("link", "set", "lo", "up")
         run_ip("link", "add", "bridge0", "type", "bridge")
-        run_ip("address", "add", f"{_NETWORK}.254/24", "dev", "bridge0")
+        run_ip("address", "add", f"{network}.254/24", "dev", "bridge0")
         run_ip("link", "set", "bridge0", "up")
         for number in range(1, hosts + 1):
             self._add_host(number)
@@ -41,7 +41,7 @@ class Network:
 
     def address(self, number: int) -> str:
         """Return the address of a node's host."""
-        return f"{_NETWORK}.{number}"
+        return f"{self._network}.{number}"
 
     def prefix(self, number: int) -> tuple[str, ...]:
         """Return what makes a command run on a node's host."""

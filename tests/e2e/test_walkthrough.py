@@ -67,4 +67,5 @@ def test_every_block_is_run_or_says_where(page: Path) -> None:
     text = page.read_text()
     marks = [match[2].strip() for match in BLOCK.finditer(text)]
     assert len(marks) == len(re.findall(r"^ *```console", text, re.MULTILINE)), "a block is not recognized"
+    marks = [mark for mark in marks if not re.fullmatch(r"host-\d( host-\d)*", mark)]  # run by cluster_walk.py
     assert set(marks) <= {"", "runnable", "spark", "elsewhere"}

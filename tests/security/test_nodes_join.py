@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from secured_cluster import SecuredCluster, secured_cluster
 
 from quiver.cli import main
-from quiver.config import TlsSettings, load_settings
+from quiver.config import SecurityMode, TlsSettings, decide_mode, load_settings
 from quiver.errors import NotAllowedError, QuiverError, RequestError, UnavailableError
 from quiver.model import NodeId
 from quiver.security.bootstrap import initialize
 from quiver.security.certificates import hosts_of, load_certificate, make_key, make_request
 from quiver.security.joining import format_join_token, join_user, parse_join_token, parse_join_user
-from quiver.security.secrets import Secret, TokenSource, read_secret
+from quiver.security.secrets import Secret, TokenSource, read_secret, write_secret
 from quiver.wire import RequestPool
 from quiver.wire.messages import BrokerHeartbeatRequest, CreateTopicRequest
 from quiver.wire.requests import Request
@@ -41,7 +42,7 @@ class Secure:
         return output
 
     def join(self, token: Path, directory: Path) -> int:
-        return main(["security", "join", str(token), self.cluster.addresses[0], "--directory", str(directory)])
+        return main(["security", "join", str(token), "--directory", str(directory)])
 
     def ask(self, request: Request[Any], token: Secret | None, *, tls: TlsSettings | None = None) -> Any:
         async def call() -> Any:
@@ -68,9 +69,14 @@ def test_node_gets_its_certificate_once(secure: Secure, tmp_path: Path, capsys: 
     assert load_certificate(certificate).subject.rfc4514_string() == "CN=node-4,O=quiver"
     assert set(hosts_of(certificate)) >= {"10.0.0.4", "broker-4.example"}
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in own.iterdir()} == dict.fromkeys(
-        ("node.pem", "node.key", "ca.pem"), 0o600
+        ("node.pem", "node.key", "ca.pem", "quiver.toml"), 0o600
     )
-    assert load_settings(flags={"security.directory": str(own)}).tls.is_enabled
+    settings = load_settings((own / "quiver.toml").read_text())
+    assert (settings.node.id, settings.node.advertise, settings.node.wire) == (4, "", "10.0.0.4:9002")
+    assert settings.node.managers == {1: secure.cluster.addresses[0]}
+    assert settings.node.role_names == {"broker", "gateway"}
+    assert settings.tls.certificate_file == str(own / "node.pem")
+    assert decide_mode(settings) is SecurityMode.SECURE
     capsys.readouterr()
     assert secure.join(token, tmp_path / "again") != 0
     assert "unauthenticated" in capsys.readouterr().err
@@ -120,13 +126,13 @@ def test_joined_node_is_accepted_as_itself_and_as_nobody_else(secure: Secure, tm
 )
 def test_join_token_is_good_for_nothing_else(secure: Secure, tmp_path: Path, request_: Request[Any]) -> None:
     name = f"7@{type(request_).__name__}"
-    _, token = parse_join_token(read_secret(str(secure.join_token(name, tmp_path / "join.token"))))
+    token = parse_join_token(read_secret(str(secure.join_token(name, tmp_path / "join.token")))).token
     with pytest.raises(NotAllowedError):
         secure.ask(request_, token)
 
 
 def test_certificate_of_a_node_that_exists_is_not_signed(secure: Secure, tmp_path: Path) -> None:
-    _, token = parse_join_token(read_secret(str(secure.join_token("1@10.0.0.66", tmp_path / "join.token"))))
+    token = parse_join_token(read_secret(str(secure.join_token("1@10.0.0.66", tmp_path / "join.token")))).token
     with pytest.raises(QuiverError) as refused:
         secure.ask(SignNode(csr=CSR), token)
     assert refused.value.code == "node_exists"
@@ -141,23 +147,24 @@ def test_nobody_else_gets_a_certificate(secure: Secure) -> None:
 
 
 def test_bad_request_does_not_use_the_token_up(secure: Secure, tmp_path: Path) -> None:
-    _, token = parse_join_token(read_secret(str(secure.join_token("8@10.0.0.8", tmp_path / "join.token"))))
+    token = parse_join_token(read_secret(str(secure.join_token("8@10.0.0.8", tmp_path / "join.token")))).token
     with pytest.raises(RequestError) as refused:
         secure.ask(SignNode(csr="nonsense"), token)
     assert refused.value.code == "bad_csr"
     assert secure.ask(SignNode(csr=CSR), token).certificate
 
 
-def test_token_is_not_sent_to_another_cluster(secure: Secure, tmp_path: Path) -> None:
+def test_token_is_not_sent_to_another_cluster(
+    secure: Secure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     initialize(str(tmp_path / "other"), {1: ["127.0.0.1"]})
-    _, token = parse_join_token(read_secret(str(secure.join_token("9@10.0.0.9", tmp_path / "join.token"))))
-    other = format_join_token((tmp_path / "other" / "ca.pem").read_text(), token)
-    authority, same = parse_join_token(other)
-    assert same == token
-    trust = tmp_path / "trust.pem"
-    trust.write_text(authority)
-    with pytest.raises(UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-        secure.ask(SignNode(csr=CSR), token, tls=TlsSettings(is_enabled=True, ca_file=str(trust)))
+    made = parse_join_token(read_secret(str(secure.join_token("9@10.0.0.9", tmp_path / "join.token"))))
+    other = msgspec.structs.replace(made, authority=(tmp_path / "other" / "ca.pem").read_text())
+    assert parse_join_token(format_join_token(other)) == other
+    write_secret(str(tmp_path / "other.token"), format_join_token(other))
+    assert secure.join(tmp_path / "other.token", tmp_path / "own") != 0
+    assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+    assert secure.join(tmp_path / "join.token", tmp_path / "own") == 0, "nobody has seen the token"
 
 
 @pytest.mark.parametrize("hosts", [[], ["fd00::1"], ["a b"], ["x" * 120], [""]])
@@ -173,7 +180,9 @@ def test_other_principals_have_no_join_token(principal: str) -> None:
     assert parse_join_user("user:join-4@h@10.0.0.4") == ("join-4@h@10.0.0.4", 4, ["h", "10.0.0.4"])
 
 
-@pytest.mark.parametrize("text", ["", "qvj_", "qvj_AAAA", "qvj_AAAA.qv_1_2", f"qvj_!.{TOKEN}", TOKEN])
+@pytest.mark.parametrize(
+    "text", ["", "qvj_", "qvj_AAAA", "qvj_AAAA.qv_1_2.AAAA", f"qvj_!.{TOKEN}.e30", f"qvj_AAAA.{TOKEN}.e30", TOKEN]
+)
 def test_other_texts_are_no_join_tokens(text: str) -> None:
     with pytest.raises(RequestError, match="not a join token"):
         parse_join_token(Secret(text))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from wire_hosts import Host, client, run, serve
 
+from quiver.cli import main
 from quiver.clock import SystemClock
 from quiver.config import TlsSettings
 from quiver.model import Buffer, Offset, PartitionId, TopicId
@@ -68,7 +69,7 @@ def test_renewed_certificate_is_shown_and_open_connections_stay(tmp_path: Path) 
             before = serial_in(tls.certificate_file)
             reloader.check()
             assert reloader.reloads == 0, "nothing has changed"
-            initialize(str(tmp_path), {1: []}, is_renewed=True)
+            assert main(["security", "renew", tls.certificate_file]) == 0
             reloader.check()
             assert reloader.reloads == 1
             assert await serial_shown_by(host, tls.ca_file) == serial_in(tls.certificate_file) != before

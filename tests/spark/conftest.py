@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from object_store import CREDENTIALS
+from walkthrough import make_environment
 
 import quiver
 from quiver.testing import LocalCluster
@@ -48,6 +49,12 @@ def local() -> Iterator[LocalCluster]:
 def client(local: LocalCluster) -> Iterator[quiver.Cluster]:
     with local.connect() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with Quiver from a wheel."""
+    return make_environment(tmp_path_factory.mktemp("newcomer"))
 
 
 @pytest.fixture

@@ -9,14 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from walkthrough import ROOT, SPARK_PAGE, Walk, commands, make_environment
+from walkthrough import ROOT, SPARK_PAGE, Walk, commands
 
 
 @pytest.mark.timeout(1800)
-def test_spark_page_works_as_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "environment").mkdir()
-    (tmp_path / "work").mkdir()
-    walk = Walk(make_environment(tmp_path / "environment"), tmp_path / "work", 22_900, variables={})
+def test_spark_page_works_as_it_stands(newcomer: Path, tmp_path: Path) -> None:
+    walk = Walk(newcomer, tmp_path, 22_900, variables={})
     scripts = re.findall(r"^```python\n(.*?)^```$", SPARK_PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for name, script in zip(("first_read.py", "copy_logs.py"), scripts, strict=False):
         shown = script.replace("127.0.0.1:8002", f"127.0.0.1:{walk.ports[8002]}")

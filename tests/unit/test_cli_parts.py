@@ -243,6 +243,7 @@ LOCAL = {
     "recover",
     "security init",
     "security join",
+    "security renew",
     "sim",
     "up",
 }

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from quiver.access.audit import AuditEvent, AuditLog
+from quiver.access.first_admin import is_missing
 from quiver.addresses import parse_address
 from quiver.clock import Clock
-from quiver.errors import NotAllowedError, OverloadedError, RequestError
+from quiver.errors import NotAllowedError, OverloadedError, RequestError, UnavailableError
 from quiver.metadata import View
 from quiver.security.identity import ConnectionIdentity, Credential
 from quiver.security.permissions import Permissions
@@ -40,8 +41,10 @@ _NO_TOKEN = Token("", "0" * HASH_LENGTH, "")
 class Authenticator:
     """Authenticate connections by this node's copy of the metadata."""
 
-    def __init__(self, *, view: Callable[[], View], clock: Clock, audit: AuditLog) -> None:
+    def __init__(self, *, view: Callable[[], View], clock: Clock, audit: AuditLog, is_open: bool = True) -> None:
         self._view = view
+        self._is_open = is_open
+        """Whether nobody needs to authenticate; otherwise there are users, or this node does not know them yet."""
         self._clock = clock
         self._audit = audit
         self._decoy_secret = secrets.token_bytes(32)
@@ -98,6 +101,7 @@ class Authenticator:
         Raises:
             NotAllowedError: it is not valid (`unauthenticated`).
             OverloadedError: too many failures from this host; not checked.
+            UnavailableError: this node does not know who there is yet; not checked.
         """
         self._require_patience(address)
         try:
@@ -127,6 +131,7 @@ class Authenticator:
         Raises:
             NotAllowedError: the header is not a valid bearer token (`unauthenticated`).
             OverloadedError: too many failures from this host; not checked.
+            UnavailableError: this node does not know who there is yet; not checked.
         """
         if authorization is None:
             return connection
@@ -159,6 +164,12 @@ class Authenticator:
     # -- failures --------------------------------------------------------------------------------
 
     def _require_patience(self, address: str) -> None:
+        if not self._is_open and is_missing(self._view()):
+            raise UnavailableError(
+                "not done: this node does not know the cluster's users yet, or the first administrator was not created "
+                "yet (security.admin_file); retry",
+                code="not_ready",
+            )
         host, now_ms = _host(address), self._clock.monotonic_ms()
         count, since_ms = self._failures.get(host, (0.0, now_ms))
         count -= (now_ms - since_ms) / 1000 * FAILURES_PER_S

@@ -54,7 +54,7 @@ async def create_first_admin(store: MetadataStore, clock: Clock, path: str) -> N
 
 def is_missing(view: View) -> bool:
     """Return whether a cluster has no user, or only a first administrator that an earlier primary did not complete."""
-    return not view.users.keys() - {ADMIN_USER} and (ADMIN_ROLE, ADMIN_USER) not in view.memberships
+    return (ADMIN_ROLE, ADMIN_USER) not in view.memberships and view.users.keys() <= {ADMIN_USER}
 
 
 def list_steps(view: View, now_ms: int, token_id: str, secret_hash: str) -> list[Command[Any]]:

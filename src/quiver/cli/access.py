@@ -15,7 +15,8 @@ from quiver.cli.output import Cell, format_time, print_json, print_table
 from quiver.cli.quantities import DurationType
 from quiver.client.access import NewToken
 from quiver.errors import NotFoundError, RequestError
-from quiver.security.secrets import Secret, read_password, write_secret
+from quiver.security.secrets import Secret, read_password, read_secret, write_secret
+from quiver.security.tokens import parse_token
 
 _USER = click.argument("user")
 _ROLE = click.argument("role")
@@ -186,11 +187,16 @@ def list_tokens(*, user: str | None, as_json: bool, url: str) -> None:
     print_table(("token", "user", "created", "expires"), rows)
 
 
-@token.command("revoke", epilog="Example: quiver token revoke 0011223344556677")
-@click.argument("token_id", metavar="ID")
+@token.command("revoke", epilog=examples("quiver token revoke 0011223344556677", "quiver token revoke --in old.token"))
+@click.argument("token_id", metavar="[ID]", default="")
+@click.option("--in", "path", metavar="FILE", help="Revoke the token in this file instead of naming its id.")
 @url_option
-def revoke_token(*, token_id: str, url: str) -> None:
+def revoke_token(*, token_id: str, path: str | None, url: str) -> None:
     """Revoke the token ID, which is the part of a token between its underscores; open connections lose it, too."""
+    if bool(token_id) == (path is not None):
+        raise RequestError("not done: give the id of a token, or its file with --in", code="bad_request")
+    if path is not None:
+        token_id = parse_token(read_secret(path).reveal().strip()).id
     with connect(url) as cluster:
         cluster.access.revoke_token(token_id)
     click.echo(f"revoked token {token_id}")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
-from quiver.cli.options import connect, json_option, url_option
+import quiver
+from quiver.cli.options import connect, examples, json_option, url_option
 from quiver.cli.output import Cell, format_bytes, format_time, print_json, print_table
+from quiver.cli.quantities import DurationType
 from quiver.client.overview import ClusterOverview, NodeOverview
-from quiver.errors import NotFoundError
+from quiver.errors import ConflictError, NotFoundError, UnavailableError
 from quiver.wire.admin_messages import HoldInfo
 
 _BROKER = click.argument("broker", type=click.IntRange(min=1))
+_POLL_S = 0.5
 HOLD_COLUMNS = ("hold", "topic", "from", "until", "owner")
 
 
@@ -219,15 +224,47 @@ def list_brokers(*, as_json: bool, url: str) -> None:
     print_table(("node", "state", "roles", "wire", "http", "rack", "last seen"), rows)
 
 
-@broker.command("drain", epilog="Example: quiver broker drain 3")
+@broker.command("wait", epilog=examples("quiver broker wait 4", "quiver broker wait 1 2 3 --within 1m"))
+@click.argument("brokers", type=click.IntRange(min=1), nargs=-1, required=True)
+@click.option("--within", type=DurationType(), default="5m", show_default=True, help="Longest time to wait.")
+@url_option
+def wait_brokers(*, brokers: tuple[int, ...], within: int, url: str) -> None:
+    """Return when all BROKERS have joined and are alive, as after a start."""
+    end = time.monotonic() + within / 1000
+    with connect(url) as cluster:
+        while missing := sorted(set(brokers) - {one.node for one in cluster.brokers() if one.state == "alive"}):
+            if time.monotonic() > end:
+                raise UnavailableError(f"not alive yet: broker {', '.join(map(str, missing))}", code="not_ready")
+            time.sleep(_POLL_S)
+    click.echo(f"alive: {', '.join(map(str, sorted(set(brokers))))}")
+
+
+@broker.command("drain", epilog=examples("quiver broker drain 3", "quiver broker drain 3 --wait"))
 @_BROKER
 @click.option("--undo", is_flag=True, help="Allow replicas on it again.")
+@click.option("--wait", is_flag=True, help="Return when it holds no replicas; Ctrl-C stops the waiting only.")
 @url_option
-def drain_broker(*, broker: int, undo: bool, url: str) -> None:
+def drain_broker(*, broker: int, undo: bool, wait: bool, url: str) -> None:
     """Move all replicas off BROKER while it keeps serving; `quiver status` shows the progress."""
     with connect(url) as cluster:
         cluster.drain(broker, is_undone=undo)
-    click.echo(f"broker {broker} may hold replicas again" if undo else f"broker {broker} is draining")
+        if undo:
+            click.echo(f"broker {broker} may hold replicas again")
+            return
+        click.echo(f"broker {broker} is draining")
+        if wait:
+            _wait_drained(cluster, broker)
+            click.echo(f"broker {broker} is drained")
+
+
+def _wait_drained(cluster: quiver.Cluster, broker: int) -> None:
+    while True:
+        found = next((node for node in cluster.brokers() if node.node == broker), None)
+        if found is None or found.state == "drained":
+            return
+        if not found.is_draining:
+            raise ConflictError(f"broker {broker} is {found.state}: its draining was undone", code="not_drained")
+        time.sleep(_POLL_S)
 
 
 @broker.command("remove", epilog="Example: quiver broker remove 3")

@@ -2,6 +2,7 @@
 
     <directory>/            ca.pem, ca.key, admin.token, admin.hash     stays with the operator
     <directory>/node-<id>/  ca.pem, node.pem, node.key, admin.hash      goes to the node; `ca.key` too, on managers
+                            quiver.toml, the node's settings            from the command line only
 
 Nothing that exists is overwritten, except a node's certificate when it is renewed. Running it again adds what is
 missing, such as a node.
@@ -9,13 +10,25 @@ missing, such as a node.
 
 from __future__ import annotations
 
+import glob
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from quiver.errors import ConfigError, RequestError
-from quiver.security.certificates import NODE_DAYS, Authority, hosts_of, make_authority, make_key, make_request
-from quiver.security.files import ADMIN_NAME, CA_KEY_NAME, CA_NAME, CERTIFICATE_NAME, KEY_NAME, TOKEN_NAME
+from quiver.security.certificates import NODE_DAYS, Authority, make_authority, make_key, make_request
+from quiver.security.files import (
+    ADMIN_NAME,
+    CA_KEY_NAME,
+    CA_NAME,
+    CERTIFICATE_NAME,
+    KEY_NAME,
+    SETTINGS_NAME,
+    TOKEN_NAME,
+)
+from quiver.security.node_settings import NodeSettings
 from quiver.security.secrets import Secret
 from quiver.security.tokens import hash_secret, new_token
 
@@ -28,7 +41,6 @@ class MadeFiles:
 
     has_new_authority: bool = False
     made: list[int] = field(default_factory=list)
-    renewed: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
 
 
@@ -43,12 +55,10 @@ def initialize(
     *,
     days: int = NODE_DAYS,
     can_sign: bool = True,
-    is_renewed: bool = False,
 ) -> MadeFiles:
     """Make the authority, the administrator's token and the files of nodes, by id and hosts, as far as missing.
 
-    With `can_sign`, nodes that are made together with the authority get its key. With `is_renewed`, nodes that exist
-    get a new certificate for the same key and hosts.
+    With `can_sign`, nodes that are made together with the authority get its key.
 
     Raises:
         ConfigError: a file cannot be read or written.
@@ -71,9 +81,6 @@ def initialize(
                 with_key = can_sign and result.has_new_authority
                 _make_node(directory, node, hosts, authority, days=days, with_key=with_key)
                 result.made.append(node)
-            elif is_renewed:
-                _renew_node(directory, node, authority, days=days)
-                result.renewed.append(node)
             else:
                 result.kept.append(node)
     except OSError as error:
@@ -134,6 +141,47 @@ def save_node(directory: str, *, key: Secret, certificate: str, authority: str) 
         raise ConfigError(f"{error.filename or directory}: {error.strerror}") from None
 
 
+def renew_certificate(path: str, authority: Authority, *, days: int = NODE_DAYS) -> None:
+    """Replace a node's certificate by one for the same key and hosts; the file keeps its owner.
+
+    Raises:
+        ConfigError: the file cannot be read or replaced.
+        RequestError: another authority issued the certificate.
+    """
+    certificate = authority.renew(read_text(path), days=days)
+    try:
+        owner = os.stat(path)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}.new")  # left by a crash
+        _write(f"{path}.new", certificate)
+        if owner.st_uid != os.geteuid():
+            os.chown(f"{path}.new", owner.st_uid, owner.st_gid)  # root renews for the node's user
+        os.replace(f"{path}.new", path)  # a node that reloads finds the old one or the new one, whole
+    except OSError as error:
+        raise ConfigError(f"not done: {error.filename or path}: {error.strerror}") from None
+
+
+def write_settings(directory: str, settings: NodeSettings) -> None:
+    """Write the settings of a node into its directory, unless they exist.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        with suppress(FileExistsError):
+            _write(f"{directory}/{SETTINGS_NAME}", settings.text())
+    except OSError as error:
+        raise ConfigError(f"{error.filename or directory}: {error.strerror}") from None
+
+
+def find_managers(directory: str) -> str:
+    """Return the managers, as in `node.join`, that the settings of nodes in a directory name; empty if none do."""
+    for path in sorted(glob.glob(f"{glob.escape(directory)}/node-*/{SETTINGS_NAME}")):
+        with suppress(tomllib.TOMLDecodeError, KeyError, TypeError):
+            return str(tomllib.loads(read_text(path))["node"]["join"])
+    return ""
+
+
 def _make_node(
     directory: str, node: int, hosts: Sequence[str], authority: Authority, *, days: int, with_key: bool
 ) -> None:
@@ -151,17 +199,6 @@ def _make_node(
     _write(f"{own}/{CERTIFICATE_NAME}", certificate)  # last: it shows that the directory is complete
 
 
-def _renew_node(directory: str, node: int, authority: Authority, *, days: int) -> None:
-    own = node_directory(directory, node)
-    path = f"{own}/{CERTIFICATE_NAME}"
-    request = make_request(Secret(read_text(f"{own}/{KEY_NAME}")), node)
-    certificate = authority.issue(node, hosts_of(read_text(path)), request, days=days)
-    if os.path.exists(f"{path}.new"):
-        os.unlink(f"{path}.new")  # left by a crash
-    _write(f"{path}.new", certificate)
-    os.replace(f"{path}.new", path)  # a node that reloads finds the old one or the new one, whole
-
-
 def _make_directory(path: str) -> None:
     os.makedirs(path, mode=0o700, exist_ok=True)
     os.chmod(path, 0o700)
@@ -170,7 +207,7 @@ def _make_directory(path: str) -> None:
 def _write(path: str, content: str) -> None:
     """Write a new file that only its owner can read; it is on disk afterwards."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o600)
         file.write(content)
         file.flush()

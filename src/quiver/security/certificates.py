@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -59,17 +60,44 @@ class Authority:
         Raises:
             RequestError: the request or a host is not valid.
         """
+        names = x509.SubjectAlternativeName(_alternative_names(node, hosts))
+        return self._sign(_name(f"node-{node}"), names, _load_request(request), days=days)
+
+    def renew(self, certificate: str, *, days: int = NODE_DAYS) -> str:
+        """Return a certificate, as PEM, for the node, the hosts and the key of one that this authority issued.
+
+        Raises:
+            ConfigError: the text is no certificate.
+            RequestError: another authority issued it, or it is not that of a node.
+        """
+        old = load_certificate(certificate)
+        try:
+            old.verify_directly_issued_by(self._certificate)
+            names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+            raise RequestError(
+                "not done: this authority did not issue the certificate; name the directory of the one that did",
+                code="other_authority",
+            ) from None
+        key = old.public_key()
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not any(uri.startswith(NODE_URI) for uri in uris):
+            raise RequestError("not done: not the certificate of a node", code="bad_node")
+        return self._sign(old.subject, names, key, days=days)
+
+    def _sign(
+        self, subject: x509.Name, names: x509.SubjectAlternativeName, key: ec.EllipticCurvePublicKey, *, days: int
+    ) -> str:
         now = datetime.now(UTC)
-        names = _alternative_names(node, hosts)
         builder = (
             x509.CertificateBuilder()
-            .subject_name(_name(f"node-{node}"))
+            .subject_name(subject)
             .issuer_name(self._certificate.subject)
-            .public_key(_load_request(request))
+            .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _CLOCK_SKEW)
             .not_valid_after(min(now + timedelta(days=days), self._certificate.not_valid_after_utc))
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(names, critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(is_authority=False), critical=True)
             .add_extension(

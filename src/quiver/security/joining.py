@@ -3,9 +3,9 @@
 A join token is the token of a user who may do one thing, to get the certificate of one node, and whose name says of
 which: `join-4@10.0.0.4`. So it is stored as a hash, replicated, and expires, as every token; and it works once, because
 the primary deletes the user before it returns the certificate. The text that an operator copies to the new host also
-has the certificate of the authority, so that the host never talks to anybody else:
+has the certificate of the authority, so that the host never talks to anybody else, and what the host's settings need:
 
-    qvj_<authority's certificate, DER in base64url>.<token>
+    qvj_<authority's certificate, DER in base64url>.<token>.<node, hosts, cluster and managers, JSON in base64url>
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import ssl
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from quiver.errors import NotAllowedError, RequestError
 from quiver.security.secrets import Secret
 from quiver.security.tokens import parse_token
@@ -24,6 +26,25 @@ USER_PREFIX: Final = "join-"
 TEXT_PREFIX: Final = "qvj_"
 NAME_LENGTH_MAX: Final = 100
 _USER: Final = re.compile(rf"{USER_PREFIX}([1-9][0-9]{{0,9}})((?:@[A-Za-z0-9._-]+)+)")
+
+
+class JoiningNode(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that a join token is for, and where it finds the cluster. Nothing of it is secret."""
+
+    node: int
+    hosts: tuple[str, ...]
+    cluster: str
+    managers: str
+    """As in `node.join`."""
+
+
+class JoinToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator copies to a new host."""
+
+    authority: str
+    """The authority's certificate, as PEM."""
+    token: Secret
+    joining: JoiningNode
 
 
 def join_user(node: int, hosts: Sequence[str]) -> str:
@@ -55,23 +76,34 @@ def parse_join_user(principal: str) -> tuple[str, int, list[str]]:
     return user, int(match[1]), match[2].split("@")[1:]
 
 
-def format_join_token(authority: str, token: Secret) -> Secret:
-    """Return the text of a join token; `authority` is the authority's certificate as PEM."""
-    der = base64.urlsafe_b64encode(ssl.PEM_cert_to_DER_cert(authority)).decode().rstrip("=")
-    return Secret(f"{TEXT_PREFIX}{der}.{token.reveal()}")
+def format_join_token(token: JoinToken) -> Secret:
+    """Return the text of a join token."""
+    authority = _encode(ssl.PEM_cert_to_DER_cert(token.authority))
+    return Secret(f"{TEXT_PREFIX}{authority}.{token.token.reveal()}.{_encode(msgspec.json.encode(token.joining))}")
 
 
-def parse_join_token(text: Secret) -> tuple[str, Secret]:
-    """Return the authority's certificate as PEM, and the token.
+def parse_join_token(text: Secret) -> JoinToken:
+    """Return what the text of a join token says.
 
     Raises:
         RequestError: the text is no join token; the message does not repeat it.
     """
-    encoded, dot, token = text.reveal().strip().removeprefix(TEXT_PREFIX).partition(".")
     try:
-        if not dot or not text.reveal().strip().startswith(TEXT_PREFIX):
+        if not text.reveal().strip().startswith(TEXT_PREFIX):
             raise ValueError
-        der = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-        return ssl.DER_cert_to_PEM_cert(der), Secret(parse_token(token).text)
+        authority, token, joining = text.reveal().strip().removeprefix(TEXT_PREFIX).split(".")
+        return JoinToken(
+            authority=ssl.DER_cert_to_PEM_cert(_decode(authority)),
+            token=Secret(parse_token(token).text),
+            joining=msgspec.json.decode(_decode(joining), type=JoiningNode),
+        )
     except (ValueError, RequestError):
         raise RequestError("not a join token: make one with quiver security join-token", code="bad_token") from None
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

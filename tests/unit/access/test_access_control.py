@@ -14,7 +14,7 @@ from quiver.access.audit import QUEUE_MAX, AuditEvent
 from quiver.access.authentication import FAILURES_MAX
 from quiver.access.first_admin import is_missing, list_steps
 from quiver.access.rules import AUDITED, FILTERS, describe_target
-from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError
+from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError, UnavailableError
 from quiver.gateway.access import HttpAccess
 from quiver.gateway.contract import NodeStatusAnswer, ReplicaProblemItem
 from quiver.metadata.apply import apply
@@ -97,7 +97,7 @@ class World:
         self.now_ms = NOW_MS
         self.audit = AuditLog(node=NodeId(1), clock=self)
         self.control = AccessControl(view=self.state.view, clock=self, is_open=is_open, audit=self.audit)
-        self.authenticator = Authenticator(view=self.state.view, clock=self, audit=self.audit)
+        self.authenticator = Authenticator(view=self.state.view, clock=self, audit=self.audit, is_open=is_open)
         self.do(InitCluster(now_ms=1, cluster_id="c", feature_level=2))
         self.do(RegisterBroker(now_ms=1, broker_id=NodeId(1), identity="i", wire_address="host:1"))
         for topic in ("logs.web", "quiver.audit"):
@@ -457,6 +457,19 @@ def test_all_wrong_tokens_get_the_same_answer(world: World) -> None:
             world.authenticator.check_token(text, address="10.0.0.1:5")
         messages.add((caught.value.code, caught.value.message))
     assert len(messages) == 1
+
+
+def test_nobody_is_told_to_be_wrong_by_a_node_that_knows_no_users_yet() -> None:
+    """A client retries what is not done, and gives up on credentials that are refused."""
+    world = World(is_open=False)
+    world.state = MetadataState()
+    text = new_token().text
+    young = Authenticator(view=world.state.view, clock=world, audit=world.audit, is_open=False)
+    with pytest.raises(UnavailableError, match="does not know the cluster's users yet"):
+        young.check_token(text, address="10.0.0.1:1")
+    opened = Authenticator(view=world.state.view, clock=world, audit=world.audit, is_open=True)
+    with pytest.raises(NotAllowedError):
+        opened.check_token(text, address="10.0.0.1:1")
 
 
 def test_failures_are_limited_per_host_and_others_are_not_affected(world: World) -> None:

@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from quiver.cli.security import parse_nodes, security
+from quiver.config import SecurityMode, decide_mode, load_settings
 from quiver.errors import ConfigError, RequestError
 from quiver.security.admin_file import load_admin_file
-from quiver.security.bootstrap import initialize, load_authority
+from quiver.security.bootstrap import initialize, load_authority, renew_certificate
 from quiver.security.certificates import (
     Authority,
     expiry_s,
@@ -129,7 +130,7 @@ def test_renewed_certificate_has_the_same_key_and_hosts(tmp_path: Path) -> None:
     initialize(str(tmp_path), {1: ["10.0.0.1", "one.example"]})
     files = {name: tmp_path / "node-1" / name for name in ("node.pem", "node.key")}
     old, key = files["node.pem"].read_text(), files["node.key"].read_text()
-    assert initialize(str(tmp_path), {1: ["ignored"]}, is_renewed=True).renewed == [1]
+    renew_certificate(str(files["node.pem"]), load_authority(str(tmp_path / "ca.pem"), str(tmp_path / "ca.key")))
     new = files["node.pem"].read_text()
     assert (new != old, files["node.key"].read_text()) == (True, key)
     assert hosts_of(new) == hosts_of(old)
@@ -170,5 +171,42 @@ def test_other_nodes_are_refused(texts: tuple[str, ...]) -> None:
 def test_command_prints_what_to_do_and_no_secret(tmp_path: Path) -> None:
     result = CliRunner().invoke(security, ["init", "1@10.0.0.1", "--directory", str(tmp_path / "s")])
     assert result.exit_code == 0, result.output
-    assert f"export QUIVER_TOKEN_FILE={tmp_path}/s/admin.token" in result.output
+    assert f"scp -r {tmp_path}/s/node-1 root@10.0.0.1:/etc/quiver\n" in result.output
+    assert "quiver node --settings-file /etc/quiver/quiver.toml\n" in result.output
+    assert "quiver context add prod https://10.0.0.1:8002 --ca-file " in result.output
+    assert f"--token-file {tmp_path}/s/admin.token --use\n" in result.output
     assert parse_token((tmp_path / "s" / "admin.token").read_text()).secret not in result.output
+
+
+def test_command_writes_settings_with_which_nodes_start_secure(tmp_path: Path) -> None:
+    made = str(tmp_path / "made")
+    nodes = ["1@10.0.0.1", "2@broker-2.example,10.0.0.2", "3@fd00::3"]
+    assert CliRunner().invoke(security, ["init", *nodes, "--directory", made]).exit_code == 0
+    assert CliRunner().invoke(security, ["init", "4@10.0.0.4", "--directory", made]).exit_code == 0
+    found = {node: load_settings((tmp_path / f"made/node-{node}/quiver.toml").read_text()) for node in (1, 2, 3, 4)}
+    managers = {1: "10.0.0.1:9002", 2: "broker-2.example:9002", 3: "[fd00::3]:9002"}
+    for node, settings in found.items():
+        assert (settings.node.id, settings.node.managers) == (node, managers)
+        assert ("manager" in settings.node.role_names) is (node <= 3)
+        assert decide_mode(settings) is SecurityMode.SECURE
+        assert settings.tls.key_file == "/etc/quiver/node.key"
+    assert (found[2].node.wire, found[2].node.advertise) == ("0.0.0.0:9002", "broker-2.example")
+    assert (found[3].node.http, found[3].node.advertise) == ("[fd00::3]:8002", "")
+    (tmp_path / "made/node-1/quiver.toml").write_text("mine")
+    assert CliRunner().invoke(security, ["init", "1@10.0.0.1", "--directory", made]).exit_code == 0
+    assert (tmp_path / "made/node-1/quiver.toml").read_text() == "mine"
+
+
+def test_certificate_is_renewed_by_its_own_authority_alone(tmp_path: Path) -> None:
+    initialize(str(tmp_path / "one"), {1: ["h"]})
+    initialize(str(tmp_path / "two"), {1: ["h"]})
+    ours, theirs = tmp_path / "one/node-1/node.pem", str(tmp_path / "two")
+    before = ours.read_text()
+    for path, directory in ((ours, theirs), (tmp_path / "one/ca.pem", str(tmp_path / "one"))):
+        result = CliRunner().invoke(security, ["renew", str(path), "--directory", directory])
+        assert isinstance(result.exception, RequestError)
+        assert str(result.exception).startswith("not done")
+    assert ours.read_text() == before
+    result = CliRunner().invoke(security, ["renew", str(ours), "--days", "30"])
+    assert result.exit_code == 0, result.output
+    assert expiry_s(ours.read_text()) < expiry_s(before)
