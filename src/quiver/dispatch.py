@@ -47,7 +47,7 @@ class RequestDispatcher:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise RequestError(f"this node does not serve {request_name(request)}", code="unknown_request")
-        is_free = caller.principal.kind is PrincipalKind.NODE or type(request) in AUTHENTICATIONS
+        is_free = caller.identity.principal.kind is PrincipalKind.NODE or type(request) in AUTHENTICATIONS
         if self._quotas is not None and not is_free:
             return self._handle_by_quota(self._quotas, handler, caller, request, payload)
         return self._handle(handler, caller, request, payload)

@@ -39,6 +39,8 @@ class Accumulator:
         announce: Callable[[], object],
     ) -> None:
         """Accept the partitions for records without a key; `announce` notifies the loop that there is work."""
+        self.partition_count = partition_count
+        """The number of partitions that the topic is known to have."""
         self.pending_bytes = 0
         self.first_error: QuiverError | None = None
         """The first failure since the last `ProducerCore.pop_error`."""
@@ -49,6 +51,8 @@ class Accumulator:
         self._announce = announce
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
+        self._room_waiters = 0
+        """Threads that wait for room: without one, there is nobody to notify."""
         self._room_callbacks: list[Callable[[], object]] = []
         self._refusal: QuiverError | None = None
         self._open: list[RecordRows | None] = [None] * partition_count
@@ -58,11 +62,6 @@ class Accumulator:
         self._sticky: RecordRows | None = None
         self._dirty: set[PartitionId] = set()
         self._is_announced = False
-
-    @property
-    def partition_count(self) -> int:
-        """The number of partitions that the topic is known to have."""
-        return len(self._open)
 
     # -- accepting records -----------------------------------------------------------------------
 
@@ -143,7 +142,11 @@ class Accumulator:
     def wait_room(self, size_bytes: int, timeout_s: float | None) -> bool:
         """Block until there is room for `size_bytes`, or records are refused; False after `timeout_s`."""
         with self._room:
-            return self._room.wait_for(lambda: self._has_room(size_bytes), timeout_s)
+            self._room_waiters += 1
+            try:
+                return self._room.wait_for(lambda: self._has_room(size_bytes), timeout_s)
+            finally:
+                self._room_waiters -= 1
 
     def on_room(self, size_bytes: int, callback: Callable[[], object]) -> bool:
         """Return whether there is room; if not, call back once when some becomes free."""
@@ -193,13 +196,14 @@ class Accumulator:
 
     def settle(self, outcome: Outcome, size_bytes: int) -> None:
         """Free the room of a batch whose outcome is settled."""
-        with self._room:
+        with self._lock:
             if self._unsettled.pop(outcome, self) is self:
                 return
             self.pending_bytes -= size_bytes
             if outcome.error is not None and self.first_error is None:
                 self.first_error = outcome.error
-            self._room.notify_all()
+            if self._room_waiters:
+                self._room.notify_all()
             callbacks, self._room_callbacks = self._room_callbacks, []
         for callback in callbacks:
             callback()
@@ -212,6 +216,7 @@ class Accumulator:
                 self._closed.append(deque())
                 if is_for_all:
                     self._partition_ids += (PartitionId(partition),)
+            self.partition_count = len(self._open)
 
     def refuse(self, error: QuiverError) -> list[RecordSource]:
         """Refuse all further records with `error`; return the batches that were not sent yet."""

@@ -87,9 +87,6 @@ class InflightWindow:
         self._acknowledged_end = 0
         self._compression = compression
 
-    def __len__(self) -> int:
-        return len(self.waiting)
-
     @property
     def is_any_perhaps_done(self) -> bool:
         """Whether any batch that was sent may be in the partition, or may still arrive there."""

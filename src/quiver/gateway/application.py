@@ -102,7 +102,8 @@ class RoutedApplication:
         bound = [BoundRoute(route, handlers[route.name]) for route in routes]
         self._exact = {(one.route.method, one.route.path): one for one in bound if "{" not in one.route.path}
         self._patterns = [one for one in bound if "{" in one.route.path]
-        self._paths = {one.route.path for one in bound}
+        self.paths = frozenset(one.route.path for one in bound)
+        """The paths and path templates of the routes."""
 
     def admit(self, head: HttpHead) -> HttpResponse | None:
         """Refuse a request whose principal is over a quota; asked before its body is kept, let alone decoded."""
@@ -259,7 +260,7 @@ class RoutedApplication:
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""
-        if request.path in self._paths:
+        if request.path in self.paths:
             return request.path
         method = "GET" if request.method == "HEAD" else request.method
         found = self._search(method, request.path)

@@ -138,7 +138,7 @@ class Gateway:
         host, port = parse_address(listen)
 
         def count(request: HttpRequest, response: HttpResponse | None, seconds: float) -> None:
-            route = application.route_of(request)
+            route = request.path if request.path in application.paths else application.route_of(request)
             status = 0 if response is None else response.status
             self._metrics.count_request(route, method=request.method, status=status, seconds=seconds)
             if response is None:

@@ -162,10 +162,12 @@ class ProduceHandlers:
         return response
 
     def _respond(self, topic: TopicRow, done: Delivery, size_bytes: int) -> HttpResponse:
-        if done.error is not None:
+        offset = done.offset
+        if offset is None:
+            assert done.error is not None  # it is settled
             return error_response(self._topic_producers.translate_error(topic, done.error))
         self._metrics.count_produced(records=1, size_bytes=size_bytes)
-        body = b'{"status":"success","partition_id":%d,"offset":%d}' % (done.partition, done.offset or 0)
+        body = b'{"status":"success","partition_id":%d,"offset":%d}' % (done.partition, offset)
         return HttpResponse(status=200, body=body)
 
     async def _produce_sequenced(self, given: contract.ProduceBody) -> contract.ProducedAnswer:

@@ -45,7 +45,7 @@ class TopicProducers:
     def find(self, topic: TopicRow) -> ProducerCore | None:
         """Return a topic's producer if it is open."""
         producer = self._producers.get(topic.topic_id)
-        if producer is not None:
+        if producer is not None and topic.partitions > producer.accumulator.partition_count:
             producer.grow(topic.partitions)
         return producer
 

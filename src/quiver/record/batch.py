@@ -179,8 +179,11 @@ class Batch:
     def payload(self) -> Buffer:
         """Return the decompressed payload: columns for a data batch, whatever was put in for a control batch."""
         if self._payload is None:
-            stored = memoryview(self.data)[HEADER_BYTES:]
-            self._payload = decompress(stored, Compression(self.header.compression), raw_bytes=self.header.raw_bytes)
+            stored, header = memoryview(self.data)[HEADER_BYTES:], self.header
+            if not header.compression and len(stored) == header.raw_bytes:
+                self._payload = stored
+            else:
+                self._payload = decompress(stored, Compression(header.compression), raw_bytes=header.raw_bytes)
         return self._payload
 
     def records(

@@ -16,9 +16,11 @@ import msgspec
 
 from quiver.errors import DecodeError
 from quiver.model import Buffer
-from quiver.record.header import BatchHeader
+from quiver.record.header import PREAMBLE_BYTES, BatchHeader
 from quiver.record.payload import HAS_HEADERS, HAS_KEYS, Layout, decode_layout, locate_data, to_little_endian
 
+_VALUES_ONLY = bytes(PREAMBLE_BYTES)
+"""The preamble of a payload that has values alone: no flags, no headers."""
 _NULL_BITS = tuple(tuple(bit for bit in range(8) if not byte >> bit & 1) for byte in range(256))
 
 
@@ -52,8 +54,9 @@ class BinaryColumn:
         data = BytesIO(self._data)
         data.seek(self._start(first))
         values: list[bytes | None] = list(map(data.read, self._lengths[first:end]))
-        for position in _null_positions(self._validity, first=first, end=end):
-            values[position - first] = None
+        if self._validity:
+            for position in _null_positions(self._validity, first=first, end=end):
+                values[position - first] = None
         return values
 
     def _start(self, position: int) -> int:
@@ -96,6 +99,8 @@ def decode_columns(raw: Buffer, header: BatchHeader) -> Columns:
     if header.is_control:
         return Columns(timestamps=None, values=BinaryColumn(array("I"), b"", b""), keys=None, headers=None)
     view = memoryview(raw)
+    if view[:PREAMBLE_BYTES] == _VALUES_ONLY:
+        return _decode_values(view, header)
     layout = decode_layout(view, record_count=header.record_count)
     spans = (layout.value_lengths, layout.key_lengths, layout.header_key_lengths, layout.header_value_lengths)
     lengths = [_read_array("I", view[span]) for span in spans]
@@ -110,6 +115,18 @@ def decode_columns(raw: Buffer, header: BatchHeader) -> Columns:
         keys=keys if layout.flags & HAS_KEYS else None,
         headers=_decode_headers(view, layout, header_keys, header_values) if layout.flags & HAS_HEADERS else None,
     )
+
+
+def _decode_values(view: memoryview, header: BatchHeader) -> Columns:
+    """Return the columns of a payload without keys, timestamps, headers and nulls: as the long way does, but sooner."""
+    data_first = PREAMBLE_BYTES + 4 * header.record_count
+    lengths = _read_array("I", view[PREAMBLE_BYTES:data_first])
+    if len(lengths) != header.record_count or data_first + sum(lengths) != len(view):
+        raise DecodeError(f"{header.record_count} values do not fill a payload of {len(view)} bytes")
+    if header.first_timestamp != header.max_timestamp:
+        raise DecodeError("the timestamps are not those that the batch header states")
+    values = BinaryColumn(lengths, bytes(view[data_first:]), b"")
+    return Columns(timestamps=None, values=values, keys=None, headers=None)
 
 
 def _decode_column(lengths: array[int], data: bytes, validity: bytes) -> BinaryColumn:

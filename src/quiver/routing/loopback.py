@@ -52,10 +52,11 @@ class LoopbackTransport:
         response: Any
         try:
             async with timeout(timeout_ms / 1000):
-                response, parts = await self._handler(caller, asked, _join(payload))
+                given = memoryview(payload[0]) if len(payload) == 1 else _join(payload)
+                response, parts = await self._handler(caller, asked, given)
         except TimeoutError:
             raise _late(request, timeout_ms) from None
-        return response, _join(parts)
+        return response, _join(parts) if parts else _NOTHING
 
 
 def _late(request: Request[R], timeout_ms: int) -> QuiverError:
@@ -67,3 +68,6 @@ def _late(request: Request[R], timeout_ms: int) -> QuiverError:
 
 def _join(parts: Sequence[Buffer]) -> memoryview:
     return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+_NOTHING = memoryview(b"")

@@ -95,6 +95,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._connections = connections
         self._is_open = False
         self._is_reading_paused = False
+        self._large_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -116,6 +117,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def handle_writable(self) -> None:
         """React to the socket accepting bytes again."""
+
+    def handle_large(self, size_bytes: int) -> None:
+        """React to a change of how much has arrived of a large frame; 0 once it is whole."""
 
     # For its owner.
 
@@ -248,11 +252,17 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.handle_closed()
 
     def _deliver_frames(self) -> None:
+        reader = self.reader
         try:
-            while self._is_open and not self._is_reading_paused and (frame := self.reader.next_frame()) is not None:
+            while self._is_open and not self._is_reading_paused and (frame := reader.next_frame()) is not None:
                 self.handle_frame(frame)
+                if reader.is_drained:
+                    break
         except DecodeError as error:
             self.refuse(refuse(RefusalCode.BAD_FRAME, error.message))
+        if reader.large_bytes != self._large_bytes and self._is_open:
+            self._large_bytes = reader.large_bytes
+            self.handle_large(reader.large_bytes)
 
     def _resume_delivery(self) -> None:
         # Frames read before the pause come first; delivering them may pause reading again.

@@ -127,17 +127,20 @@ class FrameReader:
         self._wanted_bytes = HEADER_BYTES
         # A frame larger than the buffer is received directly into memory of its own.
         self._large: memoryview | None = None
-        self._large_bytes = 0
-        self._large_end = 0
+        self._large_frame_bytes = 0
+        self.large_bytes = 0
+        """How much has arrived of a frame that is larger than the buffer; 0 if there is none."""
+        self.is_drained = True
+        """Whether the last frame that `next_frame` returned was all that had been received."""
         self.frames = 0
         """Frames returned so far."""
 
     def writable(self) -> memoryview:
         """Return the buffer for the next received bytes; never empty."""
         if self._large is not None:
-            if self._large_end == len(self._large):
+            if self.large_bytes == len(self._large):
                 self._grow_large()
-            return self._large[self._large_end :]
+            return self._large[self.large_bytes :]
         if self._first == self._end and self._end < len(self._view):
             self._first = self._end = 0
         elif self._first + self._wanted_bytes > len(self._view) or self._first == self._end:
@@ -147,7 +150,7 @@ class FrameReader:
     def received(self, count: int) -> None:
         """Report that `count` bytes were written into the buffer that `writable` returned."""
         if self._large is not None:
-            self._large_end += count
+            self.large_bytes += count
         else:
             self._end += count
 
@@ -156,15 +159,10 @@ class FrameReader:
         """Return whether a frame has begun that is not complete."""
         return self._large is not None or self._end > self._first
 
-    @property
-    def large_bytes(self) -> int:
-        """Return how much has arrived of a frame that is larger than the buffer; 0 if there is none."""
-        return 0 if self._large is None else self._large_end
-
     def close(self) -> None:
         """Free the memory at once; its connection may stay referred to until the next garbage collection."""
         self._view, self._large = memoryview(b""), None
-        self._first = self._end = 0
+        self._first = self._end = self.large_bytes = 0
 
     def next_frame(self) -> Frame | None:
         """Return the next whole frame, or None until more is received.
@@ -187,6 +185,7 @@ class FrameReader:
         end = self._first + frame_bytes
         frame = _decode_frame(memoryview(bytes(self._view[self._first : end])))
         self._first = end
+        self.is_drained = end == self._end
         self.frames += 1
         return frame
 
@@ -207,23 +206,25 @@ class FrameReader:
             return
         held = self._view[self._first : self._end]
         self._large = memoryview(bytearray(min(frame_bytes, max(BUFFER_BYTES_MAX, GROWTH * len(held)))))
-        self._large_bytes = frame_bytes
+        self._large_frame_bytes = frame_bytes
         self._large[: len(held)] = held
-        self._large_end = len(held)
+        self.large_bytes = len(held)
         # `_end` stays, because `_make_room` grows a buffer that the last read has filled.
         self._first = self._end
 
     def _grow_large(self) -> None:
         assert self._large is not None
-        grown = memoryview(bytearray(min(self._large_bytes, GROWTH * len(self._large))))
-        grown[: self._large_end] = self._large
+        grown = memoryview(bytearray(min(self._large_frame_bytes, GROWTH * len(self._large))))
+        grown[: self.large_bytes] = self._large
         self._large = grown
 
     def _finish_large(self) -> Frame | None:
         assert self._large is not None
-        if self._large_end < self._large_bytes:
+        if self.large_bytes < self._large_frame_bytes:
             return None
         whole, self._large = self._large.toreadonly(), None
+        self.large_bytes = 0
+        self.is_drained = True  # what follows was not read: a large frame is received into memory of its own
         self.frames += 1
         return _decode_frame(whole)
 

@@ -299,7 +299,6 @@ class IncomingConnection(Connection):
         self._listener = listener
         self._opened_s = self._loop.time()
         self._patience = Patience(self._opened_s)
-        self._large_bytes = 0
 
     @property
     def _is_client(self) -> bool:
@@ -326,12 +325,10 @@ class IncomingConnection(Connection):
         self.session = session
         self.finish_handshake()
 
-    def _deliver_frames(self) -> None:
-        super()._deliver_frames()
-        large_bytes = self.reader.large_bytes
-        if large_bytes != self._large_bytes and self._is_open and self._is_client:
-            self._large_bytes = large_bytes
-            self._listener.handle_partial(self, large_bytes)
+    def handle_large(self, size_bytes: int) -> None:
+        """Count what has arrived of a client's large frame."""
+        if self._is_client:
+            self._listener.handle_partial(self, size_bytes)
 
     def handle_opened(self) -> None:
         """Ask for admission."""

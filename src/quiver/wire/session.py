@@ -141,29 +141,32 @@ class RequestSession:
         self.account.requests += 1
         self._calls[call.incoming.correlation_id] = call
         self._calls_bytes += call.size_bytes
-        self._count_request(call.size_bytes)
+        if self.node is None:
+            self._memory.count_request(self.account, call.size_bytes)
 
     async def reserve(self, call: ServerCall, size_bytes: int) -> None:
         """Wait for the memory of a call's answer and reserve it until the call is finished."""
-        self._release(call)  # or it would wait for itself
+        if call.reserved:
+            self._release(call)  # or it would wait for itself
         await self._memory.wait_room(self, size_bytes)
         call.reserved = size_bytes
         self._reserved_bytes += size_bytes
         self._count(size_bytes)
 
     def _release(self, call: ServerCall) -> None:
-        if call.reserved:
-            self._reserved_bytes -= call.reserved
-            self._count(-call.reserved)
-            call.reserved = 0
+        self._reserved_bytes -= call.reserved
+        self._count(-call.reserved)
+        call.reserved = 0
 
     def finish(self, call: ServerCall) -> None:
         """Stop tracking a call that ended."""
         del self._calls[call.incoming.correlation_id]
         self.account.requests -= 1
         self._calls_bytes -= call.size_bytes
-        self._count_request(-call.size_bytes)
-        self._release(call)
+        if self.node is None:
+            self._memory.count_request(self.account, -call.size_bytes)
+        if call.reserved:
+            self._release(call)
         self.idle_since = self._loop.time()
         if not self._is_open and not self._calls:
             self._memory.close_account(self.account)
@@ -175,10 +178,11 @@ class RequestSession:
         outbox = self._outbox
         before_bytes = outbox.bytes
         outbox.push(frame)
-        self._count(outbox.bytes - before_bytes)
         if not self._calls or outbox.messages >= FLUSH_FRAMES:
-            self._flush()  # no other call could share this write, or enough frames are queued
-        elif not self._will_flush:
+            self._write(before_bytes)  # no other call could share this write, or enough frames are queued
+            return
+        self._count(outbox.bytes - before_bytes)
+        if not self._will_flush:
             self._will_flush = True
             self._loop.call_soon(self._flush)
 
@@ -194,11 +198,15 @@ class RequestSession:
         await self._connection.wait_closed()
 
     def _flush(self) -> None:
+        self._write(self._outbox.bytes)
+
+    def _write(self, counted_bytes: int) -> None:
+        """Write what the socket accepts, and count what is left; `counted_bytes` of the outbox are counted so far."""
         self._will_flush = False
-        connection, outbox = self._connection, self._outbox
-        before_bytes = outbox.bytes
-        connection.write_from(outbox)
-        self._count(outbox.bytes - before_bytes)
+        outbox = self._outbox
+        self._connection.write_from(outbox)
+        if outbox.bytes != counted_bytes:
+            self._count(outbox.bytes - counted_bytes)
         if not self._end_reason:
             self._hold_or_resume()
         elif not outbox.bytes:
@@ -207,10 +215,6 @@ class RequestSession:
     def _count(self, change_bytes: int) -> None:
         if self.node is None:
             self._memory.count(self.account, change_bytes)
-
-    def _count_request(self, change_bytes: int) -> None:
-        if self.node is None:
-            self._memory.count_request(self.account, change_bytes)
 
     def penalize(self) -> None:
         """Stop reading for a while: a request was refused, and refusing more of them takes time as well."""

@@ -312,7 +312,12 @@ class RequestReader:
         self._length = int(headers.get(b"content-length", b"-1"))
         if self._length > self._body_bytes_max:
             raise self._too_large()
-        self._path, self._query = _split_target(self._target, headers)
+        target = self._target
+        if target.startswith(b"/") and b"%" not in target and b"#" not in target:
+            path, _, self._query = target.partition(b"?")
+            self._path = path.decode("latin-1")
+        else:
+            self._path, self._query = _split_target(target, headers)
         has_body = coding is not None or self._length > 0
         if parser.should_upgrade():
             self._is_last = True
