@@ -477,6 +477,7 @@ ABLATIONS = [
     core(Safeguard.BLANK_MEMBER_NO_VOTE, WIPED),
     core(Safeguard.COMMIT_NEVER_BEYOND_MATCHED, ELECTIONS),
     core(Safeguard.TRANSFER_STOPS_PROPOSALS, CALM),
+    core(Safeguard.STRANGERS_UNHEEDED, CALM),
     without("hard_state_is_not_saved", POWER, (HardStateFile, "save", save_only_once)),
     without("hard_state_is_not_waited_for", POWER, (Member, "_block", go_on_before_saved)),
     without("log_is_not_synced", POWER, (Flush, "_write_segment", write_without_sync)),

@@ -101,6 +101,8 @@ class Safeguard(StrEnum):
     # §5.3: a follower commits a tail that differs from the leader's.
     TRANSFER_STOPS_PROPOSALS = "transfer_stops_proposals"
     # R15: under load the target never catches up, so that a transfer never ends.
+    STRANGERS_UNHEEDED = "strangers_unheeded"
+    # R23: a node that is no member, and that nobody knows, unseats a healthy leader.
 
 
 def _allow(*_: object, **__: object) -> bool:
@@ -284,6 +286,7 @@ REPLACEMENTS: dict[Safeguard, tuple[Replacement, ...]] = {
     Safeguard.BLANK_MEMBER_NO_VOTE: ((RaftState, "may_vote", _vote_while_blank),),
     Safeguard.COMMIT_NEVER_BEYOND_MATCHED: ((follower, "_follow_commit", _commit_unmatched),),
     Safeguard.TRANSFER_STOPS_PROPOSALS: ((leader, "_check_no_transfer", _skip),),
+    Safeguard.STRANGERS_UNHEEDED: ((Raft, "_heeds", _allow),),
 }
 
 

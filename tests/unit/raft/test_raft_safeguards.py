@@ -6,6 +6,7 @@ would be no test of the rule.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -22,7 +23,10 @@ from quiver.raft import (
     HardState,
     Heartbeat,
     HeartbeatResponse,
+    InitialState,
     InstallSnapshot,
+    Raft,
+    RaftConfig,
     SnapshotMetadata,
     TimeoutNow,
     VoteRequest,
@@ -252,6 +256,14 @@ def transfer_refuses_proposals() -> None:
         leader.propose(b"a")
 
 
+def stranger_does_not_unseat_the_leader() -> None:
+    initial = InitialState(term=Term(3), configurations=((Index(0), Configuration(voters=(N1, N2, N3))),))
+    raft = Raft(RaftConfig(id=N1), initial, rng=random.Random(1), now_ms=0, knows=lambda _: False)
+    raft.receive(N2, Heartbeat(Term(3), Index(0), 1), 10)
+    raft.receive(NodeId(4242), Heartbeat(Term(4), Index(0), 1), 11)
+    assert (raft.term, raft.leader) == (3, N2)
+
+
 DEMONSTRATIONS: dict[Safeguard, tuple[Demonstration, ...]] = {
     Safeguard.VOTE_PERSISTENCE: (restarted_voter_remembers,),
     Safeguard.COMMIT_OWN_TERM_ONLY: (figure_8, walks),
@@ -281,6 +293,7 @@ DEMONSTRATIONS: dict[Safeguard, tuple[Demonstration, ...]] = {
     Safeguard.BLANK_MEMBER_NO_VOTE: (blank_member_does_not_vote,),
     Safeguard.COMMIT_NEVER_BEYOND_MATCHED: (unmatched_tail_is_not_committed,),
     Safeguard.TRANSFER_STOPS_PROPOSALS: (transfer_refuses_proposals,),
+    Safeguard.STRANGERS_UNHEEDED: (stranger_does_not_unseat_the_leader,),
 }
 
 CASES = [

@@ -1,10 +1,10 @@
 """The model of consensus groups: its load, its liveness checks after healing, its stable phase and final comparison.
 
-In the stable phase a healthy cluster stays healthy and does what it is asked (F5; R9, R14, R15). Chaos hides rules
-about calm: a healthy leader must not be deposed by a member that returns or receives messages from half of the others
-only, a leader that reaches no other member must step down, and leadership must move where it is transferred, also under
-load. In this phase the network is quick, clocks are right and disks do not stall, so there is no reason for an
-election.
+In the stable phase a healthy cluster stays healthy and does what it is asked (F5; R9, R14, R15, R23). Chaos hides
+rules about calm: a healthy leader must not be deposed by a member that returns or receives messages from half of the
+others only, nor by forged messages of a node that nobody knows; a leader that reaches no other member must step down;
+and leadership must move where it is transferred, also under load. In this phase the network is quick, clocks are right
+and disks do not stall, so there is no reason for an election.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any, ClassVar, Final
 
 from quiver.clock import Rng
 from quiver.errors import DamageError, RequestError, TrimmedError, UnavailableError
-from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset
+from quiver.model import NO_PRODUCER, GroupId, Index, NodeId, Offset, Term
 from quiver.partition import AppendResult
+from quiver.raft import Heartbeat, VoteRequest
 from quiver.record import build_batch
 from quiver.replication import Member
+from quiver.replication.codec import GroupMessage, encode_envelope
 from quiver.testing.checkers.committed import check_sends
 from quiver.testing.groups import operations
 from quiver.testing.groups.consumers import CursorConsumer
@@ -45,6 +47,8 @@ _QUICK = Latency(0.1, 1.0)
 _SETTLE_S = 5.0
 _TRANSFERS_MAX = 2
 _POUR_S = 0.001
+_STRANGER: Final = NodeId(4242)
+"""The id of a node that nobody knows."""
 
 _FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = {
     **SHARED_FAULTS,
@@ -196,6 +200,7 @@ async def check_stability(world: GroupWorld, rng: Rng) -> None:
     await _cut_half_off(world, group, rng)
     await _isolate_leader(world, group)
     await _restart_follower(world, group, rng)
+    await _forge(world, group, rng)
 
 
 async def _cut_follower_off(world: GroupWorld, group: GroupId, rng: Rng) -> None:
@@ -290,6 +295,25 @@ async def _restart_follower(world: GroupWorld, group: GroupId, rng: Rng) -> None
         await asyncio.sleep(0.05)
         node.start()
         await asyncio.sleep(_timeouts(world, 2))
+
+
+async def _forge(world: GroupWorld, group: GroupId, rng: Rng) -> None:
+    """A stranger's messages of a later term do not depose the leader, although they claim everything (R23)."""
+    leader, member = _leader(world, group)
+    term = member.term
+    later = Term(term + 1 + rng.randrange(5))
+    forged = (
+        Heartbeat(later, Index(0), 1),
+        VoteRequest(later, Index(1 << 40), later, transfer=True),
+    )[rng.randrange(2)]
+    envelope = b"".join(encode_envelope(1, [GroupMessage(group, plain=forged)], ()))
+    port = world.network.port(_STRANGER)
+    for node in member.configuration.members:
+        port.send(node, [envelope])
+    await asyncio.sleep(_timeouts(world, 4))
+    world.network.disconnect(_STRANGER)
+    _require_same(world, group, leader, member, "a stranger unseated a healthy leader")
+    require(member.term == term, "F5", "a stranger brought a term", group=group, before=term, after=member.term)
 
 
 def _leader(world: GroupWorld, group: GroupId) -> tuple[SimulatedNode, Member]:

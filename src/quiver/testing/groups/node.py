@@ -7,7 +7,7 @@ replaced under a new id (R22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quiver.errors import DamageError, StorageError, UnavailableError
@@ -113,11 +113,16 @@ class MemberCopy:
         return self._platter.holds(index, term)
 
 
-def _watch_messages(member: Member, checker: PromiseChecker, copies: Mapping[NodeId, Copy]) -> None:
-    """Show the checkers each message that a member has taken."""
+def _watch_messages(
+    member: Member, checker: PromiseChecker, copies: Mapping[NodeId, Copy], knows: Callable[[NodeId], bool]
+) -> None:
+    """Show the checkers each message that a member has taken; promises are not made to strangers."""
     take = member.receive
 
     def receive(from_: NodeId, received: ReceivedMessage) -> None:
+        if not knows(from_):
+            take(from_, received)
+            return
         belief = checker.belief(from_, received.message, member.raft)
         take(from_, received)
         checker.hear(from_, received.message, member.raft, copies.get(from_), belief)
@@ -165,6 +170,7 @@ class SimulatedNode(SimulatedMachine):
             settings=world.knobs.replication,
             log_settings=world.knobs.log,
             on_failure=self._handle_failure,
+            knows=world.nodes.__contains__,
         )
         replicator.checkers = {}
         async with replicator:
@@ -184,7 +190,7 @@ class SimulatedNode(SimulatedMachine):
         self._bootstraps.pop(group, None)  # once in the member's life
         checker = world.observer.promises(self.id, group)
         replicator.checkers[group] = (checker, member)
-        _watch_messages(member, checker, world.observer.copies[group])
+        _watch_messages(member, checker, world.observer.copies[group], replicator.knows)
         world.observer.copies[group][self.id] = MemberCopy(self, member)
         world.observer.watch(self.id, member)
         replica = self.replicas[group] = Replica(member, state, settings=world.knobs.partition)
