@@ -17,7 +17,7 @@ from quiver.access.rules import FILTERS, RULES, ResponseFilter, deny, describe_t
 from quiver.clock import Clock
 from quiver.errors import NotAllowedError, QuiverError, RequestError
 from quiver.metadata import View
-from quiver.security.identity import ConnectionIdentity
+from quiver.security.identity import ConnectionIdentity, parse_acting
 from quiver.security.permissions import (
     AccessTable,
     AccessVerdict,
@@ -27,7 +27,7 @@ from quiver.security.permissions import (
     admin_grant,
     explain,
 )
-from quiver.security.principal import ANONYMOUS, Principal, PrincipalKind, parse_principal
+from quiver.security.principal import ANONYMOUS, PrincipalKind, parse_principal
 from quiver.wire.requests import Request, Response, request_name
 
 ACTED_FOR_MAX = 4_096
@@ -107,11 +107,11 @@ class AccessControl:
         principal = identity.principal
         if principal.kind is PrincipalKind.USER and not self._is_valid(identity, view):
             raise self._demote(identity, "the credential was revoked, or the user disabled or deleted")
-        if identity.permissions is None and identity.credential is not None:
+        if identity.permissions is None and identity.credential is not None and identity.roles is None:
             self._note_certificate(identity)  # others are recorded when they are checked
         known = self._anonymous if principal == ANONYMOUS else identity
         if known.permissions is None or known.version is not view.access:
-            known.permissions, known.version = self._compile(principal, view), view.access
+            known.permissions, known.version = self._compile(identity, view), view.access
         identity.permissions, identity.version = known.permissions, known.version
         return known.permissions
 
@@ -126,13 +126,16 @@ class AccessControl:
             )
         )
 
-    def _compile(self, principal: Principal, view: View) -> Permissions:
+    def _compile(self, identity: ConnectionIdentity, view: View) -> Permissions:
+        principal = identity.principal
         is_trusted = principal.kind is PrincipalKind.NODE or (self.is_open and principal == ANONYMOUS)
-        grants = view.access.grants_of(principal)
+        grants = view.access.grants_of(principal, identity.roles or ())
         return Permissions(principal, [admin_grant(str(principal)), *grants] if is_trusted else grants)
 
     def _is_valid(self, identity: ConnectionIdentity, view: View) -> bool:
         user = view.users.get(identity.principal.name)
+        if identity.roles is not None:  # the identity provider keeps its users: this cluster may only refuse one
+            return user is None or user.is_enabled
         if user is None or not user.is_enabled:
             return False
         credential = identity.credential
@@ -165,8 +168,7 @@ class AccessControl:
         if acting is None:
             if len(self._acted_for) >= ACTED_FOR_MAX:
                 self._acted_for.clear()
-            acting = ConnectionIdentity(parse_principal(principal), address=identity.address)
-            self._acted_for[principal] = acting
+            acting = self._acted_for[principal] = parse_acting(principal, address=identity.address)
         return acting
 
     # -- for HTTP routes -------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class RoutedApplication:
         if route.is_signed:
             # Who may do everything without credentials is the node itself: an open cluster knows no principals.
             is_node = permissions.is_admin and not permissions.is_known
-            answer = bound.handler(given, "" if is_node else str(identity.principal))
+            answer = bound.handler(given, "" if is_node else identity.on_behalf_of)
         else:
             answer = bound.handler(given)
         if isinstance(answer, asyncio.Future):

@@ -19,6 +19,7 @@ from quiver.manager.node_claims import check_sender
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import MetadataStore
 from quiver.metadata.commands import decode_payload
+from quiver.security import PrincipalKind
 from quiver.security.certificates import Authority
 from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
 from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
@@ -100,5 +101,5 @@ class AdminService:
             payload,
             deadline_ms=caller.deadline_ms,
             locally=partial(self._changes.carry_out, request, payload, caller.identity),
-            principal=caller.principal,
+            on_behalf_of="" if caller.principal.kind is PrincipalKind.NODE else caller.identity.on_behalf_of,
         )

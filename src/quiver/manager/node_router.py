@@ -37,7 +37,6 @@ from quiver.metadata import Command, MetadataStore, NotPrimaryError, PartitionRo
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
 from quiver.routing.transport import Transport
-from quiver.security import Principal, PrincipalKind
 from quiver.wire.messages import GetMembers, GetMetadata, MembersFound, SubmitCommand
 from quiver.wire.requests import R, Request
 from quiver.wire.serving import Answer
@@ -174,19 +173,19 @@ class NodeRouter:
         *,
         deadline_ms: int,
         locally: Callable[[], Awaitable[Answer]],
-        principal: Principal | None = None,
+        on_behalf_of: str = "",
     ) -> Answer:
         """Have the primary do a request; `locally` does it on this node. The deadline is by the monotonic clock.
 
-        The primary decides whether `principal` may; without one, or for a node, the request is this node's own.
+        The primary decides whether `on_behalf_of`, by an identity, may; without it, the request is this node's own.
 
         Raises:
             UnavailableError: not done; no primary was found in time, or it could not do it now.
             OutcomeUnknownError: the outcome is unknown.
             QuiverError: the primary's own error.
         """
-        if principal is not None and principal.kind is not PrincipalKind.NODE:
-            request = msgspec.structs.replace(request, on_behalf_of=str(principal))
+        if on_behalf_of:
+            request = msgspec.structs.replace(request, on_behalf_of=on_behalf_of)
         hint: NodeId | None = None
         backoff = Backoff(self._rng, first_ms=BACKOFF_MS_FIRST, max_ms=BACKOFF_MS_MAX)
         unknown: OutcomeUnknownError | None = None

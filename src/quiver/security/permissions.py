@@ -14,7 +14,7 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -110,14 +110,15 @@ class AccessTable:
         self._grants.setdefault(ROLE_PREFIX + ADMIN_ROLE, []).append(admin_grant(ROLE_PREFIX + ADMIN_ROLE))
         self._roles = {user: tuple(sorted(names)) for user, names in roles.items()}
 
-    def subjects(self, principal: Principal) -> tuple[str, ...]:
-        """Return the subjects that a principal is: itself, then its roles."""
-        roles = self._roles.get(principal.name, ()) if principal.kind is PrincipalKind.USER else ()
-        return (str(principal), *(ROLE_PREFIX + role for role in roles))
+    def subjects(self, principal: Principal, roles: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the subjects that a principal is: itself, then its roles; `roles` are added to those of the user."""
+        own = self._roles.get(principal.name, ()) if principal.kind is PrincipalKind.USER else ()
+        return (str(principal), *(ROLE_PREFIX + role for role in dict.fromkeys((*own, *roles))))
 
-    def grants_of(self, principal: Principal) -> list[Grant]:
-        """Return the grants of a principal, its own first, then by role."""
-        return [grant for subject in self.subjects(principal) for grant in sorted(self._grants.get(subject, ()))]
+    def grants_of(self, principal: Principal, roles: Sequence[str] = ()) -> list[Grant]:
+        """Return the grants of a principal, its own first, then by role; `roles` are added to those of the user."""
+        subjects = self.subjects(principal, roles)
+        return [grant for subject in subjects for grant in sorted(self._grants.get(subject, ()))]
 
 
 class Permissions:

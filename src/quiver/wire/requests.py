@@ -22,6 +22,8 @@ ANSWER_BYTES_MIN = 1024 * 1024
 RESULTS_MAX = 100_000
 """Most items of a list in a request or response."""
 Name = Annotated[str, Meta(max_length=300)]
+ActingName = Annotated[str, Meta(max_length=4_000)]
+"""A principal, and the roles that an identity provider gives it."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Epoch = Annotated[int, Meta(ge=0, le=TERM_MAX)]
 PartitionNumber = Annotated[PartitionId, Meta(ge=0, le=ID_MAX)]
@@ -61,7 +63,7 @@ class Request(msgspec.Struct, Generic[R], frozen=True, kw_only=True, omit_defaul
     known_index: Index = Index(0)
     """The metadata index that the sender has seen; `routing` sets it. A receiver that lags behind catches up first, so
     that a client that has just registered is not refused."""
-    on_behalf_of: Name = ""
+    on_behalf_of: ActingName = ""
     """The principal for which a node sends it; believed only of nodes. Empty: the sender's own."""
 
     @property

@@ -23,6 +23,7 @@ from quiver.metadata.commands import (
     AnyCommand,
     ChangeMemberCommand,
     ChangeUserCommand,
+    CreateRoleCommand,
     CreateTokenCommand,
     CreateTopicCommand,
     CreateUserCommand,
@@ -577,3 +578,43 @@ def test_first_administrator_is_completed_and_gets_no_revoked_token_back() -> No
 
 def _steps(state: MetadataState, token: Token) -> list[Any]:
     return list_steps(state.view(), 1, token.id, hash_secret(token.secret))
+
+
+# -- principals of an identity provider ------------------------------------------------------------
+
+
+def _vouched(name: str, *roles: str) -> ConnectionIdentity:
+    identity = ConnectionIdentity(user_principal(name), address="10.0.0.1:1")
+    identity.roles = roles
+    return identity
+
+
+def test_roles_of_an_identity_provider_hold_for_users_that_the_metadata_does_not_know(world: World) -> None:
+    world.do(CreateRoleCommand(now_ms=1, role="readers"))
+    world.grant("role:readers", "read")
+    fetch = Fetch(**AT, offset=Offset(0))
+    assert world.check(_vouched("oidc.ann"), fetch) == "not_allowed"
+    assert world.check(_vouched("oidc.ann", "readers", "unknown"), fetch) == ""
+    assert world.check(_vouched("oidc.ann", "admin"), DeleteTopicRequest(topic="logs.web")) == ""
+    assert world.check("oidc.ann", fetch) == "unauthenticated"  # nobody vouches for this one
+
+
+def test_cluster_can_refuse_a_user_of_an_identity_provider(world: World) -> None:
+    world.do(CreateUserCommand(now_ms=1, user="oidc.ann"))
+    world.grant("user:oidc.ann", "read")
+    identity, fetch = _vouched("oidc.ann"), Fetch(**AT, offset=Offset(0))
+    assert world.check(identity, fetch) == ""
+    world.do(ChangeUserCommand(now_ms=1, user="oidc.ann", is_enabled=False))
+    assert world.check(identity, fetch) == "unauthenticated"
+
+
+def test_roles_travel_with_a_forwarded_request_and_only_nodes_are_believed(world: World) -> None:
+    world.do(CreateRoleCommand(now_ms=1, role="readers"))
+    world.grant("role:readers", "read")
+    text = _vouched("oidc.ann", "readers").on_behalf_of
+    assert text == "user:oidc.ann;oidc;readers"
+    fetch = Fetch(**AT, offset=Offset(0), on_behalf_of=text)
+    assert world.check(ConnectionIdentity(node_principal(NodeId(2))), fetch) == ""
+    plain = Fetch(**AT, offset=Offset(0), on_behalf_of="user:oidc.ann")
+    assert world.check(ConnectionIdentity(node_principal(NodeId(2))), plain) == "unauthenticated"
+    assert world.check(_vouched("oidc.eve"), fetch) == "not_allowed"
