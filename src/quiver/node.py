@@ -44,7 +44,14 @@ from quiver.metadata.recovery import LOST_PREFIX
 from quiver.metadata.rows import ALL_ROLES
 from quiver.metrics import MetricFamily
 from quiver.model import Index, NodeId
-from quiver.node_metrics import describe_certificate, describe_lags, describe_manager, describe_metadata, describe_node
+from quiver.node_metrics import (
+    describe_certificate,
+    describe_lags,
+    describe_limits,
+    describe_manager,
+    describe_metadata,
+    describe_node,
+)
 from quiver.process import read_certificate_end
 from quiver.raft import Configuration
 from quiver.record.decoded import DecodedBatchBudget
@@ -401,6 +408,7 @@ class Node:
         return [
             *self._audit.metrics(),
             *describe_node(described, now_ms=now_ms, feature_level=self._store.view().feature_level),
+            *describe_limits(self._settings),
             *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
             *(describe_manager(self._manager.status()) if self._manager is not None else ()),
             *await self._broker.metrics(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from quiver.config import Settings
 from quiver.manager import ManagerStatus
 from quiver.metadata.store import MetadataStatus
 from quiver.metrics import MetricFamily, counter, gauge, labelled
@@ -30,6 +31,29 @@ def describe_node(node: NodeDescribed, *, now_ms: int, feature_level: int) -> It
         gauge("quiver_holds", "Retention holds in the cluster.", node.holds),
         gauge("quiver_cluster_feature_level", "Feature level of the cluster.", feature_level),
         gauge("quiver_node_feature_level", "Highest feature level that this node's program knows.", node.level_max),
+    )
+
+
+def describe_limits(settings: Settings) -> Iterable[MetricFamily]:
+    """Return the limits that a node derived from its limit of open files, unless its settings are lower."""
+    wire = settings.wire
+    connections = (
+        ("client", wire.client_connections_max),
+        ("node", wire.connections_max),
+        ("http", settings.gateway.connections_max),
+    )
+    return (
+        labelled(
+            "quiver_connections_max",
+            "gauge",
+            "Limit of incoming connections by kind.",
+            [((("kind", kind),), limit) for kind, limit in connections],
+        ),
+        gauge(
+            "quiver_partition_replicas_max",
+            "Limit of replicas on a node, if it is the primary's; 0 is none.",
+            settings.manager.replicas_per_broker_max,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quiver.cli import main
+from quiver.config import Settings
 from quiver.testing import LocalCluster
 
 Samples = dict[str, float]
@@ -109,6 +110,9 @@ def test_status_shows_the_load_of_every_node(cluster: LocalCluster, capsys: pyte
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     heading = next(number for number, row in enumerate(rows) if row[:2] == ["node", "memory"])
     assert [row[0] for row in rows[heading + 1 : heading + 4]] == ["1", "2", "3"]
+    limits = Settings()
+    assert any(cell.endswith(f"/{limits.wire.client_connections_max}") for cell in rows[heading + 1])
+    assert any(cell.endswith(f"/{limits.gateway.connections_max}") for cell in rows[heading + 1])
     assert main(["status", "--json", "--url", cluster.urls[0]]) == 0
     nodes = json.loads(capsys.readouterr().out)["nodes"]
     assert sum(node["metrics"]["quiver_partition_leads"] for node in nodes) == 2

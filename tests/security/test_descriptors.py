@@ -41,6 +41,11 @@ def use_up(held: list[int]) -> None:
             return
 
 
+@pytest.fixture(autouse=True)
+def all_logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
 def test_log_files_open_from_the_reserve(tmp_path: Path, hoard: list[int]) -> None:
     spares = SpareDescriptors(4)
     disk = SystemDisk(spares)
@@ -57,13 +62,24 @@ def test_log_files_open_from_the_reserve(tmp_path: Path, hoard: list[int]) -> No
     spares.close()
 
 
-def test_without_a_reserve_opening_waits_until_somebody_closes(tmp_path: Path, hoard: list[int]) -> None:
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_opening_waits_until_somebody_closes_and_logs_each_shortage_once(
+    tmp_path: Path, hoard: list[int], caplog: pytest.LogCaptureFixture, episodes: int
+) -> None:
     disk = SystemDisk()
+    for number in range(episodes):
+        wait_for_descriptor(disk, tmp_path / f"log{number}", hoard)
+    messages = [record.message for record in caplog.records if "file descriptors" in record.message]
+    shortage = ["out of file descriptors, files wait", "file descriptors are available again"]
+    assert messages == shortage * episodes
+
+
+def wait_for_descriptor(disk: SystemDisk, path: Path, hoard: list[int]) -> None:
     use_up(hoard)
     opened = threading.Event()
 
     def work() -> None:
-        disk.open(f"{tmp_path}/log", create=True).close()
+        disk.open(str(path), create=True).close()
         opened.set()
 
     thread = threading.Thread(target=work)

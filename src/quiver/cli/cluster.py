@@ -91,10 +91,13 @@ def _node_cells(node: NodeOverview) -> tuple[Cell, ...]:
 
 
 def _print_load(overview: ClusterOverview) -> None:
-    """Print what each node that answers is doing; times are the p99 since it started."""
+    """Print what each node that answers is doing, and its limits; times are the p99 since it started."""
     rows: list[tuple[Cell, ...]] = [_load_cells(node) for node in overview.nodes if node.metrics]
     if rows:
-        columns = ("node", "memory", "files", "disk free", "leads", "behind", "clients", "requests", "fsync", "commit")
+        columns = (
+            *("node", "memory", "files", "disk free", "replicas", "leads", "behind"),
+            *("wire clients", "http clients", "requests", "fsync", "commit"),
+        )
         print_table(columns, rows)
 
 
@@ -102,20 +105,27 @@ def _load_cells(node: NodeOverview) -> tuple[Cell, ...]:
     found = node.metrics
     memory, free = found.get("process_resident_memory_bytes"), found.get("quiver_disk_free_bytes")
     files, limit = found.get("process_open_fds"), found.get("process_max_fds", 0)
-    clients = found.get('quiver_wire_connections{kind="client"}', 0) + found.get("quiver_http_connections", 0)
+    limit_of = 'quiver_connections_max{kind="%s"}'
     stage = 'quiver_produce_stage_seconds_p99{stage="%s"}'
     return (
         node.node,
         None if memory is None else format_bytes(memory),
         None if files is None else f"{files:.0f}/{limit:.0f}",
         None if free is None else format_bytes(free),
+        _format_use(found.get("quiver_partition_replicas"), found.get("quiver_partition_replicas_max")),
         int(found.get("quiver_partition_leads", 0)),
         int(found.get("quiver_partition_out_of_sync", 0)),
-        int(clients),
+        _format_use(found.get('quiver_wire_connections{kind="client"}'), found.get(limit_of % "client")),
+        _format_use(found.get("quiver_http_connections"), found.get(limit_of % "http")),
         int(found.get("quiver_wire_requests", 0)),
         _format_ms(found.get(stage % "fsync")),
         _format_ms(found.get(stage % "commit")),
     )
+
+
+def _format_use(used: float | None, limit: float | None) -> str:
+    """Return a number and its limit, which a node derives from its limit of open files."""
+    return f"{used or 0:.0f}/{limit:.0f}" if limit else f"{used or 0:.0f}"
 
 
 def _format_ms(seconds: float | None) -> str | None:

@@ -3,7 +3,7 @@
 A log needs a descriptor at the worst moments: for a new segment, in the middle of a flush. Without one the write would
 fail, and a failed write ends the node. So a few descriptors are held open for nothing; when the process or the system
 has no more, one of them is given up for the file that is needed. If none is left, opening waits until there is one
-again: it is not the disk that failed.
+again: it is not the disk that failed. Each shortage is logged once, when files begin to wait, and its end.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class SpareDescriptors:
         self._count = count
         self._lock = threading.Lock()
         self._spares: list[int] = []
+        self._has_waited = False
+        """Whether the present shortage made a file wait, and was logged."""
         self._refill()
 
     @property
@@ -54,6 +56,8 @@ class SpareDescriptors:
             else:
                 if len(self._spares) < self._count:
                     self._refill()
+                if self._has_waited and len(self._spares) >= min(1, self._count):
+                    self._end_shortage()
                 return descriptor
 
     def close(self) -> None:
@@ -75,8 +79,17 @@ class SpareDescriptors:
     def _wait(self, path: str, error: OSError, begun_s: float) -> None:
         if time.monotonic() - begun_s > WAIT_S_MAX:
             raise error
-        logger.warning("out of file descriptors, waiting", extra=facts(file=os.path.basename(path)))
+        with self._lock:
+            is_new, self._has_waited = not self._has_waited, True
+        if is_new:
+            logger.warning("out of file descriptors, files wait", extra=facts(file=os.path.basename(path)))
         time.sleep(_POLL_S)
+
+    def _end_shortage(self) -> None:
+        with self._lock:
+            is_over, self._has_waited = self._has_waited, False
+        if is_over:
+            logger.info("file descriptors are available again")
 
     def _refill(self) -> None:
         """Take descriptors into reserve again, as far as there are any."""
