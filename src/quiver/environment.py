@@ -13,11 +13,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from quiver.addresses import Address, format_address, parse_address
 from quiver.clock import Clock, Rng, SystemClock
-from quiver.config import NodeProof, SecurityMode, Settings, decide_mode, decide_proof
+from quiver.config import EncryptionSettings, NodeProof, SecurityMode, Settings, decide_mode, decide_proof
 from quiver.features import LEVEL_MAX
 from quiver.loop_watchdog import LoopWatchdog
 from quiver.metadata import Database, open_database, sqlite_url
@@ -39,6 +39,9 @@ from quiver.wire.handshake import IdentityOf
 from quiver.wire.metrics import describe_network, describe_pool, describe_server
 from quiver.wire.proving import NodeSecret
 from quiver.wire.tls import make_http_context
+
+if TYPE_CHECKING:
+    from quiver.security.key_ring import KeyRing
 
 
 class NodeNetwork(Network, Protocol):
@@ -93,6 +96,8 @@ class Environment(Protocol):
     """The highest feature level that the program knows."""
     mode: SecurityMode
     """How the node is protected."""
+    keys: KeyRing | None
+    """The keys that open encrypted logs; None: the node has none."""
 
     def open_network(
         self,
@@ -115,6 +120,14 @@ class Environment(Protocol):
     def metrics(self) -> Iterable[MetricFamily]:
         """Return the metrics of the process and of the machine."""
         ...
+
+
+def _load_keys(settings: EncryptionSettings) -> KeyRing | None:
+    if not settings.has_keys:
+        return None
+    from quiver.security.key_ring import load_key_ring
+
+    return load_key_ring(file=settings.key_file, command=settings.key_command)
 
 
 def schema_name(node: NodeId) -> str:
@@ -140,6 +153,7 @@ class SystemEnvironment:
         self.fresh_identity = secrets.token_hex(16)
         self.level_max = LEVEL_MAX
         self.mode = decide_mode(settings)
+        self.keys = _load_keys(settings.encryption)
         self.certificates = CertificateReloader(settings.tls, self.clock)
         self._settings = settings
         self._watchdog = LoopWatchdog(alarm_ms=node.loop_lag_alarm_ms)

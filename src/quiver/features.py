@@ -52,6 +52,7 @@ LEVELS = (
             "nodes without certificates prove by a secret that they belong to the cluster",
             "users, tokens, roles and grants; owners of clients; the principal of every change in the metadata's log",
             "quotas of principals, roles and topics; owners of topics",
+            "topics whose replicas encrypt their files",
         ),
     ),
 )

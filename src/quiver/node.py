@@ -227,6 +227,7 @@ class Node:
             log_settings=self._settings.log,
             on_fault=self._handle_fault,
             knows=self._knows,
+            keys=environment.keys,
         )
 
     async def _open_metadata(self, replicator: Replicator, identity: NodeIdentity) -> Member:
@@ -289,6 +290,7 @@ class Node:
             settings=settings.manager,
             heartbeats=self._manager,
             authority=self._load_authority(),
+            encryption=settings.encryption,
         )
         registration = BrokerRegistration(
             node=self.id,

@@ -344,18 +344,20 @@ class ReplicaManager:
         self, row: PartitionRow, hosted: HostedReplica, first_members: Configuration | None
     ) -> Replica | None:
         group, directory = row.group_id, self._folders.path(row.group_id)
+        topic = self._store.view().topics.get(row.topic_id)
+        is_encrypted = topic is not None and topic.is_encrypted
         is_new = group not in self._joined
         if not is_new and group not in self._present:
             hosted.fail_permanently("its files are gone, and with them its votes; move the replica to another node")
             logger.error("replica files are missing", extra=facts(group=group, topic_id=row.topic_id))
             return None
         if is_new:  # an earlier attempt may have left some of its files
-            await self._replicator.make_member(directory, bootstrap=first_members)
+            await self._replicator.make_member(directory, bootstrap=first_members, is_encrypted=is_encrypted)
             self._present.add(group)
             await self._run(partial(self._folders.join, group))  # durable before the member can vote or acknowledge
             self._joined.add(group)
         state = PartitionState(level_max=self._store.level_max)
-        member = await self._replicator.open_member(group, directory, state)
+        member = await self._replicator.open_member(group, directory, state, is_encrypted=is_encrypted)
         logger.info(
             "replica opened",
             extra=facts(group=group, topic_id=row.topic_id, partition_id=row.partition_id, is_new=is_new),

@@ -23,7 +23,11 @@ def topic() -> None:
 
 @topic.command(
     "create",
-    epilog=examples("quiver topic create logs --partitions 6", "quiver topic create logs --retention 7d"),
+    epilog=examples(
+        "quiver topic create logs --partitions 6",
+        "quiver topic create logs --retention 7d",
+        "quiver topic create payments --encrypted",
+    ),
 )
 @topic_argument
 @click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Number of partitions.")
@@ -45,6 +49,12 @@ def topic() -> None:
 @click.option(
     "--until-consumed", is_flag=True, help="Records may be removed once every registered consumer has consumed them."
 )
+@click.option(
+    "--encrypted/--not-encrypted",
+    "encrypted",
+    default=None,
+    help="Whether its replicas encrypt their files; cannot be changed later.  [default: encryption.encrypt_new_topics]",
+)
 @url_option
 def create_topic(
     *,
@@ -54,12 +64,13 @@ def create_topic(
     retention_ms: int | None,
     retention_bytes: int | None,
     until_consumed: bool,
+    encrypted: bool | None,
     url: str,
 ) -> None:
     """Create TOPIC."""
     retention = RetentionInfo(ms=retention_ms, bytes=retention_bytes, until_consumed=until_consumed)
     with connect(url) as cluster:
-        cluster.create_topic(topic, partitions=partitions, replicas=replicas, retention=retention)
+        cluster.create_topic(topic, partitions=partitions, replicas=replicas, retention=retention, encrypted=encrypted)
     click.echo(f"created {topic} with {format_count(partitions, 'partition')}")
 
 
@@ -143,7 +154,8 @@ def describe_topic(*, topic: str, as_json: bool, url: str) -> None:
         print_json(found)
         return
     retention = describe_retention(found.retention)
-    click.echo(f"{found.topic}: {format_count(found.replicas, 'replica')}, retention {retention}")
+    encrypted = ", encrypted" if found.is_encrypted else ""
+    click.echo(f"{found.topic}: {format_count(found.replicas, 'replica')}, retention {retention}{encrypted}")
     rows = [
         (
             item.partition,

@@ -43,6 +43,7 @@ from quiver.clock import Clock, Rng
 from quiver.errors import NotFoundError, OverloadedError, RequestError, UnavailableError
 from quiver.model import ConsumerId, PartitionId
 from quiver.record import Batch
+from quiver.routing.created_topic import check_encrypted
 from quiver.routing.metadata_cache import MetadataCache
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
@@ -208,12 +209,17 @@ class AsyncCluster(AsyncClusterAdministration):
         *,
         replicas: int | None = None,
         retention: RetentionInfo | None = None,
+        encrypted: bool | None = None,
         exist_ok: bool = False,
     ) -> None:
         """Create a topic; its partitions accept records when this returns or soon after.
 
+        `encrypted` says whether its replicas encrypt their files, which cannot be changed later; None: as the cluster
+        is set up.
+
         Raises:
-            ConflictError: the topic exists (`topic_exists`) and `exist_ok` is false.
+            ConflictError: the topic exists (`topic_exists`) and `exist_ok` is false; the cluster has no key for an
+                encrypted one (`no_encryption_key`), or it is there without encryption (`not_encrypted`).
         """
         request = CreateTopicRequest(
             topic=topic,
@@ -221,15 +227,20 @@ class AsyncCluster(AsyncClusterAdministration):
             replicas=replicas,
             retention=retention or RetentionInfo(),
             request_id=f"sdk-{self._rng.randrange(1 << 62):016x}",
+            is_encrypted=encrypted,
         )
         try:
             created = await self._ask(request)
         except RequestError as error:
             if exist_ok and error.code == "topic_exists":
+                if encrypted:
+                    found = await self._ask(GetMetadata(topics=(topic,)))
+                    check_encrypted(request, is_encrypted=all(info.is_encrypted for info in found.topics))
                 return
             raise
         self._cache.record_index(created.index)
         self._cache.forget_topic(topic)
+        check_encrypted(request, is_encrypted=created.is_encrypted)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic; `restore_topic` can undo it for a while."""

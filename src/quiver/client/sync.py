@@ -127,15 +127,22 @@ class Cluster(ClusterAdministration):
         *,
         replicas: int | None = None,
         retention: RetentionInfo | None = None,
+        encrypted: bool | None = None,
         exist_ok: bool = False,
     ) -> None:
         """Create a topic; its partitions accept records when this returns or soon after.
 
+        `encrypted` says whether its replicas encrypt their files, which cannot be changed later; None: as the cluster
+        is set up.
+
         Raises:
-            ConflictError: the topic exists (`topic_exists`) and `exist_ok` is false.
+            ConflictError: the topic exists (`topic_exists`) and `exist_ok` is false; the cluster has no key for an
+                encrypted one (`no_encryption_key`), or it is there without encryption (`not_encrypted`).
         """
         self._run(
-            self._cluster.create_topic(topic, partitions, replicas=replicas, retention=retention, exist_ok=exist_ok)
+            self._cluster.create_topic(
+                topic, partitions, replicas=replicas, retention=retention, encrypted=encrypted, exist_ok=exist_ok
+            )
         )
 
     def delete_topic(self, topic: str) -> None:

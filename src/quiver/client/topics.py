@@ -32,6 +32,8 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     retention: RetentionInfo
     partitions: tuple[PartitionDescription, ...]
+    is_encrypted: bool = False
+    """Whether its replicas encrypt their files."""
 
     def _repr_html_(self) -> str:
         columns = PartitionDescription.__struct_fields__
@@ -47,6 +49,7 @@ async def describe_topic(router: Router, topic: str) -> TopicDescription:
         topic_id=info.topic_id,
         replicas=info.replicas,
         retention=info.retention,
+        is_encrypted=info.is_encrypted,
         partitions=tuple(
             PartitionDescription(
                 partition=partition.partition_id,

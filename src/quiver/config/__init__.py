@@ -22,7 +22,7 @@ from quiver.config.settings import (
     ReplicationSettings,
     Settings,
 )
-from quiver.config.storage import Durability, ExecutorSettings, LogSettings
+from quiver.config.storage import Durability, EncryptionSettings, ExecutorSettings, LogSettings
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -32,6 +32,7 @@ __all__ = [
     "AuditSettings",
     "BrokerSettings",
     "Durability",
+    "EncryptionSettings",
     "ExecutorSettings",
     "GatewaySettings",
     "LogSettings",

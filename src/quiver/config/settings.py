@@ -17,7 +17,7 @@ from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
 from quiver.config.quotas import QuotaSettings
 from quiver.config.security import AuditSettings, SecuritySettings
-from quiver.config.storage import ExecutorSettings, LogSettings
+from quiver.config.storage import EncryptionSettings, ExecutorSettings, LogSettings
 from quiver.errors import ConfigError, RequestError
 
 ROLES = ("manager", "broker", "gateway")
@@ -345,6 +345,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     node: NodeSettings = NodeSettings()
     log: LogSettings = LogSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
     executor: ExecutorSettings = ExecutorSettings()
     partition: PartitionSettings = PartitionSettings()
     replication: ReplicationSettings = ReplicationSettings()

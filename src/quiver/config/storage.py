@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.config.network import KIB, MIB
+from quiver.errors import ConfigError
 
 Durability = Literal["fsync", "interval", "none"]
 
@@ -96,6 +97,44 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     free_check_interval_ms: Annotated[
         int, Meta(ge=10, le=600_000, description="Milliseconds between two checks of the free disk space.")
     ] = 2_000
+
+
+class EncryptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Encryption of records on this node's disk."""
+
+    key_file: Annotated[
+        str,
+        Meta(
+            description="File with the keys that encrypt the data keys of this node's replicas, readable by its owner "
+            "alone; `quiver security key` makes it. The first key is used for new replicas. Without key_file and "
+            "key_command this node cannot hold replicas of encrypted topics."
+        ),
+    ] = ""
+    key_command: Annotated[
+        str,
+        Meta(
+            description="Command that prints what key_file would hold, run without a shell when the node starts; for "
+            "keys in a key management service."
+        ),
+    ] = ""
+    encrypt_new_topics: Annotated[
+        bool,
+        Meta(
+            description="Whether topics are encrypted whose creator does not say; the value on the primary counts, so "
+            "set it on all managers. Existing topics stay as they are."
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.key_file and self.key_command:
+            raise ConfigError("set encryption.key_file or encryption.key_command, not both")
+        if self.encrypt_new_topics and not self.has_keys:
+            raise ConfigError("encryption.encrypt_new_topics needs encryption.key_file or encryption.key_command")
+
+    @property
+    def has_keys(self) -> bool:
+        """Return whether a source of keys is set."""
+        return bool(self.key_file or self.key_command)
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -88,6 +88,10 @@ class CreateTopicBody(Parameters, frozen=True):
         Meta(description="Default: 3, or the number of brokers if there are fewer."),
     ] = None
     retention: RetentionBody | None = None
+    encrypted: Annotated[
+        bool | None,
+        Meta(description="Whether its replicas encrypt their files. Default: as the cluster is set up."),
+    ] = None
 
 
 class TopicQuery(Parameters, frozen=True):
@@ -136,12 +140,13 @@ class PartitionDetailItem(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None
 
 
-class TopicConfigurationItem(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration of a topic."""
+class TopicConfigurationItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The configuration of a topic; `encrypted` is there if it is."""
 
     partitions: int
     replicas: int
     retention: RetentionBody
+    encrypted: bool = False
 
 
 class TopicAnswer(Answer, frozen=True):

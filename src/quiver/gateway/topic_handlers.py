@@ -7,6 +7,7 @@ from quiver.errors import NotFoundError, QuiverError, RequestError
 from quiver.gateway import contract
 from quiver.gateway.registrations import catch_up
 from quiver.model import PartitionId
+from quiver.routing.created_topic import check_encrypted
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router, gather_outcomes
 from quiver.wire.admin_messages import DescribeNode, ReplicaInfo
@@ -47,10 +48,12 @@ class TopicHandlers:
             replicas=given.replicas,
             retention=_to_retention_info(given.retention),
             request_id=f"http-{self._rng.randrange(1 << 62):016x}",
+            is_encrypted=given.encrypted,
             on_behalf_of=on_behalf_of,
         )
         created, _ = await self._router.ask(request, deadline=self._deadline())
         self._router.cache.record_index(created.index)
+        check_encrypted(request, is_encrypted=created.is_encrypted)
         return contract.TopicCreatedAnswer(topic=name, partitions=created.partitions)
 
     async def delete_topic(self, given: contract.TopicQuery, on_behalf_of: str) -> contract.Answer:
@@ -84,6 +87,7 @@ class TopicHandlers:
                 retention=contract.RetentionBody(
                     ms=retention.ms, bytes=retention.bytes, until_consumed=retention.until_consumed
                 ),
+                encrypted=info.is_encrypted,
             ),
             partitions=[_detail_item(one, leads.get(one.partition_id)) for one in info.partitions],
         )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, get_args
 
 from quiver.clock import Clock
-from quiver.config import ManagerSettings
+from quiver.config import EncryptionSettings, ManagerSettings
 from quiver.errors import NotAllowedError
 from quiver.manager import describe
 from quiver.manager.change_handler import ChangeHandler, ChangeRequest, HeartbeatHandler
@@ -39,12 +39,15 @@ class AdminService:
         settings: ManagerSettings,
         heartbeats: HeartbeatHandler | None = None,
         authority: Authority | None = None,
+        encryption: EncryptionSettings | None = None,
     ) -> None:
         self._store = store
         self._router = router
         self._clock = clock
         self._settings = settings
-        self._changes = ChangeHandler(store, clock=clock, settings=settings, heartbeats=heartbeats, authority=authority)
+        self._changes = ChangeHandler(
+            store, clock=clock, settings=settings, heartbeats=heartbeats, authority=authority, encryption=encryption
+        )
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:
         """Return the handlers of the requests that any node serves, for `dispatch`."""

@@ -23,7 +23,7 @@ import msgspec
 
 from quiver.access.rules import client_name
 from quiver.clock import Clock
-from quiver.config import ManagerSettings
+from quiver.config import EncryptionSettings, ManagerSettings
 from quiver.errors import (
     ConflictError,
     NotAllowedError,
@@ -143,7 +143,9 @@ class ChangeHandler:
         settings: ManagerSettings,
         heartbeats: HeartbeatHandler | None,
         authority: Authority | None = None,
+        encryption: EncryptionSettings | None = None,
     ) -> None:
+        self._encryption = encryption or EncryptionSettings()
         self._authority = authority
         self._store = store
         self._clock = clock
@@ -282,15 +284,31 @@ class ChangeHandler:
         made = view.topic_made_by(request.request_id, request.topic)
         # Check both before placement, which may fail although nothing needs to be placed.
         if made is not None:
-            topic_id, partitions = made.topic_id, made.partitions
+            topic_id, partitions, is_encrypted = made.topic_id, made.partitions, made.is_encrypted
         elif view.topic(request.topic) is not None:
             raise ConflictError(f"not done: topic {request.topic!r} exists already", code="topic_exists")
         else:
-            created: CreateTopicResult = await self._submit_placed(partial(self._place, request, asker))
+            is_encrypted = self._decide_encryption(request)
+            place = partial(self._place, request, asker, is_encrypted=is_encrypted)
+            created: CreateTopicResult = await self._submit_placed(place)
             topic_id, partitions = created.topic_id, created.partitions
-        return messages.TopicCreated(topic_id=topic_id, partitions=partitions, index=self._index)
+        return messages.TopicCreated(
+            topic_id=topic_id, partitions=partitions, index=self._index, is_encrypted=is_encrypted
+        )
 
-    def _place(self, request: messages.CreateTopicRequest, asker: str) -> CreateTopicCommand:
+    def _decide_encryption(self, request: messages.CreateTopicRequest) -> bool:
+        """Return whether a new topic is encrypted; refuse it early where no replica could ever be opened."""
+        if not request.is_encrypted:
+            return request.is_encrypted is None and self._encryption.encrypt_new_topics
+        if not self._encryption.has_keys:
+            raise ConflictError(
+                f"not done: topic {request.topic!r} cannot be encrypted: the primary has no key; set "
+                "encryption.key_file or encryption.key_command on every node",
+                code="no_encryption_key",
+            )
+        return True
+
+    def _place(self, request: messages.CreateTopicRequest, asker: str, *, is_encrypted: bool) -> CreateTopicCommand:
         view = self._store.view()
         replicas = default_replicas(view) if request.replicas is None else request.replicas
         return CreateTopicCommand(
@@ -301,6 +319,7 @@ class ChangeHandler:
             assignments=self._place_within_bounds(view, partitions=request.partitions, replicas=replicas),
             retention=read_retention(request.retention),
             request_id=request.request_id,
+            is_encrypted=is_encrypted,
         )
 
     def _place_within_bounds(self, view: View, *, partitions: int, replicas: int) -> Assignments:

@@ -162,6 +162,7 @@ def _topic(view: View, topic: TopicRow) -> TopicInfo:
         partitions=tuple(map(_partition, view.partitions_of(topic.topic_id))),
         retention=RetentionInfo(ms=retention.ms, bytes=retention.bytes, until_consumed=retention.until_consumed),
         created_ms=topic.created_ms,
+        is_encrypted=topic.is_encrypted,
     )
 
 

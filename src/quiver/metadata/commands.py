@@ -174,6 +174,7 @@ class CreateTopicCommand(Command[CreateTopicResult], frozen=True, tag="create_to
     assignments: tuple[tuple[NodeId, ...], ...]
     retention: Retention = Retention()
     request_id: Text = ""
+    is_encrypted: bool = False
 
 
 class ConfigureTopicCommand(Command[CommandDone], frozen=True, tag="configure_topic"):

@@ -129,7 +129,8 @@ def describe(command: AnyCommand) -> tuple[str, NodeId | None]:
         case ChangeRebalancing():
             return "wanted" if command.is_rebalancing else "done", None
         case CreateTopicCommand():
-            return f"topic {command.topic}, {len(command.assignments)} partitions", None
+            encrypted = ", encrypted" if command.is_encrypted else ""
+            return f"topic {command.topic}, {len(command.assignments)} partitions{encrypted}", None
         case AddPartitionsCommand():
             return f"topic {command.topic}, {command.partitions} partitions", None
         case ConfigureTopicCommand() | DeleteTopicCommand():

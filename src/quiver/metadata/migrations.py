@@ -205,6 +205,8 @@ VERSION_7 = (
     )""",
 )
 
+VERSION_8 = ("ALTER TABLE topics ADD COLUMN is_encrypted BOOLEAN NOT NULL DEFAULT FALSE",)
+
 
 def _run(statements: tuple[str, ...]) -> Callable[[Connection], None]:
     def step(connection: Connection) -> None:
@@ -222,6 +224,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _run(VERSION_5),
     _run(VERSION_6),
     _run(VERSION_7),
+    _run(VERSION_8),
 )
 """The migrations to version 1, version 2 and so on; a released one never changes."""
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -176,6 +176,8 @@ class TopicRow(Row, frozen=True):
     """The creator's id of the request; a repeated request finds the topic by it."""
     owner: str = ""
     """The principal that created it; empty if it was anonymous, or the cluster itself."""
+    is_encrypted: bool = False
+    """Whether its replicas encrypt their files; never changes."""
 
     @property
     def key(self) -> TopicId:

@@ -86,6 +86,7 @@ topics = Table(
     _number("purge_ms", nullable=True),
     _text("request_id"),
     _text("owner"),
+    _flag("is_encrypted"),
     Index("topics_by_name", "name"),
 )
 

@@ -88,6 +88,7 @@ def create(state: MetadataState, command: CreateTopicCommand) -> CommandDecision
         purge_ms=None,
         request_id=command.request_id,
         owner=command.principal,
+        is_encrypted=command.is_encrypted,
     )
     partitions = _new_partitions(state, topic.topic_id, command.assignments, first_number=0)
     counters = _after(state, partitions, next_topic_id=TopicId(topic.topic_id + 1))

@@ -122,6 +122,7 @@ class _TopicCopier:
             created_ms=info.created_ms,
             replicas=info.replicas,
             retention=info.retention,
+            is_encrypted=info.is_encrypted,
             partitions=tuple([await self._copy(part, *bounds[part], files) for part in sorted(bounds)]),
         )
 

@@ -51,6 +51,8 @@ class TopicBackup(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     retention: RetentionInfo
     partitions: tuple[PartitionBackup, ...]
+    is_encrypted: bool = False
+    """Whether the cluster's disks held it encrypted; the backup itself does not."""
 
 
 class ConsumerBackup(msgspec.Struct, frozen=True, kw_only=True):

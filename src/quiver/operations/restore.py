@@ -85,7 +85,12 @@ def _choose(content: ClusterBackup, topics: Sequence[str], folder: str) -> list[
 
 async def _restore_topic(cluster: AsyncCluster, folder: str, topic: TopicBackup) -> int:
     brokers = sum("broker" in node.roles for node in await cluster.brokers())
-    await cluster.create_topic(topic.topic, len(topic.partitions), replicas=max(1, min(topic.replicas, brokers)))
+    await cluster.create_topic(
+        topic.topic,
+        len(topic.partitions),
+        replicas=max(1, min(topic.replicas, brokers)),
+        encrypted=topic.is_encrypted or None,  # never in plain text on disks what was not
+    )
     appender = _Appender(cluster, topic.topic)
     await appender.open()
     try:

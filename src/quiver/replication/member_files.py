@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -39,6 +39,11 @@ from quiver.storage import (
     StoredSnapshot,
     TailBudget,
 )
+from quiver.storage.data_key import open_cipher
+
+if TYPE_CHECKING:
+    from quiver.security.key_ring import KeyRing
+    from quiver.storage.sealing import LogCipher
 
 T = TypeVar("T")
 
@@ -85,12 +90,14 @@ class MemberStorage(msgspec.Struct, frozen=True):
     settings: LogSettings
     tails: TailBudget
     timings: LogTimings
+    keys: KeyRing | None = None
+    """The keys of this node, if it has any; without them encrypted logs cannot be opened."""
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run the blocking work of opening a member; it must not delay the writes of open members."""
         return self.executor.submit(work, Lane.RECOVERY)
 
-    def open_log(self, directory: str, *, verify: bool, discard_damage: bool = False) -> Log:
+    def open_log(self, directory: str, *, verify: bool, cipher: LogCipher | None, discard_damage: bool = False) -> Log:
         """Open a log; blocks."""
         return Log.open(
             directory,
@@ -100,48 +107,63 @@ class MemberStorage(msgspec.Struct, frozen=True):
             settings=self.settings,
             tails=self.tails,
             timings=self.timings,
+            cipher=cipher,
             discard_damage=discard_damage,
             verify=verify,
         )
 
 
-async def open_files(storage: MemberStorage, directory: str, *, bootstrap: Configuration | None) -> MemberFiles:
+async def open_files(
+    storage: MemberStorage, directory: str, *, bootstrap: Configuration | None, is_encrypted: bool = False
+) -> MemberFiles:
     """Open or create a member's files. `bootstrap` names the first members of a new group, once in its life.
+
+    With `is_encrypted` new files are encrypted; existing ones say themselves whether they are.
 
     Raises:
         StorageError: the disk failed, or the files cannot be used.
     """
     try:
-        return await _open_files(storage, directory, bootstrap)
+        return await _open_files(storage, directory, bootstrap, is_encrypted=is_encrypted)
     except OSError as error:
         raise StorageError(f"{directory}: cannot open the files of this member: {error}") from error
 
 
-async def _open_files(storage: MemberStorage, directory: str, bootstrap: Configuration | None) -> MemberFiles:
+async def _open_files(
+    storage: MemberStorage, directory: str, bootstrap: Configuration | None, *, is_encrypted: bool
+) -> MemberFiles:
     file = HardStateFile(storage.disk, directory)
     async with AsyncExitStack() as opened:  # a retry must not find handles that are still open
         opened.callback(file.close)
-        files = await _read_files(storage, directory, file, bootstrap, opened)
+        # The cipher first: a member without its key stays exactly as it is.
+        load_cipher = partial(open_cipher, storage.disk, directory, storage.keys, is_encrypted=is_encrypted)
+        cipher, saved = await storage.submit(lambda: (load_cipher(), file.load()))
+        files = await _read_files(storage, directory, file, saved, bootstrap, opened, cipher)
         opened.pop_all()
     return files
 
 
 async def _read_files(
-    storage: MemberStorage, directory: str, file: HardStateFile, bootstrap: Configuration | None, opened: AsyncExitStack
+    storage: MemberStorage,
+    directory: str,
+    file: HardStateFile,
+    saved: StoredHardState | None,
+    bootstrap: Configuration | None,
+    opened: AsyncExitStack,
+    cipher: LogCipher | None,
 ) -> MemberFiles:
     submit = storage.submit
-    saved = await submit(file.load)
     is_suspect = saved is not None and decode_membership(saved.membership).is_suspect
-    log = await submit(partial(storage.open_log, directory, verify=is_suspect))
+    log = await submit(partial(storage.open_log, directory, verify=is_suspect, cipher=cipher))
     opened.push_async_callback(log.close)
     hard_state = saved if saved is not None else await submit(partial(_make_hard_state, file, log, bootstrap))
     findings: tuple[str, ...] = ()
     if hard_state.term > TERM_MAX:
         hard_state, findings = await submit(partial(_replace_impossible_term, file, log, hard_state))
     if log.damage:
-        hard_state, log = await _cut_damage(storage, log, file, hard_state)
+        hard_state, log = await _cut_damage(storage, log, file, hard_state, cipher)
         opened.push_async_callback(log.close)
-    snapshots = SnapshotStore(storage.disk, directory)
+    snapshots = SnapshotStore(storage.disk, directory, cipher=cipher)
     base = await _find_base(storage, log, snapshots)
     membership = decode_membership(hard_state.membership)
     membership = Membership(_configurations_in_log(log, membership, base.snapshot), membership.recover_until)
@@ -237,7 +259,7 @@ def _replace_impossible_term(
 
 
 async def _cut_damage(
-    storage: MemberStorage, log: Log, file: HardStateFile, hard_state: StoredHardState
+    storage: MemberStorage, log: Log, file: HardStateFile, hard_state: StoredHardState, cipher: LogCipher | None
 ) -> tuple[StoredHardState, Log]:
     membership = decode_membership(hard_state.membership)
     lost_until = max(damage.end_index_max for damage in log.damage) - 1
@@ -247,7 +269,9 @@ async def _cut_damage(
     hard_state = _with_membership(hard_state, membership)
     await storage.submit(partial(file.save, hard_state))
     await log.close()
-    open_log = partial(storage.open_log, log.directory, verify=membership.is_suspect, discard_damage=True)
+    open_log = partial(
+        storage.open_log, log.directory, verify=membership.is_suspect, cipher=cipher, discard_damage=True
+    )
     return hard_state, await storage.submit(open_log)
 
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quiver.clock import Clock, Rng
 from quiver.config import LogSettings, ReplicationSettings
@@ -32,6 +32,9 @@ from quiver.replication.member_files import MemberStorage, open_files
 from quiver.replication.status import ReplicationPeerStatus, ReplicatorStatus
 from quiver.replication.timers import DeadlineTimer
 from quiver.storage import Disk, Executor, LogTimings, TailBudget
+
+if TYPE_CHECKING:
+    from quiver.security.key_ring import KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +77,12 @@ class Replicator:
         on_failure: Callable[[StorageError], None] | None = None,
         on_fault: Callable[[Member, Exception], None] | None = None,
         knows: Knows = know_everyone,
+        keys: KeyRing | None = None,
     ) -> None:
         """Make the groups of a node; `on_fault` gets a member that an unexpected error has stopped, to close it.
 
         Without it such an error passes through, to the event loop or to whoever called. `knows` says which nodes
-        belong to the cluster: the others get no answer, except from a blank member.
+        belong to the cluster: the others get no answer, except from a blank member. `keys` open encrypted logs.
         """
         self._node = node
         self._incarnation = incarnation
@@ -86,7 +90,7 @@ class Replicator:
         self.counters = ReplicationCounters()
         self.tails = TailBudget(log_settings.tail_caches_bytes_max)
         self.timings = LogTimings()
-        self._storage = MemberStorage(disk, executor, clock, log_settings, self.tails, self.timings)
+        self._storage = MemberStorage(disk, executor, clock, log_settings, self.tails, self.timings, keys)
         self._clock = clock
         self._rng = rng
         self._settings = settings
@@ -128,9 +132,17 @@ class Replicator:
         await self._tasks.__aexit__(kind, error, trace)
 
     async def open_member(
-        self, group: GroupId, directory: str, machine: StateMachine, *, bootstrap: Configuration | None = None
+        self,
+        group: GroupId,
+        directory: str,
+        machine: StateMachine,
+        *,
+        bootstrap: Configuration | None = None,
+        is_encrypted: bool = False,
     ) -> Member:
         """Join a group with the files in `directory`; `bootstrap` names the first members of a new group.
+
+        With `is_encrypted` new files are encrypted.
 
         Raises:
             RequestError: the group is already open.
@@ -138,7 +150,7 @@ class Replicator:
         """
         if group in self._members:
             raise RequestError(f"group {group} is already open on this node")
-        files = await open_files(self._storage, directory, bootstrap=bootstrap)
+        files = await open_files(self._storage, directory, bootstrap=bootstrap, is_encrypted=is_encrypted)
         if self._failure is not None:
             raise StorageError(f"group {group} is not opened: the disk of this node has failed: {self._failure}")
         for warning in files.warnings:
@@ -163,15 +175,18 @@ class Replicator:
         self.deadline_changed(member)
         return member
 
-    async def make_member(self, directory: str, *, bootstrap: Configuration | None = None) -> None:
+    async def make_member(
+        self, directory: str, *, bootstrap: Configuration | None = None, is_encrypted: bool = False
+    ) -> None:
         """Create the files of a new member without joining yet. On disk after this returns: its hard state.
 
-        Changes nothing if they exist. `bootstrap` as for `open_member`, which then no longer needs it.
+        Changes nothing if they exist. `bootstrap` and `is_encrypted` as for `open_member`, which then no longer needs
+        the first.
 
         Raises:
             StorageError: the files cannot be created or used.
         """
-        files = await open_files(self._storage, directory, bootstrap=bootstrap)
+        files = await open_files(self._storage, directory, bootstrap=bootstrap, is_encrypted=is_encrypted)
         await files.log.close()
         files.hard_state.close()
 

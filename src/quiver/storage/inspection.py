@@ -20,6 +20,7 @@ import msgspec
 from quiver.errors import DamageError, DecodeError
 from quiver.model import Index, NodeId, Offset, Term
 from quiver.record.header import HEADER_BYTES, BatchHeader
+from quiver.storage.data_key import DATA_KEY_NAME
 from quiver.storage.disk import Disk, File
 from quiver.storage.dry_run import DryRunDisk
 from quiver.storage.frames import SEGMENT_HEADER_BYTES
@@ -249,7 +250,7 @@ class _Inspector:
 
     def _note_other_files(self) -> None:
         for name in self._disk.names(self._directory):
-            is_known = is_segment_name(name) or is_snapshot_name(name) or name == HARD_STATE_NAME
+            is_known = is_segment_name(name) or is_snapshot_name(name) or name in (HARD_STATE_NAME, DATA_KEY_NAME)
             if name.endswith(".damaged"):
                 self._notes.append(f"{name}: bytes that an earlier repair moved aside; not part of the log")
             elif name == CHECKPOINT_NAME:

@@ -571,7 +571,7 @@ class Log:
 
 def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int, *, verify: bool) -> Recovery:
     """Recover a directory, or create an empty log in it."""
-    _make_directory(disk, directory)
+    make_directory(disk, directory)
     recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes, trust_footers=not verify)
     if not recovery.segments:
         header = SegmentHeader(
@@ -582,12 +582,12 @@ def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: i
     return recovery
 
 
-def _make_directory(disk: Disk, path: str) -> None:
+def make_directory(disk: Disk, path: str) -> None:
     """Create a directory and its missing parents. On disk after this returns: all their names."""
     parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
     if not disk.exists(path):
         if parent not in ("/", "."):
-            _make_directory(disk, parent)
+            make_directory(disk, parent)
         disk.make_directory(path)
     disk.sync_directory(parent)
 

@@ -84,6 +84,8 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partitions: tuple[PartitionInfo, ...]
     retention: RetentionInfo = RetentionInfo()
     created_ms: int = 0
+    is_encrypted: bool = False
+    """Whether its replicas encrypt their files."""
 
 
 class MetadataFound(Response, frozen=True):
@@ -123,6 +125,8 @@ class TopicCreated(Response, frozen=True):
     topic_id: TopicId
     partitions: int
     index: Index
+    is_encrypted: bool = False
+    """Whoever asked for encryption checks it: a program that does not know the word creates a plain topic."""
 
 
 class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic"):
@@ -136,6 +140,8 @@ class CreateTopicRequest(Request[TopicCreated], frozen=True, tag="create_topic")
     """None: three, or one per broker if there are fewer brokers."""
     retention: RetentionInfo = RetentionInfo()
     request_id: Name = ""
+    is_encrypted: bool | None = None
+    """Whether its replicas encrypt their files; None: as `encryption.encrypt_new_topics` says on the primary."""
 
     @property
     def is_idempotent(self) -> bool:

@@ -41,7 +41,7 @@ RIGHT: dict[str, Any] = {
     "values": ["x"],
 }
 """Arguments that are right, by name; what is not listed is left to its default."""
-UNCHECKED = {"Any", "Value", "RecordHeaders | None", "bool", "dict[str, object]"}
+UNCHECKED = {"Any", "Value", "RecordHeaders | None", "bool", "bool | None", "dict[str, object]"}
 """Annotations without a check: records have their own, and every object is true or false."""
 NOT_CALLED = {"close", "abort", "open", "facts", "wait_batch", "result"}
 

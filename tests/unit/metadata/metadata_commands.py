@@ -64,6 +64,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "http_address": st.sampled_from(["", "host:3"]),
     "roles": tuples(st.sampled_from(ALL_ROLES), max_size=3),
     "is_rebalancing": st.booleans(),
+    "is_encrypted": st.booleans(),
     "leader": SMALL,
     "rack": st.sampled_from(["", "r"]),
     "state": st.sampled_from(list(BrokerState)),

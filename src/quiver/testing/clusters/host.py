@@ -41,6 +41,7 @@ from quiver.wire import Handler
 from quiver.wire.handshake import IdentityOf
 
 if TYPE_CHECKING:
+    from quiver.security.key_ring import KeyRing
     from quiver.testing.clusters.world import ClusterWorld
 
 UNSYNCED_MAX = 20
@@ -82,6 +83,7 @@ class SimulatedEnvironment:
     turns: Turns = field(default_factory=Turns)
     level_max: int = LEVEL_MAX
     mode: SecurityMode = SecurityMode.DEVELOPMENT
+    keys: KeyRing | None = None
 
     @asynccontextmanager
     async def open_network(
