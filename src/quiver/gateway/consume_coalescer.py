@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from quiver.errors import DecodeError, OutcomeUnknownError, QuiverError, UnavailableError
@@ -60,6 +61,9 @@ class PendingConsume:
         self.failure: QuiverError | None = None
         """Why a partition could not be asked; returned if no other partition has a record."""
 
+
+_consumer_id_of = attrgetter("consumer_id")
+_remaining_of = attrgetter("remaining")
 
 ResponseBuilder = Callable[[PendingConsume, PartitionId, Record], HttpResponse]
 """Build the response of a call that got a record."""
@@ -139,7 +143,7 @@ class ConsumeCoalescer:
             self._enqueue(call)  # the answer was full; nothing was consumed for these calls
 
     async def _ask(self, partition: PartitionKey, calls: list[PendingConsume]) -> list[Record | None]:
-        consumer_ids = tuple(call.consumer_id for call in calls)
+        consumer_ids = tuple(map(_consumer_id_of, calls))
 
         def build(info: TopicInfo) -> ConsumeMany:
             return ConsumeMany(
@@ -149,7 +153,7 @@ class ConsumeCoalescer:
             )
 
         deadline = calls[0].deadline
-        if all(len(call.remaining) > 1 for call in calls):
+        if min(map(len, map(_remaining_of, calls))) > 1:
             deadline = self._router.deadline(min(PARTITION_TIMEOUT_MS, deadline.remaining_ms))
         _, payload = await self._router.ask_leader(
             calls[0].topic.name, partition.partition_id, build, deadline=deadline

@@ -148,7 +148,7 @@ class ConsumeHandlers:
         return await self._consume_next(given, await self._access(given, deadline))
 
     def _consume_next(self, given: contract.ConsumeQuery, access: TopicAccess) -> asyncio.Future[HttpResponse]:
-        partitions = access.choose(given.partition_id)
+        partitions = access.partitions if given.partition_id is None else access.choose(given.partition_id)
         self._on_client_seen("consumer", given.consumer_id)
         order = self._order((given.consumer_id, access.topic.topic_id), partitions)
         deadline = self._router.deadline(self._settings.request_timeout_ms)

@@ -139,17 +139,17 @@ class ProduceHandlers:
     def _send(
         self, access: TopicAccess, producer: ProducerCore, given: contract.ProduceBody, value: bytes
     ) -> asyncio.Future[HttpResponse]:
-        key = decode_key(given.key, given.key_b64)
-        partition = self._choose_partition(access, given.partition_id, key)
-        _check_epoch(access, given.epoch)
+        key, partition, headers = None, None, None
+        if given.key is not None or given.key_b64 is not None:
+            key = decode_key(given.key, given.key_b64)
+        if given.partition_id is not None or not access.is_whole_topic:
+            partition = self._choose_partition(access, given.partition_id, key)
+        if given.epoch is not None:
+            _check_epoch(access, given.epoch)
+        if given.headers or given.headers_b64:
+            headers = decode_headers(given.headers, given.headers_b64)
         delivery = self._topic_producers.send(
-            access.topic,
-            producer,
-            value,
-            key=key,
-            partition=partition,
-            timestamp=given.timestamp,
-            headers=decode_headers(given.headers, given.headers_b64),
+            access.topic, producer, value, key=key, partition=partition, timestamp=given.timestamp, headers=headers
         )
         self._on_client_seen("producer", given.producer_id)
         response: asyncio.Future[HttpResponse] = self._loop.create_future()

@@ -80,7 +80,7 @@ class CursorMoves:
             OverloadedError: not done; too many consumers have cursors in this partition.
             UnavailableError: not done; a new consumer was checked against metadata that is too old.
         """
-        if any(self.planned(consumer) is None for consumer in moves):
+        if [one for one in moves if one not in self._planned and self._state.cursor(one) is None]:
             self._state.check_view(checked_index)
             known = len(self._state.cursors) + len(self._planned)  # an upper bound: a consumer may be counted twice
             if known + len(moves) > self._cursors_max:
@@ -135,8 +135,10 @@ class CursorMoves:
         for consumer_id, offset in moves.items():
             if self._planned.get(consumer_id) == offset and consumer_id not in self._queued:
                 del self._planned[consumer_id]
-        begun = self._state.sessions
-        self._planned_sessions = {id_: one for id_, one in self._planned_sessions.items() if one > begun.get(id_, 0)}
+        if self._planned_sessions:
+            begun = self._state.sessions
+            planned = self._planned_sessions.items()
+            self._planned_sessions = {id_: one for id_, one in planned if one > begun.get(id_, 0)}
         if not done.done():
             done.set_result(None)
         self._send_queued()

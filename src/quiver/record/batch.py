@@ -10,9 +10,9 @@ ahead of the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, cast, overload
+from typing import Any, Final, overload
 
 import msgspec
 
@@ -111,14 +111,14 @@ class Records(Sequence[Record]):
 
     def _read(self, *, first: int, end: int) -> Iterator[Record]:
         header, columns = self._header, self._columns
-        offsets = range(header.base_offset + first, header.base_offset + end)
+        offsets: Any = range(header.base_offset + first, header.base_offset + end)  # integers that are offsets
         timestamps = columns.timestamps[first:end] if columns.timestamps else repeat(header.first_timestamp)
         keys = columns.keys.to_list(first=first, end=end) if columns.keys else repeat(None)
         values = columns.values.to_list(first=first, end=end)
         headers = map(columns.headers.__getitem__, range(first, end)) if columns.headers else repeat(())
         return map(
             Record,
-            cast("Iterable[Offset]", offsets),
+            offsets,
             timestamps,
             keys,
             values,

@@ -80,7 +80,8 @@ class DecodedBatchBudget:
         self._caches.pop(cache, None)
         self._caches[cache] = None
         self.cached_bytes += size_bytes
-        self._make_room()
+        if self.cached_bytes + self.reserved_bytes > self.bytes_max:
+            self._make_room()
 
     def handle_evicted(self, size_bytes: int) -> None:
         """Count a batch that left a cache."""
@@ -120,7 +121,8 @@ class DecodedBatchCache(Generic[K]):
 
     def add(self, key: K, batch: Batch) -> Batch:
         """Cache a verified batch, and return the cached copy, which may have been evicted already."""
-        self._evict(key)
+        if key in self._batches:
+            self._evict(key)
         # The copy owns its bytes: the original may be a slice that keeps a much larger buffer alive.
         kept = self._batches[key] = Batch(bytes(batch.data), batch.header)
         size_bytes = decoded_bytes(kept)

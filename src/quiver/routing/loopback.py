@@ -52,7 +52,7 @@ class LoopbackTransport:
         response: Any
         try:
             async with timeout(timeout_ms / 1000):
-                given = memoryview(payload[0]) if len(payload) == 1 else _join(payload)
+                given = _join(payload) if payload else _NOTHING
                 response, parts = await self._handler(caller, asked, given)
         except TimeoutError:
             raise _late(request, timeout_ms) from None

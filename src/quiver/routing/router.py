@@ -184,11 +184,11 @@ class Router:
         while True:
             info = await self.find_topic(topic, deadline=deadline)
             request = build(info)
-            if retry is None:
-                retry = self.retry(deadline, is_read=request.is_read, is_repeatable=request.is_repeatable)
             try:
                 return await self.try_leader(info, partition_id, request, payload, deadline=deadline, wait_ms=wait_ms)
             except QuiverError as error:
+                if retry is None:
+                    retry = self.retry(deadline, is_read=request.is_read, is_repeatable=request.is_repeatable)
                 await retry.wait_turn(await self.explain(error, info, partition_id, deadline=deadline))
 
     async def try_leader(
