@@ -311,11 +311,12 @@ class ChangeHandler:
     def _place(self, request: messages.CreateTopicRequest, asker: str, *, is_encrypted: bool) -> CreateTopicCommand:
         view = self._store.view()
         replicas = default_replicas(view) if request.replicas is None else request.replicas
+        wanted = default_replicas(view, self._store.members.voters) if request.replicas is None else replicas
         return CreateTopicCommand(
             now_ms=self._clock.wall_ms(),
             principal=asker,
             topic=request.topic,
-            replicas=replicas,
+            replicas=wanted,
             assignments=self._place_within_bounds(view, partitions=request.partitions, replicas=replicas),
             retention=read_retention(request.retention),
             request_id=request.request_id,

@@ -196,9 +196,14 @@ class RebalancePlan(msgspec.Struct, frozen=True):
 # -- plans -------------------------------------------------------------------------------------------
 
 
-def default_replicas(view: View) -> int:
-    """Return the number of replicas of a topic created without a number."""
-    return max(1, min(REPLICAS_DEFAULT, count_brokers(view)))
+def default_replicas(view: View, managers: Iterable[NodeId] = ()) -> int:
+    """Return the number of replicas of a topic created without a number.
+
+    `managers` that have not registered yet count as brokers, which most are: a topic that is created while a cluster
+    starts gets its missing replicas when they register.
+    """
+    starting = set(managers) - view.brokers.keys()
+    return max(1, min(REPLICAS_DEFAULT, count_brokers(view) + len(starting)))
 
 
 def count_brokers(view: View) -> int:

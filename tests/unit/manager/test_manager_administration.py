@@ -278,9 +278,12 @@ def test_replicas_are_as_many_as_there_are_brokers_up_to_three() -> None:
         assert (await refusal(world, CreateTopicRequest(topic="a"), timeout_ms=300)).code == "no_brokers"
         await world.join(1, 2)
         await world.ask(CreateTopicRequest(topic="a"))
+        await world.ask(CreateTopicRequest(topic="two", replicas=2))
+        view = await current(world)
+        assert {topic.topic: topic.replicas for topic in view.topics} == {"a": 3, "two": 2}, "manager 3 is starting"
         await world.join(3, 4)
         await world.ask(CreateTopicRequest(topic="b"))
-        assert {topic.topic: topic.replicas for topic in (await current(world)).topics} == {"a": 2, "b": 3}
+        assert {topic.topic: topic.replicas for topic in (await current(world)).topics} == {"a": 3, "two": 2, "b": 3}
 
     run(test)
 

@@ -165,6 +165,12 @@ def test_default_is_three_replicas_or_as_many_as_there_are_brokers() -> None:
     assert default_replicas(state.view()) == 2
 
 
+def test_managers_that_start_count_as_brokers() -> None:
+    managers = [NodeId(node) for node in (1, 2, 3)]
+    assert [default_replicas(cluster(brokers).view(), managers) for brokers in (0, 1, 2, 3, 4)] == [3] * 5
+    assert default_replicas(cluster(1).view(), managers[:2]) == 2
+
+
 def test_replacement_goes_to_a_new_rack_then_to_the_emptiest() -> None:
     state = cluster(5, racks=["a", "a", "b", "b", "c"])
     do(state, create_topic("logs", (1, 3), replicas=3))
