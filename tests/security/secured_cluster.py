@@ -1,13 +1,16 @@
-"""A secure cluster of one node in this process, with the files that `quiver security init` makes, and its users."""
+"""A secure cluster in this process, with the files that `quiver security init` makes, and its users."""
 
 from __future__ import annotations
 
-import time
+import http.client
+import json
+import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -16,8 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 import quiver
-from quiver.errors import NotAllowedError, UnavailableError
-from quiver.security.bootstrap import initialize, node_directory
+from quiver.security.bootstrap import initialize
 from quiver.security.files import CA_KEY_NAME, CA_NAME, TOKEN_NAME
 from quiver.security.permissions import Grant, ResourceKind, Verb
 from quiver.security.secrets import write_secret
@@ -25,14 +27,16 @@ from quiver.testing import LocalCluster
 
 
 class SecuredCluster:
-    """The node, the files of its administrator, and helpers to make users."""
+    """The nodes, the files of the administrator, and helpers to make users and to ask over HTTP."""
 
     def __init__(self, local: LocalCluster, directory: Path, **options: Any) -> None:
         """`options` are passed to every `connect`."""
         self.local = local
         self._options = options
         self.directory = directory
+        self.data = directory / "data"
         self.ca_file = str(directory / CA_NAME)
+        self._tls = ssl.create_default_context(cafile=self.ca_file)
         self.admin_file = str(directory / TOKEN_NAME)
         self.secrets: list[str] = [Path(self.admin_file).read_text().strip()]
         """Every token that was made."""
@@ -41,14 +45,38 @@ class SecuredCluster:
     def url(self) -> str:
         return self.local.urls[0]
 
-    def connect(self, token_file: str = "", **options: Any) -> quiver.Cluster:
-        return quiver.connect(self.url, ca_file=self.ca_file, token_file=token_file, **self._options, **options)
+    def connect(self, token_file: str = "", *, url: str = "", **options: Any) -> quiver.Cluster:
+        return quiver.connect(url or self.url, ca_file=self.ca_file, token_file=token_file, **self._options, **options)
 
     def admin(self) -> quiver.Cluster:
         return self.connect(self.admin_file)
 
     def audit_files(self) -> list[Path]:
-        return list((self.directory / "data").rglob("audit.log"))
+        return sorted(self.data.rglob("audit.log"))
+
+    def audit_events(self) -> list[dict[str, Any]]:
+        """Return the events in the first node's audit file."""
+        return [json.loads(line)["event"] for line in self.audit_files()[0].read_text().splitlines()]
+
+    def call(
+        self, method: str, path: str, body: object = None, *, token: str | None = None, node: int = 1
+    ) -> tuple[int, dict[str, Any]]:
+        """Return status and answer of an HTTP call, by the administrator unless another token, or "", is given."""
+        address = urlsplit(self.local.urls[node - 1]).netloc
+        headers = {"Content-Type": "application/json"}
+        if text := self.secrets[0] if token is None else token:
+            headers["Authorization"] = f"Bearer {text}"
+        with closing(http.client.HTTPSConnection(address, timeout=30, context=self._tls)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            data = response.read()
+        return response.status, json.loads(data) if data else {}
+
+    def must(self, method: str, path: str, body: object = None, *, token: str | None = None) -> dict[str, Any]:
+        """Return the answer of a call that must succeed."""
+        status, answer = self.call(method, path, body, token=token)
+        assert status < 300, answer
+        return answer
 
     def flags(self, token_file: str = "") -> list[str]:
         """Return the flags by which a command reaches the cluster."""
@@ -75,14 +103,16 @@ class SecuredCluster:
 
 @contextmanager
 def secured_cluster(
-    directory: Path, settings: Mapping[str, str] | None = None, **options: Any
+    directory: Path, settings: Mapping[str, str] | None = None, *, nodes: int = 1, **options: Any
 ) -> Iterator[SecuredCluster]:
-    """Run a secure cluster; its administrator can connect when this returns."""
-    initialize(str(directory), {1: ["127.0.0.1", "localhost"]})
-    own = {"security.mode": "secure", "security.directory": node_directory(str(directory), 1)}
-    with LocalCluster(nodes=1, directory=str(directory / "data"), settings={**own, **(settings or {})}) as local:
+    """Run a secure cluster; its administrator can connect to every node when this returns."""
+    initialize(str(directory), {node: ["127.0.0.1", "localhost"] for node in range(1, nodes + 1)})
+    own = {"security.mode": "secure", "security.directory": f"{directory}/node-{{node}}"}
+    with LocalCluster(nodes=nodes, directory=str(directory / "data"), settings={**own, **(settings or {})}) as local:
         secured = SecuredCluster(local, directory, **options)
-        _wait_for_admin(secured)
+        for url in local.urls:
+            with secured.connect(secured.admin_file, url=url) as cluster:
+                cluster.access.users()  # waits until the node knows the first administrator
         yield secured
 
 
@@ -111,14 +141,3 @@ def issue_certificate(directory: Path, name: str, *uris: str) -> str:
         + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
     return str(path)
-
-
-def _wait_for_admin(secured: SecuredCluster) -> None:
-    """Wait until the primary has created the first administrator; failures are limited, so do not ask at once again."""
-    while True:
-        try:
-            with secured.admin() as cluster:
-                cluster.access.users()
-                return
-        except (NotAllowedError, UnavailableError):
-            time.sleep(0.5)

@@ -8,37 +8,43 @@ import stat
 from collections.abc import Iterator
 
 import pytest
-from secure_cluster import SecureCluster, run_secure
+from secured_cluster import SecuredCluster, secured_cluster
 from waiting import wait_until
 
 import quiver
 from quiver.cli import main
+from quiver.config import TlsSettings
 from quiver.errors import NotAllowedError
 from quiver.model import Index
+from quiver.security.permissions import Verb
+from quiver.security.secrets import read_secret
 from quiver.security.tokens import new_token
 from quiver.wire import RequestPool
 from quiver.wire.security_messages import ListUsers
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]:
-    with run_secure(tmp_path_factory.mktemp("secure"), nodes=2) as cluster:
-        wait_until(lambda: cluster.call("GET", "/users")[0] == 200)
-        wait_until(lambda: cluster.call("GET", "/users", node=1)[0] == 200)
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    with secured_cluster(tmp_path_factory.mktemp("secure"), {"log.durability": "none"}, nodes=2) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def alice(secure: SecureCluster) -> str:
-    return secure.add_user("alice", ("write", "logs."), ("read", "logs."), ("create", "logs."))
+def alice(secure: SecuredCluster) -> str:
+    return _add_user(secure, "alice", Verb.WRITE, Verb.READ, Verb.CREATE)
 
 
 @pytest.fixture(scope="module")
-def bob(secure: SecureCluster) -> str:
-    return secure.add_user("bob", ("write", "logs."), ("read", "logs."))
+def bob(secure: SecuredCluster) -> str:
+    return _add_user(secure, "bob", Verb.WRITE, Verb.READ)
 
 
-def test_probes_answer_everybody_and_nothing_else_does(secure: SecureCluster) -> None:
+def _add_user(secure: SecuredCluster, name: str, *verbs: Verb) -> str:
+    """Return the token of a new user who may do some verbs on logs."""
+    return read_secret(secure.add_user(name, *((verb, "logs.") for verb in verbs))).reveal()
+
+
+def test_probes_answer_everybody_and_nothing_else_does(secure: SecuredCluster) -> None:
     for path in ("/healthz", "/livez", "/readyz", "/openapi.json"):
         assert secure.call("GET", path, token="")[0] == 200
     for method, path in (("GET", "/topics"), ("GET", "/status"), ("GET", "/metrics"), ("POST", "/topics")):
@@ -47,7 +53,7 @@ def test_probes_answer_everybody_and_nothing_else_does(secure: SecureCluster) ->
     assert secure.call("GET", "/topics", token=new_token().text)[1]["code"] == "unauthenticated"
 
 
-def test_grants_bound_what_a_user_may_do(secure: SecureCluster, alice: str, bob: str) -> None:
+def test_grants_bound_what_a_user_may_do(secure: SecuredCluster, alice: str, bob: str) -> None:
     made = secure.must("POST", "/producer/register", {"topic": "logs.web", "prod_name": "p"}, token=alice)
     produce = {"topic": "logs.web", "producer_id": made["producer_id"], "message": "hello"}
     assert secure.must("POST", "/producer/produce", produce, token=alice)["offset"] == 0
@@ -68,12 +74,12 @@ def test_grants_bound_what_a_user_may_do(secure: SecureCluster, alice: str, bob:
     assert (status, answer["code"]) == (403, "not_allowed")
 
 
-def test_nobody_takes_anothers_producer_or_cursor(secure: SecureCluster, alice: str, bob: str) -> None:
+def test_nobody_takes_anothers_producer_or_cursor(secure: SecuredCluster, alice: str, bob: str) -> None:
     made = secure.must("POST", "/producer/register", {"topic": "logs.own", "prod_name": "own"}, token=alice)
     body = {"topic": "logs.own", "prod_name": "own"}
     assert secure.call("POST", "/producer/register", body, token=bob)[1]["code"] == "not_owner"
     produce = {"topic": "logs.own", "producer_id": made["producer_id"], "message": "x"}
-    for node in (0, 1):
+    for node in (1, 2):
         status, answer = secure.call("POST", "/producer/produce", produce, token=bob, node=node)
         assert (status, answer["code"]) == (403, "not_owner")
     secure.must("POST", "/producer/produce", produce, token=alice)
@@ -84,13 +90,13 @@ def test_nobody_takes_anothers_producer_or_cursor(secure: SecureCluster, alice: 
     assert secure.must("POST", "/producer/register", body)["epoch"] == 1, "an administrator may"
 
 
-def test_lists_show_what_is_granted(secure: SecureCluster, alice: str) -> None:
+def test_lists_show_what_is_granted(secure: SecuredCluster, alice: str) -> None:
     secure.must("POST", "/topics", {"topic": "secret"})
     assert "secret" in secure.must("GET", "/topics")["topics"]
     assert "secret" not in secure.must("GET", "/topics", token=alice)["topics"]
 
 
-def test_verdict_is_explained(secure: SecureCluster, alice: str) -> None:
+def test_verdict_is_explained(secure: SecuredCluster, alice: str) -> None:
     verdict = secure.must("GET", "/acls/test?principal=alice&verb=write&name=logs.web")
     assert verdict["is_allowed"]
     assert verdict["reason"] == "user:alice may write topics logs.*"
@@ -98,39 +104,39 @@ def test_verdict_is_explained(secure: SecureCluster, alice: str) -> None:
     assert (denied["is_allowed"], denied["grant"]) == (False, None)
 
 
-def test_revoked_token_stops_working_on_every_node_and_open_connection(secure: SecureCluster) -> None:
-    token = secure.add_user("carol", ("read", "logs."), ("write", "logs."), ("create", "logs."))
-    with quiver.connect(*secure.cluster.addresses, token=token) as cluster:
+def test_revoked_token_stops_working_on_every_node_and_open_connection(secure: SecuredCluster) -> None:
+    token = _add_user(secure, "carol", Verb.READ, Verb.WRITE, Verb.CREATE)
+    with quiver.connect(*secure.local.addresses, ca_file=secure.ca_file, token=token) as cluster:
         cluster.create_topic("logs.carol", partitions=1)
         with pytest.raises(NotAllowedError):
             _send_until_refused(secure, cluster, token)
-    wait_until(lambda: all(secure.call("GET", "/topics", token=token, node=node)[0] == 401 for node in (0, 1)))
+    wait_until(lambda: all(secure.call("GET", "/topics", token=token, node=node)[0] == 401 for node in (1, 2)))
 
 
-def _send_until_refused(secure: SecureCluster, cluster: quiver.Cluster, token: str) -> None:
+def _send_until_refused(secure: SecuredCluster, cluster: quiver.Cluster, token: str) -> None:
     with cluster.producer("logs.carol") as producer:
         producer.send(b"x").result()
         secure.must("DELETE", f"/tokens/{token.split('_')[1]}")
         wait_until(lambda: producer.send(b"y").result() is None)  # until this raises
 
 
-def test_sdk_without_credentials_gets_nothing(secure: SecureCluster) -> None:
-    with pytest.raises(NotAllowedError) as caught, quiver.connect(*secure.cluster.addresses) as cluster:
+def test_sdk_without_credentials_gets_nothing(secure: SecuredCluster) -> None:
+    with pytest.raises(NotAllowedError) as caught, secure.connect() as cluster:
         cluster.describe_topic("logs.web")
     assert caught.value.code == "unauthenticated"
 
 
-def test_strangers_are_refused_before_they_wait(secure: SecureCluster) -> None:
+def test_strangers_are_refused_before_they_wait(secure: SecuredCluster) -> None:
     async def ask() -> None:
-        async with RequestPool(name="stranger") as pool:
-            await pool.call(secure.cluster.addresses[0], ListUsers(known_index=Index(2**40)), timeout_ms=5_000)
+        async with RequestPool(name="stranger", tls=TlsSettings(is_enabled=True, ca_file=secure.ca_file)) as pool:
+            await pool.call(secure.local.addresses[0], ListUsers(known_index=Index(2**40)), timeout_ms=5_000)
 
     with pytest.raises(NotAllowedError) as caught:
         asyncio.run(ask())
     assert caught.value.code == "unauthenticated"
 
 
-def test_tokens_are_shown_once_and_stored_as_hashes(secure: SecureCluster, alice: str) -> None:
+def test_tokens_are_shown_once_and_stored_as_hashes(secure: SecuredCluster, alice: str) -> None:
     tokens = secure.must("GET", "/tokens?user=alice")["tokens"]
     assert [set(one) for one in tokens] == [{"token_id", "user", "created_ms", "expires_ms"}]
     secret = alice.split("_")[2].encode()
@@ -139,23 +145,24 @@ def test_tokens_are_shown_once_and_stored_as_hashes(secure: SecureCluster, alice
             assert secret not in path.read_bytes(), path
 
 
-def test_audit_log_says_who_did_what_and_who_was_refused(secure: SecureCluster, alice: str) -> None:
+def test_audit_log_says_who_did_what_and_who_was_refused(secure: SecuredCluster, alice: str) -> None:
     secure.must("POST", "/users", {"user": "audited"})
     secure.call("DELETE", "/users/audited", token=alice)
 
     def events() -> list[tuple[str, str, str, str]]:
         return [
-            (one["kind"], one.get("principal", ""), one.get("request", ""), one["outcome"]) for one in secure.audit()
+            (one["kind"], one.get("principal", ""), one.get("request", ""), one["outcome"])
+            for one in secure.audit_events()
         ]
 
     wait_until(lambda: ("denial", "user:alice", "delete_user", "not_allowed") in events())
     assert ("change", "user:admin", "create_user", "done") in events()
     assert any(one[0] == "authentication" and one[3] == "done" for one in events())
-    for path in secure.data.rglob("audit.log"):
+    for path in secure.audit_files():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_audit_topic_is_for_administrators(secure: SecureCluster, alice: str) -> None:
+def test_audit_topic_is_for_administrators(secure: SecuredCluster, alice: str) -> None:
     secure.must("POST", "/users", {"user": "published"})
     wait_until(lambda: "quiver.audit" in secure.must("GET", "/topics")["topics"])
     consumer = secure.must("POST", "/consumer/register", {"topic": "quiver.audit"})["consumer_id"]
@@ -172,9 +179,9 @@ def test_audit_topic_is_for_administrators(secure: SecureCluster, alice: str) ->
     assert "quiver.audit" not in secure.must("GET", "/topics", token=alice)["topics"]
 
 
-def test_metadata_log_is_the_ledger(secure: SecureCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metadata_log_is_the_ledger(secure: SecuredCluster, capsys: pytest.CaptureFixture[str]) -> None:
     secure.must("POST", "/roles", {"role": "ledger"})
-    directory = next(path.parent for path in sorted(secure.data.rglob("audit.log")))
+    directory = secure.audit_files()[0].parent
     assert main(["metadata", "log", "--data", str(directory), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     found = [(row["request"], row["subject"], row["principal"]) for row in rows]

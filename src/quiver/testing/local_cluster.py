@@ -43,8 +43,8 @@ STOP_TIMEOUT_S = 30
 class LocalCluster:
     """Nodes 1 to `nodes` on free ports of this machine, all managers, brokers and gateways. Use as ``with``.
 
-    `settings` are given to every node, by key: ``{"log.durability": "none"}``. The data is removed at the end, unless
-    `directory` says where to keep it.
+    `settings` are given to every node, by key: ``{"log.durability": "none"}``; ``{node}`` in a value is the
+    node's id. The data is removed at the end, unless `directory` says where to keep it.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ def _settings_of(nodes: int, directory: str, ports: Sequence[int], given: Mappin
                 "node.wire": f"127.0.0.1:{ports[at]}",
                 "node.http": f"127.0.0.1:{ports[nodes + at]}",
                 "node.join": join,
-                **given,
+                **{key: value.replace("{node}", str(at + 1)) for key, value in given.items()},
             }
         )
         for at in range(nodes)
