@@ -27,6 +27,7 @@ from quiver.process import describe_process, measure_gc
 from quiver.replication.interfaces import Network
 from quiver.routing.transport import Transport
 from quiver.security.node_proof import load_node_secret
+from quiver.security.tokens import Token, new_token
 from quiver.storage import Disk, Executor, NodeIdentity, SystemDisk, ThreadExecutor
 from quiver.storage.data_directory import metadata_database
 from quiver.storage.descriptors import SPARES, SpareDescriptors
@@ -115,6 +116,10 @@ class Environment(Protocol):
 
     def make_http_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for accepting HTTP connections; None: without TLS."""
+        ...
+
+    def make_token(self) -> Token:
+        """Return a new token, which nobody can guess."""
         ...
 
     def metrics(self) -> Iterable[MetricFamily]:
@@ -219,6 +224,10 @@ class SystemEnvironment:
         async with pool, server, network, TaskScope() as tasks:
             tasks.start(self.certificates.run())
             yield network
+
+    def make_token(self) -> Token:
+        """Return a new token from the system's source of secrets."""
+        return new_token()
 
     def make_http_context(self) -> ssl.SSLContext | None:
         """Return the TLS context for accepting HTTP connections, which is kept up to date with its files."""

@@ -291,6 +291,7 @@ class Node:
             heartbeats=self._manager,
             authority=self._load_authority(),
             encryption=settings.encryption,
+            make_token=environment.make_token,
         )
         registration = BrokerRegistration(
             node=self.id,

@@ -40,7 +40,10 @@ class OneKind(ClusterModel):
         knobs = draw_cluster_knobs(rng)
         metadata = msgspec.structs.replace(knobs.settings.metadata, snapshot_entries=20)
         return replace(
-            knobs, weights={self.kind: 1}, settings=msgspec.structs.replace(knobs.settings, metadata=metadata)
+            knobs,
+            admins=0,
+            weights={self.kind: 1},
+            settings=msgspec.structs.replace(knobs.settings, metadata=metadata),
         )
 
 

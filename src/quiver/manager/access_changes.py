@@ -1,4 +1,4 @@
-"""The metadata commands of requests that change users, tokens, roles, grants and quotas. Makes tokens' secrets."""
+"""The metadata commands of requests that change users, tokens, roles, grants and quotas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quiver.metadata import (
     RevokeTokenCommand,
     SetQuotaCommand,
 )
-from quiver.security.tokens import Token, hash_secret, new_token
+from quiver.security.tokens import Token, hash_secret
 from quiver.wire import security_messages as messages
 
 AccessChange = (
@@ -76,12 +76,11 @@ def access_command(request: AccessChange, *, now_ms: int, principal: str) -> Com
 
 
 def token_command(
-    request: messages.CreateTokenRequest, *, now_ms: int, principal: str
-) -> tuple[CreateTokenCommand, Token]:
-    """Return the command that stores the hash of a new token, and the token."""
-    token = new_token()
+    request: messages.CreateTokenRequest, token: Token, *, now_ms: int, principal: str
+) -> CreateTokenCommand:
+    """Return the command that stores the hash of a new token."""
     expires_ms = None if request.lasting_ms is None else now_ms + request.lasting_ms
-    command = CreateTokenCommand(
+    return CreateTokenCommand(
         now_ms=now_ms,
         principal=principal,
         user=request.user,
@@ -89,4 +88,3 @@ def token_command(
         secret_hash=hash_secret(token.secret),
         expires_ms=expires_ms,
     )
-    return command, token

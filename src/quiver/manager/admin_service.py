@@ -7,6 +7,7 @@ service keeps no state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
 
@@ -21,6 +22,7 @@ from quiver.metadata import MetadataStore
 from quiver.metadata.commands import decode_payload
 from quiver.security import PrincipalKind
 from quiver.security.certificates import Authority
+from quiver.security.tokens import Token, new_token
 from quiver.wire.admin_messages import ListClients, ListHolds, ListManagers, ListMoves
 from quiver.wire.messages import BrokerHeartbeatRequest, GetMetadata, SubmitCommand
 from quiver.wire.requests import Request
@@ -40,13 +42,20 @@ class AdminService:
         heartbeats: HeartbeatHandler | None = None,
         authority: Authority | None = None,
         encryption: EncryptionSettings | None = None,
+        make_token: Callable[[], Token] = new_token,
     ) -> None:
         self._store = store
         self._router = router
         self._clock = clock
         self._settings = settings
         self._changes = ChangeHandler(
-            store, clock=clock, settings=settings, heartbeats=heartbeats, authority=authority, encryption=encryption
+            store,
+            clock=clock,
+            settings=settings,
+            heartbeats=heartbeats,
+            authority=authority,
+            encryption=encryption,
+            make_token=make_token,
         )
 
     def handlers(self) -> dict[type[Request[Any]], RequestHandler]:

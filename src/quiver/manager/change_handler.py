@@ -72,6 +72,7 @@ from quiver.security.certificates import Authority
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.joining import parse_join_user
 from quiver.security.permissions import ResourceKind, Verb
+from quiver.security.tokens import Token, new_token
 from quiver.wire import admin_messages, messages, security_messages
 from quiver.wire.requests import Done, Response
 from quiver.wire.serving import Answer
@@ -144,7 +145,9 @@ class ChangeHandler:
         heartbeats: HeartbeatHandler | None,
         authority: Authority | None = None,
         encryption: EncryptionSettings | None = None,
+        make_token: Callable[[], Token] = new_token,
     ) -> None:
+        self._make_token = make_token
         self._encryption = encryption or EncryptionSettings()
         self._authority = authority
         self._store = store
@@ -216,7 +219,8 @@ class ChangeHandler:
         return Done(index=self._index), ()
 
     async def _create_token(self, request: security_messages.CreateTokenRequest, asker: str) -> Response:
-        command, token = token_command(request, now_ms=self._clock.wall_ms(), principal=asker)
+        token = self._make_token()
+        command = token_command(request, token, now_ms=self._clock.wall_ms(), principal=asker)
         await self._store.submit(command)
         return security_messages.TokenCreated(
             token_id=token.id, token=token.text, expires_ms=command.expires_ms, index=self._index

@@ -43,7 +43,7 @@ class Token(NamedTuple):
 
 def new_token() -> Token:
     """Return a new random token."""
-    return _join(secrets.token_hex(ID_BYTES), secrets.token_hex(SECRET_BYTES))
+    return join_token(secrets.token_hex(ID_BYTES), secrets.token_hex(SECRET_BYTES))
 
 
 def parse_token(text: str) -> Token:
@@ -55,7 +55,7 @@ def parse_token(text: str) -> Token:
     match = _TOKEN.fullmatch(text.strip())
     if match is None:
         raise RequestError(f"not a token: expected {TOKEN_PREFIX}<id>_<secret>", code="bad_token")
-    return _join(match[1], match[2])
+    return join_token(match[1], match[2])
 
 
 def hash_secret(secret: str) -> str:
@@ -78,5 +78,6 @@ def matches(secret: str, stored_hash: str) -> bool:
     return hmac.compare_digest(hash_secret(secret).encode(), stored_hash.encode())
 
 
-def _join(token_id: str, secret: str) -> Token:
+def join_token(token_id: str, secret: str) -> Token:
+    """Return the token of an id and a secret, both hexadecimal."""
     return Token(token_id, secret, f"{TOKEN_PREFIX}{token_id}_{secret}")

@@ -31,6 +31,7 @@ from quiver.testing.randomness import Latency
 from quiver.wire.envelope import ErrorInfo, describe_error, restore_error
 from quiver.wire.messages import AnyRequest
 from quiver.wire.requests import Request, Response, request_name
+from quiver.wire.security_messages import Authenticate
 from quiver.wire.serving import Caller, Handler
 
 R = TypeVar("R", bound=Response)
@@ -63,6 +64,8 @@ class _Server:
     handler: Handler
     clock: Clock
     context: contextvars.Context
+    identities: dict[str, ConnectionIdentity] = field(default_factory=dict)
+    """Who the connections with a token speak for, by the names of their clients; they end with this life."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +79,7 @@ class _Exchange:
     timeout_ms: int
     done: asyncio.Future[tuple[bytes, bytes] | ErrorInfo]
     is_read: bool
+    token: str = ""
     target: NodeId | None = None
 
     def end(self, answer: tuple[bytes, bytes] | ErrorInfo) -> None:
@@ -108,9 +112,9 @@ class SimulatedTransport:
         """Let a node answer at an address, in the node scope that this is called from."""
         self._servers[address] = _Server(node, handler, clock, contextvars.copy_context())
 
-    def port(self, node: NodeId | None = None, *, name: str = "client") -> SimulatedRequester:
-        """Return a node's way to ask others, or, without a node, a client's."""
-        return SimulatedRequester(self, node, name)
+    def port(self, node: NodeId | None = None, *, name: str = "client", token: str = "") -> SimulatedRequester:
+        """Return a node's way to ask others, or, without a node, a client's, which may authenticate with a token."""
+        return SimulatedRequester(self, node, name, token)
 
     def disconnect(self, node: NodeId) -> None:
         """Break the connections of a killed node."""
@@ -163,15 +167,20 @@ class SimulatedTransport:
         self.loop.create_task(self._handle(exchange, server))
 
     async def _handle(self, exchange: _Exchange, server: _Server) -> None:
+        identity = ConnectionIdentity(ANONYMOUS if exchange.source is None else node_principal(exchange.source))
+        if exchange.token:
+            identity = server.identities.setdefault(exchange.name, identity)
         caller = Caller(
             name=exchange.name,
-            address="",
+            address=exchange.name if exchange.token else "",
             deadline_ms=server.clock.monotonic_ms() + exchange.timeout_ms,
             node=exchange.source,
-            identity=ConnectionIdentity(ANONYMOUS if exchange.source is None else node_principal(exchange.source)),
+            identity=identity,
         )
         try:
             async with timeout(exchange.timeout_ms / 1000):
+                if exchange.token and identity.credential is None:  # the first request of a connection
+                    await server.handler(caller, Authenticate(token=exchange.token), memoryview(b""))
                 request = _request_decoder.decode(exchange.request)
                 response, parts = await server.handler(caller, request, memoryview(exchange.payload))
         except TimeoutError:
@@ -207,7 +216,8 @@ class SimulatedTransport:
 class SimulatedRequester:
     """One node's, or one client's, way to ask nodes; it implements the `Transport` seam."""
 
-    def __init__(self, transport: SimulatedTransport, node: NodeId | None, name: str) -> None:
+    def __init__(self, transport: SimulatedTransport, node: NodeId | None, name: str, token: str = "") -> None:
+        self._token = token
         self._transport = transport
         self._node = node
         self._name = name
@@ -224,6 +234,7 @@ class SimulatedRequester:
             timeout_ms=timeout_ms,
             done=asyncio.get_running_loop().create_future(),
             is_read=request.is_read,
+            token=self._token,
         )
         self._transport.send(exchange, address)
         try:

@@ -2,6 +2,9 @@
 
 `Authenticate`, or `BeginScram` and `FinishScram`, are the first requests on a connection; from then on the connection
 speaks for the user. A secret is in a response exactly once: in that of `CreateTokenRequest`.
+
+No change is repeated after an unknown outcome, although a second one would change nothing: a late duplicate of a grant
+must not undo the revoke that was acknowledged in between.
 """
 
 from __future__ import annotations
@@ -139,6 +142,7 @@ class CreateUserRequest(Request[Done], frozen=True, tag="create_user"):
     """Create a user; without a verifier it can log in by token or certificate only."""
 
     response = Done
+    _repeatable = False
 
     user: Name
     verifier: ScramVerifier | None = None
@@ -148,7 +152,7 @@ class ChangeUserRequest(Request[Done], frozen=True, tag="change_user"):
     """Enable or disable a user, or give it another password; None leaves as it is."""
 
     response = Done
-    _idempotent = True
+    _repeatable = False
 
     user: Name
     is_enabled: bool | None = None
@@ -180,6 +184,7 @@ class CreateTokenRequest(Request[TokenCreated], frozen=True, tag="create_token")
     """Create a token of a user, which may have two at a time: for rotation."""
 
     response = TokenCreated
+    _repeatable = False
 
     user: Name
     lasting_ms: Count | None = None
@@ -225,6 +230,7 @@ class CreateRoleRequest(Request[Done], frozen=True, tag="create_role"):
     """Create a role."""
 
     response = Done
+    _repeatable = False
 
     role: Name
 
@@ -242,7 +248,7 @@ class ChangeMemberRequest(Request[Done], frozen=True, tag="change_member"):
     """Give a role to a user, or take it."""
 
     response = Done
-    _idempotent = True
+    _repeatable = False
 
     role: Name
     user: Name
@@ -269,7 +275,7 @@ class AddGrantRequest(Request[Done], frozen=True, tag="add_grant"):
     """Add a grant."""
 
     response = Done
-    _idempotent = True
+    _repeatable = False
 
     grant: Grant
 
@@ -314,7 +320,7 @@ class SetQuotaRequest(Request[Done], frozen=True, tag="set_quota"):
     """Set limits of a subject; those that are None stay as they are."""
 
     response = Done
-    _idempotent = True
+    _repeatable = False
 
     subject: QuotaSubject
     limits: QuotaLimits

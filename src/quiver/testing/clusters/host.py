@@ -30,6 +30,7 @@ from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
+from quiver.security.tokens import ID_BYTES, SECRET_BYTES, Token, join_token
 from quiver.storage import Disk, Executor, NodeIdentity
 from quiver.testing.clusters.versions import is_too_old
 from quiver.testing.network import SimulatedNetwork
@@ -97,6 +98,11 @@ class SimulatedEnvironment:
         """Take the node's address."""
         self.medium.identities[identity.node] = identity.identity
         yield _SimulatedNodeNetwork(self, identity.node, peers, identity_of)
+
+    def make_token(self) -> Token:
+        """Return a token that the seed determines."""
+        digits = f"{self.rng.randrange(1 << 64):016x}"
+        return join_token(digits[: 2 * ID_BYTES].rjust(2 * ID_BYTES, "0"), digits.rjust(2 * SECRET_BYTES, "0"))
 
     def make_http_context(self) -> None:
         """Return nothing: there is no HTTP and no TLS."""

@@ -23,6 +23,7 @@ from quiver.model import Index, NodeId
 from quiver.partition import Replica
 from quiver.record import Batch
 from quiver.replication import Member
+from quiver.testing.clusters.administrators import AdminWorkload, require_access_state
 from quiver.testing.clusters.clients import ClientWorkload, EndOffsetWorkload, ProducerWorkload, TopicWorkload
 from quiver.testing.clusters.consumers import CommitWorkload, ConsumeWorkload, ReaderWorkload
 from quiver.testing.clusters.host import SimulatedHost
@@ -84,6 +85,7 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
         await require_settled(world)
         await _drain(world)
         await compare_replicas(world)
+        require_access_state(world)
         result = check_history(parse_history(io.StringIO(world.history.getvalue())))
         require(result.is_clean, "J", str(result))
         world.check_result = result
@@ -108,6 +110,7 @@ def _make_clients(world: ClusterWorld) -> list[ClientWorkload]:
         (EndOffsetWorkload, "watcher", 1),
         (TopicWorkload, "maker", knobs.makers),
         (VisitorWorkload, "visitor", knobs.visitors),
+        (AdminWorkload, "admin", knobs.admins),
     )
     return [
         kind(world, f"{name}-{number}", knobs.topics[number % len(knobs.topics)])

@@ -131,6 +131,8 @@ class ClusterKnobs(SimulationKnobs):
     committers: int
     takers: int
     makers: int
+    admins: int
+    """Administrators of users, tokens, roles, grants and quotas."""
     step_gap_ms: int
     values_max: int
     p_restart: float
@@ -185,6 +187,7 @@ def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
         drifts_ppm=tuple(pick(rng, (0, 0, 50_000, -50_000, 1_000)) for _ in range(8)),
         disk_queue_max=pick(rng, (None, None, 1, 4)),
         mixes_versions=rng.random() < P_MIXED,
+        admins=pick(rng, (0, 1, 1, 2)),
     )
 
 
