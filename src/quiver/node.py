@@ -27,6 +27,7 @@ import msgspec
 from quiver import __version__
 from quiver.access import AccessControl, AccessRequests, AuditLog, Authenticator
 from quiver.access.first_admin import create_first_admin
+from quiver.access.provider import IdentityProvider
 from quiver.addresses import format_address, parse_address
 from quiver.broker import Broker, BrokerRegistration
 from quiver.config import SecurityMode, Settings, list_shared
@@ -104,6 +105,7 @@ class Node:
         self._audit: AuditLog
         self._access: AccessControl
         self._authenticator: Authenticator
+        self._provider: IdentityProvider | None = None
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -153,6 +155,8 @@ class Node:
         tasks.start(self._record_level(identity))
         tasks.start(self._watch_failure(replicator))
         tasks.start(self._audit.run())
+        if self._provider is not None:
+            tasks.start(supervise("identity_provider", self._provider.run, environment.rng))
         if environment.mode is SecurityMode.SECURE and "manager" in self._settings.node.role_names:
             tasks.start(create_first_admin(self._store, environment.clock, self._settings.security.admin_file))
         self._gateway = await self._open_gateway(stack)
@@ -176,8 +180,14 @@ class Node:
         self._audit = AuditLog(node=self.id, clock=environment.clock, write=self._make_audit_writer())
         is_open = environment.mode is not SecurityMode.SECURE
         self._access = AccessControl(view=self._store.view, clock=environment.clock, is_open=is_open, audit=self._audit)
+        if self._settings.oidc.issuer:
+            self._provider = IdentityProvider(self._settings.oidc, environment.clock)
         self._authenticator = Authenticator(
-            view=self._store.view, clock=environment.clock, audit=self._audit, is_open=is_open
+            view=self._store.view,
+            clock=environment.clock,
+            audit=self._audit,
+            is_open=is_open,
+            provider=self._provider,
         )
         self._dispatcher = RequestDispatcher(self._store, environment.clock, self._access, self._quotas)
         self._dispatcher.add(self._authenticator.handlers() | AccessRequests(self._access).handlers())
@@ -410,6 +420,7 @@ class Node:
         expiry = read_certificate_end(tls.certificate_file) if tls.certificate_file else None
         return [
             *self._audit.metrics(),
+            *(() if self._provider is None else self._provider.metrics()),
             *describe_node(described, now_ms=now_ms, feature_level=self._store.view().feature_level),
             *describe_limits(self._settings),
             *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
@@ -446,6 +457,7 @@ class Node:
             level_max=self._store.level_max,
             database_outage=status.outage or "",
             security_mode=self._environment.mode.value,
+            provider_problem="" if self._provider is None else self._provider.problem,
             replicas=self._broker.describe_replicas(None if topic is None else topic.topic_id) if is_shown else (),
             problems=(*self._describe_metadata_problem(), *self._broker.describe_problems()),
             partition_stops=self._broker.status().stops,

@@ -1,7 +1,9 @@
 """Authentication: find out who a connection speaks for, by token, by password (SCRAM) or by certificate.
 
-An unknown id, a wrong secret, an expired token and a disabled user get the same answer at the same cost. Failures are
-limited per host with a token bucket: when it is empty, nothing is checked. Every attempt is in the audit log.
+An unknown id, a wrong secret, an expired token and a disabled user get the same answer at the same cost. A token that
+is not one of the cluster's is one of its identity provider, if it has one: the answer says what is wrong with it, since
+its holder can read it. Failures are limited per host with a token bucket: when it is empty, nothing is checked. Every
+attempt is in the audit log.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from quiver.access.audit import AuditEvent, AuditLog
 from quiver.access.first_admin import is_missing
+from quiver.access.json_web_tokens import BadJwtError, UnknownKeyError
+from quiver.access.provider import IdentityProvider
 from quiver.addresses import parse_address
 from quiver.clock import Clock
 from quiver.errors import NotAllowedError, OverloadedError, RequestError, UnavailableError
@@ -21,7 +26,8 @@ from quiver.security.identity import ConnectionIdentity, Credential
 from quiver.security.permissions import Permissions
 from quiver.security.principal import ANONYMOUS, Principal, user_principal
 from quiver.security.scram import ScramServer, decoy_verifier
-from quiver.security.tokens import HASH_LENGTH, Token, matches, parse_token
+from quiver.security.tokens import HASH_LENGTH, TOKEN_PREFIX, Token, matches, parse_token
+from quiver.tasks import timeout
 from quiver.wire.requests import Request
 from quiver.wire.security_messages import Authenticate, Authenticated, BeginScram, FinishScram, ScramChallenge
 from quiver.wire.serving import Answer, Caller, RequestHandler
@@ -35,13 +41,26 @@ HOSTS_MAX = 10_000
 IDENTITIES_MAX = 4_096
 """Identities of HTTP requests that are cached; beyond it, they begin again."""
 _NO_HASH = "0" * HASH_LENGTH
+KEYS_UNKNOWN = "keys_unknown"
+"""Code of a refusal while the keys of the identity provider are read."""
 _NO_TOKEN = Token("", "0" * HASH_LENGTH, "")
 
 
 class Authenticator:
     """Authenticate connections by this node's copy of the metadata."""
 
-    def __init__(self, *, view: Callable[[], View], clock: Clock, audit: AuditLog, is_open: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        view: Callable[[], View],
+        clock: Clock,
+        audit: AuditLog,
+        is_open: bool = True,
+        provider: IdentityProvider | None = None,
+    ) -> None:
+        self._provider = provider
+        if provider is not None:
+            provider.on_change = self._forget
         self._view = view
         self._is_open = is_open
         """Whether nobody needs to authenticate; otherwise there are users, or this node does not know them yet."""
@@ -62,9 +81,18 @@ class Authenticator:
     # -- on the wire -----------------------------------------------------------------------------
 
     async def _authenticate(self, caller: Caller, request: Authenticate, _: memoryview) -> Answer:
-        principal, credential = self.check_token(request.token, address=caller.address)
-        _become(caller.identity, principal, credential)
-        return Authenticated(principal=str(principal), expires_ms=credential.expires_ms), ()
+        identity = caller.identity
+        try:
+            self._log_in(identity, request.token)
+        except UnavailableError as error:
+            if self._provider is None or error.code != KEYS_UNKNOWN:
+                raise
+            with suppress(TimeoutError):
+                async with timeout(caller.wait_ms(self._clock.monotonic_ms()) / 1_000):
+                    await self._provider.wait_read()
+            self._log_in(identity, request.token)
+        expires_ms = None if identity.credential is None else identity.credential.expires_ms
+        return Authenticated(principal=str(identity.principal), expires_ms=expires_ms), ()
 
     async def _begin_scram(self, caller: Caller, request: BeginScram, _: memoryview) -> Answer:
         self._require_patience(caller.address)
@@ -94,6 +122,44 @@ class Authenticator:
         return Authenticated(principal=str(principal), message=answer), ()
 
     # -- tokens ----------------------------------------------------------------------------------
+
+    def _log_in(self, identity: ConnectionIdentity, text: str) -> None:
+        """Make a connection speak for whom a token belongs to; raises as `check_token` and `check_jwt` do."""
+        if self._provider is not None and not text.startswith(TOKEN_PREFIX):
+            principal, credential, roles = self.check_jwt(self._provider, text, address=identity.address)
+            _become(identity, principal, credential, roles)
+        else:
+            principal, credential = self.check_token(text, address=identity.address)
+            _become(identity, principal, credential)
+
+    def check_jwt(
+        self, provider: IdentityProvider, text: str, *, address: str
+    ) -> tuple[Principal, Credential, tuple[str, ...]]:
+        """Return who a token of the identity provider belongs to, and the roles that it gives.
+
+        Raises:
+            NotAllowedError: it is not valid (`unauthenticated`).
+            OverloadedError: too many failures from this host; not checked.
+            UnavailableError: the keys of the provider are not known yet.
+        """
+        self._require_patience(address)
+        try:
+            claims = provider.check(text)
+        except BadJwtError as error:
+            if isinstance(error, UnknownKeyError) and (provider.is_reading or not provider.has_keys):
+                raise UnavailableError(
+                    "not done: the keys of the identity provider are not known yet; retry", code=KEYS_UNKNOWN
+                ) from None
+            raise self._fail(
+                address, "oidc", str(error), f"not done: the token of the identity provider is not valid: {error}"
+            ) from None
+        user = self._view().users.get(claims.user)
+        if user is not None and not user.is_enabled:
+            raise self._fail(address, "oidc", claims.user)
+        principal = user_principal(claims.user)
+        credential = Credential(kind="oidc", id=claims.key_id[:64], expires_ms=claims.expires_ms)
+        self._succeed(address, principal, credential)
+        return principal, credential, claims.roles
 
     def check_token(self, text: str, *, address: str) -> tuple[Principal, Credential]:
         """Return who a token belongs to.
@@ -143,12 +209,11 @@ class Authenticator:
         if known is not None:
             return known
         scheme, _, text = authorization.decode("latin-1").partition(" ")
-        principal, credential = self.check_token(text if scheme.lower() == "bearer" else "", address=address)
         identity = ConnectionIdentity(address=address)
-        _become(identity, principal, credential)
+        self._log_in(identity, text.strip() if scheme.lower() == "bearer" else TOKEN_PREFIX)
+        principal = identity.principal
         if len(self._identities) >= IDENTITIES_MAX:
-            self._identities.clear()
-            self._principals.clear()
+            self._forget()
         self._identities[key], self._principals[header] = identity, principal
         return identity
 
@@ -160,6 +225,11 @@ class Authenticator:
         if authorization is None:
             return connection.principal
         return self._principals.get(hashlib.sha256(authorization).digest(), ANONYMOUS)
+
+    def _forget(self) -> None:
+        """Check HTTP credentials again: there are too many, or a key of the identity provider was withdrawn."""
+        self._identities.clear()
+        self._principals.clear()
 
     # -- failures --------------------------------------------------------------------------------
 
@@ -181,7 +251,13 @@ class Authenticator:
                 retry_after_ms=wait_ms,
             )
 
-    def _fail(self, address: str, kind: str, detail: str) -> NotAllowedError:
+    def _fail(
+        self,
+        address: str,
+        kind: str,
+        detail: str,
+        sentence: str = "not done: the credentials are not valid: unknown, wrong, expired or revoked",
+    ) -> NotAllowedError:
         host, now_ms = _host(address), self._clock.monotonic_ms()
         count, since_ms = self._failures.get(host, (0.0, now_ms))
         if len(self._failures) >= HOSTS_MAX:
@@ -195,9 +271,7 @@ class Authenticator:
                 detail=f"{kind} {detail[:64]}".strip(),
             )
         )
-        return NotAllowedError(
-            "not done: the credentials are not valid: unknown, wrong, expired or revoked", code="unauthenticated"
-        )
+        return NotAllowedError(sentence, code="unauthenticated")
 
     def _succeed(self, address: str, principal: Principal, credential: Credential) -> None:
         detail = f"{credential.kind} {credential.id}".strip()
@@ -206,8 +280,10 @@ class Authenticator:
         )
 
 
-def _become(identity: ConnectionIdentity, principal: Principal, credential: Credential) -> None:
-    identity.principal, identity.credential = principal, credential
+def _become(
+    identity: ConnectionIdentity, principal: Principal, credential: Credential, roles: tuple[str, ...] | None = None
+) -> None:
+    identity.principal, identity.credential, identity.roles = principal, credential, roles
     # Not None: a request that is under way may ask for them, and must not get more than it was let in with.
     identity.permissions, identity.version = Permissions(principal, ()), None
 

@@ -58,6 +58,8 @@ class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
     """Index up to which the metadata is in its database."""
     security_mode: str = ""
     """How it is protected: `development`, `secure` or `insecure`."""
+    provider_problem: str = ""
+    """Why it cannot read the keys of the identity provider; those that it has stay in use."""
     problems: tuple[ProblemInfo, ...] = ()
     """Its replicas that do not serve, and its copy of the metadata if that has stopped."""
     unready: str = ""
@@ -202,6 +204,7 @@ def _show_node(node: NodeInfo, answer: NodeDescribed | None, primary: NodeId | N
         unready=answer.unready,
         database_outage=answer.database_outage,
         security_mode=answer.security_mode,
+        provider_problem=answer.provider_problem,
         pid=answer.pid,
         version=answer.version,
         level_max=answer.level_max,

@@ -15,6 +15,7 @@ from msgspec import Meta
 from quiver.addresses import parse_address
 from quiver.config.managers import ManagerSettings, MetadataSettings
 from quiver.config.network import KIB, MIB, GatewaySettings, TlsSettings, WireSettings
+from quiver.config.oidc import OidcSettings
 from quiver.config.quotas import QuotaSettings
 from quiver.config.security import AuditSettings, SecuritySettings
 from quiver.config.storage import EncryptionSettings, ExecutorSettings, LogSettings
@@ -352,6 +353,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     wire: WireSettings = WireSettings()
     tls: TlsSettings = TlsSettings()
     security: SecuritySettings = SecuritySettings()
+    oidc: OidcSettings = OidcSettings()
     audit: AuditSettings = AuditSettings()
     metadata: MetadataSettings = MetadataSettings()
     manager: ManagerSettings = ManagerSettings()

@@ -96,6 +96,8 @@ class NodeDescribed(Response, frozen=True):
     """Why the node's metadata database is unreachable; empty if it is reachable."""
     security_mode: str = ""
     """How the node is protected: `development`, `secure` or `insecure`."""
+    provider_problem: str = ""
+    """Why the node cannot read the keys of the identity provider; empty if it can, or has none."""
 
 
 class DescribeNode(Request[NodeDescribed], frozen=True, tag="describe_node"):
