@@ -16,6 +16,7 @@ from quiver.config import load_settings
 from quiver.config.security import list_exposed
 from quiver.errors import ConfigError
 from quiver.gateway.hosts import HostNames
+from quiver.gateway.routes import ROUTES
 from quiver.testing import LocalCluster
 from quiver.testing.local_cluster import _free_ports
 
@@ -121,6 +122,17 @@ def test_answers_tell_browsers_to_keep_and_guess_nothing(node: Node) -> None:
         assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert headers["Server"] is None
         assert headers["Access-Control-Allow-Origin"] is None
+
+
+def test_version_is_in_status_and_metrics_and_nowhere_else(node: Node) -> None:
+    version = quiver.__version__.encode()
+    shown = set()
+    for address in (node.address, node.admin):
+        for path in ("/nothing", *(route.path for route in ROUTES if route.method == "GET")):
+            _, headers, body = node.ask("GET", path, address=address)
+            if version in str(headers).encode() + body:
+                shown.add(path)
+    assert shown == {"/status", "/metrics"}, "which a secure node shows to nobody without credentials"
 
 
 def test_pages_may_load_run_and_be_framed_by_nothing(node: Node) -> None:

@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
+from quiver.cli import main
+from quiver.security.certificates import expiry_s
 from quiver.testing.local_cluster import _free_ports
 
 QUIVER = (sys.executable, "-m", "quiver")
@@ -44,6 +47,27 @@ class Secured:
 
     def context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.data / "security" / "ca.pem"))
+
+    @property
+    def node_pid(self) -> int:
+        """Return the process of the node, as the table shows it."""
+        return next(int(line.split()[1]) for line in self.lines if line.split()[:1] == ["1"])
+
+    def shown_certificate(self) -> bytes:
+        """Return the certificate that a new HTTPS connection gets to see."""
+        with (
+            socket.create_connection(("127.0.0.1", self.http_port), timeout=30) as plain,
+            self.context().wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
+        ):
+            return encrypted.getpeercert(binary_form=True) or b""
+
+    def expiry(self, connection: http.client.HTTPSConnection) -> float:
+        """Return when the certificate ends, by the node's metrics."""
+        token = (self.data / "security" / "admin.token").read_text().strip()
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        lines = connection.getresponse().read().decode().splitlines()
+        name = "quiver_tls_certificate_expiry_timestamp_seconds "
+        return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -103,6 +127,22 @@ def test_https_is_spoken_and_plain_http_is_not(secured: Secured) -> None:
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         plain.getresponse()
     plain.close()
+
+
+def test_hangup_of_the_process_shows_a_renewed_certificate_and_drops_nothing(secured: Secured) -> None:
+    own = secured.data / "security" / "node-1"
+    kept = http.client.HTTPSConnection("127.0.0.1", secured.http_port, context=secured.context(), timeout=30)
+    before, expiry = secured.shown_certificate(), secured.expiry(kept)
+    assert expiry == pytest.approx(expiry_s((own / "node.pem").read_text()))
+    socket_before = kept.sock
+    assert main(["security", "renew", str(own / "node.pem"), "--days", "40"]) == 0
+    os.kill(secured.node_pid, signal.SIGHUP)
+    wait_until(lambda: secured.shown_certificate() != before)
+    assert secured.shown_certificate() == ssl.PEM_cert_to_DER_cert((own / "node.pem").read_text())
+    assert secured.expiry(kept) == pytest.approx(expiry_s((own / "node.pem").read_text()))
+    assert secured.expiry(kept) < expiry
+    assert kept.sock is socket_before, "the same connection"
+    kept.close()
 
 
 def test_wire_is_not_spoken_in_plain_text(secured: Secured) -> None:
