@@ -44,9 +44,11 @@ class WrappedKey(msgspec.Struct, frozen=True):
 class KeyRing:
     """The keys of a node by name, the one for new data keys first. Shows names only."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_keys", "random_bytes")
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[str, bytes], *, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+        self.random_bytes = random_bytes
+        """The source of data keys and nonces; only simulations have another than the operating system's."""
         self._keys = {name: AESGCM(key) for name, key in keys.items()}
 
     def __repr__(self) -> str:
@@ -62,9 +64,9 @@ class KeyRing:
         """Return the name of the key that wraps new data keys."""
         return self.names[0]
 
-    def wrap(self, data_key: bytes, owner: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> WrappedKey:
+    def wrap(self, data_key: bytes, owner: str) -> WrappedKey:
         """Encrypt a data key by the first key, for `owner` only."""
-        nonce = random_bytes(_NONCE_BYTES)
+        nonce = self.random_bytes(_NONCE_BYTES)
         wrapped = self._keys[self.first].encrypt(nonce, data_key, _authenticated(self.first, owner))
         return WrappedKey(self.first, nonce, wrapped)
 

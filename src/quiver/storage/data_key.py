@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quiver.storage.sealing import LogCipher
 
 DATA_KEY_NAME = "datakey"
+DATA_KEY_BYTES = 32
 SLOT_BYTES = 4096
 FORMAT = 1
 
@@ -63,13 +64,10 @@ def open_cipher(disk: Disk, directory: str, keys: KeyRing | None, *, is_encrypte
             f"{directory}: its topic is encrypted, but {DATA_KEY_NAME} is missing: what is there cannot be read; move "
             "the replica to another node"
         )
-    return _make_cipher(load_data_key(disk, directory, keys) if has_file else _make_data_key(disk, directory, keys))
+    from quiver.storage.sealing import LogCipher  # here: most nodes never need `cryptography`
 
-
-def _make_cipher(data_key: bytes) -> LogCipher:
-    from quiver.storage.sealing import LogCipher
-
-    return LogCipher(data_key)
+    data_key = load_data_key(disk, directory, keys) if has_file else _make_data_key(disk, directory, keys)
+    return LogCipher(data_key, random_bytes=keys.random_bytes)
 
 
 def load_data_key(disk: Disk, directory: str, keys: KeyRing) -> bytes:
@@ -128,9 +126,7 @@ def owner_of(directory: str) -> str:
 
 
 def _make_data_key(disk: Disk, directory: str, keys: KeyRing) -> bytes:
-    from quiver.storage.sealing import new_data_key
-
-    data_key = new_data_key()
+    data_key = keys.random_bytes(DATA_KEY_BYTES)
     _write(disk, directory, keys.wrap(data_key, owner_of(directory)))
     return data_key
 

@@ -55,11 +55,6 @@ _AUTHENTICATED = slice(8, PAYLOAD_CRC_POSITION)
 """Bytes of a sealed batch's header that the tag covers: all but the two checksums."""
 
 
-def new_data_key() -> bytes:
-    """Return a random data key."""
-    return os.urandom(KEY_BYTES)
-
-
 class LogCipher:
     """Seals and opens the entries and snapshots of one log directory. Safe to use from several threads."""
 

@@ -30,6 +30,7 @@ from quiver.model import Buffer, NodeId
 from quiver.node import Node
 from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
+from quiver.security.key_ring import KeyRing
 from quiver.security.tokens import ID_BYTES, SECRET_BYTES, Token, join_token
 from quiver.storage import Disk, Executor, NodeIdentity
 from quiver.testing.clusters.versions import is_too_old
@@ -42,7 +43,6 @@ from quiver.wire import Handler
 from quiver.wire.handshake import IdentityOf
 
 if TYPE_CHECKING:
-    from quiver.security.key_ring import KeyRing
     from quiver.testing.clusters.world import ClusterWorld
 
 UNSYNCED_MAX = 20
@@ -263,6 +263,7 @@ class SimulatedHost(SimulatedMachine):
         self.level_max = LEVEL_MIN if world.knobs.mixes_versions else LEVEL_MAX
         """The highest feature level that the installed program knows."""
         self._damages_in_a_row = 0
+        self._keys = KeyRing({"simulated": bytes(32)}, random_bytes=world.streams.stream(f"keys-{node}").randbytes)
         self._stop = asyncio.Event()
 
     @property
@@ -334,6 +335,7 @@ class SimulatedHost(SimulatedMachine):
             address=self.address,
             medium=world.medium,
             level_max=self.level_max,
+            keys=self._keys if world.knobs.encrypts else None,
         )
 
     def _drop_process(self) -> None:

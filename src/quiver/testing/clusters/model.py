@@ -164,7 +164,12 @@ async def create_topics(world: ClusterWorld) -> None:
 
         async def create(cluster: AsyncCluster, topic: TopicPlan = topic) -> None:
             await cluster.create_topic(
-                topic.name, topic.partitions, replicas=topic.replicas, retention=topic.retention, exist_ok=True
+                topic.name,
+                topic.partitions,
+                replicas=topic.replicas,
+                retention=topic.retention,
+                encrypted=world.knobs.encrypts,
+                exist_ok=True,
             )
 
         await operate(world, create)

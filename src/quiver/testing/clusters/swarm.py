@@ -97,6 +97,8 @@ _RETENTIONS: Final = (
 P_CALM: Final = 0.25
 P_MIXED: Final = 0.4
 """How likely the programs of the nodes differ."""
+P_ENCRYPTED: Final = 0.3
+"""How likely the topics of nodes with the same program are encrypted."""
 P_FAULT: Final = 0.45
 """How likely a kind of fault is on in a seed that is not calm."""
 
@@ -141,6 +143,12 @@ class ClusterKnobs(SimulationKnobs):
     mixes_versions: bool
     """Whether the nodes begin with a program of the lowest feature level, and get newer and older ones."""
     visitors: int = 1
+    wants_encryption: bool = False
+
+    @property
+    def encrypts(self) -> bool:
+        """Return whether the topics are encrypted on the disks, which old programs cannot do."""
+        return self.wants_encryption and not self.mixes_versions
 
     @property
     def replicas_max(self) -> int:
@@ -188,6 +196,7 @@ def draw_cluster_knobs(rng: Rng) -> ClusterKnobs:
         disk_queue_max=pick(rng, (None, None, 1, 4)),
         mixes_versions=rng.random() < P_MIXED,
         admins=pick(rng, (0, 1, 1, 2)),
+        wants_encryption=rng.random() < P_ENCRYPTED,
     )
 
 

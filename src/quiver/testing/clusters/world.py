@@ -15,7 +15,7 @@ import msgspec
 
 from quiver.client.cluster import AsyncCluster
 from quiver.clock import Rng
-from quiver.config import NodeSettings, Settings
+from quiver.config import EncryptionSettings, NodeSettings, Settings
 from quiver.metadata import View
 from quiver.model import GroupId, NodeId
 from quiver.partition import Replica
@@ -99,7 +99,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
             wire=host.address,
             join=join,
         )
-        return msgspec.structs.replace(self.knobs.settings, node=node)
+        encryption = EncryptionSettings(key_file="simulated" if self.knobs.encrypts else "")
+        return msgspec.structs.replace(self.knobs.settings, node=node, encryption=encryption)
 
     def connect(self, name: str) -> AsyncCluster:
         """Return the SDK for one client, which knows the addresses of managers, old and new."""
