@@ -59,7 +59,15 @@ from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
 from quiver.security.bootstrap import load_authority
 from quiver.security.certificates import Authority
-from quiver.storage import Lane, NodeIdentity, claim_directory, save_identity
+from quiver.storage import (
+    ROOM_RETRY_S,
+    DiskSpace,
+    Lane,
+    NodeIdentity,
+    claim_directory,
+    is_out_of_space,
+    save_identity,
+)
 from quiver.storage.data_directory import metadata_log, replicas
 from quiver.storage.rotated_file import RotatedFile
 from quiver.tasks import TaskScope
@@ -238,6 +246,12 @@ class Node:
             on_fault=self._handle_fault,
             knows=self._knows,
             keys=environment.keys,
+            space=DiskSpace(
+                environment.disk,
+                self._settings.node.data,
+                executor=environment.executor,
+                settings=self._settings.log,
+            ),
         )
 
     async def _open_metadata(self, replicator: Replicator, identity: NodeIdentity) -> Member:
@@ -270,6 +284,10 @@ class Node:
             try:
                 await self._save_identity(seen)
             except OSError as error:
+                if is_out_of_space(error):
+                    level = identity.level
+                    await asyncio.sleep(ROOM_RETRY_S)
+                    continue
                 self._fail(StorageError(f"cannot record feature level {level} in the data directory: {error}"))
                 return
             logger.info("feature level recorded", extra=facts(node=self.id, level=level))

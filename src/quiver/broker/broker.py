@@ -35,7 +35,7 @@ from quiver.partition import Meters, Replica
 from quiver.raft import Role
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
-from quiver.storage import Disk, DiskSpace, Executor, GroupFolders
+from quiver.storage import Disk, Executor, GroupFolders
 from quiver.wire.admin_messages import PROBLEMS_MAX, LagInfo, ProblemInfo, ReplicaInfo
 from quiver.wire.messages import LeaderInfo
 from quiver.wire.requests import Request
@@ -86,7 +86,7 @@ class Broker:
         self._settings, self._replicator = settings, replicator
         silence_ms_max = 2 * settings.replication.election_timeout_ms
         self._table = ReplicaTable(node, store.view, clock=clock, silence_ms_max=silence_ms_max)
-        self._space = DiskSpace(disk, directory, executor=executor, settings=settings.log)
+        self._space = replicator.space
         self._meters = Meters()
         self._retention = RetentionUpdater(self._table, store)
         self._removals = ClientRemovals(self._table, store)

@@ -7,7 +7,8 @@ wait for a transfer instead of an election.
 
 A node whose disk is full transfers everything that it leads to replicas in sync that have room: within a second, and
 again if it is elected. Producers then wait for a transfer instead of for an operator. Without such a replica it keeps
-leading, so that consumers are served, and rejects records. No leadership is balanced to a full node.
+leading, so that consumers are served, and rejects records. No leadership is balanced to a full node. A primary makes
+way in the same way.
 """
 
 from __future__ import annotations
@@ -83,12 +84,15 @@ class LeaderBalancer:
             if not led:
                 return
             for replica, others in led:
-                _transfer(replica, others[0])
+                _transfer(replica, min(others, key=lambda node: node in self._full_nodes()))
             await asyncio.sleep(TRANSFER_INTERVAL_MS / 1000)
 
     def _make_way(self) -> None:
         """Transfer every partition that this full node leads to a replica in sync that has room, if there is one."""
         full_nodes = self._full_nodes()
+        primary = self._store.make_way()
+        if primary is not None:
+            logger.info("disk full, primary transferred", extra=facts(to=primary))
         for hosted, replica in self._table.led():
             with_room = [node for node in self._others(replica) if node not in full_nodes]
             if with_room and _transfer(replica, with_room[0]):

@@ -30,7 +30,7 @@ from quiver.broker.membership import find_move
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaState, ReplicaTable
 from quiver.clock import Clock, Rng
 from quiver.config import Settings
-from quiver.errors import DamageError, OutcomeUnknownError, QuiverError, StorageError, UnavailableError
+from quiver.errors import DamageError, DiskFullError, OutcomeUnknownError, QuiverError, StorageError, UnavailableError
 from quiver.faults import describe_fault
 from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
@@ -52,7 +52,7 @@ from quiver.partition import Meters, PartitionState, Replica
 from quiver.raft import Configuration
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.replication import Member, Replicator
-from quiver.storage import DiskSpace, Executor, GroupFolders, Lane
+from quiver.storage import DiskSpace, Executor, GroupFolders, Lane, is_out_of_space
 from quiver.wire.messages import GetMetadata
 
 logger = logging.getLogger(__name__)
@@ -316,7 +316,7 @@ class ReplicaManager:
             hosted.fail_permanently(error.message)
             logger.exception("replica cannot be opened", extra=facts(group=row.group_id, topic_id=row.topic_id))
             return
-        except StorageError as error:
+        except (StorageError, DiskFullError) as error:
             if known is None:
                 logger.exception("replica cannot be opened yet", extra=facts(group=row.group_id, topic_id=row.topic_id))
             hosted.fail(error.message)
@@ -427,6 +427,8 @@ class ReplicaManager:
         try:
             await self._executor.submit(work, Lane.RECOVERY)
         except OSError as error:
+            if is_out_of_space(error):
+                raise DiskFullError(f"not done: no room in the data directory of the replicas: {error}") from error
             failure = StorageError(f"the data directory of the replicas is unusable: {error}")
             self._replicator.fail(failure)
             raise failure from error

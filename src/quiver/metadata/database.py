@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -173,7 +174,7 @@ class Database:
                 yield connection
         except (OperationalError, InterfaceError, InternalError) as error:
             # A server that is stopped, restarts, is full, or is a read-only standby for a while.
-            if self.name == "postgresql":
+            if self.name == "postgresql" or _is_full(error):
                 raise DatabaseLostError(f"the metadata database is unreachable: {_one_line(error)}") from error
             raise StorageError(f"the metadata database failed: {_one_line(error)}") from error
         except SQLAlchemyError as error:
@@ -349,6 +350,12 @@ def _delete(table: Table, columns: Sequence[str]) -> Delete:
 def _marked(values: Values) -> Values:
     """Return values under the names that `_delete` binds; SQLAlchemy reserves the column names themselves."""
     return {f"the_{name}": value for name, value in values.items()}
+
+
+def _is_full(error: SQLAlchemyError) -> bool:
+    """Return whether the disk of an SQLite database is full: the transaction is not done, and is retried."""
+    code: object = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return code == sqlite3.SQLITE_FULL
 
 
 def _one_line(error: Exception) -> str:

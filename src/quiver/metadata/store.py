@@ -11,6 +11,7 @@ Lifecycle: `open` loads the database; the owner opens the Raft member with `mach
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TypeVar, cast
@@ -21,6 +22,7 @@ from quiver.clock import Clock, Rng
 from quiver.config import MetadataSettings
 from quiver.errors import (
     DecodeError,
+    DiskFullError,
     NotLeaderError,
     OutcomeUnknownError,
     OutOfRangeError,
@@ -41,7 +43,7 @@ from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Role
 from quiver.record import Batch
 from quiver.replication import Member
-from quiver.storage import Executor, Lane
+from quiver.storage import ROOM_RETRY_S, Executor, Lane
 from quiver.tasks import timeout
 
 R = TypeVar("R")
@@ -179,6 +181,22 @@ class MetadataStore:
             member.transfer_leadership(best.node)
             async with timeout(timeout_ms / 1000):
                 await self.wait_primary(is_primary=False)
+
+    def make_way(self) -> NodeId | None:
+        """Begin to transfer leadership to the most up-to-date voter whose disk has room; return it.
+
+        For a primary whose disk is full. Without such a voter, or if it does not lead, nothing is done.
+        """
+        member = self._require_member()
+        status = member.raft_status()
+        roomy = [peer for peer in status.peers if peer.node in status.configuration.voters and not peer.is_low]
+        if not member.is_ready or not roomy or status.transfer_to is not None:
+            return None
+        best = max(roomy, key=lambda peer: (peer.match_index, -peer.node)).node
+        with suppress(QuiverError):
+            member.transfer_leadership(best)
+            return best
+        return None
 
     async def close(self) -> None:
         """End all watches, write applied changes to the database, and close it; idempotent. Close the member first."""
@@ -342,19 +360,31 @@ class MetadataStore:
         self._require_member().change_membership(voters=voters, learners=learners)
 
     async def compact(self, *, entries_min: int) -> bool:
-        """Save a snapshot and compact the log if at least `entries_min` entries were applied since the last one."""
+        """Save a snapshot and compact the log if at least `entries_min` entries were applied since the last one.
+
+        Raises:
+            DiskFullError: not done; there is no room for the snapshot.
+        """
         member = self._require_member()
         if member.applied_index - self._compacted_index < entries_min:
             return False
-        self._compacted_index = member.applied_index
-        await member.take_snapshot()
+        compacted_index, self._compacted_index = self._compacted_index, member.applied_index
+        try:
+            await member.take_snapshot()
+        except DiskFullError:
+            self._compacted_index = compacted_index
+            raise
         return True
 
     async def run_compaction(self) -> None:
         """Compact the log each time it has grown by `snapshot_entries`, until the store closes."""
         entries = self._settings.snapshot_entries
         while not self.is_closed:
-            await self.compact(entries_min=entries)
+            try:
+                await self.compact(entries_min=entries)
+            except DiskFullError:  # the log goes on; it is compacted once there is room
+                await asyncio.sleep(ROOM_RETRY_S)
+                continue
             await self._wait_replayed(Index(self._compacted_index + entries))
 
     async def _wait_replayed(self, index: Index) -> None:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 
 from quiver.clock import Clock
 from quiver.config import PartitionSettings
-from quiver.errors import LogClosedError, QuiverError, StorageError
+from quiver.errors import DiskFullError, LogClosedError, QuiverError, StorageError
 from quiver.logs import facts
 from quiver.model import ConsumerId, Offset, ProducerId
 from quiver.partition.client_cleaner import ClientCleaner
@@ -112,6 +113,8 @@ class Maintenance:
                     await self._checkpoint()
             except LogClosedError:
                 return  # the node stopped meanwhile
+            except DiskFullError as error:  # the entries that make room are written nevertheless, if they can be
+                logger.debug("state not saved", extra=facts(group=self._member.group, reason=error.message))
             if self._member.is_leader:
                 await self._apply_retention(now_ms)
                 await self._clean()
@@ -126,7 +129,8 @@ class Maintenance:
         self.abandon()
         async with self._lock:
             if not is_saved:
-                await self._checkpoint()
+                with suppress(DiskFullError):  # the next start replays more
+                    await self._checkpoint()
 
     def abandon(self) -> None:
         """End `run` without saving anything."""

@@ -18,6 +18,7 @@ from quiver.clock import Clock
 from quiver.config import PartitionSettings
 from quiver.errors import (
     DecodeError,
+    DiskFullError,
     NotLeaderError,
     OutOfRangeError,
     OutOfSequenceError,
@@ -297,6 +298,11 @@ class Replica:
     def _propose(self, header: BatchHeader, data: Buffer) -> ProposalOutcome:
         if self._space is not None:
             self._space.admit(len(data))
+        if self._member.raft.is_short_of_room:
+            raise DiskFullError(
+                "not done: the disks of a majority of this partition's replicas are nearly full; free space on one of "
+                "them, or retry later"
+            )
         done = self._gate.propose(data)
         self._deduplicator.add_batch(header, done)
         return done

@@ -191,6 +191,19 @@ class Raft:
             self._dispatch(from_, message)
         return state.finish()
 
+    def set_room(self, *, is_low: bool, is_full: bool) -> None:
+        """Set what this member's answers say of its disk.
+
+        `is_low`: no more records should be accepted for it; `is_full`: the driver drops the entries of every append.
+        """
+        self._state.disk_low, self._state.disk_full = is_low or is_full, is_full
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Return whether this member leads and the disks of so many others are low that no majority has room."""
+        leadership = self._state.leadership
+        return leadership is not None and not leadership.has_roomy_quorum()
+
     def wake(self, now_ms: int) -> Output:
         """Start the timers of a hibernating member: a member's node stopped answering or was restarted."""
         self._state.begin(now_ms)

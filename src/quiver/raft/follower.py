@@ -62,6 +62,8 @@ def report(state: RaftState, to: NodeId) -> None:
         state.log.durable,
         state.round_heard,
         state.recover_until is not None,
+        state.disk_low,
+        state.disk_full,
     )
     state.send(to, response)
 
@@ -95,6 +97,8 @@ def acknowledge(state: RaftState, to: NodeId) -> None:
         durable_index=state.log.durable,
         round=state.round_heard,
         recovering=state.recover_until is not None,
+        disk_low=state.disk_low,
+        disk_full=state.disk_full,
     )
     state.send(to, response)
 
@@ -162,6 +166,8 @@ def _reject(state: RaftState, from_: NodeId, message: Append) -> None:
         hint_index=hint_index,
         hint_term=hint_term,
         recovering=state.recover_until is not None,
+        disk_low=state.disk_low,
+        disk_full=state.disk_full,
     )
     state.send(from_, response)
 

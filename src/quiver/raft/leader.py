@@ -161,13 +161,16 @@ def _hear(
     """Record that a member is alive and follows; return whether its answer may be used."""
     if progress.state is LOST:
         return False
-    if message.round > progress.round:  # sent after every answer seen so far
+    is_newest = message.round > progress.round
+    if is_newest:  # sent after every answer seen so far
         knows_less = message.received_index < progress.received or message.durable_index < progress.match
         if knows_less and not _note_restart(state, progress, message):
             return False
         progress.round = message.round
         if leadership.reads:
             commitment.release_reads(state, leadership)
+    if is_newest or message.disk_full:
+        progress.note_room(is_low=message.disk_low, is_full=message.disk_full)
     progress.heard_ms = state.now_ms
     return True
 

@@ -147,6 +147,10 @@ class Leadership:
         """Return since when a quorum has been heard from."""
         return min(majority_value([member.heard_ms for member in voters]) for voters in self.electorates)
 
+    def has_roomy_quorum(self) -> bool:
+        """Return whether a quorum has room for records on its disks."""
+        return all(2 * sum(member.is_low for member in voters) < len(voters) for voters in self.electorates)
+
     def begin_round(self, number: int, *, now_ms: int) -> None:
         """Count the leader's own answer to a new round."""
         self.own.round = number

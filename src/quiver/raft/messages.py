@@ -93,7 +93,8 @@ class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
 
     `match_index` is what counts: equal to the leader's log *and* durable here. `received_index` is equal
     but perhaps not durable yet, `durable_index` durable but perhaps not equal. When not accepted,
-    `rejected_index` names the append and the hint is the highest entry that could be common.
+    `rejected_index` names the append and the hint is the highest entry that could be common. With `disk_low`
+    the member should get no more records, with `disk_full` it stores no entries for now.
     """
 
     term: Term
@@ -106,6 +107,8 @@ class AppendResponse(Struct, frozen=True, gc=False, tag="append_response"):
     hint_index: Index = Index(0)
     hint_term: Term = Term(0)
     recovering: bool = False
+    disk_low: bool = False
+    disk_full: bool = False
 
 
 class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat"):
@@ -126,6 +129,8 @@ class HeartbeatResponse(Struct, frozen=True, gc=False, tag="heartbeat_response")
     durable_index: Index
     round: Round
     recovering: bool = False
+    disk_low: bool = False
+    disk_full: bool = False
 
 
 class InstallSnapshot(Struct, frozen=True, gc=False, tag="install_snapshot"):

@@ -40,6 +40,8 @@ class RaftPeerStatus(Struct, frozen=True):
     inflight_messages: int
     inflight_bytes: int
     heard_ms: int
+    is_low: bool = False
+    is_full: bool = False
 
 
 class PeerProgress:
@@ -49,6 +51,8 @@ class PeerProgress:
         "heard_ms",
         "inflight",
         "inflight_bytes",
+        "is_full",
+        "is_low",
         "match",
         "moved_ms",
         "next",
@@ -75,6 +79,17 @@ class PeerProgress:
         self.ticket = 0
         self.sending_from = next_index
         self.probe_sent = False
+        self.is_low = False
+        """Whether the member says that its disk is nearly full: it should get no more records."""
+        self.is_full = False
+        """Whether the member says that its disk is full: it is sent no entries."""
+
+    def note_room(self, *, is_low: bool, is_full: bool) -> None:
+        """Record whether a member has room; once it has again, what it dropped is sent again."""
+        has_room_again = self.is_full and not is_full
+        self.is_low, self.is_full = is_low, is_full
+        if has_room_again and self.state in (PROBE, REPLICATE):
+            self.begin_probe(Index(self.received + 1), wait=False)
 
     def advance(self, match: Index, received: Index, *, now_ms: int) -> bool:
         """Record an acknowledgement; return whether the match moved."""
@@ -175,6 +190,8 @@ class PeerProgress:
             inflight_messages=len(self.inflight),
             inflight_bytes=self.inflight_bytes,
             heard_ms=self.heard_ms,
+            is_low=self.is_low,
+            is_full=self.is_full,
         )
 
     def _forget_inflight(self) -> None:

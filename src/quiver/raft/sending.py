@@ -2,7 +2,8 @@
 
 The core holds no entries, so it cannot send any: it permits the driver to (`SendEntries`) and waits for
 `sent` before it permits more. Flow control lives here: one append at a time while probing, a window of
-messages and bytes while replicating, since every buffer has a bound.
+messages and bytes while replicating, since every buffer has a bound. A member whose disk is full is sent
+no entries; a probe without entries still finds the common entry, so that it follows the commit index.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def maybe_send(state: RaftState, progress: PeerProgress) -> None:
     # A restarted member that no longer knows that its log matches is sent an append without entries (`is_unverified`).
     if progress.next > terms.last_index and (progress.state is REPLICATE or not progress.is_unverified()):
         return
-    if not _has_room(state, progress):
+    if not _has_room(state, progress) or (progress.is_full and progress.state is REPLICATE):
         return
     prev_index = Index(progress.next - 1)
     prev_term = terms.term_at(prev_index)
@@ -67,7 +68,7 @@ def maybe_send(state: RaftState, progress: PeerProgress) -> None:
             prev_index,
             prev_term,
             progress.next,
-            Index(terms.last_index + 1),
+            progress.next if progress.is_full else Index(terms.last_index + 1),
             state.log.commit,
             state.round,
             min(config.append_bytes_max, config.inflight_bytes_max - progress.inflight_bytes),

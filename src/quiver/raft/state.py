@@ -79,6 +79,8 @@ class RaftState:
         "campaign",
         "config",
         "configuration",
+        "disk_full",
+        "disk_low",
         "election_deadline_ms",
         "election_timeout_ms",
         "hibernating",
@@ -130,6 +132,8 @@ class RaftState:
         self.hibernating = False
         self.recover_until = initial.recover_until
         self.restoring: Index | None = None
+        self.disk_low = self.disk_full = False
+        """What this member says of its disk; see `Raft.set_room`."""
         self.election_timeout_ms = 0
         self.election_deadline_ms = 0
         self.output = Output(self.term, None)

@@ -65,6 +65,11 @@ class GroupMessage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     append: AppendHead | None = None
     plain: PlainMessage | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is left of a message whose payload was dropped."""
+        return self.append is None and self.plain is None
+
 
 class EnvelopeHeader(msgspec.Struct, frozen=True, array_like=True):
     """The start of an envelope."""
@@ -80,6 +85,11 @@ class ReceivedMessage(msgspec.Struct, frozen=True, gc=False):
     message: GroupMessage
     batches: list[Batch]
     payload: memoryview
+
+    def without_payload(self) -> ReceivedMessage:
+        """Return the message as if its leader had sent no entries; nothing is left of one that brings a snapshot."""
+        message = GroupMessage(self.message.group, append=self.message.append)
+        return ReceivedMessage(message, [], self.payload[:0])
 
     def as_message(self) -> tuple[RaftMessage, StoredSnapshot | None]:
         """Return the core's message and its snapshot, if it has one.

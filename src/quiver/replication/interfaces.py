@@ -16,6 +16,7 @@ from quiver.record import Batch
 from quiver.replication.catch_up import CatchUpLimiter
 from quiver.replication.codec import GroupMessage
 from quiver.replication.history import ReplicationCounters
+from quiver.storage import DiskSpace
 
 MessageHandler = Callable[[NodeId, memoryview], None]
 """Called with the sending node and one whole message, in the owner's event loop."""
@@ -107,6 +108,11 @@ class Host(Protocol):
     @property
     def catch_up_limiter(self) -> CatchUpLimiter:
         """Return the limit on the rate at which this node sends old entries to learners."""
+        ...
+
+    @property
+    def space(self) -> DiskSpace:
+        """Return the free space of the node's disk."""
         ...
 
     @property

@@ -9,7 +9,7 @@ There are three ways to save state, for two kinds of groups:
 - a *checkpoint* only shortens replay after a restart. Nothing depends on it: see `member_files`.
 
 Only one of them runs at a time. The saved state is always applied, hence committed, and durable in this member's own
-log.
+log. On a full disk they are not done (`DiskFullError`) and leave nothing: the log keeps what they would have replaced.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class LogCompactor:
         applier: Applier,
         persistence: Persistence,
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        run_with_room: Callable[[Callable[[], Any]], Awaitable[Any]],
         on_saved: Callable[[Index], None],
     ) -> None:
         self._raft = raft
@@ -50,6 +51,7 @@ class LogCompactor:
         self._applier = applier
         self._persistence = persistence
         self._run = run
+        self._run_with_room = run_with_room
         self._on_saved = on_saved
         self._turn = asyncio.Lock()
         self.checkpoint_index = Index(0)
@@ -104,13 +106,15 @@ class LogCompactor:
     async def replace_log(self, snapshot: StoredSnapshot) -> None:
         """Replace the log by a received snapshot. On disk first: its file, so that `member_files` finishes the work.
 
+        Waits for room if the disk is full.
+
         Raises:
             StorageError: the disk failed.
         """
         configuration = decode_snapshot_state(snapshot.state).configuration
         self._persistence.reset_configurations(snapshot.last_index, snapshot.last_term, configuration)
-        await self._run(partial(self._persistence.save_snapshot, snapshot))
-        await self._run(self._persistence.plan_save(self._raft.applicable_index))
+        await self._run_with_room(partial(self._persistence.save_snapshot, snapshot))
+        await self._run_with_room(self._persistence.plan_save(self._raft.applicable_index))
         await self._log.reset(
             first_index=Index(snapshot.last_index + 1),
             first_offset=snapshot.end_offset,

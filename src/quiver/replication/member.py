@@ -7,6 +7,10 @@ hard state and restoring a snapshot. Outputs that arrive in the meantime queue u
 Proposals of one turn of the loop share one append, one message per follower and one flush. Batches go to disk and
 to followers as the bytes they arrived in.
 
+A full disk stops nothing. A follower drops the entries of an append that would use up the reserve (`DiskSpace`), as if
+the leader had sent none, and says so in its answers: it is sent no more until it has room. A save of the hard state
+that does not fit is repeated until it does: the member is silent meanwhile.
+
 A member that meets an entry of an unknown version (`needs_upgrade`) stops applying and resigns: it still votes and
 stores entries, so that the group keeps its quorum, but another member leads. `FaultGuard` contains unexpected errors.
 """
@@ -24,6 +28,7 @@ from quiver.clock import Clock, Rng
 from quiver.config import ReplicationSettings
 from quiver.errors import (
     DamageError,
+    DiskFullError,
     NotLeaderError,
     OutcomeUnknownError,
     QuiverError,
@@ -40,6 +45,7 @@ from quiver.replication.catch_up import CommitSampler
 from quiver.replication.codec import ReceivedMessage
 from quiver.replication.entries import encode_own_entry
 from quiver.replication.fault_guard import FaultGuard
+from quiver.replication.follower_room import FollowerRoom
 from quiver.replication.history import MemberHistory
 from quiver.replication.interfaces import Host, StateMachine
 from quiver.replication.log_compactor import LogCompactor, MakeState
@@ -49,7 +55,7 @@ from quiver.replication.pending import OutputQueue, PendingOutput, PendingPropos
 from quiver.replication.persistence import FileJobs, Persistence, as_storage_error
 from quiver.replication.proposer import Proposer
 from quiver.replication.sender import MemberSender
-from quiver.storage import Executor, Lane, StoredSnapshot
+from quiver.storage import ROOM_RETRY_S, Executor, Lane, StoredSnapshot, is_out_of_space
 from quiver.tasks import SharedOutcome
 
 logger = logging.getLogger(__name__)
@@ -80,8 +86,7 @@ class Member(MemberState):
         self._commits = CommitSampler(host.catch_up_limiter)
         self.history = MemberHistory(host.counters, clock, saved_index=files.applied_index)
         self._host, self._executor = host, executor
-        self._clock = clock
-        self._now_ms = clock.monotonic_ms
+        self._clock, self._now_ms = clock, clock.monotonic_ms
         self._settings = settings
         self._log = files.log
         self._persistence = Persistence(files)
@@ -100,12 +105,12 @@ class Member(MemberState):
         )
         self._pending = PendingProposals(host.counters.commit)
         self._contexts = 0
-        self._outputs = OutputQueue()
+        self._outputs, self._jobs = OutputQueue(), FileJobs()
         self._is_blocked = False
-        self._jobs = FileJobs()
         self._is_closed = self._has_closed_files = False
         self.guard = FaultGuard(host, group)
         self._damage: StorageError | None = None
+        self._room = FollowerRoom(host.space, group)
         self._write_terms: list[tuple[Index, Term]] = [NOTHING_WRITTEN]
         self._proposer = self._make_proposer()
         self._compactor = LogCompactor(
@@ -114,6 +119,7 @@ class Member(MemberState):
             applier=self._applier,
             persistence=self._persistence,
             run=self._run,
+            run_with_room=self._run_with_room,
             on_saved=self.history.note_saved,
         )
         self._sender = MemberSender(
@@ -136,6 +142,7 @@ class Member(MemberState):
         return Proposer(
             raft=self._raft,
             log=self._log,
+            space=self._host.space,
             pending=self._pending,
             clock=self._clock,
             guard=self.guard,
@@ -259,6 +266,7 @@ class Member(MemberState):
         if self._has_closed_files:
             return
         self._has_closed_files = True
+        self._log.stop_waiting()  # a restore may wait for the log, and the log for room
         await self._jobs.wait_ended()
         await self._log.close()
         self._persistence.close()
@@ -289,6 +297,10 @@ class Member(MemberState):
         Raises:
             DecodeError: its batches or its snapshot are malformed; nothing was done.
         """
+        received = self._room.admit(received)
+        self._raft.set_room(is_low=self._room.is_low, is_full=self._room.is_full)
+        if received.message.is_empty:
+            return
         message, snapshot = received.as_message()
         output = self._raft.receive(from_, message, self._now_ms())
         if output.is_refused:
@@ -421,15 +433,26 @@ class Member(MemberState):
         """Run `work` on disk, then `then`; all later outputs wait for both."""
         self._is_blocked = True
         self._jobs.begin()
-        self._executor.submit(work).add_done_callback(self.guard.callback(partial(self._unblock, then)))
+        self._executor.submit(work).add_done_callback(self.guard.callback(partial(self._unblock, work, then)))
 
-    def _unblock(self, then: Callable[[], None], finished: asyncio.Future[None]) -> None:
+    def _unblock(self, work: Callable[[], None], then: Callable[[], None], finished: asyncio.Future[None]) -> None:
         self._jobs.end()
         error = finished.exception()
-        if error is not None:
+        if is_out_of_space(error):
+            logger.warning("disk full, hard state waits for room", extra=facts(group=self.group))
+            self._host.space.begin_stall()
+            retry = self.guard.callback(partial(self._block_again, work, then))
+            asyncio.get_running_loop().call_later(ROOM_RETRY_S, retry)
+        elif error is not None:
             self._host.fail(as_storage_error(error))
         else:
             self._resume(then)
+
+    def _block_again(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        """Try a save again that did not fit; nothing that depends on it was sent."""
+        self._host.space.end_stall()
+        if not self._is_closed:
+            self._block(work, then)
 
     def _resume(self, then: Callable[[], None]) -> None:
         if self._is_closed:  # nothing more is written or sent
@@ -473,8 +496,11 @@ class Member(MemberState):
             machine_state = decode_snapshot_state(snapshot.state).machine
             await self._applier.prepare_restore(machine_state)
             self._applier.restore(machine_state, snapshot.last_index)
-        except StorageError as error:
-            self._host.fail(error)
+        except (StorageError, DiskFullError) as error:
+            if self._is_closed:
+                return  # it waited for room; the next start finishes or forgets the restore
+            if isinstance(error, StorageError):
+                self._host.fail(error)
             raise
         finally:
             self._jobs.end()
@@ -521,9 +547,25 @@ class Member(MemberState):
         try:
             return await self._executor.submit(work, Lane.RECOVERY)
         except OSError as error:
+            if is_out_of_space(error):
+                raise DiskFullError(f"not done: no room for a snapshot: {error}; it is retried later") from error
             failure = as_storage_error(error)
             self._host.fail(failure)
             raise failure from error
+
+    async def _run_with_room(self, work: Callable[[], Any]) -> Any:
+        """Do what `_run` does, as soon as there is room."""
+        while True:
+            try:
+                return await self._run(work)
+            except DiskFullError:
+                if self._is_closed:
+                    raise
+            self._host.space.begin_stall()
+            try:
+                await asyncio.sleep(ROOM_RETRY_S)
+            finally:
+                self._host.space.end_stall()
 
     def _plan_save(self) -> Callable[[], None]:
         return self._persistence.plan_save(self._raft.applicable_index)

@@ -29,6 +29,7 @@ from quiver.raft import TERM_FREE_MAX, Configuration, InitialState, RaftConfig
 from quiver.replication.entries import KnownConfiguration
 from quiver.storage import (
     Disk,
+    DiskSpace,
     Executor,
     HardStateFile,
     Lane,
@@ -92,6 +93,7 @@ class MemberStorage(msgspec.Struct, frozen=True):
     timings: LogTimings
     keys: KeyRing | None = None
     """The keys of this node, if it has any; without them encrypted logs cannot be opened."""
+    space: DiskSpace | None = None
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run the blocking work of opening a member; it must not delay the writes of open members."""
@@ -108,6 +110,7 @@ class MemberStorage(msgspec.Struct, frozen=True):
             tails=self.tails,
             timings=self.timings,
             cipher=cipher,
+            space=self.space,
             discard_damage=discard_damage,
             verify=verify,
         )

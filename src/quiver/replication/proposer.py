@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from quiver.clock import Clock
-from quiver.errors import OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
+from quiver.errors import DiskFullError, OutcomeUnknownError, OverloadedError, QuiverError, UnavailableError
 from quiver.model import Buffer, Index, Offset, Term
 from quiver.raft import Output, Raft
 from quiver.record import Batch, BatchHeader
 from quiver.replication.entries import decode_entry
 from quiver.replication.fault_guard import FaultGuard
 from quiver.replication.pending import PendingProposals, Proposal
-from quiver.storage import Log
+from quiver.storage import DiskSpace, Log
 from quiver.tasks import SharedOutcome
 
 
@@ -29,6 +29,7 @@ class Proposer:
         *,
         raft: Raft,
         log: Log,
+        space: DiskSpace,
         pending: PendingProposals,
         clock: Clock,
         guard: FaultGuard,
@@ -39,6 +40,7 @@ class Proposer:
     ) -> None:
         self._raft = raft
         self._log = log
+        self._space = space
         self._pending = pending
         self._clock = clock
         self._end_offset = end_offset
@@ -81,11 +83,13 @@ class Proposer:
 
     def _propose(self, proposals: Sequence[Proposal]) -> None:
         try:
-            self._log.check_room(sum([proposal.size_bytes for proposal in proposals]))
+            size_bytes = sum([proposal.size_bytes for proposal in proposals])
+            self._space.check_control(size_bytes)
+            self._log.check_room(size_bytes)
             term, index = self._raft.next_slot()
             batches = self._stamp(proposals, term, index)
             output = self._raft.propose([decode_entry(batch) for batch in batches], self._clock.monotonic_ms())
-        except OverloadedError as error:
+        except (OverloadedError, DiskFullError) as error:
             for proposal in proposals:
                 proposal.refuse(error)
         except QuiverError:

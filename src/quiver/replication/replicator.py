@@ -31,7 +31,7 @@ from quiver.replication.member import Member
 from quiver.replication.member_files import MemberStorage, open_files
 from quiver.replication.status import ReplicationPeerStatus, ReplicatorStatus
 from quiver.replication.timers import DeadlineTimer
-from quiver.storage import Disk, Executor, LogTimings, TailBudget
+from quiver.storage import Disk, DiskSpace, Executor, LogTimings, TailBudget
 
 if TYPE_CHECKING:
     from quiver.security.key_ring import KeyRing
@@ -78,11 +78,13 @@ class Replicator:
         on_fault: Callable[[Member, Exception], None] | None = None,
         knows: Knows = know_everyone,
         keys: KeyRing | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         """Make the groups of a node; `on_fault` gets a member that an unexpected error has stopped, to close it.
 
         Without it such an error passes through, to the event loop or to whoever called. `knows` says which nodes
         belong to the cluster: the others get no answer, except from a blank member. `keys` open encrypted logs.
+        Without `space`, which the owner keeps up to date, followers store what fits on the disk.
         """
         self._node = node
         self._incarnation = incarnation
@@ -90,7 +92,8 @@ class Replicator:
         self.counters = ReplicationCounters()
         self.tails = TailBudget(log_settings.tail_caches_bytes_max)
         self.timings = LogTimings()
-        self._storage = MemberStorage(disk, executor, clock, log_settings, self.tails, self.timings, keys)
+        self.space = space or DiskSpace(disk, "/", executor=executor, settings=log_settings)
+        self._storage = MemberStorage(disk, executor, clock, log_settings, self.tails, self.timings, keys, self.space)
         self._clock = clock
         self._rng = rng
         self._settings = settings

@@ -6,7 +6,7 @@ on real disks and under simulation.
 """
 
 from quiver.storage.data_directory import DirectoryLock, NodeIdentity, claim_directory, save_identity
-from quiver.storage.disk import Disk, DiskSpace, File, SystemDisk
+from quiver.storage.disk import ROOM_RETRY_S, Disk, DiskSpace, File, SystemDisk, is_out_of_space
 from quiver.storage.executor import Executor, Lane, LaneStatus, ThreadExecutor
 from quiver.storage.groups import GroupFolders
 from quiver.storage.hardstate import HardStateFile, StoredHardState
@@ -18,6 +18,7 @@ from quiver.storage.tail import TailBudget
 from quiver.storage.writer import LogTimings
 
 __all__ = [
+    "ROOM_RETRY_S",
     "UNBOUNDED",
     "Damage",
     "DirectoryLock",
@@ -42,5 +43,6 @@ __all__ = [
     "ThreadExecutor",
     "claim_directory",
     "decode_snapshot",
+    "is_out_of_space",
     "save_identity",
 ]

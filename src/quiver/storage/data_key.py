@@ -17,7 +17,7 @@ import msgspec
 from quiver.errors import ConfigError, DamageError, DecodeError, StorageError
 from quiver.storage.disk import Disk
 from quiver.storage.flush import write_all
-from quiver.storage.log import make_directory
+from quiver.storage.log_directory import make_directory
 from quiver.storage.recovery import TEMPORARY_SUFFIX
 from quiver.storage.segment import is_segment_name
 

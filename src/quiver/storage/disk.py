@@ -13,6 +13,7 @@ Callers rely on these rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,12 @@ IOV_MAX = 1024
 """Most buffers that one `writev` takes on Linux and macOS."""
 ROOM_FACTOR = 1.25
 """A full disk has room again once it has this multiple of `log.free_bytes_min`."""
+FOLLOWER_SHARE = 2
+"""A follower stores records while one such part of `log.free_bytes_min` stays free."""
+CONTROL_SHARE = 4
+"""Entries without records are taken and stored while one such part of `log.free_bytes_min` stays free."""
+ROOM_RETRY_S = 0.5
+"""Interval at which a write that has met the end of the disk is tried again."""
 READ_AHEAD_BYTES_MIN = 256 * 1024
 """Reads of at least this size are probably sequential: the kernel prefetches the bytes that follow."""
 
@@ -194,13 +201,27 @@ class SystemDisk:
         return found.f_bavail * found.f_frsize
 
 
+def is_out_of_space(error: BaseException | None) -> bool:
+    """Return whether an operation failed because the disk, or this user's quota on it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 class DiskSpace:
     """Free space on the disk of a directory; one per node, updated by `run`.
 
-    A full disk would stop the node. A nearly full one rejects new records and lets reads, cursors, elections and
-    retention continue. Between two checks the admitted bytes are subtracted. A full node also transfers leadership to
-    replicas that have room (`LeaderBalancer`); it counts as full until there is clearly room again, so that leadership
-    does not move back and forth.
+    `log.free_bytes_min` is a reserve that is used up in steps, so that a log meets the end of the disk before anything
+    that Raft depends on does:
+
+    - a leader takes records while the whole reserve stays free (`admit`);
+    - a follower stores records while half of it stays free (`take`): what leaders have taken still finds a place;
+    - entries without records (cursors, trims, metadata) are taken and stored while a quarter stays free: with them the
+      cluster removes records and moves replicas;
+    - the last quarter is for votes, configurations, snapshots, checkpoints and the metadata's database.
+
+    Between two checks the admitted bytes are subtracted. A full node also transfers leadership to replicas that have
+    room (`LeaderBalancer`); it counts as full until there is clearly room again, so that leadership does not move back
+    and forth. Where a write meets the end of the disk nevertheless, it waits for room (`begin_stall`), and nothing
+    more is taken meanwhile.
     """
 
     def __init__(self, disk: Disk, directory: str, *, executor: Executor, settings: LogSettings) -> None:
@@ -210,6 +231,11 @@ class DiskSpace:
         self._settings = settings
         self._free_bytes: int | None = None
         self._is_full = False
+        self._stalled = 0
+        self.stalls = 0
+        """How often a write has met the end of the disk since the node started."""
+        self.refused_appends = 0
+        """How many appends of leaders this node has not stored for want of room."""
 
     @property
     def free_bytes(self) -> int | None:
@@ -219,7 +245,12 @@ class DiskSpace:
     @property
     def is_full(self) -> bool:
         """Return whether records were rejected, or would be, since there was last `ROOM_FACTOR` of the minimum."""
-        return self._is_full
+        return self._is_full or self._stalled > 0
+
+    @property
+    def stalled(self) -> int:
+        """Return how many writes wait for room."""
+        return self._stalled
 
     async def run(self) -> None:
         """Check the disk every `free_check_interval_ms`, until cancelled.
@@ -253,12 +284,53 @@ class DiskSpace:
         Raises:
             DiskFullError: not done; less than `free_bytes_min` would be left.
         """
-        if self._free_bytes is None:
-            return
-        if self._free_bytes - size_bytes < self._settings.free_bytes_min:
+        if not self._fits(size_bytes, self._settings.free_bytes_min):
             self._is_full = True
-            raise DiskFullError(
-                f"not done: the disk of {self._directory} has {self._free_bytes} free bytes, "
-                f"log.free_bytes_min is {self._settings.free_bytes_min}; reads and deletes continue"
-            )
-        self._free_bytes -= size_bytes
+            raise self._full()
+        self._subtract(size_bytes)
+
+    def check_control(self, size_bytes: int) -> None:
+        """Reject entries of this size, whatever they are, while only votes and snapshots may be written.
+
+        Raises:
+            DiskFullError: not done; less than a quarter of `free_bytes_min` would be left.
+        """
+        if not self.has_room(size_bytes, is_control=True):
+            raise self._full()
+
+    def take(self, size_bytes: int, *, is_control: bool) -> bool:
+        """Return whether a follower may store an append of this size, and subtract it if so."""
+        if not self.has_room(size_bytes, is_control=is_control):
+            self._is_full = True
+            self.refused_appends += 1
+            return False
+        self._subtract(size_bytes)
+        return True
+
+    def has_room(self, size_bytes: int, *, is_control: bool) -> bool:
+        """Return whether a follower could store an append of this size now."""
+        share = CONTROL_SHARE if is_control else FOLLOWER_SHARE
+        return self._fits(size_bytes, self._settings.free_bytes_min // share)
+
+    def begin_stall(self) -> None:
+        """Count a write that has met the end of the disk and waits for room, until `end_stall`."""
+        self._stalled += 1
+        self.stalls += 1
+
+    def end_stall(self) -> None:
+        """Count the end of such a wait."""
+        self._stalled -= 1
+
+    def _fits(self, size_bytes: int, kept_bytes: int) -> bool:
+        return not self._stalled and (self._free_bytes is None or self._free_bytes - size_bytes >= kept_bytes)
+
+    def _subtract(self, size_bytes: int) -> None:
+        if self._free_bytes is not None:
+            self._free_bytes -= size_bytes
+
+    def _full(self) -> DiskFullError:
+        found = "no free bytes" if self._stalled else f"{self._free_bytes} free bytes"
+        return DiskFullError(
+            f"not done: the disk of {self._directory} has {found}, log.free_bytes_min is "
+            f"{self._settings.free_bytes_min}; free space on it or retry later; reads and deletes continue"
+        )

@@ -5,20 +5,24 @@ then executes the plan in the executor and touches only files. A log runs one fl
 meanwhile join the next one.
 
 On disk after `Flush.run` returns: all its batches, if `sync`; a sealed segment and the name of a new one always. If it
-raises, any prefix or torn part of them may be on disk, and none of it has been reported as durable.
+raises, any prefix or torn part of them may be on disk, and none of it has been reported as durable. If it raises
+because the disk is full, it has given back what it wrote to the segment that did not fit; run again, it continues with
+that segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quiver.config import LogSettings
+from quiver.errors import StorageError
 from quiver.metrics import now_s
 from quiver.model import Buffer
 from quiver.record.batch import Batch
 from quiver.record.header import SEALED_EXTRA_BYTES
-from quiver.storage.disk import IOV_MAX, Disk, File
+from quiver.storage.disk import IOV_MAX, Disk, File, is_out_of_space
 from quiver.storage.frames import MARK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, encode_mark
 from quiver.storage.segment import Segment, segment_name
 
@@ -49,6 +53,7 @@ class SegmentWrite:
         """Replace the batches by their sealed forms; takes time, so it runs in the executor."""
         for at, index in self.to_seal:
             self.buffers[at] = cipher.seal_batch(self.buffers[at], index)
+        self.to_seal.clear()  # a flush that met the end of the disk runs again
 
 
 class Flush:
@@ -64,20 +69,41 @@ class Flush:
         """When a thread began to run it."""
         self.write_s = 0.0
         self.sync_s = 0.0
+        self._finished = 0
+        """How many writes are done: a flush that met the end of the disk continues after them."""
+        self._interrupted: File | None = None
 
     def run(self, file: File | None) -> File | None:
         """Execute the writes, starting with the open active `file`; return the file that is active afterwards."""
         self.begun_s = now_s()
-        for write in self.writes:
-            if write.is_new:
+        for write in self.writes[self._finished :]:
+            if self._interrupted is not None:
+                file, self._interrupted = self._interrupted, None
+            elif write.is_new:
                 file = self._disk.open(f"{self._directory}/{write.name}", create=True)
             assert file is not None, "a flush of a log without an open file starts with a new segment"
             try:
                 self._write_segment(file, write)
-            except BaseException:
-                file.close()  # the log has failed, and only this flush holds a file that it created
+            except BaseException as error:
+                if is_out_of_space(error):
+                    self._interrupt(file, write)
+                else:
+                    file.close()  # the log has failed, and only this flush holds a file that it created
                 raise
+            self._finished += 1
         return file
+
+    def close(self) -> None:
+        """Close the file of a flush that met the end of the disk and is not run again."""
+        if self._interrupted is not None:
+            self._interrupted.close()
+            self._interrupted = None
+
+    def _interrupt(self, file: File, write: SegmentWrite) -> None:
+        """Give back what was written in vain: votes and snapshots need it while the log waits."""
+        self._interrupted = file
+        with suppress(OSError):  # else torn bytes stay at the end, as after a crash; the next run writes over them
+            file.truncate(write.position)
 
     def _write_segment(self, file: File, write: SegmentWrite) -> None:
         if self._cipher is not None:
@@ -87,7 +113,7 @@ class Flush:
         write_all(file, buffers, write.position)
         written_s = now_s()
         if self._sync or write.is_new or write.footer is not None:
-            file.sync()  # on disk now: these batches, and the footer if the segment is sealed
+            sync_finally(file)  # on disk now: these batches, and the footer if the segment is sealed
         if write.is_new:
             self._disk.sync_directory(self._directory)  # on disk now: the new segment's name
         self.write_s += written_s - begun_s
@@ -184,6 +210,16 @@ class FlushPlanner:
         flush.writes.append(SegmentWrite(segments[-1], is_new=True))
         self.reset_active(SEGMENT_HEADER_BYTES)
         return segments[-1]
+
+
+def sync_finally(file: File) -> None:
+    """Make a file durable. A failed sync is final even if it fails for want of room: earlier bytes may be lost, too."""
+    try:
+        file.sync()
+    except OSError as error:
+        if is_out_of_space(error):
+            raise StorageError(f"sync failed: {error}") from error
+        raise
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> None:

@@ -16,7 +16,7 @@ from quiver.errors import DamageError, RequestError, StorageError
 from quiver.model import Buffer, Index, NodeId, Term
 from quiver.record.checksum import crc32c
 from quiver.storage.disk import Disk, File
-from quiver.storage.flush import write_all
+from quiver.storage.flush import sync_finally, write_all
 
 HARD_STATE_NAME = "hardstate"
 SLOT_BYTES = 4096
@@ -73,7 +73,8 @@ class HardStateFile:
 
         Raises:
             RequestError: the membership does not fit into a slot; nothing was done.
-            OSError: as the disk raises it; the old or the new state is on disk, and the file must not be used again.
+            OSError: as the disk raises it; the old or the new state is on disk. Unless the disk is full, the file must
+                not be used again.
         """
         if len(state.membership) > MEMBERSHIP_BYTES_MAX:
             raise RequestError(
@@ -85,7 +86,7 @@ class HardStateFile:
         assert self._file is not None
         for position in (0, SLOT_BYTES):
             write_all(self._file, [slot], position)
-            self._file.sync()  # on disk after the first round: one new copy; after the second: both
+            sync_finally(self._file)  # on disk after the first round: one new copy; after the second: both
         if is_new:
             self._disk.sync_directory(self._directory)
 

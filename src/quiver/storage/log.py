@@ -26,14 +26,15 @@ from quiver.config import LogSettings
 from quiver.errors import DamageError, OverloadedError, RequestError, StorageError, TrimmedError, invariant
 from quiver.model import Index, Offset, Term
 from quiver.record.batch import Batch
-from quiver.storage.disk import Disk
+from quiver.storage.disk import Disk, DiskSpace
 from quiver.storage.executor import Executor, Lane
 from quiver.storage.frames import SegmentHeader
+from quiver.storage.log_directory import open_directory
 from quiver.storage.reader import UNBOUNDED, ReadFilter, SegmentRange, filter_batches, read_batches
-from quiver.storage.recovery import Damage, Recovery, move_damage_aside, recover
+from quiver.storage.recovery import Damage, Recovery, move_damage_aside
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.tail import TailBudget, TailCache
-from quiver.storage.truncation import remove_prefix, replace_segments
+from quiver.storage.truncation import remove_prefix
 from quiver.storage.writer import LogTimings, LogWriter
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Log:
         tails: TailBudget | None,
         timings: LogTimings | None = None,
         cipher: LogCipher | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         self.directory = directory
         self.damage = recovery.damage
@@ -100,6 +102,7 @@ class Log:
             report_durable=self._handle_durable,
             report_failure=self._handle_failure,
             cipher=cipher,
+            space=space,
         )
         self._truncations = 0
         self._removing: frozenset[Segment] = frozenset()
@@ -119,6 +122,7 @@ class Log:
         tails: TailBudget | None = None,
         timings: LogTimings | None = None,
         cipher: LogCipher | None = None,
+        space: DiskSpace | None = None,
         discard_damage: bool = False,
         verify: bool = False,
     ) -> Log:
@@ -130,15 +134,16 @@ class Log:
         so record the range first, from a log opened without `discard_damage`.
 
         Recovery trusts the footer of a sealed segment; with `verify` it reads every segment completely, as it should
-        after a read that found damage. Logs of one node share `tails`, the memory for their newest batches, and
-        `timings`. With `cipher` every entry is encrypted on disk, and an entry that is not is damage.
+        after a read that found damage. Logs of one node share `tails`, the memory for their newest batches,
+        `timings`, and `space`, which learns of writes that wait for room. With `cipher` every entry is encrypted on
+        disk, and an entry that is not is damage.
 
         Raises:
             DamageError: the start of the log cannot be determined; nothing was changed.
             StorageError: the disk failed.
         """
         try:
-            recovery = _open_directory(disk, directory, settings, clock.wall_ms(), verify=verify)
+            recovery = open_directory(disk, directory, settings, clock.wall_ms(), verify=verify)
             damage = recovery.damage
             if damage and discard_damage:
                 recovery = move_damage_aside(disk, directory, recovery)
@@ -152,6 +157,7 @@ class Log:
                 tails=tails,
                 timings=timings,
                 cipher=cipher,
+                space=space,
             )
             log.damage = damage
             if damage and not discard_damage:
@@ -176,6 +182,15 @@ class Log:
         last = self._segments[-1]
         self._end_index, self._end_offset, self._last_term = last.end_index, last.end_offset, last.last_term
         self._tail = TailCache(last.end_index, bytes_max=self._settings.tail_cache_bytes_max, budget=self._tails)
+
+    @property
+    def is_out_of_space(self) -> bool:
+        """Return whether appended entries wait for room on the disk."""
+        return self._writer.is_held
+
+    def stop_waiting(self) -> None:
+        """Give up what waits for room on the disk, as `close` does: the log then rejects writes."""
+        self._writer.stop_waiting()
 
     async def close(self) -> None:
         """Make all appended entries durable and close the files; idempotent. A failed log closes without an error."""
@@ -381,17 +396,21 @@ class Log:
         """Seal the active segment if it has reached `segment_age_ms_max`, so that retention can remove it later."""
         active = self._segments[-1]
         is_old = self._clock.wall_ms() - active.header.created_ms >= self._settings.segment_age_ms_max
-        if is_old and not active.is_empty and not active.is_sealed:
+        if is_old and not active.is_empty and not active.is_sealed and not self._writer.is_held:
             await self._writer.run_exclusively(self._writer.plan_roll)
 
     async def _remove_oldest(self, count: int) -> None:
         oldest = frozenset(self._segments[:count])
         if oldest:
-            await self._writer.run_exclusively(partial(self._plan_removal, oldest), apply=self._finish_removal)
+            await self._writer.run_exclusively(
+                partial(self._plan_removal, oldest), apply=self._finish_removal, frees=True
+            )
 
     def _plan_removal(self, oldest: frozenset[Segment]) -> Callable[[], None]:
         """Return the file work that removes those of `oldest` that are still in the log and not its last segment."""
-        self._removing = oldest.intersection(self._segments[:-1])
+        unwritten = self._writer.unwritten_names
+        kept = next((at for at, segment in enumerate(self._segments) if segment.name in unwritten), -1)
+        self._removing = oldest.intersection(self._segments[:kept])
         names = [segment.name for segment in self._segments if segment in self._removing]
         return partial(remove_prefix, self._disk, self.directory, names)
 
@@ -567,29 +586,6 @@ class Log:
 
     def _segment_of_index(self, index: int) -> int:
         return bisect_right(self._segments, index, key=_first_index_of) - 1
-
-
-def _open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int, *, verify: bool) -> Recovery:
-    """Recover a directory, or create an empty log in it."""
-    make_directory(disk, directory)
-    recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes, trust_footers=not verify)
-    if not recovery.segments:
-        header = SegmentHeader(
-            generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
-        )
-        recovery.segments.append(Segment(header, segment_name(1)))
-        replace_segments(disk, directory, recovery.segments[0]).close()
-    return recovery
-
-
-def make_directory(disk: Disk, path: str) -> None:
-    """Create a directory and its missing parents. On disk after this returns: all their names."""
-    parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
-    if not disk.exists(path):
-        if parent not in ("/", "."):
-            make_directory(disk, parent)
-        disk.make_directory(path)
-    disk.sync_directory(parent)
 
 
 def _first_index_of(segment: Segment) -> Index:

@@ -14,6 +14,7 @@ that is sent to another member is always plain.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +22,7 @@ import msgspec
 from quiver.errors import DamageError, DecodeError
 from quiver.model import Buffer, Index, Offset, Term
 from quiver.record.checksum import crc32c
-from quiver.storage.disk import Disk
+from quiver.storage.disk import Disk, is_out_of_space
 from quiver.storage.flush import write_all
 from quiver.storage.recovery import TEMPORARY_SUFFIX
 from quiver.storage.truncation import remove_durably
@@ -159,6 +160,11 @@ class SnapshotStore:
         try:
             write_all(file, [snapshot.encode(self._cipher)], 0)
             file.sync()
+        except OSError as error:
+            if is_out_of_space(error):
+                with suppress(OSError):  # what does not fit must not take the room of votes
+                    self._disk.remove(temporary)
+            raise
         finally:
             file.close()
         self._disk.rename(temporary, path)

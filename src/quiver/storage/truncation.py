@@ -72,6 +72,8 @@ def replace_segments(disk: Disk, directory: str, segment: Segment) -> File:
     recovery finishes the removal.
     """
     path = f"{directory}/{segment.name}"
+    if disk.exists(path + TEMPORARY_SUFFIX):
+        disk.remove(path + TEMPORARY_SUFFIX)  # left by an attempt that met the end of the disk
     file = disk.open(path + TEMPORARY_SUFFIX, create=True)
     try:
         write_all(file, [segment.header.encode()], 0)

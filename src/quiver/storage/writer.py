@@ -7,11 +7,15 @@ comes, and its result is applied before the next task begins, because the log ma
 
 Durability is reported in index order, and only for entries that are on disk according to the log's durability setting.
 The first failure is final: nothing is written or synced again, and every entry that was not durable is discarded.
+
+A full disk is no failure: work that does not fit is *held* and tried again until there is room. Its entries are not
+durable, hence acknowledged to nobody, and meanwhile nothing is done but the removal of old segments.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,10 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from quiver.clock import Clock
 from quiver.config import LogSettings
 from quiver.errors import LogClosedError, LogFailedError, StorageError
+from quiver.logs import facts
 from quiver.metrics import Histogram, now_s
 from quiver.model import Index
 from quiver.record.batch import Batch
-from quiver.storage.disk import Disk, File
+from quiver.storage.disk import ROOM_RETRY_S, Disk, DiskSpace, File, is_out_of_space
 from quiver.storage.executor import Executor
 from quiver.storage.flush import Flush, FlushPlanner, write_all
 from quiver.storage.scan import CHUNK_BYTES
@@ -33,6 +38,7 @@ from quiver.storage.truncation import replace_segments, truncate_suffix
 
 if TYPE_CHECKING:
     from quiver.storage.sealing import LogCipher
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _Done = asyncio.Future[None]
@@ -70,6 +76,18 @@ class _Job(NamedTuple):
     make_work: Callable[[], Callable[[], Any]]
     apply: Callable[[Any], None]
     done: _Done
+    frees: bool = False
+    """Whether it removes old segments and writes nothing: then it runs on a full disk, too."""
+    replaces: bool = False
+    """Whether it replaces the whole log, so that what is held for the old one need not be written."""
+
+
+class _Task(NamedTuple):
+    """File work that runs, or is held until there is room for it."""
+
+    work: Callable[[], Any]
+    then: Callable[[Any], None]
+    done: _Done | None
 
 
 class LogWriter:
@@ -88,6 +106,7 @@ class LogWriter:
         report_durable: Callable[[Index], None],
         report_failure: Callable[[StorageError], None],
         cipher: LogCipher | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         self.segments = segments
         self.durable_end = segments[-1].end_index
@@ -112,6 +131,22 @@ class LogWriter:
         self._closing = asyncio.Lock()
         self._flushing_end: Index | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._space = space
+        self._held: _Task | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._flush: Flush | None = None
+        self._is_impatient = False
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether work waits for room on the disk."""
+        return self._held is not None
+
+    @property
+    def unwritten_names(self) -> frozenset[str]:
+        """Return the segments that held work writes to."""
+        flush = self._flush if self._held is not None else None
+        return frozenset() if flush is None else frozenset(write.name for write in flush.writes)
 
     def open_active(self) -> None:
         """Open the active segment's file; blocking."""
@@ -148,24 +183,29 @@ class LogWriter:
         self.segments[:] = [segment]
         self.durable_end = segment.end_index
         work = partial(replace_segments, self._disk, self._directory, segment)
-        return self.run_exclusively(lambda: work, apply=partial(self._adopt, segment, segment))
+        self.check_open()
+        return self._queue(_Job(lambda: work, partial(self._adopt, segment, segment), _make_done(), replaces=True))
 
     def run_exclusively(
-        self, make_work: Callable[[], Callable[[], T]], *, apply: Callable[[T], None] | None = None
+        self,
+        make_work: Callable[[], Callable[[], T]],
+        *,
+        apply: Callable[[T], None] | None = None,
+        frees: bool = False,
     ) -> asyncio.Future[None]:
         """Run file work between flushes, even if the caller stops waiting for it.
 
         `make_work` runs in the event loop when the job's turn comes; `apply` receives the result of the work before
-        the next task begins.
+        the next task begins. With `frees` it also runs while other work is held: it removes nothing of
+        `unwritten_names`.
         """
         self.check_open()
-        return self._queue(make_work, apply or _ignore)
+        return self._queue(_Job(make_work, apply or _ignore, _make_done(), frees))
 
-    def _queue(self, make_work: Callable[[], Callable[[], T]], apply: Callable[[T], None]) -> asyncio.Future[None]:
-        done: _Done = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(make_work, apply, done))
+    def _queue(self, job: _Job) -> asyncio.Future[None]:
+        self._jobs.append(job)
         self._work()
-        return done
+        return job.done
 
     def plan_roll(self) -> Callable[[], None]:
         """Return the file work that seals the active segment and starts a new one, unless it is sealed or empty."""
@@ -183,12 +223,20 @@ class LogWriter:
         if self._is_closing:
             raise LogClosedError(f"{self._directory}: not done: the log is being closed")
 
+    def stop_waiting(self) -> None:
+        """Give up work that is held, and whatever meets the end of the disk from now on: the log is to be closed."""
+        self._is_impatient = True
+        if self._held is not None and not self._is_working:
+            self._give_up(self._held)
+
     async def close(self) -> None:
         """Flush pending batches, mark them durable and close the file; idempotent, does not raise for a failed log."""
         async with self._closing:
             if self.failure is None:
                 self._is_closing = True
                 self._cancel_timer()
+                self.stop_waiting()
+            if self.failure is None:
                 await self._write_last()
             if self.failure is None:
                 self.failure = LogClosedError(f"{self._directory}: the log is closed")
@@ -198,8 +246,10 @@ class LogWriter:
         """Finish all tasks requested before the close, then write a mark that covers the whole file."""
         try:
             while self._pending or self._truncate_to is not None:
-                await self._queue(lambda: _do_nothing, _ignore)  # jobs run before the flush, which starts next
-            await self._queue(self._plan_last_mark, _ignore)
+                await self._queue(
+                    _Job(lambda: _do_nothing, _ignore, _make_done())
+                )  # jobs run before the flush, which starts next
+            await self._queue(_Job(self._plan_last_mark, _ignore, _make_done()))
         except StorageError:
             pass  # the failure was reported; nothing more may be written
 
@@ -229,7 +279,11 @@ class LogWriter:
         """Start the next task unless one is running."""
         if self._is_working or self.failure is not None:
             return
-        if self._truncate_to is not None:
+        if self._held is not None and any(job.replaces for job in self._jobs):
+            self._drop(self._held)
+        if self._held is not None:
+            self._work_without_room(self._held)
+        elif self._truncate_to is not None:
             self._begin_truncation(self._truncate_to)
         elif self._jobs:
             job = self._jobs.popleft()
@@ -238,21 +292,87 @@ class LogWriter:
             self._begin_flush()
 
     def _begin(self, work: Callable[[], T], then: Callable[[T], None], done: _Done | None = None) -> None:
-        self._is_working = True
-        self._executor.submit(work).add_done_callback(partial(self._finish, then, done))
+        self._run_task(_Task(work, then, done))
 
-    def _finish(self, then: Callable[[T], None], done: _Done | None, finished: asyncio.Future[T]) -> None:
+    def _run_task(self, task: _Task) -> None:
+        self._is_working = True
+        self._executor.submit(task.work).add_done_callback(partial(self._finish, task))
+
+    def _finish(self, task: _Task, finished: asyncio.Future[Any]) -> None:
         self._is_working = False
-        error = finished.exception()
+        error, done = finished.exception(), task.done
         if error is None:
-            then(finished.result())
+            if task is self._held:
+                self._release()
+            task.then(finished.result())
             self._work()
+        elif is_out_of_space(error):
+            self._hold(task)
         else:
             failure = self._fail(error)
             if done is not None and not done.done():
                 done.set_exception(failure)
             if not isinstance(error, OSError | StorageError):
                 raise error  # a bug, not a disk error: the event loop's exception handler must see it
+
+    def _hold(self, task: _Task) -> None:
+        """Wait for room, unless the log is to be closed."""
+        if self._held is None:
+            if self._space is not None:
+                self._space.begin_stall()
+            logger.warning("disk full, log waits for room", extra=facts(directory=self._directory))
+        self._held = task
+        if self._is_impatient:
+            self._give_up(task)
+            return
+        self._retry_timer = asyncio.get_running_loop().call_later(ROOM_RETRY_S, self._retry)
+        self._work()
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        if self._held is None or self.failure is not None:
+            return
+        if self._is_working:  # a removal, which makes room
+            self._retry_timer = asyncio.get_running_loop().call_later(ROOM_RETRY_S, self._retry)
+        else:
+            self._run_task(self._held)
+
+    def _release(self) -> None:
+        """Stop holding: the work was done, or the log ends without it."""
+        if self._held is None:
+            return
+        self._held = None
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if self._space is not None:
+            self._space.end_stall()
+
+    def _work_without_room(self, held: _Task) -> None:
+        """Start the next removal of old segments while other work is held."""
+        if self._is_impatient:
+            self._give_up(held)
+            return
+        job = next((job for job in self._jobs if job.frees), None)
+        if job is not None:
+            self._jobs.remove(job)
+            self._begin(job.make_work(), partial(_complete, job), job.done)
+
+    def _drop(self, held: _Task) -> None:
+        """Forget held work of a log that is about to be replaced."""
+        self._release()
+        if self._flush is not None:
+            self._flush.close()
+            self._flush = None
+        if held.done is not None and not held.done.done():
+            held.done.set_result(None)
+
+    def _give_up(self, held: _Task) -> None:
+        """End the log without what did not fit: none of it was durable, and recovery removes what is torn."""
+        failure = LogClosedError(f"{self._directory}: the log was closed while it waited for room on the disk")
+        self._end(failure)
+        if held.done is not None and not held.done.done():
+            held.done.set_exception(failure)
 
     def _begin_truncation(self, end_index: Index) -> None:
         self._truncate_to = None
@@ -292,7 +412,9 @@ class LogWriter:
 
     def _run_flush(self, flush: Flush) -> None:
         """Run a flush in the executor. Only tasks use `_file`, and one task runs at a time, so it needs no lock."""
+        self._flush = flush
         self._file = flush.run(self._file)
+        self._flush = None
 
     def _finish_flush(self, flush: Flush, pending_since_s: float, _: None, *, sync: bool) -> None:
         self._timings.observe(flush, pending_since_s=pending_since_s, sync=sync)
@@ -314,18 +436,24 @@ class LogWriter:
 
     def _fail(self, error: BaseException) -> StorageError:
         """Stop permanently: after a failed sync the kernel may drop the bytes and still let the next sync succeed."""
-        self.failure = failure = LogFailedError(
-            f"{self._directory}: {error}; the log rejects all writes until the node restarts"
-        )
+        failure = LogFailedError(f"{self._directory}: {error}; the log rejects all writes until the node restarts")
         failure.__cause__ = error
+        self._end(failure)
+        self._report_failure(failure)
+        return failure
+
+    def _end(self, failure: StorageError) -> None:
+        """Reject everything from now on, and discard what is not durable."""
+        self.failure = failure
         self._cancel_timer()
+        self._release()
+        if self._flush is not None:
+            self._flush.close()
         self._discard_pending(self.durable_end)
         for job in self._jobs:
             if not job.done.done():
                 job.done.set_exception(failure)
         self._jobs.clear()
-        self._report_failure(failure)
-        return failure
 
     # -- timer -----------------------------------------------------------------------------------
 
@@ -341,7 +469,7 @@ class LogWriter:
         if self._settings.durability == "interval":
             done = self.run_exclusively(self._plan_sync)
             done.add_done_callback(_retrieve)
-        elif not self._is_working and not self._pending:
+        elif not self._is_working and not self._pending and self._held is None:
             flush = self._planner.plan_mark(self.segments, sync=False)
             if flush is not None:
                 self._begin(partial(self._run_flush, flush), _ignore)
@@ -368,6 +496,10 @@ def _rewrite(file: File, first_position: int, end_position: int) -> None:
         data = file.read(min(CHUNK_BYTES, end_position - first_position), first_position)
         write_all(file, [data], first_position)
         first_position += len(data)
+
+
+def _make_done() -> _Done:
+    return asyncio.get_running_loop().create_future()
 
 
 def _do_nothing() -> None:

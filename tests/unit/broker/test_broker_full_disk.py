@@ -99,11 +99,15 @@ def test_the_replica_with_room_is_chosen(with_room: int) -> None:
         fill(node for node in cluster.nodes.values() if node.id not in (1, with_room))
         await asyncio.sleep(1)
         fill([cluster[1]])
-        await asyncio.sleep(0.5)
-        assert await seconds_until_accepted(cluster, topic_id, within_s=ACCEPTS_WITHIN_S) is not None
+        await cluster.wait(lambda: ((leader := cluster.leader(topic_id)) is not None and leader.id != 1) or None)
         leader = cluster.leader(topic_id)
         assert leader is not None
         assert leader.id == with_room
+        await asyncio.sleep(1)
+        with pytest.raises(DiskFullError, match="not done: the disks of a majority"):
+            await try_produce(cluster, topic_id, leader)
+        cluster[1].disk.limit_space(None)
+        assert await seconds_until_accepted(cluster, topic_id, within_s=ACCEPTS_WITHIN_S) is not None
 
     simulate(test, is_managed=True, settings=SMALL_DISKS)
 
@@ -124,6 +128,7 @@ def test_leader_stays_and_rejects_records_if_no_replica_has_room() -> None:
             assert await cluster.fetch(topic_id) == [b"first"], "consumers are served"
             await asyncio.sleep(1)
         cluster[1].disk.limit_space(None)
+        cluster[2].disk.limit_space(None)
         assert await seconds_until_accepted(cluster, topic_id, within_s=ACCEPTS_WITHIN_S) is not None
 
     simulate(test, is_managed=True, settings=SMALL_DISKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -59,27 +58,6 @@ async def test_cut_whose_place_cannot_be_read_changes_nothing() -> None:
         log.truncate_suffix(Index(2))
     assert (log.end_index, log.end_offset) == (4, 3)
     assert await all_values(log) == [b"one", b"two", b"three"]
-
-
-@runs
-async def test_full_disk_closes_the_log_and_a_restart_goes_on_when_there_is_room() -> None:
-    disk = SimulatedDisk()
-    log = open_log(disk, TINY)
-    await append(log, *VALUES[:10])
-    disk.limit_space(50)
-    log.append(next_batches(log, b"too much" * 20))
-    with pytest.raises(LogFailedError) as raised:
-        await wait_durable(log, log.end_index)
-    assert isinstance(raised.value.__cause__, OSError)
-    assert raised.value.__cause__.errno == errno.ENOSPC
-    assert await all_values(log) == VALUES[:10]
-    await log.close()
-    disk.restart()
-    disk.limit_space(None)
-    log = open_log(disk, TINY)
-    assert await all_values(log) == VALUES[:10]
-    await append(log, b"room again")
-    assert await all_values(log) == [*VALUES[:10], b"room again"]
 
 
 @runs

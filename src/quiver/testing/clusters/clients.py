@@ -208,9 +208,14 @@ class ProducerWorkload(ClientWorkload):
         if not all(await asyncio.gather(*sends)):
             await self.insist(self.begin)  # fenced: another one has the name
 
-    async def _send(self, producer: AsyncProducer, lane: str) -> bool:
-        """Send a batch; tell whether the producer may continue."""
-        partition = self.rng.randrange(producer.core.accumulator.partition_count)
+    async def send_to(self, partition: int) -> bool:
+        """Send a batch to one partition; tell whether the producer may continue."""
+        return await self._send(self.producer, "/0", partition)
+
+    async def _send(self, producer: AsyncProducer, lane: str, partition: int | None = None) -> bool:
+        """Send a batch, to any partition unless one is given; tell whether the producer may continue."""
+        if partition is None:
+            partition = self.rng.randrange(producer.core.accumulator.partition_count)
         values = [
             f"{self.name}:{self._count + at}" for at in range(1 + self.rng.randrange(self.world.knobs.values_max))
         ]

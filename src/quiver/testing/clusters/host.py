@@ -32,7 +32,7 @@ from quiver.replication.interfaces import LostHandler, MessageHandler
 from quiver.routing.transport import Transport
 from quiver.security.key_ring import KeyRing
 from quiver.security.tokens import ID_BYTES, SECRET_BYTES, Token, join_token
-from quiver.storage import Disk, Executor, NodeIdentity
+from quiver.storage import Disk, Executor, NodeIdentity, is_out_of_space
 from quiver.testing.clusters.versions import is_too_old
 from quiver.testing.network import SimulatedNetwork
 from quiver.testing.simulator.machine import SimulatedMachine
@@ -258,6 +258,8 @@ class SimulatedHost(SimulatedMachine):
         self.database = SimulatedDatabase()
         self.node: Node | None = None
         """The running node, once it has started."""
+        self.has_served = False
+        """Whether the present process has started completely: one that finds a full disk at its start may end."""
         self.stops_injected = 0
         """How often the present process was made to stop a partition."""
         self.level_max = LEVEL_MIN if world.knobs.mixes_versions else LEVEL_MAX
@@ -293,11 +295,13 @@ class SimulatedHost(SimulatedMachine):
         """Run the node as `quiver node` does, until it is stopped or fails."""
         self._stop = asyncio.Event()
         self.stops_injected = 0
+        self.has_served = False
         error: BaseException | None = None
         try:
             node = Node(self.world.settings_of(self), self._environment())
             self.world.loop.set_node_exception_handler(self.id, node.handle_escaped)
             async with node as self.node:
+                self.has_served = True
                 error = await self._serve(node)
         except Exception as failure:  # whatever ends a process ends it
             if self.world.loop.is_closed():
@@ -356,6 +360,12 @@ class SimulatedHost(SimulatedMachine):
         for cause in causes:
             if not isinstance(cause, StorageError | OSError) and not is_too_old(cause):
                 violated("F3", f"a node crashed: {describe(cause)}", node=self.id)
+        require(
+            not (self.has_served and any(map(is_out_of_space, causes))),
+            "F3",
+            f"a node ended because its disk is full: {error}",
+            node=self.id,
+        )
         is_damage = any(isinstance(cause, DamageError) for cause in causes)
         require(
             self.is_damaged or not is_damage,

@@ -26,6 +26,7 @@ from quiver.replication import Member
 from quiver.testing.clusters.administrators import AdminWorkload, require_access_state
 from quiver.testing.clusters.clients import ClientWorkload, EndOffsetWorkload, ProducerWorkload, TopicWorkload
 from quiver.testing.clusters.consumers import CommitWorkload, ConsumeWorkload, ReaderWorkload
+from quiver.testing.clusters.full_disks import require_accepting_while_full
 from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.operations import FAULTS
 from quiver.testing.clusters.swarm import ALL_KINDS, ClusterKnobs, TopicPlan, draw_cluster_knobs
@@ -79,6 +80,7 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
         await _require_progress(world)
         await restore_capacity(world)
         await require_settled(world, is_loaded=True)
+        await require_accepting_while_full(world)
         world.is_over = True
         await _wait_ended(world)
         await _require_expired(world)

@@ -16,6 +16,7 @@ from quiver.features import LEVEL_MAX, LEVEL_MIN
 from quiver.metadata import BrokerState
 from quiver.model import NodeId
 from quiver.testing.clusters.defects import bad_command, partition_fault, unknown_entry
+from quiver.testing.clusters.full_disks import full_disks
 from quiver.testing.clusters.versions import list_old_nodes, require_raised_by_all
 from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.simulator.faults import SHARED_FAULTS, FaultInjection
@@ -226,6 +227,7 @@ FAULTS: Final[Mapping[str, Callable[[FaultInjection[Any]], Awaitable[None]]]] = 
     "bad_command": bad_command,
     "unknown_entry": unknown_entry,
     "partition_fault": partition_fault,
+    "full_disks": full_disks,
     "change_program": change_program,
     "upgrade_cluster": upgrade_cluster,
 }

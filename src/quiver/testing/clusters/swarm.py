@@ -70,6 +70,7 @@ FAULT_KINDS: Final[Mapping[str, int]] = {
     "bad_command": 4,
     "unknown_entry": 4,
     "partition_fault": 4,
+    "full_disks": 4,
 }
 """Every kind of fault, with how often it is drawn when it is on."""
 

@@ -1,0 +1,34 @@
+"""The directory of a log: created with an empty first segment, or recovered. Blocking functions."""
+
+from __future__ import annotations
+
+from quiver.config import LogSettings
+from quiver.model import Index, Offset, Term
+from quiver.storage.disk import Disk
+from quiver.storage.frames import SegmentHeader
+from quiver.storage.recovery import Recovery, recover
+from quiver.storage.segment import Segment, segment_name
+from quiver.storage.truncation import replace_segments
+
+
+def open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int, *, verify: bool) -> Recovery:
+    """Recover a directory, or create an empty log in it."""
+    make_directory(disk, directory)
+    recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes, trust_footers=not verify)
+    if not recovery.segments:
+        header = SegmentHeader(
+            generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms
+        )
+        recovery.segments.append(Segment(header, segment_name(1)))
+        replace_segments(disk, directory, recovery.segments[0]).close()
+    return recovery
+
+
+def make_directory(disk: Disk, path: str) -> None:
+    """Create a directory and its missing parents. On disk after this returns: all their names."""
+    parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    if not disk.exists(path):
+        if parent not in ("/", "."):
+            make_directory(disk, parent)
+        disk.make_directory(path)
+    disk.sync_directory(parent)
