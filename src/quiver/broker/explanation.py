@@ -76,7 +76,7 @@ class ReplicaExplainer:
             followers=tuple(
                 FollowerInfo(
                     node=peer.node,
-                    state=peer.state.value,
+                    state="full" if peer.is_full else peer.state.value,
                     match_index=peer.match_index,
                     silent_ms=max(0, now_ms - peer.heard_ms),
                 )
@@ -85,16 +85,18 @@ class ReplicaExplainer:
             held_offset=view.held_offset(*key),
             slowest=_find_slowest(replica, view, key),
             free_bytes=self._space.free_bytes,
-            obstacles=tuple(self._find_obstacles(status, raft)),
+            obstacles=tuple(self._find_obstacles(status, raft, is_full=member.is_full)),
             events=tuple(
                 msgspec.convert(event, ReplicaEventInfo, from_attributes=True) for event in member.history.events
             ),
             now_ms=self._clock.wall_ms(),
         )
 
-    def _find_obstacles(self, status: ReplicaStatus, raft: RaftStatus) -> Iterator[ObstacleInfo]:
-        """Yield why a leader does not accept records now."""
+    def _find_obstacles(self, status: ReplicaStatus, raft: RaftStatus, *, is_full: bool) -> Iterator[ObstacleInfo]:
+        """Yield why a leader does not accept records now, or why a follower does not store them."""
         if status.role is not Role.LEADER:
+            if is_full:
+                yield ObstacleInfo(code="disk_full", sentence=f"{self._describe_room()}: it stores no more entries")
             return
         majority = len(status.voters) // 2 + 1
         if len(status.in_sync) < majority:
@@ -106,10 +108,17 @@ class ReplicaExplainer:
         if raft.transfer_to is not None:
             sentence = f"it is transferring its leadership to node {raft.transfer_to}"
             yield ObstacleInfo(code="transferring", sentence=sentence)
-        free_bytes, reserved_bytes = self._space.free_bytes, self._settings.free_bytes_min
-        if free_bytes is not None and free_bytes < reserved_bytes:
-            sentence = f"its disk has {free_bytes} free bytes, log.free_bytes_min is {reserved_bytes}"
+        free_bytes = self._space.free_bytes
+        if self._space.stalled or (free_bytes is not None and free_bytes < self._settings.free_bytes_min):
+            yield ObstacleInfo(code="disk_full", sentence=self._describe_room())
+        low = [peer.node for peer in raft.peers if peer.is_low and peer.node in status.voters]
+        if len(status.voters) - len(low) < majority:
+            sentence = f"the disks of nodes {', '.join(map(str, low))} are nearly full, so that no majority has room"
             yield ObstacleInfo(code="disk_full", sentence=sentence)
+
+    def _describe_room(self) -> str:
+        found = "no room" if self._space.stalled else f"{self._space.free_bytes} free bytes"
+        return f"its disk has {found}, log.free_bytes_min is {self._settings.free_bytes_min}"
 
 
 def _find_slowest(replica: Replica, view: View, key: PartitionKey) -> tuple[CursorInfo, ...]:

@@ -241,3 +241,9 @@ def describe_disk(space: DiskSpace, settings: LogSettings) -> Iterator[MetricFam
         "Free bytes below which records are refused (log.free_bytes_min).",
         settings.free_bytes_min,
     )
+    yield gauge("quiver_disk_waiting_writes", "Writes that wait because the disk is full.", space.stalled)
+    yield counter(
+        "quiver_disk_refused_appends_total",
+        "Messages with entries or snapshots of leaders that were not stored for want of room.",
+        space.refused_appends,
+    )

@@ -248,10 +248,13 @@ def _check_balance(report: ClusterReport) -> Iterator[ClusterFinding]:
 def _check_disks(report: ClusterReport) -> Iterator[ClusterFinding]:
     for node, _, metrics in report.answers():
         free, reserved = metrics.total("quiver_disk_free_bytes"), metrics.total("quiver_disk_reserved_bytes")
-        if free is None or reserved is None or free >= RESERVE_FACTOR * reserved:
+        waiting = metrics.total("quiver_disk_waiting_writes")
+        if free is None or reserved is None or (free >= RESERVE_FACTOR * reserved and not waiting):
             continue
-        is_full = free < reserved
+        is_full = free < reserved or bool(waiting)
         sentence = f"its disk has {free / 1e9:.1f} GB free; below {reserved / 1e9:.1f} GB it refuses records"
+        if waiting:
+            sentence = f"its disk is full: {waiting:.0f} writes wait for room"
         yield ClusterFinding(
             severity="critical" if is_full else "warning",
             code="disk_full" if is_full else "disk_filling",

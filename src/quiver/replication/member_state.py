@@ -10,6 +10,7 @@ from collections.abc import Callable
 from quiver.model import GroupId, Index, NodeId, Term
 from quiver.raft import Configuration, Raft, RaftStatus
 from quiver.replication.applier import Applier
+from quiver.replication.follower_room import FollowerRoom
 from quiver.replication.interfaces import Host
 from quiver.replication.pending import PendingProposals
 from quiver.replication.status import MemberStatus
@@ -22,6 +23,7 @@ class MemberState:
     group: GroupId
     _raft: Raft
     _log: Log
+    _room: FollowerRoom
     _applier: Applier
     _pending: PendingProposals
     _host: Host
@@ -92,6 +94,11 @@ class MemberState:
             applied_index=self._applier.index,
             waiting=len(self._pending),
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether this member stores no entries of its leader for want of room."""
+        return self._room.is_full
 
     def raft_status(self) -> RaftStatus:
         """Return the part of the status that the Raft core knows."""

@@ -33,7 +33,7 @@ class FollowerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     node: NodeId
     state: str
-    """probe, replicate, snapshot or lost: how the leader sends to it."""
+    """probe, replicate, snapshot or lost: how the leader sends to it; full: its disk has no room for entries."""
     match_index: Index
     silent_ms: int
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator
 
 import pytest
 from log_world import (
@@ -29,9 +28,8 @@ BIG = b"too much" * 40
 
 
 @pytest.fixture(autouse=True)
-def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ROOM_RETRY_S", 0.002)
-    return
 
 
 async def hold(log: Log, disk: SimulatedDisk, room_bytes: int, *values: bytes) -> None:
