@@ -135,6 +135,23 @@ def test_version_is_in_status_and_metrics_and_nowhere_else(node: Node) -> None:
     assert shown == {"/status", "/metrics"}, "which a secure node shows to nobody without credentials"
 
 
+def test_every_answer_says_what_it_is_and_text_in_which_charset(node: Node) -> None:
+    for address in (node.address, node.admin):
+        for path in ("/nothing", *(route.path for route in ROUTES if route.method == "GET")):
+            _, headers, body = node.ask("GET", path, address=address)
+            kind = headers["Content-Type"]
+            assert (kind is None) == (not body), path
+            assert kind is None or kind == "application/json" or "charset=utf-8" in kind, path
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "TRACK", "OPTIONS", "PROPFIND"])
+def test_methods_that_nothing_has_are_refused(node: Node, method: str) -> None:
+    for path in ("/topics", "/", "/status"):
+        status, _, body = node.ask(method, path, Cookie="secret=1")
+        assert status in (400, 405, 501)
+        assert b"secret=1" not in body
+
+
 def test_pages_may_load_run_and_be_framed_by_nothing(node: Node) -> None:
     for address, path in ((node.admin, "/docs"), (node.address, "/")):
         status, headers, body = node.ask("GET", path, address=address, Accept="text/html")

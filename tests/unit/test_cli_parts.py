@@ -188,7 +188,12 @@ def test_package_holds_the_completion_scripts(shell: str, name: str, capsys: pyt
 
 
 def test_package_holds_the_unit_file() -> None:
-    assert "[Service]" in (files("quiver.deploy") / "quiver.service").read_text()
+    unit = (files("quiver.deploy") / "quiver.service").read_text()
+    assert "[Service]" in unit
+    hardened = ("User=quiver", "UMask=0077", "StateDirectoryMode=0700", "NoNewPrivileges=true", "ProtectSystem=strict")
+    for line in hardened:
+        assert f"\n{line}\n" in unit
+    assert "\nCapabilityBoundingSet=\n" in unit, "none"
 
 
 def test_commands_and_options_are_completed() -> None:
