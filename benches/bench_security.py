@@ -266,15 +266,20 @@ class HttpLoad:
             "requests": [_with_headers(request, side) for request in self._requests[side.name]],
             "seconds": self._seconds,
             "ca_file": side.ca_file,
+            "pids": side.pids,
         }
-        nodes_s = _nodes_s(side)
         command = [sys.executable, str(HERE / "http_load.py")]
         done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=True)
         answers = json.loads(done.stdout)
         if set(answers["statuses"]) != {"200"}:
             raise RuntimeError(f"{side.name} answered {answers['statuses']}")
-        nodes_s = _nodes_s(side) - nodes_s
-        return Turn(answers["answers"], answers["seconds"], answers["processor_s"], nodes_s, answers["p50_ms"])
+        return Turn(
+            answers["answers"],
+            answers["seconds"],
+            answers["processor_s"],
+            answers["servers_s"],
+            answers["p50_ms"],
+        )
 
 
 def _with_headers(request: str, side: Side) -> str:

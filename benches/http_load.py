@@ -2,8 +2,9 @@
 
 It runs in its own process, so that its CPU time is not the server's. It reads one JSON object from standard input
 (`host`, `port`, `seconds`, and `requests`: the bytes of a request for each connection, as Latin-1 text; with `ca_file`,
-the authority of the server's certificate, it speaks TLS) and prints one: the number of responses, by status, the
-seconds they took in all, and their latencies. All connections are open before the clock starts.
+the authority of the server's certificate, it speaks TLS; `pids` are the server's processes) and prints one: the number
+of responses, by status, the seconds they took in all, their latencies, and the CPU time of itself and of the server.
+All connections are open before the clocks start.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Load:
         self._times_s: list[float] = []
         self._ended = asyncio.Event()
 
-    async def run(self, host: str, port: int, context: ssl.SSLContext | None) -> dict[str, Any]:
+    async def run(self, host: str, port: int, context: ssl.SSLContext | None, pids: list[int]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         connections = [Connection(request, self) for request in self._requests]
         for connection in connections:
             await loop.create_connection(lambda connection=connection: connection, host, port, ssl=context)
-        begun, begun_processor_s = time.perf_counter(), time.process_time()
+        begun, begun_processor_s, begun_servers_s = time.perf_counter(), time.process_time(), servers_s(pids)
         self.end = begun + self._seconds
         for connection in connections:
             connection.send()
@@ -83,6 +84,7 @@ class Load:
             "p50_ms": 1000 * times_s[len(times_s) // 2],
             "p99_ms": 1000 * times_s[len(times_s) * 99 // 100],
             "processor_s": time.process_time() - begun_processor_s,
+            "servers_s": servers_s(pids) - begun_servers_s,
         }
 
     def answered(self, status: bytes, seconds: float) -> None:
@@ -101,13 +103,19 @@ def content_length(head: bytes) -> int:
     return int(rest.partition(b"\r\n")[0]) if found else 0
 
 
+def servers_s(pids: list[int]) -> float:
+    """Return the CPU time of processes so far: each has a clock, whose number follows from its id."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
+
+
 def main() -> None:
     order = json.load(sys.stdin)
     requests = [request.encode("latin-1") for request in order["requests"]]
     context = ssl.create_default_context(cafile=order["ca_file"]) if order.get("ca_file") else None
 
     async def run() -> dict[str, Any]:
-        return await Load(requests, order["seconds"]).run(order["host"], order["port"], context)
+        load = Load(requests, order["seconds"])
+        return await load.run(order["host"], order["port"], context, order.get("pids", []))
 
     json.dump(asyncio.run(run()), sys.stdout)
 

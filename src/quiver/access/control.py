@@ -41,7 +41,8 @@ class AccessControl:
         """`is_open`: whether a client without credentials may do everything."""
         self.is_open = is_open
         self.audit = audit
-        self._view = view
+        self.view = view
+        """Returns the metadata by which is decided."""
         self._clock = clock
         self._acted_for: dict[str, ConnectionIdentity] = {}
         self._anonymous = ConnectionIdentity()
@@ -85,7 +86,7 @@ class AccessControl:
 
     def filter(self, identity: ConnectionIdentity, keep: ResponseFilter, response: Response) -> Response:
         """Return a response without what its receiver may not see."""
-        return keep(self.permissions(identity), self._view(), response)
+        return keep(self.permissions(identity), self.view(), response)
 
     def permissions(self, identity: ConnectionIdentity) -> Permissions:
         """Return what the principal of a connection may do now.
@@ -93,7 +94,7 @@ class AccessControl:
         Raises:
             NotAllowedError: its credential is not valid any more (`unauthenticated`).
         """
-        found, credential, view = identity.permissions, identity.credential, self._view()
+        found, credential, view = identity.permissions, identity.credential, self.view()
         if view is not self._seen:
             self._seen, self._table = view, view.access
         if found is None or identity.version is not self._table:
@@ -171,12 +172,6 @@ class AccessControl:
             acting = self._acted_for[principal] = parse_acting(principal, address=identity.address)
         return acting
 
-    # -- for HTTP routes -------------------------------------------------------------------------
-
-    def view(self) -> View:
-        """Return the metadata by which is decided."""
-        return self._view()
-
     # -- records ---------------------------------------------------------------------------------
 
     def note_denial(self, identity: ConnectionIdentity, request: str, target: str, error: QuiverError) -> None:
@@ -211,7 +206,7 @@ class AccessControl:
     def explain(self, principal: str, verb: Verb, kind: ResourceKind, name: str) -> AccessVerdict:
         """Explain whether a principal may do something; raises `RequestError` for what is no principal."""
         found = parse_principal(principal)
-        view = self._view()
+        view = self.view()
         if self.is_open and found == ANONYMOUS:
             reason = "this cluster is open: everybody without credentials may do everything"
             return AccessVerdict(is_allowed=True, reason=reason, grant=admin_grant(str(found)))

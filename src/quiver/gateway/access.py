@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from quiver.access import AccessControl, Authenticator
-from quiver.access.rules import deny, require, require_consumers, require_known, require_producer
+from quiver.access.rules import deny, require, require_known, require_owner
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
 from quiver.metadata import View
+from quiver.model import ConsumerId, ProducerId
 from quiver.security import Principal, parse_principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.security.permissions import Permissions, ResourceKind, Verb
@@ -58,17 +59,19 @@ def _create_topic(permissions: Permissions, _: View, given: contract.CreateTopic
 
 def _produce(permissions: Permissions, view: View, given: contract.ProduceBody | contract.ProduceBatchBody) -> None:
     require(permissions, Verb.WRITE, ResourceKind.TOPIC, given.topic)
-    if given.producer_id not in view.producers:
+    row = view.producers.get(ProducerId(given.producer_id))
+    if row is None:
         raise _unknown("producer", given.producer_id)
-    require_producer(permissions, view, given.producer_id)
+    require_owner(permissions, row, "producer")
 
 
 def _consume(permissions: Permissions, view: View, given: Any) -> None:
     require(permissions, Verb.READ, ResourceKind.TOPIC, given.topic)
     if given.consumer_id is not None:
-        if given.consumer_id not in view.consumers:
+        row = view.consumers.get(ConsumerId(given.consumer_id))
+        if row is None:
             raise _unknown("consumer", given.consumer_id)
-        require_consumers(permissions, view, (given.consumer_id,))
+        require_owner(permissions, row, "consumer")
 
 
 def _unknown(kind: str, id_: int) -> NotFoundError:
