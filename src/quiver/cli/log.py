@@ -14,18 +14,22 @@ from itertools import islice
 
 import click
 
+from quiver.cli.options import load_keys
 from quiver.cli.output import FOUND, Cell, Facts, describe_record, format_time, print_json, print_json_line, print_table
 from quiver.errors import DecodeError, RequestError
 from quiver.model import NO_PRODUCER
 from quiver.record.batch import Batch
 from quiver.record.compression import Compression
-from quiver.record.header import BatchHeader
+from quiver.record.header import ENCODING_SEALED, BatchHeader
+from quiver.storage.data_key import open_cipher
 from quiver.storage.dry_run import ReadOnlyDisk
 from quiver.storage.hardstate import HARD_STATE_NAME
 from quiver.storage.inspection import LogFinding, LogInspection, SegmentInspection, read_frames, verify_directory
 from quiver.storage.scan import BadRange, SegmentFrame
+from quiver.storage.sealing import LogCipher
 from quiver.storage.segment import is_segment_name
 
+_KEY_FILE = click.option("--key-file", metavar="FILE", help="The node's key file, to decrypt an encrypted log.")
 _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False))
 
 
@@ -38,15 +42,17 @@ def log() -> None:
     short_help="Read every byte and check it.", epilog="Example: quiver log verify quiver-data/node-1/groups/2 --json"
 )
 @_DIRECTORY
+@_KEY_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def verify(context: click.Context, directory: str, as_json: bool) -> None:
+def verify(context: click.Context, *, directory: str, key_file: str | None, as_json: bool) -> None:
     """Read and check every byte of the log in DIRECTORY, or of all logs below it; exit with 1 if anything is damaged.
 
-    Changes nothing: a torn tail, which a restart would cut, is reported and left alone.
+    Changes nothing: a torn tail, which a restart would cut, is reported and left alone. The checksums of an encrypted
+    log are checked without its key; whether its entries can be decrypted, only with it.
     """
     logs = find_logs(directory)
-    inspections = {path: verify_directory(ReadOnlyDisk(), path) for path in logs}
+    inspections = {path: verify_directory(ReadOnlyDisk(), path, _find_cipher(path, key_file)) for path in logs}
     if as_json:
         print_json(inspections[directory_name(directory)] if logs == [directory_name(directory)] else inspections)
     else:
@@ -56,6 +62,13 @@ def verify(context: click.Context, directory: str, as_json: bool) -> None:
             _print_inspection(inspection)
     if not all(inspection.is_whole for inspection in inspections.values()):
         context.exit(FOUND)
+
+
+def _find_cipher(directory: str, key_file: str | None) -> LogCipher | None:
+    """Return the cipher of an encrypted log, if its key was given."""
+    if key_file is None:
+        return None
+    return open_cipher(ReadOnlyDisk(), directory, load_keys(key_file), is_encrypted=False)
 
 
 def directory_name(directory: str) -> str:
@@ -90,8 +103,11 @@ def _belongs_to_log(name: str) -> bool:
 @click.option("--from", "first_index", type=click.IntRange(min=0), default=0, help="First entry to print.")
 @click.option("--limit", type=click.IntRange(min=1), help="Print no more frames than this.")
 @click.option("--values", is_flag=True, help="Print the records of each batch, too.")
+@_KEY_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def dump(*, directory: str, first_index: int, limit: int | None, values: bool, as_json: bool) -> None:
+def dump(
+    *, directory: str, first_index: int, limit: int | None, values: bool, key_file: str | None, as_json: bool
+) -> None:
     """Print one line for each frame of the log in DIRECTORY, and for each range of bytes that is none.
 
     The first column is the byte in the segment's file where the frame begins; ranges are half-open.
@@ -100,9 +116,10 @@ def dump(*, directory: str, first_index: int, limit: int | None, values: bool, a
     if len(logs) > 1:
         raise RequestError(f"{directory} holds {len(logs)} logs: name one of {', '.join(logs[:10])}", code="many_logs")
     frames = read_frames(ReadOnlyDisk(), logs[0], first_index=first_index)
+    cipher = _find_cipher(logs[0], key_file)
     segment = ""
     for name, frame in islice(frames, limit):
-        facts = describe_frame(name, frame, with_records=values)
+        facts = describe_frame(name, frame, with_records=values, cipher=cipher)
         if as_json:
             print_json_line(facts)
             continue
@@ -171,7 +188,9 @@ FRAME_HEADING = _COLUMNS.format(
 )
 
 
-def describe_frame(segment: str, frame: SegmentFrame | BadRange, *, with_records: bool) -> Facts:
+def describe_frame(
+    segment: str, frame: SegmentFrame | BadRange, *, with_records: bool, cipher: LogCipher | None = None
+) -> Facts:
     """Return what is known of a frame, by the names that the JSON output has."""
     facts: Facts = {"segment": segment, "position": frame.position, "bytes": frame.end - frame.position}
     if isinstance(frame, BadRange):
@@ -180,7 +199,7 @@ def describe_frame(segment: str, frame: SegmentFrame | BadRange, *, with_records
         return {**facts, "kind": "mark", "vouched_bytes": frame.durable_end}
     facts |= _describe_header(frame.header)
     if with_records and not frame.header.is_control:
-        facts |= _describe_records(Batch(frame.data, frame.header))
+        facts |= _describe_records(frame, frame.header, cipher)
     return facts
 
 
@@ -234,8 +253,14 @@ def _describe_header(header: BatchHeader) -> Facts:
     }
 
 
-def _describe_records(batch: Batch) -> Facts:
+def _describe_records(frame: SegmentFrame, header: BatchHeader, cipher: LogCipher | None) -> Facts:
     try:
+        if cipher is not None:
+            batch = cipher.open_batch(frame.data, header)
+        elif header.encoding == ENCODING_SEALED:
+            raise DecodeError("the entry is encrypted: give the node's --key-file")
+        else:
+            batch = Batch(frame.data, header)
         return {"records": [describe_record(record) for record in batch.records()]}
     except DecodeError as error:
         return {"records_error": str(error)}

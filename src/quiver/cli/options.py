@@ -20,6 +20,7 @@ from quiver.errors import QuiverError, RequestError
 
 if TYPE_CHECKING:
     from quiver.client.consumer_core import SeekTarget
+    from quiver.security.key_ring import KeyRing
 
 COMPLETION_TIMEOUT_S = 2.0
 """How long the completion of a topic's name may keep a shell waiting for the cluster."""
@@ -232,3 +233,10 @@ def _parse_time(value: str) -> datetime:
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
     moment = datetime.fromisoformat(value)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def load_keys(path: str, *further: str) -> KeyRing:
+    """Return the keys in files that nodes have as `encryption.key_file`; raises `ConfigError`."""
+    from quiver.security.key_ring import parse_key_ring, read_key_file  # here: most commands never need it
+
+    return parse_key_ring("\n".join(map(read_key_file, (path, *further))), ", ".join((path, *further)))

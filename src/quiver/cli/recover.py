@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
 from quiver.cli.metadata import find_nodes
-from quiver.cli.options import examples, json_option
+from quiver.cli.options import examples, json_option, load_keys
 from quiver.cli.output import print_json, print_table
 from quiver.operations.recover import RecoveryPlan, carry_out, check_name, lock_directories, make_plan
 from quiver.operations.survivors import StoppedNodes
+
+if TYPE_CHECKING:
+    from quiver.security.key_ring import KeyRing
 
 
 @click.command(
@@ -31,8 +35,19 @@ from quiver.operations.survivors import StoppedNodes
 @click.option("--node", "only", type=int, multiple=True, help="Only these nodes of a directory that holds several.")
 @click.option("--plan", "is_plan", is_flag=True, help="Print what would be done, and what may be lost; do nothing.")
 @click.option("--yes-lose-data", "name", metavar="CLUSTER", help="Do it; type the name of the cluster.")
+@click.option(
+    "--key-file", "key_files", multiple=True, metavar="FILE", help="Key file of a node, if any topic is encrypted."
+)
 @json_option
-def recover(*, data: tuple[str, ...], only: tuple[int, ...], is_plan: bool, name: str | None, as_json: bool) -> None:
+def recover(
+    *,
+    data: tuple[str, ...],
+    only: tuple[int, ...],
+    is_plan: bool,
+    name: str | None,
+    key_files: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Make the surviving nodes a cluster of their own, without the nodes that are lost for good.
 
     Every node of the cluster whose directory is not named counts as lost. Acknowledged records that only lost nodes had
@@ -48,7 +63,7 @@ def recover(*, data: tuple[str, ...], only: tuple[int, ...], is_plan: bool, name
         raise click.UsageError(f"--data holds no data of the nodes {list(only)}")
     with ExitStack() as stack:
         lock_directories(stack, directories)
-        plan = asyncio.run(_recover(directories, name))
+        plan = asyncio.run(_recover(directories, name, load_keys(*key_files) if key_files else None))
     if as_json:
         print_json(plan)
         return
@@ -57,8 +72,8 @@ def recover(*, data: tuple[str, ...], only: tuple[int, ...], is_plan: bool, name
         click.echo(f"recovered: start node {plan.manager} first, with the role manager, then the other survivors")
 
 
-async def _recover(directories: list[str], name: str | None) -> RecoveryPlan:
-    async with StoppedNodes() as nodes:
+async def _recover(directories: list[str], name: str | None, keys: KeyRing | None) -> RecoveryPlan:
+    async with StoppedNodes(keys) as nodes:
         plan = await make_plan(nodes, directories)
         if name is not None:
             check_name(plan, name)

@@ -14,6 +14,7 @@ from quiver.addresses import format_address, parse_address
 from quiver.cli.options import connect, examples, find_ca_file, url_option
 from quiver.cli.output import format_time
 from quiver.cli.quantities import DurationType
+from quiver.cli.security_key import key
 from quiver.config import TlsSettings
 from quiver.errors import ConflictError, RequestError, UnavailableError
 from quiver.security.bootstrap import (
@@ -47,7 +48,10 @@ JOIN_TIMEOUT_MS = 30_000
     )
 )
 def security() -> None:
-    """Set up TLS and the first administrator."""
+    """Set up TLS, the first administrator, and the keys of encrypted topics."""
+
+
+security.add_command(key)
 
 
 @security.command(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -27,6 +27,9 @@ from quiver.storage.data_directory import load_identity, metadata_log, replicas
 from quiver.storage.executor import ThreadExecutor
 from quiver.storage.groups import GROUPS_FOLDER, GroupFolders
 from quiver.storage.hardstate import HARD_STATE_NAME
+
+if TYPE_CHECKING:
+    from quiver.security.key_ring import KeyRing
 
 READ_BYTES = 1 << 20
 
@@ -73,7 +76,9 @@ class Survivor(msgspec.Struct, frozen=True, kw_only=True):
 class StoppedNodes:
     """Access to the files of stopped nodes, which the caller has locked. Use as ``async with``."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: KeyRing | None = None) -> None:
+        """Take the keys of the nodes, if any of their replicas are encrypted."""
+        self._keys = keys
         self.disk: Disk = SystemDisk()
         self._executor = ThreadExecutor()
 
@@ -87,7 +92,8 @@ class StoppedNodes:
     def storage(self) -> MemberStorage:
         """Return the seams for opening a member's files."""
         settings = Settings().log
-        return MemberStorage(self.disk, self._executor, SystemClock(), settings, TailBudget(READ_BYTES), LogTimings())
+        tails = TailBudget(READ_BYTES)
+        return MemberStorage(self.disk, self._executor, SystemClock(), settings, tails, LogTimings(), self._keys)
 
     async def inspect(self, directories: Sequence[str]) -> list[Survivor]:
         """Return what each data directory has, by node id.

@@ -114,9 +114,8 @@ def parse_key_ring(text: str, source: str) -> KeyRing:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, key = _parse_line(line, f"{source}, line {number}")
-        if name in keys:
-            raise ConfigError(f"{source}, line {number}: there is already a key {name!r}", code="bad_key")
-        keys[name] = key
+        if keys.setdefault(name, key) != key:
+            raise ConfigError(f"{source}, line {number}: there is another key {name!r}", code="bad_key")
     if not keys or len(keys) > KEYS_MAX:
         raise ConfigError(
             f"{source} has {len(keys)} keys and must have 1 to {KEYS_MAX}: make one with `quiver security key`",

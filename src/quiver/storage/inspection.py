@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,7 +29,10 @@ from quiver.storage.hardstate import HARD_STATE_NAME, read_slots
 from quiver.storage.recovery import TEMPORARY_SUFFIX, recover
 from quiver.storage.scan import BadRange, SegmentFrame, walk
 from quiver.storage.segment import Segment, is_segment_name
-from quiver.storage.snapshots import CHECKPOINT_NAME, is_snapshot_name, read_snapshot
+from quiver.storage.snapshots import CHECKPOINT_NAME, StoredSnapshot, decode_snapshot, is_snapshot_name, read_snapshot
+
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
 _INDEX_INTERVAL_BYTES = 64 * 1024
 """Index interval of the dry run's recovery; affects only the speed of finding an entry."""
@@ -104,14 +108,16 @@ class LogInspection(msgspec.Struct, frozen=True, kw_only=True):
         return not self.damage
 
 
-def verify_directory(disk: Disk, directory: str) -> LogInspection:
+def verify_directory(disk: Disk, directory: str, cipher: LogCipher | None = None) -> LogInspection:
     """Read everything in a log directory, which must exist, and check it.
+
+    An encrypted log is checked without its cipher, too: all checksums, but not whether its entries can be decrypted.
 
     Raises:
         DamageError: the start of the log cannot be determined.
         OSError: as the disk raises it.
     """
-    return _Inspector(disk, directory).run()
+    return _Inspector(disk, directory, cipher).run()
 
 
 def read_frames(disk: Disk, directory: str, *, first_index: int = 0) -> Iterator[tuple[str, SegmentFrame | BadRange]]:
@@ -141,9 +147,10 @@ def read_frames(disk: Disk, directory: str, *, first_index: int = 0) -> Iterator
 class _Inspector:
     """One inspection: the dry run of recovery, and the findings beyond it."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, cipher: LogCipher | None = None) -> None:
         self._disk = disk
         self._directory = directory
+        self._cipher = cipher
         self._dry_run = DryRunDisk(disk)
         self.recovery = recover(self._dry_run, directory, index_interval_bytes=_INDEX_INTERVAL_BYTES)
         self._damage: list[LogFinding] = []
@@ -181,7 +188,7 @@ class _Inspector:
             is_torn = self._is_torn(segment)
             # The check ends before a torn tail, which is not part of the log, and continues after damage, which is.
             end = file.size() if self.ends_badly(segment) and not is_torn else segment.size_bytes
-            inspected, findings = check_segment(file, segment, end_position=end)
+            inspected, findings = check_segment(file, segment, end_position=end, cipher=self._cipher)
         finally:
             file.close()
         self._damage += findings
@@ -236,7 +243,7 @@ class _Inspector:
             data = file.read(file.size(), 0)
             file.close()
             try:
-                snapshot, _ = read_snapshot(data)
+                snapshot = self._decode(data)
             except DecodeError as error:
                 self._damage.append(LogFinding(name=name, first_position=0, end_position=len(data), reason=str(error)))
                 continue
@@ -248,11 +255,16 @@ class _Inspector:
                 end_offset=snapshot.end_offset,
             )
 
+    def _decode(self, data: bytes) -> StoredSnapshot:
+        return read_snapshot(data)[0] if self._cipher is None else decode_snapshot(data, self._cipher)
+
     def _note_other_files(self) -> None:
         for name in self._disk.names(self._directory):
             is_known = is_segment_name(name) or is_snapshot_name(name) or name in (HARD_STATE_NAME, DATA_KEY_NAME)
             if name.endswith(".damaged"):
                 self._notes.append(f"{name}: bytes that an earlier repair moved aside; not part of the log")
+            elif name == DATA_KEY_NAME and self._cipher is None:
+                self._notes.append(f"{name}: the log is encrypted; with its key, its entries are decrypted, too")
             elif name == CHECKPOINT_NAME:
                 self._note_bad_checkpoint()
             elif not is_known and not name.endswith(TEMPORARY_SUFFIX):
@@ -263,7 +275,7 @@ class _Inspector:
         data = file.read(file.size(), 0)
         file.close()
         try:
-            read_snapshot(data)
+            self._decode(data)
         except DecodeError as error:
             self._notes.append(f"{CHECKPOINT_NAME}: {error}; the next start ignores it and takes longer")
 
@@ -271,16 +283,19 @@ class _Inspector:
 # -- one segment ---------------------------------------------------------------------------------
 
 
-def check_segment(file: File, segment: Segment, *, end_position: int) -> tuple[SegmentInspection, list[LogFinding]]:
+def check_segment(
+    file: File, segment: Segment, *, end_position: int, cipher: LogCipher | None = None
+) -> tuple[SegmentInspection, list[LogFinding]]:
     """Read a segment's frames up to `end_position` and compare them with the bookkeeping in `segment`."""
-    return _SegmentCheck(segment).run(file, end_position)
+    return _SegmentCheck(segment, cipher).run(file, end_position)
 
 
 class _SegmentCheck:
     """The state of the check of one segment file."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, cipher: LogCipher | None) -> None:
         self._segment = segment
+        self._cipher = cipher
         self._seen = Segment(segment.header, segment.name)
         self._indexed = _indexed_batches(segment)
         self._findings: list[LogFinding] = []
@@ -317,7 +332,7 @@ class _SegmentCheck:
     def _check_batch(self, frame: SegmentFrame, header: BatchHeader) -> None:
         was_hole = self._hole is not None
         self._close_hole(Index(header.index))
-        complaint = None if was_hole else self._complaint(header)
+        complaint = (None if was_hole else self._complaint(header)) or self._decryption_complaint(frame, header)
         if complaint is not None:
             self._report(frame.position, frame.end, complaint, end_index_max=header.index)
         self._batches += 1
@@ -325,6 +340,16 @@ class _SegmentCheck:
         if self._indexed.get(frame.position) == (header.index, header.base_offset):
             del self._indexed[frame.position]
         self._seen.add(header, position=frame.position, size_bytes=frame.end - frame.position, index_interval_bytes=1)
+
+    def _decryption_complaint(self, frame: SegmentFrame, header: BatchHeader) -> str | None:
+        """Return why a batch of an encrypted log cannot be decrypted; None if it can, or there is no cipher."""
+        if self._cipher is None:
+            return None
+        try:
+            self._cipher.open_batch(frame.data, header)
+        except DecodeError as error:
+            return error.message
+        return None
 
     def _complaint(self, header: BatchHeader) -> str | None:
         """Return why an intact batch does not follow the one before it; None if it does."""

@@ -37,7 +37,7 @@ def test_wrapping_twice_gives_other_bytes() -> None:
     [
         ("", "has 0 keys"),
         ("# nothing\n", "has 0 keys"),
-        (f"a {SECRET}\na {SECRET}", "line 2: there is already a key 'a'"),
+        (f"a {SECRET}\na {SECRET[::-1]}", "line 2: there is another key 'a'"),
         (f"a {SECRET[:-2]}", "line 1: it must be the name of a key and 64 hexadecimal digits"),
         (f"{SECRET}", "line 1: it must be"),
         (f"a {SECRET} more", "line 1: it must be"),

@@ -261,3 +261,22 @@ def test_sealed_snapshot_is_bound_to_its_index() -> None:
     with pytest.raises(DecodeError, match="cannot be decrypted"):
         cipher.open_snapshot(sealed, b"numbers of index 4")
     assert decode_snapshot(moved.encode(cipher), cipher) == moved
+
+
+# -- inspection ----------------------------------------------------------------------------------
+
+
+def test_verification_with_the_cipher_also_decrypts_every_entry_and_snapshot() -> None:
+    disk = SimulatedDisk()
+
+    async def write() -> None:
+        log = open_log(disk, cipher=LogCipher(KEY))
+        await append(log, *[b"%d" % number * 90 for number in range(20)])
+        SnapshotStore(disk, DIRECTORY, cipher=LogCipher(KEY)).save(SNAPSHOT)
+        await log.close()
+
+    asyncio.run(write())
+    assert verify_directory(disk, DIRECTORY, LogCipher(KEY)).is_whole
+    assert verify_directory(disk, DIRECTORY).is_whole
+    found = verify_directory(disk, DIRECTORY, LogCipher(KEY[::-1]))
+    assert sum("cannot be decrypted" in damage.reason for damage in found.damage) == 21
