@@ -8,12 +8,13 @@ than its sender's.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from quiver.access import AccessControl
-from quiver.access.rules import AUDITED, ResponseFilter, describe_target
+from quiver.access.rules import AUDITED, ResponseFilter, describe_operation
 from quiver.clock import Clock
 from quiver.errors import QuiverError, RequestError
 from quiver.metadata import MetadataStore
@@ -82,7 +83,8 @@ class RequestDispatcher:
         if request.waits_for_index and request.known_index > self._store.applied_index:
             # Waiting takes one of the requests that may be in flight: nothing for strangers.
             identity = caller.identity
-            self._access.check_early(identity, self._access.permissions(identity), request_name(request))
+            describe = partial(describe_operation, request, caller.correlation_id)
+            self._access.check_early(identity, self._access.permissions(identity), describe)
             return self._handle_later(handler, caller, request, payload)
         return self._handle_now(handler, caller, request, payload)
 
@@ -95,7 +97,7 @@ class RequestDispatcher:
     def _handle_now(
         self, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
     ) -> Awaitable[Answer]:
-        identity, keep = self._access.check(caller.identity, request, payload)
+        identity, keep = self._access.check(caller.identity, request, payload, caller.correlation_id)
         if identity is not caller.identity:
             caller = msgspec.structs.replace(caller, identity=identity)
         elif type(request) in AUDITED:
@@ -125,4 +127,5 @@ class RequestDispatcher:
             return answer
         finally:
             if not caller.is_node:
-                self._access.note_change(caller.identity, request_name(request), describe_target(request), outcome)
+                operation = describe_operation(request, caller.correlation_id)
+                self._access.note_change(caller.identity, operation, outcome)

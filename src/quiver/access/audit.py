@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 QUEUE_MAX = 10_000
 """Events that wait to be written; further ones are dropped and counted."""
 EVENTS_PER_WRITE = 1_000
+AUTHENTICATE = "authenticate"
+"""The verb of an authentication."""
 
 Write = Callable[[bytes], Awaitable[None]]
 """Append lines to the file."""
@@ -41,9 +43,25 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     principal: str = "anonymous"
     address: str = ""
     request: str = ""
-    """The name of the request on the wire, or the method and path of an HTTP route."""
-    target: str = ""
+    """The name of the request on the wire, or of the HTTP route."""
+    verb: str = ""
+    """What a grant must allow for the request, such as `delete`; `authenticate` for an authentication."""
+    resource: str = ""
+    """What it is about, by kind and name, such as `topic logs.web`."""
+    request_id: str = ""
+    """On the wire the number of the request on its connection, which has the address; over HTTP its `X-Request-Id`."""
     detail: str = ""
+
+
+class AuditedOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody did or tried to do, for an event."""
+
+    request: str
+    verb: str = ""
+    resource: str = ""
+    request_id: str = ""
+    address: str = ""
+    """Where it came from; empty: the address of the identity."""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

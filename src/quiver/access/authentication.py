@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from quiver.access.audit import AuditEvent, AuditLog
+from quiver.access.audit import AUTHENTICATE, AuditEvent, AuditLog
 from quiver.access.first_admin import is_missing
 from quiver.access.json_web_tokens import BadJwtError, UnknownKeyError
 from quiver.access.provider import IdentityProvider
@@ -83,14 +83,14 @@ class Authenticator:
     async def _authenticate(self, caller: Caller, request: Authenticate, _: memoryview) -> Answer:
         identity = caller.identity
         try:
-            self._log_in(identity, request.token)
+            self._log_in(identity, request.token, str(caller.correlation_id or ""))
         except UnavailableError as error:
             if self._provider is None or error.code != KEYS_UNKNOWN:
                 raise
             with suppress(TimeoutError):
                 async with timeout(caller.wait_ms(self._clock.monotonic_ms()) / 1_000):
                     await self._provider.wait_read()
-            self._log_in(identity, request.token)
+            self._log_in(identity, request.token, str(caller.correlation_id or ""))
         expires_ms = None if identity.credential is None else identity.credential.expires_ms
         return Authenticated(principal=str(identity.principal), expires_ms=expires_ms), ()
 
@@ -106,34 +106,37 @@ class Authenticator:
 
     async def _finish_scram(self, caller: Caller, request: FinishScram, _: memoryview) -> Answer:
         self._require_patience(caller.address)
+        request_id = str(caller.correlation_id or "")
         exchange, caller.identity.scram = caller.identity.scram, None
         if exchange is None:
             raise RequestError("not done: begin_scram comes before finish_scram", code="bad_scram")
         answer = exchange.finish(request.message)
         user = self._view().users.get(exchange.user)
         if answer is None or user is None or user.verifier is None or not user.is_enabled:
-            raise self._fail(caller.address, "scram", exchange.user)
+            raise self._fail(caller.address, "scram", exchange.user, request_id=request_id)
         if user.verifier != exchange.verifier:  # the password was changed since: the proof is of the old one
-            raise self._fail(caller.address, "scram", exchange.user)
+            raise self._fail(caller.address, "scram", exchange.user, request_id=request_id)
         principal = user_principal(user.name)
         credential = Credential(kind="scram", stamp=user.verifier.stored_key)
-        self._succeed(caller.address, principal, credential)
+        self._succeed(caller.address, principal, credential, request_id)
         _become(caller.identity, principal, credential)
         return Authenticated(principal=str(principal), message=answer), ()
 
     # -- tokens ----------------------------------------------------------------------------------
 
-    def _log_in(self, identity: ConnectionIdentity, text: str) -> None:
+    def _log_in(self, identity: ConnectionIdentity, text: str, request_id: str) -> None:
         """Make a connection speak for whom a token belongs to; raises as `check_token` and `check_jwt` do."""
         if self._provider is not None and not text.startswith(TOKEN_PREFIX):
-            principal, credential, roles = self.check_jwt(self._provider, text, address=identity.address)
+            principal, credential, roles = self.check_jwt(
+                self._provider, text, address=identity.address, request_id=request_id
+            )
             _become(identity, principal, credential, roles)
         else:
-            principal, credential = self.check_token(text, address=identity.address)
+            principal, credential = self.check_token(text, address=identity.address, request_id=request_id)
             _become(identity, principal, credential)
 
     def check_jwt(
-        self, provider: IdentityProvider, text: str, *, address: str
+        self, provider: IdentityProvider, text: str, *, address: str, request_id: str = ""
     ) -> tuple[Principal, Credential, tuple[str, ...]]:
         """Return who a token of the identity provider belongs to, and the roles that it gives.
 
@@ -150,18 +153,17 @@ class Authenticator:
                 raise UnavailableError(
                     "not done: the keys of the identity provider are not known yet; retry", code=KEYS_UNKNOWN
                 ) from None
-            raise self._fail(
-                address, "oidc", str(error), f"not done: the token of the identity provider is not valid: {error}"
-            ) from None
+            sentence = f"not done: the token of the identity provider is not valid: {error}"
+            raise self._fail(address, "oidc", str(error), sentence, request_id=request_id) from None
         user = self._view().users.get(claims.user)
         if user is not None and not user.is_enabled:
-            raise self._fail(address, "oidc", claims.user)
+            raise self._fail(address, "oidc", claims.user, request_id=request_id)
         principal = user_principal(claims.user)
         credential = Credential(kind="oidc", id=claims.key_id[:64], expires_ms=claims.expires_ms)
-        self._succeed(address, principal, credential)
+        self._succeed(address, principal, credential, request_id)
         return principal, credential, claims.roles
 
-    def check_token(self, text: str, *, address: str) -> tuple[Principal, Credential]:
+    def check_token(self, text: str, *, address: str, request_id: str = "") -> tuple[Principal, Credential]:
         """Return who a token belongs to.
 
         Raises:
@@ -179,17 +181,19 @@ class Authenticator:
         is_right = matches(token.secret, _NO_HASH if row is None else row.secret_hash)
         user = None if row is None else view.users.get(row.user)
         if row is None or user is None or not is_right or not user.is_enabled:
-            raise self._fail(address, "token", token.id)
+            raise self._fail(address, "token", token.id, request_id=request_id)
         if row.expires_ms is not None and row.expires_ms <= self._clock.wall_ms():
-            raise self._fail(address, "token", token.id)
+            raise self._fail(address, "token", token.id, request_id=request_id)
         principal = user_principal(user.name)
         credential = Credential(kind="token", id=row.token_id, stamp=row.secret_hash, expires_ms=row.expires_ms)
-        self._succeed(address, principal, credential)
+        self._succeed(address, principal, credential, request_id)
         return principal, credential
 
     # -- HTTP and certificates -------------------------------------------------------------------
 
-    def identify_http(self, authorization: bytes | None, connection: ConnectionIdentity) -> ConnectionIdentity:
+    def identify_http(
+        self, authorization: bytes | None, connection: ConnectionIdentity, request_id: Callable[[], str] = str
+    ) -> ConnectionIdentity:
         """Return the identity of an HTTP request by its `Authorization` header, else that of its connection.
 
         It is cached by header and host.
@@ -210,7 +214,7 @@ class Authenticator:
             return known
         scheme, _, text = authorization.decode("latin-1").partition(" ")
         identity = ConnectionIdentity(address=address)
-        self._log_in(identity, text.strip() if scheme.lower() == "bearer" else TOKEN_PREFIX)
+        self._log_in(identity, text.strip() if scheme.lower() == "bearer" else TOKEN_PREFIX, request_id())
         principal = identity.principal
         if len(self._identities) >= IDENTITIES_MAX:
             self._forget()
@@ -257,6 +261,8 @@ class Authenticator:
         kind: str,
         detail: str,
         sentence: str = "not done: the credentials are not valid: unknown, wrong, expired or revoked",
+        *,
+        request_id: str = "",
     ) -> NotAllowedError:
         host, now_ms = _host(address), self._clock.monotonic_ms()
         count, since_ms = self._failures.get(host, (0.0, now_ms))
@@ -266,17 +272,27 @@ class Authenticator:
         self._audit.record(
             AuditEvent(
                 kind="authentication",
+                verb=AUTHENTICATE,
                 address=address,
+                request_id=request_id,
                 outcome="unauthenticated",
                 detail=f"{kind} {detail[:64]}".strip(),
             )
         )
         return NotAllowedError(sentence, code="unauthenticated")
 
-    def _succeed(self, address: str, principal: Principal, credential: Credential) -> None:
+    def _succeed(self, address: str, principal: Principal, credential: Credential, request_id: str) -> None:
         detail = f"{credential.kind} {credential.id}".strip()
         self._audit.record(
-            AuditEvent(kind="authentication", principal=str(principal), address=address, outcome="done", detail=detail)
+            AuditEvent(
+                kind="authentication",
+                verb=AUTHENTICATE,
+                principal=str(principal),
+                address=address,
+                request_id=request_id,
+                outcome="done",
+                detail=detail,
+            )
         )
 
 

@@ -10,10 +10,10 @@ grant like any other, and the only difference.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from quiver.access.audit import AuditEvent, AuditLog
-from quiver.access.rules import FILTERS, RULES, ResponseFilter, deny, describe_target
+from quiver.access.audit import AUTHENTICATE, AuditedOperation, AuditEvent, AuditLog
+from quiver.access.rules import FILTERS, RULES, ResponseFilter, deny, describe_operation
 from quiver.clock import Clock
 from quiver.errors import NotAllowedError, QuiverError, RequestError
 from quiver.metadata import View
@@ -28,7 +28,7 @@ from quiver.security.permissions import (
     explain,
 )
 from quiver.security.principal import ANONYMOUS, PrincipalKind, parse_principal
-from quiver.wire.requests import Request, Response, request_name
+from quiver.wire.requests import Request, Response
 
 ACTED_FOR_MAX = 4_096
 """Principals for which other nodes have sent requests that are remembered; beyond it, they begin again."""
@@ -54,7 +54,7 @@ class AccessControl:
     # -- requests --------------------------------------------------------------------------------
 
     def check(
-        self, identity: ConnectionIdentity, request: Request[Any], payload: memoryview
+        self, identity: ConnectionIdentity, request: Request[Any], payload: memoryview, correlation_id: int = 0
     ) -> tuple[ConnectionIdentity, ResponseFilter | None]:
         """Return who a request is done for, and the filter of its response; identities of nodes may act for others.
 
@@ -73,15 +73,17 @@ class AccessControl:
         try:
             RULES[kind](permissions, view, request, payload)
         except NotAllowedError as error:
-            self.note_denial(identity, request_name(request), describe_target(request), error)
+            self.note_denial(identity, describe_operation(request, correlation_id), error)
             raise
         return identity, FILTERS.get(kind)
 
-    def check_early(self, identity: ConnectionIdentity, permissions: Permissions, request: str) -> None:
+    def check_early(
+        self, identity: ConnectionIdentity, permissions: Permissions, describe: Callable[[], AuditedOperation]
+    ) -> None:
         """Raise `NotAllowedError` for somebody who may do nothing at all, before a request is decoded or waits."""
         if permissions.is_powerless:
             error = deny(permissions, "do this")
-            self.note_denial(identity, request, "", error)
+            self.note_denial(identity, describe(), error)
             raise error
 
     def filter(self, identity: ConnectionIdentity, keep: ResponseFilter, response: Response) -> Response:
@@ -120,6 +122,7 @@ class AccessControl:
         self.audit.record(
             AuditEvent(
                 kind="authentication",
+                verb=AUTHENTICATE,
                 principal=str(identity.principal),
                 address=identity.address,
                 outcome="done",
@@ -152,6 +155,7 @@ class AccessControl:
         self.audit.record(
             AuditEvent(
                 kind="authentication",
+                verb=AUTHENTICATE,
                 principal=str(identity.principal),
                 address=identity.address,
                 outcome="unauthenticated",
@@ -174,30 +178,34 @@ class AccessControl:
 
     # -- records ---------------------------------------------------------------------------------
 
-    def note_denial(self, identity: ConnectionIdentity, request: str, target: str, error: QuiverError) -> None:
+    def note_denial(self, identity: ConnectionIdentity, operation: AuditedOperation, error: QuiverError) -> None:
         """Record that something was not allowed."""
-        self.audit.record(
-            AuditEvent(
-                kind="denial",
-                principal=str(identity.principal),
-                address=identity.address,
-                request=request,
-                target=target,
-                outcome=error.code,
-                detail=error.message,
-            )
-        )
+        self._note("denial", identity, operation, outcome=error.code, detail=error.message)
 
-    def note_change(self, identity: ConnectionIdentity, request: str, target: str, outcome: str) -> None:
+    def note_change(self, identity: ConnectionIdentity, operation: AuditedOperation, outcome: str) -> None:
         """Record the outcome of an administrative change, on the node that it entered."""
+        self._note("change", identity, operation, outcome=outcome)
+
+    def _note(
+        self,
+        kind: Literal["denial", "change"],
+        identity: ConnectionIdentity,
+        operation: AuditedOperation,
+        *,
+        outcome: str,
+        detail: str = "",
+    ) -> None:
         self.audit.record(
             AuditEvent(
-                kind="change",
+                kind=kind,
                 principal=str(identity.principal),
-                address=identity.address,
-                request=request,
-                target=target,
+                address=operation.address or identity.address,
+                request=operation.request,
+                verb=operation.verb,
+                resource=operation.resource,
+                request_id=operation.request_id,
                 outcome=outcome,
+                detail=detail,
             )
         )
 

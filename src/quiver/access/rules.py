@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from quiver.access.audit import AuditedOperation
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.metadata import ConsumerRow, ProducerRow, View
 from quiver.model import NO_PRODUCER, ConsumerId, ProducerId, TopicId
@@ -24,7 +25,7 @@ from quiver.security.permissions import Permissions, ResourceKind, Verb, describ
 from quiver.security.principal import parse_principal
 from quiver.wire import admin_messages, messages, security_messages
 from quiver.wire.explain_messages import ExplainReplica
-from quiver.wire.requests import Request, Response
+from quiver.wire.requests import Request, Response, request_name
 
 Rule = Callable[[Permissions, View, Any, memoryview], None]
 """Raise `NotAllowedError` unless a request is allowed."""
@@ -110,10 +111,15 @@ def _nodes_only(permissions: Permissions, _: View, __: object, ___: memoryview) 
     raise deny(permissions, "send what only nodes send")
 
 
+_VERBS: dict[Rule, Verb] = {}
+"""What a rule asks for; those that are not here ask for no verb, or for several."""
+
+
 def _cluster(verb: Verb) -> Rule:
     def rule(permissions: Permissions, _: View, __: object, ___: memoryview) -> None:
         require(permissions, verb, ResourceKind.CLUSTER)
 
+    _VERBS[rule] = verb
     return rule
 
 
@@ -121,6 +127,7 @@ def _topic(verb: Verb) -> Rule:
     def rule(permissions: Permissions, _: View, request: Any, __: memoryview) -> None:
         require(permissions, verb, ResourceKind.TOPIC, request.topic)
 
+    _VERBS[rule] = verb
     return rule
 
 
@@ -128,6 +135,7 @@ def _topic_id(verb: Verb) -> Rule:
     def rule(permissions: Permissions, view: View, request: Any, _: memoryview) -> None:
         require_topic_id(permissions, view, verb, request.topic_id)
 
+    _VERBS[rule] = verb
     return rule
 
 
@@ -225,6 +233,11 @@ def _join(permissions: Permissions, _: View, __: object, ___: memoryview) -> Non
     require_known(permissions)
     parse_join_user(str(permissions.principal))
 
+
+_VERBS.update(dict.fromkeys((_produce, _begin_epoch, _register_producer), Verb.WRITE))
+_VERBS.update(dict.fromkeys((_fetch, _consume, _consume_many, _move_cursor, _register_consumer), Verb.READ))
+_VERBS.update({_forget_client: Verb.CONFIGURE, _release_hold: Verb.READ, _describe_node: Verb.READ})
+_VERBS.update({_explain_access: Verb.ADMIN, _nodes_only: Verb.ADMIN, _join: Verb.ADMIN})
 
 RULES: dict[type[Request[Any]], Rule] = {
     # Authentication.
@@ -341,8 +354,18 @@ AUDITED: frozenset[type[Request[Any]]] = frozenset(
 """Administrative changes, which are recorded in the audit log whatever their outcome."""
 
 
-def describe_target(request: Any) -> str:
-    """Return in a few words what a request is about, for the audit log; never a secret."""
+def describe_operation(request: Request[Any], correlation_id: int = 0) -> AuditedOperation:
+    """Return what a request does, for the audit log; never a secret."""
+    verb = _VERBS.get(RULES[type(request)])
+    return AuditedOperation(
+        request=request_name(request),
+        verb="" if verb is None else verb.value,
+        resource=_describe_resource(request),
+        request_id=str(correlation_id) if correlation_id else "",
+    )
+
+
+def _describe_resource(request: Any) -> str:
     for field in ("topic", "user", "role", "token_id", "grant", "subject", "broker", "node", "topic_id", "id", "name"):
         value = getattr(request, field, None)
         if value is not None and value != "":

@@ -6,16 +6,21 @@ the caller's name are decided again by the node that does them (`quiver.access.r
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from quiver.access import AccessControl, Authenticator
+from quiver.access.audit import AuditedOperation
 from quiver.access.rules import deny, require, require_known, require_owner
 from quiver.errors import NotAllowedError, NotFoundError
 from quiver.gateway import access_contract, contract
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse
+from quiver.gateway.http.messages import REQUEST_ID
 from quiver.metadata import View
 from quiver.model import ConsumerId, ProducerId
 from quiver.security import Principal, parse_principal
@@ -24,6 +29,8 @@ from quiver.security.permissions import Permissions, ResourceKind, Verb
 
 RouteRule = Callable[[Permissions, View, Any], None]
 """Raise `NotAllowedError` unless a call is allowed."""
+_PLAIN = re.compile(r"[A-Za-z0-9._:/+=-]{1,64}")
+"""What is repeated of a request id."""
 
 
 def _public(*_: object) -> None:
@@ -34,10 +41,15 @@ def _known(permissions: Permissions, _: View, __: object) -> None:
     require_known(permissions)
 
 
+_VERBS: dict[RouteRule, Verb] = {}
+"""What a rule asks for; those that are not here ask for no verb, or for several."""
+
+
 def _cluster(verb: Verb) -> RouteRule:
     def rule(permissions: Permissions, _: View, __: object) -> None:
         require(permissions, verb, ResourceKind.CLUSTER)
 
+    _VERBS[rule] = verb
     return rule
 
 
@@ -45,6 +57,7 @@ def _topic(verb: Verb) -> RouteRule:
     def rule(permissions: Permissions, _: View, given: Any) -> None:
         require(permissions, verb, ResourceKind.TOPIC, given.topic)
 
+    _VERBS[rule] = verb
     return rule
 
 
@@ -85,6 +98,10 @@ def _test_access(permissions: Permissions, _: View, given: access_contract.Acces
         require(permissions, Verb.ADMIN, ResourceKind.CLUSTER)
 
 
+_VERBS[_create_topic] = Verb.CREATE
+_VERBS[_produce] = Verb.WRITE
+_VERBS[_seen_topic] = _VERBS[_consume] = Verb.READ
+_VERBS[_test_access] = Verb.ADMIN
 _ADMIN = _cluster(Verb.ADMIN)
 ROUTE_RULES: dict[str, RouteRule] = {
     **dict.fromkeys(("welcome", "openapi", "docs", "healthz", "livez", "readyz"), _public),
@@ -116,19 +133,24 @@ class HttpAccess:
 
     def identify(self, request: HttpRequest) -> tuple[ConnectionIdentity, Permissions]:
         """Return who sent a request, and what they may do; raises `NotAllowedError` for invalid credentials."""
-        identity = self._authenticator.identify_http(request.headers.get(b"authorization"), request.identity)
+        authorization = request.headers.get(b"authorization")
+        identity = self._authenticator.identify_http(authorization, request.identity, partial(request_id_of, request))
         return identity, self._control.permissions(identity)
 
     def principal_of(self, request: HttpRequest | HttpHead) -> Principal:
         """Return the principal of credentials that were checked before; anonymous for others. Cheap."""
         return self._authenticator.principal_of(request.headers.get(b"authorization"), request.identity)
 
-    def check_early(self, name: str, identity: ConnectionIdentity, permissions: Permissions) -> None:
+    def check_early(
+        self, name: str, identity: ConnectionIdentity, permissions: Permissions, request: HttpRequest
+    ) -> None:
         """Raise `NotAllowedError` for somebody who may do nothing at all, before the body of a call is decoded."""
         if ROUTE_RULES[name] is not _public:
-            self._control.check_early(identity, permissions, name)
+            self._control.check_early(identity, permissions, partial(_describe, name, None, request))
 
-    def check(self, name: str, identity: ConnectionIdentity, permissions: Permissions, given: object) -> None:
+    def check(
+        self, name: str, identity: ConnectionIdentity, permissions: Permissions, given: object, request: HttpRequest
+    ) -> None:
         """Raise `NotAllowedError` unless a call is allowed; a denial is recorded.
 
         Raises:
@@ -139,12 +161,14 @@ class HttpAccess:
         try:
             ROUTE_RULES[name](permissions, self._control.view(), given)
         except NotAllowedError as error:
-            self._control.note_denial(identity, name, describe_call(given), error)
+            self._control.note_denial(identity, _describe(name, given, request), error)
             raise
 
-    def note_change(self, name: str, identity: ConnectionIdentity, given: object, outcome: str) -> None:
+    def note_change(
+        self, name: str, identity: ConnectionIdentity, given: object, outcome: str, request: HttpRequest
+    ) -> None:
         """Record the outcome of an administrative change."""
-        self._control.note_change(identity, name, describe_call(given), outcome)
+        self._control.note_change(identity, _describe(name, given, request), outcome)
 
     def filter(
         self, permissions: Permissions, answer: contract.Answer | HttpResponse
@@ -159,10 +183,30 @@ class HttpAccess:
         return answer
 
 
-def describe_call(given: object) -> str:
+def request_id_of(request: HttpRequest) -> str:
+    """Return the `X-Request-Id` of a request; one that has none, or one that is not plain text, gets a random one."""
+    given = request.headers.get(REQUEST_ID, b"").decode("latin-1")
+    if not _PLAIN.fullmatch(given):
+        given = secrets.token_hex(8)
+        request.headers[REQUEST_ID] = given.encode()
+    return given
+
+
+def _describe(name: str, given: object, request: HttpRequest) -> AuditedOperation:
+    verb = _VERBS.get(ROUTE_RULES[name])
+    return AuditedOperation(
+        request=name,
+        verb="" if verb is None else verb.value,
+        resource=_describe_resource(given),
+        request_id=request_id_of(request),
+        address=request.identity.address,
+    )
+
+
+def _describe_resource(given: object) -> str:
     """Return in a few words what a call is about, for the audit log; never a secret."""
     for field in ("topic", "topic_name", "user", "role", "token_id", "subject", "id"):
         value = getattr(given, field, None)
         if value is not None:
-            return f"{field} {value}"
+            return f"{field.removesuffix('_name')} {value}"
     return ""

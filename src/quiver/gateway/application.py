@@ -15,11 +15,12 @@ import msgspec
 
 from quiver.clock import Clock
 from quiver.errors import NotFoundError, QuiverError, invariant
-from quiver.gateway.access import ROUTE_RULES, HttpAccess
+from quiver.gateway.access import ROUTE_RULES, HttpAccess, request_id_of
 from quiver.gateway.codec import ParameterDecoder, error_response, failure_response
 from quiver.gateway.contract import Answer
 from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult
+from quiver.gateway.http.messages import REQUEST_ID
 from quiver.gateway.routes import EXEMPT_PATHS, PROBE_PATHS, ROUTES, HttpRoute
 from quiver.security import ANONYMOUS, Principal
 from quiver.security.identity import ConnectionIdentity
@@ -161,31 +162,41 @@ class RoutedApplication:
         try:
             identity, permissions = access.identify(request)
             if permissions.is_powerless:
-                access.check_early(name, identity, permissions)
+                access.check_early(name, identity, permissions, request)
             given = bound.decoder.decode(values, request.query, request.body)
             if not permissions.is_admin:
                 try:
-                    access.check(name, identity, permissions, given)
+                    access.check(name, identity, permissions, given, request)
                 except NotFoundError:
-                    return self._answer_later(bound, identity, permissions, given)
-            return self._pass_on(bound, identity, permissions, given)
+                    return self._answer_later(bound, identity, permissions, given, request)
+            return self._pass_on(bound, identity, permissions, given, request)
         except QuiverError as error:
-            return error_response(error)
+            return _with_request_id(error_response(error), request)
 
     async def _answer_later(
-        self, bound: BoundRoute, identity: ConnectionIdentity, permissions: Permissions, given: Any
+        self,
+        bound: BoundRoute,
+        identity: ConnectionIdentity,
+        permissions: Permissions,
+        given: Any,
+        request: HttpRequest,
     ) -> HttpResponse:
         """Answer a call that names a client which this node does not know yet: its owner decides."""
         try:
             await self._catch_up()
-            self._access.check(bound.route.name, identity, permissions, given)
-            answer = self._pass_on(bound, identity, permissions, given)
+            self._access.check(bound.route.name, identity, permissions, given, request)
+            answer = self._pass_on(bound, identity, permissions, given, request)
         except QuiverError as error:
-            return error_response(error)
+            return _with_request_id(error_response(error), request)
         return answer if isinstance(answer, HttpResponse) else await answer
 
     def _pass_on(
-        self, bound: BoundRoute, identity: ConnectionIdentity, permissions: Permissions, given: Any
+        self,
+        bound: BoundRoute,
+        identity: ConnectionIdentity,
+        permissions: Permissions,
+        given: Any,
+        request: HttpRequest,
     ) -> HttpResult:
         route = bound.route
         if route.is_signed:
@@ -199,7 +210,7 @@ class RoutedApplication:
         if isinstance(answer, Answer | HttpResponse):
             return respond(route, answer)
         if route.is_signed:
-            return self._finish_audited(bound.route, answer, identity, given)
+            return self._finish_audited(bound.route, answer, identity, given, request)
         return self._finish(route, answer, permissions)
 
     async def _finish(
@@ -211,20 +222,22 @@ class RoutedApplication:
             return error_response(error)
 
     async def _finish_audited(
-        self, route: HttpRoute, answer: Awaitable[HandlerResult], identity: ConnectionIdentity, given: object
+        self,
+        route: HttpRoute,
+        answer: Awaitable[HandlerResult],
+        identity: ConnectionIdentity,
+        given: object,
+        request: HttpRequest,
     ) -> HttpResponse:
-        outcome = "unknown"
+        outcome, response = "unknown", None
         try:
-            response = respond(route, await answer)
-            outcome = "done"
+            response, outcome = respond(route, await answer), "done"
         except QuiverError as error:
-            outcome = error.code
-            return error_response(error)
-        else:
-            return response
+            response, outcome = error_response(error), error.code
         finally:
             if route.name not in NOT_AUDITED:
-                self._access.note_change(route.name, identity, given, outcome)
+                self._access.note_change(route.name, identity, given, outcome, request)
+        return _with_request_id(response, request)
 
     def _handle_by_quota(
         self, quotas: Quotas, bound: BoundRoute, values: dict[str, str], request: HttpRequest
@@ -320,6 +333,14 @@ def _is_cross_site(request: HttpRequest) -> bool:
     # Browsers name the site only to https and to this machine, and send no Origin with a GET such as that of an image.
     is_browser = request.method == "GET" and headers.get(b"user-agent", b"").startswith(b"Mozilla/")
     return is_browser and headers.get(b"referer", b"").partition(b"://")[2].partition(b"/")[0] != host
+
+
+def _with_request_id(response: HttpResponse, request: HttpRequest) -> HttpResponse:
+    """Return a response with the request id by which the audit log knows the request, if it has one."""
+    if REQUEST_ID not in request.headers:
+        return response
+    field = ("X-Request-Id", request_id_of(request))
+    return msgspec.structs.replace(response, headers=(*response.headers, field))
 
 
 def _refuse_host(host: bytes) -> HttpResponse:

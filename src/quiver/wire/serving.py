@@ -77,6 +77,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The sending node; None for a client."""
     identity: ConnectionIdentity = msgspec.field(default_factory=ConnectionIdentity)
     """Who the connection speaks for; the same object for all requests of a connection."""
+    correlation_id: int = 0
+    """The number of the request on its connection; 0 inside the process."""
     memory: Callable[[int], Awaitable[None]] | None = None
     """Waits for the memory of an answer; None: without a limit, as for requests inside the process."""
 
@@ -361,6 +363,7 @@ class RequestServer:
             deadline_ms=self._clock.monotonic_ms() + incoming.timeout_ms,
             node=session.node,
             identity=session.identity,
+            correlation_id=incoming.correlation_id,
             memory=call.reserve if session.node is None else None,
         )
         self._begun += 1

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from quiver.access import RULES, AccessControl, AuditLog, Authenticator
-from quiver.access.audit import QUEUE_MAX, AuditEvent
+from quiver.access.audit import QUEUE_MAX, AuditedOperation, AuditEvent
 from quiver.access.authentication import FAILURES_MAX
 from quiver.access.first_admin import is_missing, list_steps
-from quiver.access.rules import AUDITED, FILTERS, describe_target
+from quiver.access.rules import _VERBS, AUDITED, FILTERS, describe_operation
 from quiver.errors import ConfigError, NotAllowedError, NotFoundError, OverloadedError, QuiverError, UnavailableError
 from quiver.gateway.access import HttpAccess
 from quiver.gateway.contract import NodeStatusAnswer, ReplicaProblemItem
@@ -547,7 +547,7 @@ def test_secrets_are_in_no_representation() -> None:
     token = new_token()
     shown = [repr(Authenticate(token=token.text)), repr(TokenCreated(token_id=token.id, token=token.text)), repr(token)]
     assert not any(token.secret in text for text in shown)
-    assert token.secret not in describe_target(Authenticate(token=token.text))
+    assert token.secret not in str(describe_operation(Authenticate(token=token.text)))
 
 
 def test_file_of_the_first_administrator() -> None:
@@ -618,3 +618,11 @@ def test_roles_travel_with_a_forwarded_request_and_only_nodes_are_believed(world
     plain = Fetch(**AT, offset=Offset(0), on_behalf_of="user:oidc.ann")
     assert world.check(ConnectionIdentity(node_principal(NodeId(2))), plain) == "unauthenticated"
     assert world.check(_vouched("oidc.eve"), fetch) == "not_allowed"
+
+
+def test_every_audited_request_says_what_it_does_to_what() -> None:
+    assert {kind for kind in AUDITED if not _VERBS.get(RULES[kind])} == set()
+    operation = describe_operation(DeleteTopicRequest(topic="logs.web"), 7)
+    assert operation == AuditedOperation(
+        request="delete_topic", verb="delete", resource="topic logs.web", request_id="7"
+    )

@@ -31,6 +31,7 @@ JSON = "application/json"
 NO_CONTENT = 204
 """As a number: comparing with a member of `HTTPStatus` calls a Python function for each response."""
 
+REQUEST_ID = b"x-request-id"
 KEPT_HEADERS = frozenset(
     (
         b"host",
@@ -43,6 +44,7 @@ KEPT_HEADERS = frozenset(
         b"user-agent",
         b"referer",
         b"authorization",
+        REQUEST_ID,
     )
 )
 """Request headers that are used; the others are counted and dropped."""
