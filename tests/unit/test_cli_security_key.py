@@ -74,12 +74,12 @@ def test_keys_are_replaced_by_adding_wrapping_and_removing(
     capsys.readouterr()
     assert main(["security", "key", "list", str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"old": 1}
-    assert main(["security", "key", "rewrap", str(data), "--key-file", str(key_file)]) == 0
+    assert main(["security", "key", "rewrap", str(data), "--encryption-key-file", str(key_file)]) == 0
     assert "1 of 1 data keys" in capsys.readouterr().out
     assert main(["security", "key", "list", str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"new": 1}
     key_file.write_text(key_file.read_text().splitlines()[0] + "\n")
-    assert main(["log", "dump", str(log), "--values", "--key-file", str(key_file)]) == 0
+    assert main(["log", "dump", str(log), "--values", "--encryption-key-file", str(key_file)]) == 0
     assert "hidden value" in capsys.readouterr().out
 
 
@@ -88,13 +88,13 @@ def test_log_commands_say_what_they_need(tmp_path: Path, key_file: Path, capsys:
     assert main(["log", "dump", str(tmp_path / "7"), "--values"]) == 0
     shown = capsys.readouterr().out
     assert "hidden value" not in shown
-    assert "the entry is encrypted: give the node's --key-file" in shown
+    assert "the entry is encrypted: give the node's --encryption-key-file" in shown
     assert main(["log", "verify", str(tmp_path / "7")]) == 0
     assert "the log is encrypted" in capsys.readouterr().out
-    assert main(["log", "verify", str(tmp_path / "7"), "--key-file", str(key_file)]) == 0
+    assert main(["log", "verify", str(tmp_path / "7"), "--encryption-key-file", str(key_file)]) == 0
     other = tmp_path / "other"
     assert main(["security", "key", "add", str(other), "--name", "other"]) == 0
-    assert main(["log", "verify", str(tmp_path / "7"), "--key-file", str(other)]) != 0
+    assert main(["log", "verify", str(tmp_path / "7"), "--encryption-key-file", str(other)]) != 0
     assert "by the key 'old', and this node has only other" in capsys.readouterr().err
 
 

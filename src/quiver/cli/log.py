@@ -29,7 +29,9 @@ from quiver.storage.scan import BadRange, SegmentFrame
 from quiver.storage.sealing import LogCipher
 from quiver.storage.segment import is_segment_name
 
-_KEY_FILE = click.option("--key-file", metavar="FILE", help="The node's key file, to decrypt an encrypted log.")
+_KEY_FILE = click.option(
+    "--encryption-key-file", "key_file", metavar="FILE", help="The node's key file, to decrypt an encrypted log."
+)
 _DIRECTORY = click.argument("directory", type=click.Path(exists=True, file_okay=False))
 
 
@@ -258,7 +260,7 @@ def _describe_records(frame: SegmentFrame, header: BatchHeader, cipher: LogCiphe
         if cipher is not None:
             batch = cipher.open_batch(frame.data, header)
         elif header.encoding == ENCODING_SEALED:
-            raise DecodeError("the entry is encrypted: give the node's --key-file")
+            raise DecodeError("the entry is encrypted: give the node's --encryption-key-file")
         else:
             batch = Batch(frame.data, header)
         return {"records": [describe_record(record) for record in batch.records()]}

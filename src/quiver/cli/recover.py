@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 @click.option("--plan", "is_plan", is_flag=True, help="Print what would be done, and what may be lost; do nothing.")
 @click.option("--yes-lose-data", "name", metavar="CLUSTER", help="Do it; type the name of the cluster.")
 @click.option(
-    "--key-file", "key_files", multiple=True, metavar="FILE", help="Key file of a node, if any topic is encrypted."
+    "--encryption-key-file",
+    "key_files",
+    multiple=True,
+    metavar="FILE",
+    help="Key file of a node, if any topic is encrypted.",
 )
 @json_option
 def recover(

@@ -17,7 +17,11 @@ from quiver.storage.data_key import DATA_KEY_NAME, rewrap, wrapping_key_of
 from quiver.storage.groups import GROUPS_FOLDER
 
 key_file_option = click.option(
-    "--key-file", required=True, metavar="FILE", help="The node's key file; the first key in it is the one to use."
+    "--encryption-key-file",
+    "key_file",
+    required=True,
+    metavar="FILE",
+    help="The node's key file; the first key in it is the one to use.",
 )
 
 
@@ -72,7 +76,9 @@ def list_keys(*, data: str, as_json: bool) -> None:
     print_table(("key", "replicas"), sorted(needed.items()))
 
 
-@key.command("rewrap", epilog="Example: quiver security key rewrap /var/lib/quiver/node-1 --key-file /etc/quiver/keys")
+@key.command(
+    "rewrap", epilog="Example: quiver security key rewrap /var/lib/quiver/node-1 --encryption-key-file /etc/quiver/keys"
+)
 @click.argument("data", type=click.Path(exists=True, file_okay=False))
 @key_file_option
 def rewrap_keys(*, data: str, key_file: str) -> None:
