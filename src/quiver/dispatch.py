@@ -16,17 +16,26 @@ import msgspec
 from quiver.access import AccessControl
 from quiver.access.rules import AUDITED, ResponseFilter, describe_operation
 from quiver.clock import Clock
-from quiver.errors import QuiverError, RequestError
+from quiver.errors import ConflictError, QuiverError, RequestError
 from quiver.metadata import MetadataStore
+from quiver.metadata.quotas import OWNED_QUOTAS
 from quiver.security import PrincipalKind
 from quiver.security.quotas import Quotas, Use
-from quiver.wire.messages import AnyRequest, CreateTopicRequest, RegisterConsumerRequest, RegisterProducerRequest
+from quiver.wire.messages import (
+    AddPartitionsRequest,
+    AnyRequest,
+    CreateTopicRequest,
+    RegisterConsumerRequest,
+    RegisterProducerRequest,
+)
 from quiver.wire.requests import Request, request_name
 from quiver.wire.security_messages import AUTHENTICATIONS
 from quiver.wire.serving import Answer, Caller, RequestHandler
 
 CREATIONS = frozenset((CreateTopicRequest, RegisterProducerRequest, RegisterConsumerRequest))
 """Requests that leave something behind that lasts."""
+OWNED = CREATIONS | {AddPartitionsRequest}
+"""Requests that may be refused because of what a user owns."""
 
 
 class RequestDispatcher:
@@ -34,7 +43,7 @@ class RequestDispatcher:
 
     def __init__(self, store: MetadataStore, clock: Clock, access: AccessControl, quotas: Quotas | None = None) -> None:
         self._store = store
-        self._quotas = quotas
+        self._quotas = quotas or Quotas()
         self._access = access
         self._clock = clock
         self._handlers: dict[type[Request[Any]], RequestHandler] = {}
@@ -49,9 +58,20 @@ class RequestDispatcher:
         if handler is None:
             raise RequestError(f"this node does not serve {request_name(request)}", code="unknown_request")
         is_free = caller.identity.principal.kind is PrincipalKind.NODE or type(request) in AUTHENTICATIONS
-        if self._quotas is not None and not is_free:
-            return self._handle_by_quota(self._quotas, handler, caller, request, payload)
-        return self._handle(handler, caller, request, payload)
+        if not is_free and self._quotas.is_active:
+            answer: Awaitable[Answer] = self._handle_by_quota(self._quotas, handler, caller, request, payload)
+        else:
+            answer = self._handle(handler, caller, request, payload)
+        return self._note_owned(answer) if type(request) in OWNED else answer
+
+    async def _note_owned(self, answer: Awaitable[Answer]) -> Answer:
+        """Count what the primary refuses because of what a user owns."""
+        try:
+            return await answer
+        except ConflictError as error:
+            if error.code in OWNED_QUOTAS and self._store.is_primary:
+                self._quotas.refusals[OWNED_QUOTAS[error.code]] += 1
+            raise
 
     async def _handle_by_quota(
         self, quotas: Quotas, handler: RequestHandler, caller: Caller, request: AnyRequest, payload: memoryview
@@ -62,14 +82,21 @@ class RequestDispatcher:
         """
         now_ms = self._clock.monotonic_ms()
         use = Use(bytes_in=len(payload), is_mutation=not request.is_read, is_creation=type(request) in CREATIONS)
-        topic = self._topic_of(request)
-        error = quotas.admit(caller.principal, use, now_ms)
+        topic, principal = self._topic_of(request), caller.identity.principal
+        error = quotas.admit_connection(caller.identity, now_ms) or quotas.admit(principal, use, now_ms)
         if error is None and topic:
             error = quotas.admit_topic(topic, use, now_ms)
+        waits = getattr(request, "wait_ms", 0) > 0
+        if error is None and waits:
+            error = quotas.begin_long_poll(principal, now_ms)
         if error is not None:
             raise error
-        response, parts = await self._handle(handler, caller, request, payload)
-        quotas.charge(caller.principal, topic, sum(map(len, parts)), self._clock.monotonic_ms())
+        try:
+            response, parts = await self._handle(handler, caller, request, payload)
+        finally:
+            if waits:
+                quotas.end_long_poll(principal)
+        quotas.charge(principal, topic, sum(map(len, parts)), self._clock.monotonic_ms())
         return response, parts
 
     def _topic_of(self, request: AnyRequest) -> str:

@@ -52,6 +52,7 @@ from quiver.node_metrics import (
     describe_manager,
     describe_metadata,
     describe_node,
+    describe_quotas,
 )
 from quiver.process import read_certificate_end
 from quiver.raft import Configuration
@@ -101,7 +102,7 @@ class Node:
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._is_ready = asyncio.Event()
         self._decoded = DecodedBatchBudget(settings.gateway.decoded_bytes_max)
-        self._quotas = settings.quotas.make()
+        self._quotas = settings.quotas.make(lambda: self._store.view().quota_table)
         self._network: NodeNetwork
         self._store: MetadataStore
         self._member: Member
@@ -441,6 +442,7 @@ class Node:
             *(() if self._provider is None else self._provider.metrics()),
             *describe_node(described, now_ms=now_ms, feature_level=self._store.view().feature_level),
             *describe_limits(self._settings),
+            describe_quotas(self._quotas.refusals),
             *describe_metadata(status, node=self.id, snapshot_age_ms=0 if is_saved else now_ms - history.saved_ms),
             *(describe_manager(self._manager.status()) if self._manager is not None else ()),
             *await self._broker.metrics(),

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from quiver.config import Settings
 from quiver.manager import ManagerStatus
 from quiver.metadata.store import MetadataStatus
 from quiver.metrics import MetricFamily, counter, gauge, labelled
+from quiver.security.limits import QuotaLimits
 from quiver.wire.admin_messages import LagInfo, NodeDescribed
 
 
@@ -54,6 +55,16 @@ def describe_limits(settings: Settings) -> Iterable[MetricFamily]:
             "Limit of replicas on a node, if it is the primary's; 0 is none.",
             settings.manager.replicas_per_broker_max,
         ),
+    )
+
+
+def describe_quotas(refusals: Mapping[str, int]) -> MetricFamily:
+    """Return how often each quota was exceeded; every quota has a value, so that an alert can refer to it."""
+    return labelled(
+        "quiver_quota_refusals_total",
+        "counter",
+        "Requests that this node refused because of a quota, by the quota's name.",
+        [((("quota", name),), refusals.get(name, 0)) for name in QuotaLimits.__struct_fields__],
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.config import QuotaSettings
 from quiver.errors import OverloadedError
-from quiver.security.quotas import QUOTA_EXCEEDED
+from quiver.security.quotas import NO_QUOTAS, QUOTA_EXCEEDED
 from quiver.testing import LocalCluster
 
 
@@ -37,7 +37,8 @@ def limited() -> Iterator[LocalCluster]:
 
 
 def test_without_limits_there_are_no_quotas() -> None:
-    assert QuotaSettings().make() is None
+    assert not QuotaSettings().make(lambda: NO_QUOTAS).is_active
+    assert QuotaSettings(connections_max=1).make(lambda: NO_QUOTAS).is_active
 
 
 def test_topic_over_its_quota_is_answered_429_and_others_are_served(limited: LocalCluster) -> None:

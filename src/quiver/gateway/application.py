@@ -93,8 +93,7 @@ class RoutedApplication:
         self._browser_page = browser_page
         self._hosts = hosts
         self._clock = clock
-        self._quotas = quotas
-        self.has_quotas = quotas is not None
+        self._quotas = quotas or Quotas()
         self._access = access
         self._catch_up = catch_up
         names = {route.name for route in ROUTES}
@@ -106,10 +105,15 @@ class RoutedApplication:
         self.paths = frozenset(one.route.path for one in bound)
         """The paths and path templates of the routes."""
 
+    @property
+    def has_quotas(self) -> bool:
+        """Whether anything is limited at present."""
+        return self._quotas.is_active
+
     def admit(self, head: HttpHead) -> HttpResponse | None:
         """Refuse a request whose principal is over a quota; asked before its body is kept, let alone decoded."""
         bound = self._exact.get((head.method, head.path))
-        if self._quotas is None or (bound is not None and bound.route.is_probe):
+        if bound is not None and bound.route.is_probe:
             return None
         use = Use(
             bytes_in=max(0, head.length),
@@ -128,9 +132,8 @@ class RoutedApplication:
 
     def charge(self, request: HttpRequest, response: HttpResponse) -> None:
         """Count the bytes of an answer against the quotas of its principal and its topic."""
-        if self._quotas is not None:
-            principal, topic = self.principal_of(request), self.flow_of(request)[1]
-            self._quotas.charge(principal, topic, len(response.body), self._clock.monotonic_ms())
+        principal, topic = self.principal_of(request), self.flow_of(request)[1]
+        self._quotas.charge(principal, topic, len(response.body), self._clock.monotonic_ms())
 
     def handle(self, request: HttpRequest) -> HttpResult:
         """Find the route, decode the parameters, call the handler."""
@@ -153,7 +156,7 @@ class RoutedApplication:
             and (refused := _refuse_cross_site(request))
         ):
             return refused
-        if self._quotas is not None and not bound.route.is_probe:
+        if not bound.route.is_probe and self._quotas.is_active:
             return self._handle_by_quota(self._quotas, bound, values, request)
         return self._call(bound, values, request)
 

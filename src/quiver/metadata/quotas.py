@@ -27,6 +27,8 @@ from quiver.security.permissions import ADMIN_ROLE, ANONYMOUS_SUBJECT, ROLE_PREF
 
 QUOTAS_MAX = 10_000
 """Most subjects with quotas."""
+OWNED_QUOTAS = {f"quota_{name.removesuffix('_max')}": name for name in sorted(OWNED_LIMITS)}
+"""The limits on what a user owns, by the codes of their refusals."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 

@@ -39,11 +39,13 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 class ConnectionIdentity:
     """Who a connection speaks for. Only its authentication changes the principal."""
 
-    __slots__ = ("address", "credential", "permissions", "principal", "roles", "scram", "version")
+    __slots__ = ("address", "credential", "is_open", "permissions", "principal", "roles", "scram", "version")
 
     def __init__(self, principal: Principal = ANONYMOUS, *, address: str = "") -> None:
         self.principal = principal
         self.address = address
+        self.is_open = True
+        """Whether the connection has not ended; an identity without a connection stays open."""
         self.credential: Credential | None = None
         self.permissions: Permissions | None = None
         """Compiled permissions, valid while `version` is the access table of the newest metadata."""

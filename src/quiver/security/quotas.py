@@ -4,12 +4,13 @@
 requests so that nobody waits for somebody else's burst. A refusal is decided before anything is done, takes nothing out
 of any bucket, and says when a retry can succeed.
 
-Limits come from a function of the principal, so that limits per principal can replace the node's settings one day.
+Limits are those of the cluster's metadata, completed by the node's settings (`quiver.security.limits`). A change of
+them applies from the next request on; what was used before stays used.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
@@ -17,32 +18,27 @@ from typing import Generic, TypeVar
 import msgspec
 
 from quiver.errors import OverloadedError
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.limits import QuotaLimits, QuotaTable
 from quiver.security.principal import Principal
 
 QUOTA_EXCEEDED = "quota_exceeded"
 """The code of a refusal; the error's class is `OverloadedError`."""
-LONG_POLL_RETRY_AFTER_MS = 1_000
-"""When a client with too many waiting requests may retry; nobody knows when one of them ends."""
+COUNT_RETRY_AFTER_MS = 1_000
+"""When a client with too many waiting requests or connections may retry; nobody knows when one of them ends."""
 ROUNDING = 1e-6
 """A bucket that lacks less than this has enough: levels are sums of fractions."""
+RATES = (
+    "requests_per_second",
+    "mutations_per_second",
+    "bytes_in_per_second",
+    "bytes_out_per_second",
+    "creations_per_minute",
+)
+"""Limits that are token buckets."""
+NO_QUOTAS = QuotaTable({}, {})
 ACCOUNTS_MAX = 10_000
 """Principals and topics whose use is remembered, each; beyond it the one that was idle longest starts afresh."""
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one principal or one topic; 0 is none."""
-
-    requests_per_second: int = 0
-    mutations_per_second: int = 0
-    bytes_in_per_second: int = 0
-    bytes_out_per_second: int = 0
-    creations_per_minute: int = 0
-    long_polls_max: int = 0
-
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether nothing is limited."""
-        return not any(msgspec.structs.astuple(self))
 
 
 class TokenBucket:
@@ -80,17 +76,36 @@ class TokenBucket:
 class _Account:
     """What one principal or topic uses."""
 
-    __slots__ = ("buckets", "limits", "long_polls")
+    __slots__ = ("buckets", "connections", "limits", "long_polls", "table")
 
-    def __init__(self, limits: Limits, now_ms: float) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
+        self.table: QuotaTable | None = None
+        """Where the limits are from."""
+        self.limits = QuotaLimits()
         self.long_polls = 0
+        self.connections: set[ConnectionIdentity] = set()
+        """Counted only while there is a limit; those that have ended are removed when there is no room."""
         self.buckets: dict[str, TokenBucket] = {}
-        for name in ("requests", "mutations", "bytes_in", "bytes_out"):
-            if amount := getattr(limits, f"{name}_per_second"):
-                self.buckets[name] = TokenBucket(amount, now_ms=now_ms)
-        if limits.creations_per_minute:
-            self.buckets["creations"] = TokenBucket(limits.creations_per_minute, interval_ms=60_000, now_ms=now_ms)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is counted that ends later."""
+        return not self.long_polls and not self.connections
+
+    def set_limits(self, limits: QuotaLimits, now_ms: float) -> None:
+        """Change the limits; a bucket whose rate stays the same keeps its level."""
+        for name in RATES:
+            amount = getattr(limits, name)
+            if amount == getattr(self.limits, name):
+                continue
+            if amount:
+                interval_ms = 60_000 if name.endswith("_per_minute") else 1_000
+                self.buckets[name] = TokenBucket(amount, interval_ms=interval_ms, now_ms=now_ms)
+            else:
+                self.buckets.pop(name, None)
+        self.limits = limits
+        if not limits.connections_max:
+            self.connections.clear()
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,34 +119,64 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     def amounts(self) -> tuple[tuple[str, int], ...]:
         """Return the amount for each bucket; a byte less than none still needs a bucket that is not in debt."""
         return (
-            ("requests", 1),
-            ("mutations", int(self.is_mutation)),
-            ("creations", int(self.is_creation)),
-            ("bytes_in", self.bytes_in),
-            ("bytes_out", 0),
+            ("requests_per_second", 1),
+            ("mutations_per_second", int(self.is_mutation)),
+            ("creations_per_minute", int(self.is_creation)),
+            ("bytes_in_per_second", self.bytes_in),
+            ("bytes_out_per_second", 0),
         )
 
 
 class Quotas:
     """Decide about requests by the limits of their principal, then of their topic."""
 
-    def __init__(self, limits_of: Callable[[Principal], Limits], topic_limits: Limits) -> None:
-        self._limits_of = limits_of
-        self._topic_limits = topic_limits
+    def __init__(
+        self,
+        limits: QuotaLimits | None = None,
+        topic_limits: QuotaLimits | None = None,
+        *,
+        table: Callable[[], QuotaTable] = lambda: NO_QUOTAS,
+    ) -> None:
+        """`limits` are the node's own for each principal; `table` returns the newest of the cluster."""
+        self._limits = limits or QuotaLimits()
+        self._topic_limits = topic_limits or QuotaLimits()
+        self._table = table
+        self._is_unlimited = self._limits.is_unlimited and self._topic_limits.is_unlimited
         self._principals: OrderedDict[Principal, _Account] = OrderedDict()
         self._topics: OrderedDict[str, _Account] = OrderedDict()
+        self.refusals: Counter[str] = Counter()
+        """Refused requests, by the name of the limit."""
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether anything is limited at present."""
+        return not self._is_unlimited or not self._table().is_empty
 
     def admit(self, principal: Principal, use: Use, now_ms: float) -> OverloadedError | None:
         """Take what a request of a principal uses, or return why it must wait."""
-        return _admit(self._account(principal, now_ms), use, now_ms, whose=f"principal {str(principal)!r}")
+        return self._admit(self._account(principal, now_ms), use, now_ms, whose=f"principal {str(principal)!r}")
 
     def admit_topic(self, topic: str, use: Use, now_ms: float) -> OverloadedError | None:
         """Take what a request uses of a topic's limits, or return why it must wait."""
-        return _admit(self._topic(topic, now_ms), use, now_ms, whose=f"topic {topic!r}")
+        return self._admit(self._topic(topic, now_ms), use, now_ms, whose=f"topic {topic!r}")
+
+    def admit_connection(self, identity: ConnectionIdentity, now_ms: float) -> OverloadedError | None:
+        """Count the connection of a request, until it ends, or return why its principal may have no more."""
+        account = self._account(identity.principal, now_ms)
+        limit = account.limits.connections_max
+        if not limit or identity in account.connections:
+            return None
+        if len(account.connections) >= limit:
+            principal = identity.principal
+            account.connections = {one for one in account.connections if one.is_open and one.principal == principal}
+        if len(account.connections) >= limit:
+            return self._refuse_count("connections_max", limit, identity.principal, "connections to this node")
+        account.connections.add(identity)
+        return None
 
     def charge_in(self, principal: Principal, bytes_in: int, now_ms: float) -> None:
         """Take the bytes of a body whose length was not announced; the next request waits for them."""
-        if bucket := self._account(principal, now_ms).buckets.get("bytes_in"):
+        if bucket := self._account(principal, now_ms).buckets.get("bytes_in_per_second"):
             bucket.take(bytes_in, now_ms)
 
     def charge(self, principal: Principal, topic: str, bytes_out: int, now_ms: float) -> None:
@@ -140,7 +185,7 @@ class Quotas:
         if topic:
             accounts.append(self._topic(topic, now_ms))
         for account in accounts:
-            if bucket := account.buckets.get("bytes_out"):
+            if bucket := account.buckets.get("bytes_out_per_second"):
                 bucket.take(bytes_out, now_ms)
 
     def begin_long_poll(self, principal: Principal, now_ms: float) -> OverloadedError | None:
@@ -148,8 +193,7 @@ class Quotas:
         account = self._account(principal, now_ms)
         limit = account.limits.long_polls_max
         if limit and account.long_polls >= limit:
-            message = f"not done: principal {str(principal)!r} has {limit} waiting requests, which is its limit"
-            return OverloadedError(message, code=QUOTA_EXCEEDED, retry_after_ms=LONG_POLL_RETRY_AFTER_MS)
+            return self._refuse_count("long_polls_max", limit, principal, "requests that wait on this node")
         account.long_polls += 1
         return None
 
@@ -162,18 +206,45 @@ class Quotas:
     def _account(self, principal: Principal, now_ms: float) -> _Account:
         account = self._principals.get(principal)
         if account is None:
-            account = self._principals[principal] = _Account(self._limits_of(principal), now_ms)
+            account = self._principals[principal] = _Account()
             _evict(self._principals)
         self._principals.move_to_end(principal)
+        if account.table is not (table := self._table()):
+            account.table = table
+            account.set_limits(table.limits_of(principal, self._limits), now_ms)
         return account
 
     def _topic(self, topic: str, now_ms: float) -> _Account:
         account = self._topics.get(topic)
         if account is None:
-            account = self._topics[topic] = _Account(self._topic_limits, now_ms)
+            account = self._topics[topic] = _Account()
             _evict(self._topics)
         self._topics.move_to_end(topic)
+        if account.table is not (table := self._table()):
+            account.table = table
+            account.set_limits(table.topic_limits_of(topic, self._topic_limits), now_ms)
         return account
+
+    def _admit(self, account: _Account, use: Use, now_ms: float, *, whose: str) -> OverloadedError | None:
+        needed = [(name, account.buckets[name], amount) for name, amount in use.amounts() if name in account.buckets]
+        for name, bucket, amount in needed:
+            # Without an amount a bucket must only be out of debt, so that answers that were too large are paid for.
+            waits_ms = bucket.wait_ms(amount, now_ms)
+            if waits_ms:
+                self.refusals[name] += 1
+                message = f"not done: {whose} is over its quota {name} of {getattr(account.limits, name)}; slow down"
+                return OverloadedError(message, code=QUOTA_EXCEEDED, retry_after_ms=int(waits_ms) + 1)
+        for _, bucket, amount in needed:
+            bucket.take(amount, now_ms)
+        return None
+
+    def _refuse_count(self, name: str, limit: int, principal: Principal, what: str) -> OverloadedError:
+        self.refusals[name] += 1
+        message = (
+            f"not done: principal {str(principal)!r} has {limit} {what}, which is its quota {name}; end some, or ask "
+            "an administrator to raise it with quiver quota set"
+        )
+        return OverloadedError(message, code=QUOTA_EXCEEDED, retry_after_ms=COUNT_RETRY_AFTER_MS)
 
 
 K = TypeVar("K")
@@ -182,22 +253,9 @@ K = TypeVar("K")
 def _evict(accounts: OrderedDict[K, _Account]) -> None:
     if len(accounts) <= ACCOUNTS_MAX:
         return
-    idle = next((key for key, account in accounts.items() if not account.long_polls), None)
+    idle = next((key for key, account in accounts.items() if account.is_idle), None)
     if idle is not None:
         del accounts[idle]
-
-
-def _admit(account: _Account, use: Use, now_ms: float, *, whose: str) -> OverloadedError | None:
-    needed = [(name, account.buckets[name], amount) for name, amount in use.amounts() if name in account.buckets]
-    for name, bucket, amount in needed:
-        # Without an amount a bucket must only be out of debt, so that answers that were too large are paid for.
-        waits_ms = bucket.wait_ms(amount, now_ms)
-        if waits_ms:
-            message = f"not done: {whose} is over its quota of {name.replace('_', ' ')}"
-            return OverloadedError(message, code=QUOTA_EXCEEDED, retry_after_ms=int(waits_ms) + 1)
-    for _, bucket, amount in needed:
-        bucket.take(amount, now_ms)
-    return None
 
 
 T = TypeVar("T")

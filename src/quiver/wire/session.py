@@ -117,6 +117,7 @@ class RequestSession:
     def handle_closed(self) -> None:
         """End all calls: their client is gone."""
         self._is_open = False
+        self.identity.is_open = False
         self._count(-self._outbox.bytes)
         self._outbox.clear()
         if not self._calls:

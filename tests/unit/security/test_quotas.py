@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from quiver.errors import OverloadedError
 from quiver.security import ANONYMOUS, Principal, PrincipalKind
-from quiver.security.quotas import ACCOUNTS_MAX, QUOTA_EXCEEDED, FairQueue, Limits, Quotas, TokenBucket, Use
+from quiver.security.identity import ConnectionIdentity
+from quiver.security.limits import QuotaLimits as Limits
+from quiver.security.limits import QuotaTable
+from quiver.security.quotas import ACCOUNTS_MAX, QUOTA_EXCEEDED, FairQueue, Quotas, TokenBucket, Use
 
 ALICE = Principal(PrincipalKind.USER, "alice")
 BOB = Principal(PrincipalKind.USER, "bob")
@@ -18,7 +21,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 30)), max_size=60
 
 
 def quotas(limits: Limits, topic_limits: Limits | None = None) -> Quotas:
-    return Quotas(lambda _: limits, topic_limits or Limits())
+    return Quotas(limits, topic_limits)
 
 
 @given(st.integers(1, 50), STEPS)
@@ -134,6 +137,74 @@ def test_principals_that_are_remembered_are_bounded_and_the_waiting_ones_are_kep
         book.admit(Principal(PrincipalKind.USER, str(number)), Use(), 0)
     assert len(book._principals) <= ACCOUNTS_MAX
     assert book.begin_long_poll(ALICE, 0) is not None
+
+
+def test_connections_are_counted_until_they_end() -> None:
+    book = quotas(Limits(connections_max=2))
+    first, second, third = (ConnectionIdentity(ALICE) for _ in range(3))
+    assert [book.admit_connection(one, 0) for one in (first, second, first, second)] == [None] * 4
+    refused = book.admit_connection(third, 0)
+    assert refused is not None
+    assert "connections_max" in refused.message
+    assert "administrator" in refused.message
+    assert book.refusals == {"connections_max": 1}
+    assert book.admit_connection(ConnectionIdentity(BOB), 0) is None
+    first.is_open = False
+    assert book.admit_connection(third, 0) is None
+
+
+def test_connection_that_authenticates_counts_for_its_new_principal() -> None:
+    book = quotas(Limits(connections_max=1))
+    connection = ConnectionIdentity()
+    assert book.admit_connection(connection, 0) is None
+    connection.principal = ALICE
+    assert book.admit_connection(connection, 0) is None
+    assert book.admit_connection(ConnectionIdentity(), 0) is None
+
+
+# -- limits of the cluster ---------------------------------------------------------------------------
+
+
+def test_limits_of_the_cluster_come_before_those_of_the_node() -> None:
+    rows = {"default": Limits(requests_per_second=2), "user:alice": Limits(requests_per_second=0)}
+    book = Quotas(Limits(requests_per_second=1, mutations_per_second=1), table=lambda: QuotaTable(rows, {}))
+    assert [book.admit(BOB, Use(), 0) is None for _ in range(3)] == [True, True, False]
+    assert all(book.admit(ALICE, Use(), 0) is None for _ in range(10))
+    assert [book.admit(ALICE, Use(is_mutation=True), 0) is None for _ in range(2)] == [True, False]
+
+
+def test_user_has_the_highest_limit_of_its_roles() -> None:
+    rows = {"role:a": Limits(topics_max=1), "role:b": Limits(topics_max=5), "default": Limits(topics_max=9)}
+    table = QuotaTable(rows, {"alice": ["a", "b"], "bob": ["a"]})
+    assert table.limits_of(ALICE, Limits()).topics_max == 5
+    assert table.limits_of(BOB, Limits()).topics_max == 1
+    assert table.limits_of(ANONYMOUS, Limits()).topics_max == 9
+    rows["role:a"] = Limits(topics_max=0)
+    assert table.limits_of(ALICE, Limits()).topics_max == 0, "no limit is the highest"
+
+
+def test_topic_has_its_own_limit_or_that_of_all_topics() -> None:
+    rows = {
+        "topic:*": Limits(requests_per_second=2, bytes_in_per_second=7),
+        "topic:logs": Limits(requests_per_second=3),
+    }
+    limits = QuotaTable(rows, {}).topic_limits_of("logs", Limits(bytes_out_per_second=1))
+    assert limits == Limits(requests_per_second=3, bytes_in_per_second=7, bytes_out_per_second=1)
+
+
+def test_changed_limit_applies_from_the_next_request_on() -> None:
+    tables = [QuotaTable({"default": Limits(requests_per_second=1, mutations_per_second=1)}, {})]
+    book = Quotas(table=lambda: tables[-1])
+    mutation = Use(is_mutation=True)
+    assert book.is_active
+    assert book.admit(ALICE, mutation, 0) is None
+    assert book.admit(ALICE, Use(), 0) is not None
+    tables.append(QuotaTable({"default": Limits(requests_per_second=2, mutations_per_second=1)}, {}))
+    assert book.admit(ALICE, Use(), 0) is None
+    assert book.admit(ALICE, mutation, 0) is not None, "what was used before stays used"
+    tables.append(QuotaTable({}, {}))
+    assert not book.is_active
+    assert book.admit(ALICE, mutation, 0) is None
 
 
 def test_no_limits_are_none() -> None:
