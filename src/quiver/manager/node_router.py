@@ -7,7 +7,8 @@ on this node if it is the primary, else by forwarding it; it retries until the c
 during an election instead of failing. Its rules:
 
 - An attempt that was not done is repeated. One of unknown outcome is repeated only if the request is idempotent.
-- Once an attempt had an unknown outcome, the final error is *unknown*.
+- Once an attempt had an unknown outcome, the final error is *unknown*, also if the last attempt is refused: a topic
+  that "exists already" may be the one that the first attempt created.
 - A request is forwarded once: its receiver does it, or answers who could.
 """
 
@@ -36,6 +37,7 @@ from quiver.errors import (
 from quiver.metadata import Command, MetadataStore, NotPrimaryError, PartitionRow, View
 from quiver.metadata.commands import encode_payload
 from quiver.model import Buffer, NodeId
+from quiver.routing.retry import as_unknown
 from quiver.routing.transport import Transport
 from quiver.wire.messages import GetMembers, GetMetadata, MembersFound, SubmitCommand
 from quiver.wire.requests import R, Request
@@ -192,8 +194,8 @@ class NodeRouter:
         while True:
             try:
                 return await self._attempt(request, payload, hint, deadline_ms=deadline_ms, locally=locally)
-            except (UnavailableError, OutcomeUnknownError) as error:
-                failure: QuiverError = error
+            except QuiverError as error:
+                failure = error
             if isinstance(failure, OutcomeUnknownError):
                 unknown = failure
             known, hint = hint, failure.leader if isinstance(failure, NotLeaderError) else None
@@ -201,7 +203,7 @@ class NodeRouter:
             wait_ms = 0.0 if hint is not None and known is None else backoff.next_ms()
             is_over = self._clock.monotonic_ms() + wait_ms + ATTEMPT_MS_MIN >= deadline_ms
             if is_over or request.is_forwarded or not _is_retried(request, failure):
-                raise unknown or failure
+                raise failure if unknown is None else as_unknown(unknown, failure)
             if wait_ms:
                 await asyncio.sleep(wait_ms / 1000)
 
@@ -241,4 +243,6 @@ class NodeRouter:
 def _is_retried(request: Request[Any], failure: QuiverError) -> bool:
     if isinstance(failure, OutcomeUnknownError):
         return request.is_idempotent
+    if not isinstance(failure, UnavailableError):
+        return False  # the primary's own refusal
     return not isinstance(failure, OverloadedError | DiskFullError) and failure.code not in FINAL_CODES

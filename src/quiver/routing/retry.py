@@ -110,12 +110,19 @@ class Retry:
         """Return the true outcome of all attempts, after the last one failed with `error`."""
         if self._is_read or self._unknown is None:
             return _as_not_done(error) if self._deadline.is_over or not isinstance(error, RequestError) else error
-        if error is self._unknown and isinstance(error, OutcomeUnknownError):
-            return error
-        message = f"may have been done: {self._unknown}; last attempt: {error}"
-        unknown = OutcomeUnknownError(message, code=self._unknown.code)
-        unknown.__cause__ = error
-        return unknown
+        return as_unknown(self._unknown, error)
+
+
+def as_unknown(earlier: QuiverError, error: QuiverError) -> QuiverError:
+    """Return the outcome of a call whose last attempt failed with `error`, after one of unknown outcome.
+
+    A refusal of the last attempt says nothing about the earlier one.
+    """
+    if error is earlier and isinstance(error, OutcomeUnknownError):
+        return error
+    unknown = OutcomeUnknownError(f"may have been done: {earlier}; last attempt: {error}", code=earlier.code)
+    unknown.__cause__ = error
+    return unknown
 
 
 def _as_not_done(error: QuiverError) -> QuiverError:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from manager_world import World, run
 
-from quiver.errors import UnavailableError
+from quiver.errors import ConflictError, OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.manager import NodeRouter
 from quiver.metadata import MetadataStore, View
 from quiver.metadata.state import MetadataState
 from quiver.model import NodeId
 from quiver.testing import SimulatedClock
-from quiver.wire.messages import GetMetadata
+from quiver.wire.messages import CreateTopicRequest, GetMetadata
+from quiver.wire.serving import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,5 +65,29 @@ def test_node_that_knows_nobody_says_so() -> None:
     async def test(world: World) -> None:
         with pytest.raises(UnavailableError, match="does not know the primary"):
             await newcomer(world, {}).ask_primary(GetMetadata(topics=()))
+
+    run(test)
+
+
+def test_refusal_after_an_attempt_of_unknown_outcome_is_no_proof_that_nothing_was_done() -> None:
+    async def test(world: World) -> None:
+        router = newcomer(world, {})
+        failures: list[QuiverError] = [
+            OutcomeUnknownError("the connection broke"),
+            UnavailableError("not done: no primary", code="no_leader"),
+            ConflictError("not done: topic 'made' exists already", code="topic_exists"),
+        ]
+
+        async def fail() -> Answer:
+            raise failures.pop(0)
+
+        cast("BlankStore", router._store).is_primary = True
+        request = CreateTopicRequest(topic="made", request_id="first")
+        deadline_ms = SimulatedClock(world.loop).monotonic_ms() + 5_000
+        with pytest.raises(OutcomeUnknownError, match=r"may have been done: the connection broke; .* exists already"):
+            await router.forward(request, b"", deadline_ms=deadline_ms, locally=fail)
+        failures.append(ConflictError("not done: topic 'made' exists already", code="topic_exists"))
+        with pytest.raises(ConflictError, match="exists already"):
+            await router.forward(request, b"", deadline_ms=deadline_ms, locally=fail)
 
     run(test)
