@@ -19,6 +19,7 @@ from quiver.cli.options import json_option
 from quiver.cli.output import FOUND, print_json, print_table
 from quiver.errors import DecodeError
 from quiver.testing.clusters.model import ClusterModel
+from quiver.testing.clusters.recovery import RecoveryModel
 from quiver.testing.groups.model import GroupModel
 from quiver.testing.history import HistoryError, check_history, parse_history
 from quiver.testing.simulator.campaign import CampaignSummary, run_campaign, shrink
@@ -58,6 +59,12 @@ _TAIL_LINES = 50
 @click.option(
     "--cluster", "is_cluster", is_flag=True, help="Run whole nodes: managers, brokers, moves and SDK clients."
 )
+@click.option(
+    "--recovery",
+    "is_recovery",
+    is_flag=True,
+    help="Run whole nodes that lose a majority for good at the end, and recover them as `quiver recover` does.",
+)
 @json_option
 @click.pass_context
 def sim(
@@ -70,14 +77,15 @@ def sim(
     jobs: int,
     seed_seconds_max: float,
     is_cluster: bool,
+    is_recovery: bool,
     as_json: bool,
 ) -> None:
     """Run the real consensus, driver and log in simulated clusters under injected faults.
 
     A seed determines the cluster, its settings, its load and its faults; the same seed always gives the same run. With
-    --cluster, the clusters consist of whole nodes.
+    --cluster, the clusters consist of whole nodes; with --recovery, most of them are lost at the end.
     """
-    model: Model[Any, Any] = ClusterModel() if is_cluster else GroupModel()
+    model: Model[Any, Any] = RecoveryModel() if is_recovery else ClusterModel() if is_cluster else GroupModel()
     if seed is not None:
         is_clean = _run_one(model, seed, seconds_max=seed_seconds_max, as_json=as_json)
     else:

@@ -25,7 +25,7 @@ from quiver.metadata import METADATA_GROUP, Command, CommandDone, RecoverCluster
 from quiver.metadata.commands import NodeLevel, RaiseLevel, RecoveredPartition, encode_command
 from quiver.metadata.rows import BrokerState, PartitionRow
 from quiver.metadata.state import View
-from quiver.model import GroupId, NodeId, PartitionId, Term, TopicId
+from quiver.model import GroupId, NodeId, Offset, PartitionId, Term, TopicId
 from quiver.operations.survivors import Copy, StoppedNodes, Survivor, best_copy
 from quiver.raft import Configuration
 from quiver.raft.configuration import majority_of
@@ -52,6 +52,8 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The replicas that are left, the one with the best log first; of a lost partition, where it begins again."""
     best: Copy | None
     """The copy that the partition goes on with; None if none is left."""
+    committed_offset: Offset = Offset(0)
+    """The offset up to which some survivor knows its records to be acknowledged: nothing before it is lost."""
     epoch: int
 
     @property
@@ -60,9 +62,12 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.best is None:
             return "ALL records: no survivor has a replica; the partition begins again, empty, at offset 0"
         text = f"acknowledged records from offset {self.best.end_offset} on, if the lost nodes had any"
-        unsure = self.best.end_offset - self.best.committed_offset
+        unsure = self.best.end_offset - self.committed_offset
         if unsure:
-            text += f"; kept: {unsure} records before it that may never have been acknowledged"
+            text += (
+                f"; kept: {unsure} records from offset {self.committed_offset} on that no survivor knows to be "
+                "acknowledged; if the lost nodes had acknowledged others at these offsets, those are lost"
+            )
         if self.best.is_damaged:
             text += "; this replica had lost acknowledged records to damage before"
         return text
@@ -211,6 +216,7 @@ def _plan_partition(view: View, row: PartitionRow, found: Sequence[Survivor]) ->
         group=row.group_id,
         replicas=nodes,
         best=best,
+        committed_offset=max((copy.committed_offset for copy in copies), default=Offset(0)),
         epoch=row.epoch,
     )
 

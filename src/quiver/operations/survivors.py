@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from quiver.clock import SystemClock
+from quiver.clock import Clock, SystemClock
 from quiver.config import Settings
 from quiver.errors import ConfigError, DecodeError, StorageError
 from quiver.metadata import METADATA_GROUP
@@ -24,7 +24,7 @@ from quiver.raft import Configuration
 from quiver.replication.member_files import MemberFiles, MemberStorage, open_files
 from quiver.storage import Disk, LogTimings, NodeIdentity, SystemDisk, TailBudget
 from quiver.storage.data_directory import load_identity, metadata_log, replicas
-from quiver.storage.executor import ThreadExecutor
+from quiver.storage.executor import Executor, ThreadExecutor
 from quiver.storage.groups import GROUPS_FOLDER, GroupFolders
 from quiver.storage.hardstate import HARD_STATE_NAME
 
@@ -76,24 +76,33 @@ class Survivor(msgspec.Struct, frozen=True, kw_only=True):
 class StoppedNodes:
     """Access to the files of stopped nodes, which the caller has locked. Use as ``async with``."""
 
-    def __init__(self, keys: KeyRing | None = None) -> None:
-        """Take the keys of the nodes, if any of their replicas are encrypted."""
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        *,
+        disk: Disk | None = None,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take the keys of the nodes, if any of their replicas are encrypted; use this machine, or a simulation."""
         self._keys = keys
-        self.disk: Disk = SystemDisk()
-        self._executor = ThreadExecutor()
+        self.disk: Disk = disk or SystemDisk()
+        self._executor = executor or ThreadExecutor()
+        self._clock = clock or SystemClock()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._executor.close()
+        if isinstance(self._executor, ThreadExecutor):
+            self._executor.close()
 
     @property
     def storage(self) -> MemberStorage:
         """Return the seams for opening a member's files."""
         settings = Settings().log
         tails = TailBudget(READ_BYTES)
-        return MemberStorage(self.disk, self._executor, SystemClock(), settings, tails, LogTimings(), self._keys)
+        return MemberStorage(self.disk, self._executor, self._clock, settings, tails, LogTimings(), self._keys)
 
     async def inspect(self, directories: Sequence[str]) -> list[Survivor]:
         """Return what each data directory has, by node id.

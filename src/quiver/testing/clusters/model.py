@@ -54,7 +54,7 @@ _READ_BYTES = 64 * 1024
 class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
     """Clusters of whole nodes."""
 
-    is_cluster: ClassVar = True
+    option: ClassVar = "--cluster"
     stream_prefix: ClassVar = "cluster-"
     events_max: ClassVar = 4_000_000
     time_max_s: ClassVar = 900.0
@@ -72,12 +72,12 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
     async def begin(self, world: ClusterWorld) -> None:
         """Create the topics and start the clients."""
         await create_topics(world)
-        world.clients = _make_clients(world)
+        world.clients = make_clients(world)
         world.client_tasks = [world.spawn(client.run()) for client in world.clients]
 
     async def verify(self, world: ClusterWorld) -> None:
         """Check that clients progress, that the cluster settles, and that all copies and the history agree."""
-        await _require_progress(world)
+        await require_progress(world)
         await restore_capacity(world)
         await require_settled(world, is_loaded=True)
         await require_accepting_while_full(world)
@@ -102,7 +102,8 @@ class ClusterModel(Model[ClusterKnobs, ClusterWorld]):
             report.consumed = facts["records_read"]
 
 
-def _make_clients(world: ClusterWorld) -> list[ClientWorkload]:
+def make_clients(world: ClusterWorld, prefix: str = "") -> list[ClientWorkload]:
+    """Return the client programs of a run, whose names begin with `prefix`."""
     knobs = world.knobs
     kinds: tuple[tuple[type[ClientWorkload], str, int], ...] = (
         (ProducerWorkload, "sender", knobs.senders),
@@ -115,13 +116,13 @@ def _make_clients(world: ClusterWorld) -> list[ClientWorkload]:
         (AdminWorkload, "admin", knobs.admins),
     )
     return [
-        kind(world, f"{name}-{number}", knobs.topics[number % len(knobs.topics)])
+        kind(world, f"{prefix}{name}-{number}", knobs.topics[number % len(knobs.topics)])
         for kind, name, count in kinds
         for number in range(count)
     ]
 
 
-async def _require_progress(world: ClusterWorld) -> None:
+async def require_progress(world: ClusterWorld) -> None:
     """F3: every client completes a call soon after healing."""
     before = {client.name: client.progress for client in world.clients}
     waiting = list(world.clients)

@@ -68,7 +68,7 @@ class GroupModel(Model[GroupKnobs, GroupWorld]):
 
     profile: Profile = MIXED
 
-    is_cluster: ClassVar = False
+    option: ClassVar = ""
     stream_prefix: ClassVar = ""
     events_max: ClassVar = 2_000_000
     time_max_s: ClassVar = 600.0

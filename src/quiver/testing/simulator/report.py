@@ -47,8 +47,8 @@ class SeedReport:
     """Figures of one seed, and its finding if it has one."""
 
     seed: int
-    is_cluster: bool = False
-    """Whether the cluster model was run."""
+    option: str = ""
+    """The option of `quiver sim` that chooses the model that was run."""
     finding: str | None = None
     is_cut_off: bool = False
     """Whether the finding is that the seed did not end."""
@@ -71,7 +71,7 @@ class SeedReport:
     @property
     def replay(self) -> str:
         """Return the command that runs this seed again."""
-        return f"quiver sim {'--cluster ' if self.is_cluster else ''}--seed {self.seed}"
+        return " ".join(["quiver sim", *([self.option] if self.option else []), f"--seed {self.seed}"])
 
 
 def describe(error: BaseException) -> str:

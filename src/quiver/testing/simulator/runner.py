@@ -44,7 +44,8 @@ _DURATIONS_MS = (20, 100, 300, 800, 2_000, 5_000)
 class Model(Protocol[K, W]):
     """A kind of simulated system. Instances are immutable and picklable: a campaign sends them to its processes."""
 
-    is_cluster: ClassVar[bool]
+    option: ClassVar[str]
+    """The option of `quiver sim` that chooses it."""
     stream_prefix: ClassVar[str]
     """Put before the seed, so that the models draw different numbers from the same seed."""
     events_max: ClassVar[int]
@@ -105,7 +106,7 @@ def run_schedule(
     )
     world = model.make_world(SimulationRun(loop, trace, streams), knobs)
     nemesis = Nemesis(world, schedule, model.faults)
-    report = SeedReport(seed, is_cluster=model.is_cluster, schedule=[str(fault) for fault in schedule])
+    report = SeedReport(seed, option=model.option, schedule=[str(fault) for fault in schedule])
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
