@@ -122,6 +122,16 @@ def test_token_of_another_key_is_refused() -> None:
             _check(sign(other, key_id))
 
 
+@pytest.mark.parametrize("field", ["jwk", "jku", "x5u", "x5c"])
+def test_key_that_a_token_brings_along_is_ignored(field: str) -> None:
+    other = new_key("ES256")
+    value = {"jwk": public_jwk(other, "ES256"), "x5c": ["MIIB"]}.get(field, "http://127.0.0.1:1/keys")
+    for key_id in ("ES256", "unknown"):
+        text = jwt.encode(claims(), other, "ES256", headers={"kid": key_id, field: value})
+        with pytest.raises(BadJwtError):
+            _check(text)
+
+
 def test_token_without_a_key_id_needs_a_set_of_one_key() -> None:
     one = parse_keys(key_set({"": KEYS["ES256"]}))
     assert check_jwt(sign(KEYS["ES256"], None), one, SETTINGS).user == "oidc.ann"

@@ -57,6 +57,7 @@ class IdentityProvider:
         self._settings = settings
         self._clock = clock
         self._keys: KeySet = {}
+        self._content = b""
         self._stamp: tuple[int, int, int] | None = None
         self._asked = asyncio.Event()
         self._asked_ms: int | None = None
@@ -136,7 +137,7 @@ class IdentityProvider:
         try:
             content = await self._fetch()
             if content is not None:
-                self._replace(parse_keys(content))
+                self._replace(content)
             self.problem, self._read_ms = "", self._clock.monotonic_ms()
         except (OSError, ValueError, TimeoutError, http.client.HTTPException, ConfigError) as error:
             self.failures += 1
@@ -152,10 +153,11 @@ class IdentityProvider:
             self._reading.set_result(None)
         self._reading = None
 
-    def _replace(self, keys: KeySet) -> None:
-        has_changed = set(keys) != set(self._keys)
+    def _replace(self, content: bytes) -> None:
+        keys = parse_keys(content)
+        has_changed, self._content = content != self._content, content
         self._keys = keys
-        if has_changed:
+        if has_changed:  # also if a key was replaced under its old id
             logger.info("keys of the identity provider read", extra=facts(keys=len(keys)))
             if self.on_change is not None:
                 self.on_change()

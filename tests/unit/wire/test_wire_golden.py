@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.errors import NotLeaderError
+from quiver.errors import NotAllowedError, NotLeaderError
 from quiver.model import NodeId, Offset, PartitionId, TopicId
 from quiver.record.checksum import crc32c
 from quiver.wire.envelope import describe_error, encode_failure, encode_request, encode_response
@@ -25,6 +25,7 @@ from quiver.wire.handshake import (
     refuse,
 )
 from quiver.wire.messages import Produce, Produced
+from quiver.wire.security_messages import Authenticate, Authenticated, BeginScram, FinishScram, ScramChallenge
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol" / "wire.md"
 
@@ -66,8 +67,47 @@ FAILURE = bytes.fromhex(
     "490000009504db1a050041009302c084a46b696e64aa6e6f745f6c6561646572a4636f6465aa6e6f"
     "745f6c6561646572a76d657373616765ac6e6f64652033206c65616473a66c656164657203"
 )
+AUTHENTICATE = bytes.fromhex(
+    "7c0000008b716782040074009301cd138882a474797065ac61757468656e746963617465a5746f6b"
+    "656ed95471765f303132333435363738396162636465665f30303030303030303030303030303030"
+    "30303030303030303030303030303030303030303030303030303030303030303030303030303030"
+    "3030303030303030"
+)
+AUTHENTICATED = bytes.fromhex(
+    "320000002ce4ac3d05002a00920182a97072696e636970616ca8757365723a776562aa657870697265735f6d73cf000001a3185c5000"
+)
+BEGIN_SCRAM = bytes.fromhex(
+    "490000006718dcf9040041009301cd138882a474797065ab626567696e5f736372616da76d657373"
+    "616765d9206e2c2c6e3d757365722c723d724f70724e476677456265525767624e456b714f"
+)
+CHALLENGE = bytes.fromhex(
+    "6b00000060c5790705006300920181a76d657373616765d956723d724f70724e4766774562655257"
+    "67624e456b714f25687659447057556132526154434166757846496c6a29684e6c46246b302c733d"
+    "5732325a614a30534e5937736f457355456a623667513d3d2c693d34303936"
+)
+FINISH_SCRAM = bytes.fromhex(
+    "94000000b576632404008c009302cd138882a474797065ac66696e6973685f736372616da76d6573"
+    "73616765d96a633d626977732c723d724f70724e476677456265525767624e456b714f2568765944"
+    "7057556132526154434166757846496c6a29684e6c46246b302c703d64487a625a617057496b346a"
+    "55684e2b5574653979746167397a6a664d486773716d6d697a37416e6456513d"
+)
+PROVEN = bytes.fromhex(
+    "57000000e255e12c05004f00920282a97072696e636970616ca9757365723a75736572a76d657373"
+    "616765d92e763d36727269545242693233577052522f777475702b6d4d68555a556e2f6442356e4c"
+    "544a52736a6c393547343d"
+)
+EXPIRED = bytes.fromhex(
+    "74000000af91a75005006c009303c083a46b696e64ab6e6f745f616c6c6f776564a4636f6465af75"
+    "6e61757468656e74696361746564a76d657373616765d9386e6f7420646f6e653a20746865206372"
+    "6564656e7469616c2068617320657870697265643b2061757468656e74696361746520616761696e"
+)
 
 PRODUCE = Produce(topic_id=TopicId(7), partition_id=PartitionId(2))
+LOGIN = Authenticate(token="qv_0123456789abcdef_" + "00" * 32)
+NONCES = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+BEGIN = BeginScram(message="n,,n=user,r=rOprNGfwEbeRWgbNEkqO")
+"""The exchange is the example of RFC 7677."""
+FINISH = FinishScram(message=f"c=biws,r={NONCES},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
 GOLDEN = {
     "hello": HELLO,
     "client's hello": CLIENT,
@@ -76,6 +116,13 @@ GOLDEN = {
     "request": REQUEST,
     "response": RESPONSE,
     "failure": FAILURE,
+    "authenticate": AUTHENTICATE,
+    "authenticated": AUTHENTICATED,
+    "begin_scram": BEGIN_SCRAM,
+    "challenge": CHALLENGE,
+    "finish_scram": FINISH_SCRAM,
+    "proven": PROVEN,
+    "expired": EXPIRED,
 }
 
 
@@ -93,6 +140,7 @@ def make_frames() -> dict[str, bytes]:
     hello = make_hello(cluster_id="demo-01", node=NodeId(1), incarnation=1714564800000, identity="5f0c9a1e")
     failure = describe_error(NotLeaderError("node 3 leads", leader=NodeId(3)))
     return {
+        **make_logins(),
         "hello": encode_hello(hello),
         "client's hello": encode_hello(make_requester_hello(name="shell")),
         "refusal": encode_refusal(refuse(RefusalCode.OTHER_CLUSTER, "the cluster id is not this cluster's")),
@@ -101,6 +149,23 @@ def make_frames() -> dict[str, bytes]:
         "response": b"".join(encode_response(1, PRODUCE, Produced(base_offset=Offset(4096)))),
         "failure": b"".join(encode_failure(2, failure)),
     }
+
+
+def make_logins() -> dict[str, bytes]:
+    expired = NotAllowedError("not done: the credential has expired; authenticate again", code="unauthenticated")
+    challenge = ScramChallenge(message=f"r={NONCES},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096")
+    proven = Authenticated(principal="user:user", message="v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+    accepted = Authenticated(principal="user:web", expires_ms=1_800_000_000_000)
+    frames = {
+        "authenticate": encode_request(1, 5000, LOGIN, []),
+        "authenticated": encode_response(1, LOGIN, accepted),
+        "begin_scram": encode_request(1, 5000, BEGIN, []),
+        "challenge": encode_response(1, BEGIN, challenge),
+        "finish_scram": encode_request(2, 5000, FINISH, []),
+        "proven": encode_response(2, FINISH, proven),
+        "expired": encode_failure(3, describe_error(expired)),
+    }
+    return {name: b"".join(parts) for name, parts in frames.items()}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
