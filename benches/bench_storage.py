@@ -26,6 +26,7 @@ from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
 from quiver.record import Batch, build_batch, stamp
 from quiver.storage import Log, SystemDisk, ThreadExecutor
+from quiver.storage.sealing import LogCipher
 from table import Row, show
 
 MIB = 1 << 20
@@ -40,6 +41,7 @@ BUILT_BEFORE = 40_000
 SECONDS_PER_CALLER_RUN = 0.7
 ROUNDS = 7
 READ_BYTES_MAX = 4 * MIB
+ENCRYPTED_LOG_BYTES = 128 * MIB
 VALUE = Random(7).randbytes(100)
 
 
@@ -49,11 +51,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-storage-") as made:
         directory, executor = Path(made), ThreadExecutor()
         try:
-            rows = [
-                append_row(directory, executor),
-                *caller_rows(directory, executor),
-                *large_log_rows(directory / "large", executor, gib=options.gib),
-            ]
+            rows = encryption_rows(directory, executor)
+            if not options.encryption_only:
+                rows = [
+                    append_row(directory, executor),
+                    *caller_rows(directory, executor),
+                    *large_log_rows(directory / "large", executor, gib=options.gib),
+                    *rows,
+                ]
         finally:
             executor.close()
     return show(rows, title=f"storage: fsync on, {options.gib:g} GiB for the large log")
@@ -63,6 +68,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the log beside bare system calls.")
     parser.add_argument("--gib", type=float, default=1, help="size of the large log (default: 1)")
     parser.add_argument("--directory", default=Path(__file__).parent.parent, help="where to put the data")
+    parser.add_argument("--encryption-only", action="store_true", help="measure only encrypted logs next to plain ones")
     return parser.parse_args()
 
 
@@ -127,8 +133,10 @@ def raw_append_seconds(path: Path, batches: list[Batch]) -> float:
         path.unlink()
 
 
-async def append_seconds(directory: Path, executor: ThreadExecutor, batches: list[Batch]) -> float:
-    log, remaining = open_log(directory, executor), iter(batches)
+async def append_seconds(
+    directory: Path, executor: ThreadExecutor, batches: list[Batch], cipher: LogCipher | None = None
+) -> float:
+    log, remaining = open_log(directory, executor, cipher), iter(batches)
     appender = GroupAppender(log)
 
     async def write() -> None:
@@ -168,9 +176,11 @@ def caller_rows(directory: Path, executor: ThreadExecutor) -> list[Row]:
     return rows
 
 
-async def caller_rate(directory: Path, executor: ThreadExecutor, callers: int, make: Maker) -> float:
+async def caller_rate(
+    directory: Path, executor: ThreadExecutor, callers: int, make: Maker, cipher: LogCipher | None = None
+) -> float:
     """Return the acknowledged records per second of callers that make a batch, append and wait in a loop."""
-    log, deadline = open_log(directory, executor), perf_counter() + SECONDS_PER_CALLER_RUN
+    log, deadline = open_log(directory, executor, cipher), perf_counter() + SECONDS_PER_CALLER_RUN
     appender = GroupAppender(log)
 
     async def call() -> None:
@@ -237,8 +247,10 @@ def peak_memory_mib() -> float:
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
-async def write_large_log(directory: Path, executor: ThreadExecutor, *, bytes_min: int) -> None:
-    log, values = open_log(directory, executor), [VALUE] * (MIB // 104)
+async def write_large_log(
+    directory: Path, executor: ThreadExecutor, *, bytes_min: int, cipher: LogCipher | None = None
+) -> None:
+    log, values = open_log(directory, executor, cipher), [VALUE] * (MIB // 104)
     appender = GroupAppender(log)
 
     async def write() -> None:
@@ -254,10 +266,12 @@ async def write_large_log(directory: Path, executor: ThreadExecutor, *, bytes_mi
     await log.close()
 
 
-async def open_and_read_seconds(directory: Path, executor: ThreadExecutor) -> tuple[float, float]:
+async def open_and_read_seconds(
+    directory: Path, executor: ThreadExecutor, cipher: LogCipher | None = None
+) -> tuple[float, float]:
     """Open the log and read all its records; return the seconds of each."""
     start = perf_counter()
-    log = open_log(directory, executor)
+    log = open_log(directory, executor, cipher)
     opened = perf_counter()
     offset = log.first_offset
     while found := await log.read_records(offset, end_offset=log.end_offset, bytes_max=READ_BYTES_MAX):
@@ -285,11 +299,47 @@ def drop_from_cache(directory: Path) -> None:
         os.close(descriptor)
 
 
+# -- encrypted logs ------------------------------------------------------------------------------
+
+
+def encryption_rows(directory: Path, executor: ThreadExecutor) -> list[Row]:
+    """Measure encrypted logs; the limit of each figure is the same for a plain log, alternating with it."""
+    batches = large_batches(LARGE_BATCHES)
+    megabytes = sum(len(batch.data) for batch in batches) / 1e6
+    built = [stamped_batch(Index(n + 1), Offset(n)) for n in range(BUILT_BEFORE)]
+    ciphers = (None, LogCipher(bytes(32)))
+    logs = [directory / "plain", directory / "encrypted"]
+    for path, cipher in zip(logs, ciphers, strict=True):
+        asyncio.run(write_large_log(path, executor, bytes_min=ENCRYPTED_LOG_BYTES, cipher=cipher))
+    appends, calls, reads = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
+    for _ in range(ROUNDS):
+        for at, cipher in enumerate(ciphers):
+            path = directory / "measured"
+            append_s = asyncio.run(append_seconds(path, executor, batches, cipher))
+            appends[at] = max(appends[at], megabytes / append_s)
+            rate = caller_rate(path, executor, CALLERS, lambda appender: built[appender.end_index - 1], cipher)
+            calls[at] = max(calls[at], asyncio.run(rate))
+            _, read_s = asyncio.run(open_and_read_seconds(logs[at], executor, cipher))
+            reads[at] = max(reads[at], ENCRYPTED_LOG_BYTES / 1e9 / read_s)
+    return [
+        Row("encrypted: append 1 MiB batches", appends[1], "MB/s", appends[0], None),
+        Row(f"encrypted: append one 100-byte record, {CALLERS} callers", calls[1], "records/s", calls[0], None),
+        Row("encrypted: read a log in the page cache", reads[1], "GB/s", reads[0], None),
+    ]
+
+
 # -- shared --------------------------------------------------------------------------------------
 
 
-def open_log(directory: Path, executor: ThreadExecutor) -> Log:
-    return Log.open(str(directory), disk=SystemDisk(), executor=executor, clock=SystemClock(), settings=LogSettings())
+def open_log(directory: Path, executor: ThreadExecutor, cipher: LogCipher | None = None) -> Log:
+    return Log.open(
+        str(directory),
+        disk=SystemDisk(),
+        executor=executor,
+        clock=SystemClock(),
+        settings=LogSettings(),
+        cipher=cipher,
+    )
 
 
 async def close_and_remove(log: Log) -> None:

@@ -14,7 +14,7 @@ from metadata_world import NOW_MS, register_broker
 
 from quiver.access import AccessControl, AuditLog
 from quiver.clock import Clock
-from quiver.config import ManagerSettings
+from quiver.config import EncryptionSettings, ManagerSettings
 from quiver.dispatch import RequestDispatcher
 from quiver.errors import OutcomeUnknownError, QuiverError, UnavailableError
 from quiver.features import LEVEL_MAX
@@ -113,6 +113,7 @@ class WorldManager(metadata_cluster.Manager):
             clock=clock,
             settings=self.world.manager_settings,
             heartbeats=getattr(self, "manager", None),
+            encryption=self.world.encryption,
         )
         dispatcher = RequestDispatcher(self.store, clock, open_access(self.store, clock))
         dispatcher.add(self.admin.handlers())
@@ -137,9 +138,16 @@ class World(metadata_cluster.Cluster):
     """Managers, the wire between them, and ways to ask."""
 
     def __init__(
-        self, directory: Path, managers: int = 3, *, manager_settings: ManagerSettings = QUICK, **settings: Any
+        self,
+        directory: Path,
+        managers: int = 3,
+        *,
+        manager_settings: ManagerSettings = QUICK,
+        encryption: EncryptionSettings | None = None,
+        **settings: Any,
     ) -> None:
         self.manager_settings = manager_settings
+        self.encryption = encryption
         self.addresses = {NodeId(number): f"host{number}:9002" for number in range(1, managers + 1)}
         super().__init__(directory, managers, **settings)
         self.wire = Wire(self)

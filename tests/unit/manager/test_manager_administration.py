@@ -9,8 +9,9 @@ import metadata_cluster
 import msgspec
 import pytest
 from manager_world import World, run
-from metadata_world import change_state, init_cluster, register_broker
+from metadata_world import NOW_MS, change_state, init_cluster, register_broker
 
+from quiver.config import EncryptionSettings
 from quiver.errors import (
     ConflictError,
     DecodeError,
@@ -23,8 +24,9 @@ from quiver.errors import (
     RequestError,
     UnavailableError,
 )
+from quiver.features import LEVEL_MAX
 from quiver.metadata import BeginMove, BrokerState, CommandDone, TopicState
-from quiver.metadata.commands import CommandResult, encode_payload
+from quiver.metadata.commands import CommandResult, NodeLevel, RaiseLevel, encode_payload
 from quiver.model import ConsumerId, Index, NodeId, Offset, PartitionId, ProducerId, TopicId
 from quiver.wire.admin_messages import ListClients, ListHolds, ListMoves, PlaceHoldRequest, ReleaseHoldRequest
 from quiver.wire.messages import (
@@ -206,6 +208,23 @@ def test_topics_live_through_any_node() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("is_default", [False, True])
+def test_topic_is_encrypted_if_its_creator_asks_or_the_primary_is_set_up_so(*, is_default: bool) -> None:
+    async def test(world: World) -> None:
+        await world.join(1, 2, 3)
+        nodes = tuple(NodeLevel(NodeId(number), LEVEL_MAX) for number in (1, 2, 3))
+        await world.submit(RaiseLevel(now_ms=NOW_MS, feature_level=LEVEL_MAX, nodes=nodes))
+        for topic, asked in (("yes", True), ("no", False), ("unsaid", None)):
+            made = await world.ask(CreateTopicRequest(topic=topic, is_encrypted=asked, request_id=topic))
+            again = await world.ask(CreateTopicRequest(topic=topic, is_encrypted=asked, request_id=topic))
+            assert made.is_encrypted == again.is_encrypted == (is_default if asked is None else asked)
+        found = await current(world)
+        shown = {topic.topic: topic.is_encrypted for topic in found.topics}
+        assert shown == {"yes": True, "no": False, "unsaid": is_default}
+
+    run(test, encryption=EncryptionSettings(key_file="keys", encrypt_new_topics=is_default))
+
+
 def test_newest_deleted_topic_of_a_name_is_restored() -> None:
     async def test(world: World) -> None:
         await world.join(1)
@@ -235,6 +254,7 @@ def test_newest_deleted_topic_of_a_name_is_restored() -> None:
         (CreateTopicRequest(topic="x", replicas=16), OutOfRangeError, "bad_replica_count"),
         (CreateTopicRequest(topic="x", replicas=4), ConflictError, "too_few_brokers"),
         (CreateTopicRequest(topic="x", retention=RetentionInfo(ms=0)), OutOfRangeError, "bad_retention"),
+        (CreateTopicRequest(topic="x", is_encrypted=True), ConflictError, "no_encryption_key"),
         (AddPartitionsRequest(topic="logs", partitions=3), OutOfRangeError, "bad_partition_count"),
         (AddPartitionsRequest(topic="logs", partitions=2**40), OutOfRangeError, "bad_partition_count"),
         (AddPartitionsRequest(topic="none", partitions=3), NotFoundError, "unknown_topic"),
