@@ -25,7 +25,13 @@ Password = Annotated[
     Meta(min_length=PASSWORD_LENGTH_MIN, max_length=PASSWORD_LENGTH_MAX, extra_json_schema={"format": "password"}),
 ]
 Subject = Annotated[
-    str, Meta(max_length=120, description="`user:<name>`, `role:<name>` or `anonymous`.", examples=["user:alice"])
+    str,
+    Meta(
+        max_length=120,
+        description="`user:<name>`, `role:<name>` or `anonymous`.",
+        examples=["user:alice"],
+        extra_json_schema={"pattern": "^(?:anonymous|(?:user|role):[A-Za-z0-9][A-Za-z0-9._@-]{0,99})$"},
+    ),
 ]
 
 
@@ -149,7 +155,14 @@ class GrantBody(Parameters, frozen=True):
     subject: Subject
     verb: Verb
     kind: ResourceKind = ResourceKind.TOPIC
-    name: Annotated[str, Meta(max_length=300, description="Empty for the cluster.")] = ""
+    name: Annotated[
+        str,
+        Meta(
+            max_length=300,
+            description="Without control characters; empty for the cluster.",
+            extra_json_schema={"pattern": r"^[^\x00-\x1f\x7f-\x9f]*$"},
+        ),
+    ] = ""
     is_prefix: Annotated[bool, Meta(description="Whether it is for all names that begin with `name`.")] = False
 
 
@@ -174,7 +187,12 @@ class AccessTestQuery(Parameters, frozen=True):
 
     principal: Annotated[
         str,
-        Meta(max_length=120, description="`user:<name>`, or only the name, or `anonymous`.", examples=["alice"]),
+        Meta(
+            max_length=120,
+            description="`user:<name>`, or only the name, or `anonymous`.",
+            examples=["alice"],
+            extra_json_schema={"pattern": "^(?:user:)?[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"},
+        ),
     ]
     verb: Verb
     kind: ResourceKind = ResourceKind.TOPIC

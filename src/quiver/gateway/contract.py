@@ -220,7 +220,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     message: Annotated[
         str | UnsetType | None, Meta(description="Text, or null for a record without a value; or give `message_b64`.")
     ] = UNSET
-    message_b64: Annotated[str | UnsetType, Meta(description="Bytes, in base64.")] = UNSET
+    message_b64: Annotated[Base64 | UnsetType, Meta(description="Bytes, in base64.")] = UNSET
     key: Annotated[str | None, Meta(description="Text; or give `key_b64`.")] = None
     key_b64: Annotated[Base64 | None, Meta(description="Bytes, in base64.")] = None
     timestamp: Annotated[Id | None, Meta(description="Milliseconds since 1970-01-01 UTC.")] = None

@@ -16,7 +16,15 @@ from typing import Any
 
 import msgspec
 
-from quiver.gateway.contract import CreateTopicBody, FailureAnswer, Parameters, ProduceBatchBody, ProduceBody
+from quiver.gateway.access_contract import GrantBody
+from quiver.gateway.contract import (
+    BatchRecord,
+    CreateTopicBody,
+    FailureAnswer,
+    Parameters,
+    ProduceBatchBody,
+    ProduceBody,
+)
 from quiver.gateway.routes import ALWAYS, ROUTES, HttpRoute
 
 API_VERSION = "1"
@@ -63,6 +71,31 @@ LINKS: dict[str, dict[str, dict[str, Any]]] = {
 """OpenAPI links, by route: which other routes use values of its answer, and as which parameters."""
 
 
+_NO_NAME = {"properties": {"name": {"const": ""}, "is_prefix": {"const": False}}}
+_SOME_NAME = {
+    "anyOf": [
+        {"required": ["name"], "properties": {"name": {"minLength": 1}}},
+        {"required": ["is_prefix"], "properties": {"is_prefix": {"const": True}}},
+    ]
+}
+RULES: dict[type, tuple[dict[str, Any], ...]] = {
+    GrantBody: (
+        {
+            "if": {"required": ["kind"], "properties": {"kind": {"const": "cluster"}}},
+            "then": _NO_NAME,
+            "else": _SOME_NAME,
+        },
+    ),
+    BatchRecord: (
+        {
+            "oneOf": [
+                {"required": ["message"], "not": {"required": ["message_b64"]}},
+                {"required": ["message_b64"], "properties": {"message": {"type": "null"}}},
+            ]
+        },
+    ),
+}
+"""By struct, further rules as JSON Schema has them."""
 CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
     CreateTopicBody: (("topic_name", "topic"),),
     ProduceBody: (("message", "message_b64"),),
@@ -71,7 +104,7 @@ CHOICES: dict[type, tuple[tuple[str, ...], ...]] = {
 """By parameters, the names of which exactly one must be given; null counts as not given."""
 _PRODUCE = (ProduceBody, ProduceBatchBody)
 EXCLUSIVE: dict[type, tuple[tuple[str, str], ...]] = dict.fromkeys(
-    _PRODUCE, (("key", "key_b64"), ("headers", "headers_b64"))
+    (*_PRODUCE, BatchRecord), (("key", "key_b64"), ("headers", "headers_b64"))
 )
 """By parameters, the pairs of which at most one may be given; headers in both are refused if they share a name."""
 COMPANIONS: dict[type, tuple[str, str]] = dict.fromkeys(_PRODUCE, ("sequence", "partition_id"))
@@ -120,7 +153,7 @@ def _schemas() -> dict[str, Any]:
         kinds += [route.parameters] if route.parameters is not Parameters else []
         kinds += [route.answer] if route.answer is not None else []
     schemas = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REFERENCE)[1]
-    for kind in dict.fromkeys((*CHOICES, *EXCLUSIVE, *COMPANIONS)):
+    for kind in dict.fromkeys((*CHOICES, *EXCLUSIVE, *COMPANIONS, *RULES)):
         schemas[kind.__name__]["allOf"] = list(_rules_of(kind))
     return schemas
 
@@ -140,6 +173,7 @@ def _rules_of(kind: type) -> Iterator[dict[str, Any]]:
         }
     for names in EXCLUSIVE.get(kind, ()):
         yield {"anyOf": [{"properties": {name: absent}} for name in names]}
+    yield from RULES.get(kind, ())
     if kind in COMPANIONS:
         name, needed = COMPANIONS[kind]
         yield {
