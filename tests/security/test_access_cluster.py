@@ -171,7 +171,7 @@ def test_audit_topic_is_for_administrators(secure: SecuredCluster, alice: str) -
 
     def is_published() -> bool:
         found.extend(one["message"] for one in secure.call("GET", path)[1].get("messages", ()))
-        return any('"target":"user published"' in one for one in found)
+        return any('"resource":"user published"' in one for one in found)
 
     wait_until(is_published)
     status, answer = secure.call("POST", "/consumer/register", {"topic": "quiver.audit"}, token=alice)
