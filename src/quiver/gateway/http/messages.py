@@ -221,7 +221,7 @@ class RequestReader:
         self._unfinished_bytes = 0
         self._length = -1
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Parse the next bytes; after a refusal, or after the connection's last request, they are dropped."""
         if self.refusal is not None or self._is_last or self._parser is None:
             return

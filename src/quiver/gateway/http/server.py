@@ -30,7 +30,7 @@ import msgspec
 from quiver.clock import Clock
 from quiver.config import GatewaySettings
 from quiver.errors import ConfigError
-from quiver.gateway.http.connection import HttpConnection
+from quiver.gateway.http.connection import HttpConnection, PlainConnection, TlsConnection
 from quiver.gateway.http.messages import Application, HttpHead, HttpRefusal, HttpRequest, HttpResponse
 from quiver.logs import facts
 from quiver.tasks import TaskScope, timeout
@@ -46,6 +46,8 @@ STALLED_MS = 1_000
 """A body without progress for this long is dropped if its room is needed."""
 DROPPED_AFTER_S = 1.0
 """A request that waited this long for its turn is refused: its client may have given up, and others have not."""
+READ_BYTES = 64 * 1024
+"""Bytes that are received from a connection with TLS at once: four records of the largest size."""
 _TICK_S = 0.25
 """Interval of the deadline check."""
 _BACKLOG = 1024
@@ -95,6 +97,8 @@ class HttpServer:
         """Connections whose request's body is arriving, by the time of their last progress."""
         self.sending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=settings.send_timeout_ms)
         self._ending: Deadlines[HttpConnection] = Deadlines(clock, timeout_ms=LINGER_MS)
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """What all connections with TLS receive into."""
         self._connections: set[HttpConnection] = set()
         self._reserved: dict[HttpConnection, None] = {}
         self._clock = clock
@@ -124,9 +128,10 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.turns.bind(self.loop)
         host, port = self.address
+        connection = PlainConnection if self._tls is None else TlsConnection
         try:
             self._server = await self.loop.create_server(
-                lambda: HttpConnection(self), host, port, backlog=_BACKLOG, ssl=self._tls, start_serving=False
+                lambda: connection(self), host, port, backlog=_BACKLOG, ssl=self._tls, start_serving=False
             )
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}") from None
