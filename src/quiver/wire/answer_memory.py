@@ -26,20 +26,32 @@ REQUESTS_SHARE = 4
 """This part of the memory is for requests: answers never use all of it."""
 PRINCIPAL_SHARE = 8
 """Beyond half of the memory and this part of it, answers are only for principals that hold less than is free."""
+STALLED_S = 0.5
+"""A connection that has read nothing for this long is closed if others need the memory of its answers."""
 REQUESTS_FACTOR = 3
 """How many times what is free a principal may have in flight in requests: alone three quarters of everything."""
+
+
+class Evictable(Protocol):
+    """A connection that can be closed for the memory that it holds."""
+
+    def evict(self) -> None:
+        """Drop its unsent answers at once, and close it."""
+        ...
 
 
 class Account:
     """What one principal has in flight on all its connections."""
 
-    __slots__ = ("bytes", "principal", "requests", "sessions")
+    __slots__ = ("blocked", "bytes", "principal", "requests", "sessions")
 
     def __init__(self, principal: Principal) -> None:
         self.principal = principal
         self.sessions = 0
         self.requests = 0
         self.bytes = 0
+        self.blocked: dict[Evictable, float] = {}
+        """Connections with answers that wait to be sent, and when the other side last read some; longest ago first."""
 
 
 class Holder(Protocol):
@@ -130,6 +142,21 @@ class AnswerMemory:
         """Return whether a principal holds so much that its connections with unsent answers are not read."""
         return self.bytes > self._limit_bytes // 2 and account.bytes > self._room_bytes - self.bytes
 
+    def evict_blocked(self, now_s: float) -> None:
+        """Close connections that have read nothing for a while, if one principal's leave too little to others.
+
+        Small answers are not reserved, so what they take is only known once they exist.
+        """
+        if self.bytes <= self._room_bytes:
+            return
+        account = max(self._accounts.values(), key=_bytes_of)
+        while self.bytes > self._room_bytes and account.bytes > self._limit_bytes // 2 and account.blocked:
+            connection, since_s = next(iter(account.blocked.items()))
+            if now_s - since_s < STALLED_S:
+                return
+            del account.blocked[connection]
+            connection.evict()
+
     def _wait(self, holder: Holder, size_bytes: int) -> asyncio.Future[None]:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(holder, OrderedDict())[granted] = size_bytes
@@ -185,3 +212,7 @@ class AnswerMemory:
                 granted.set_result(None)
         if admitted and self._waiting:
             self._wake_later()
+
+
+def _bytes_of(account: Account) -> int:
+    return account.bytes

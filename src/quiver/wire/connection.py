@@ -202,6 +202,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._transport is not None:
             self._transport.abort()
 
+    def evict(self, reason: str) -> None:
+        """Close it immediately because others need what it holds."""
+        self.abort(reason)
+
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
         await asyncio.shield(self._closed)

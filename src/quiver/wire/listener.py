@@ -109,10 +109,11 @@ class Listener:
             for connection in tuple(connections):
                 reason = connection.check_patience(now_s)
                 if reason:
-                    self._end(connection, reason)
+                    connection.evict(reason)
         self._schedule_check()
 
-    def _end(self, connection: IncomingConnection, reason: str) -> None:
+    def note_evicted(self, connection: IncomingConnection, reason: str) -> None:
+        """Count and log a connection that is closed because it is late, or others need what it holds."""
         self.evicted += 1
         self.warnings.warn(
             f"late {connection.peer_host}",
@@ -120,7 +121,6 @@ class Listener:
             address=format_address((connection.peer_host, connection.peer_port)),
             reason=reason,
         )
-        connection.abort(reason)
 
     def _evict_idle(self, candidates: Iterable[IncomingConnection]) -> bool:
         """Close the connection that has been idle longest; return whether there was one."""
@@ -160,7 +160,7 @@ class Listener:
         while self._partial_bytes > self.context.settings.requests_bytes_max and len(self._partial) > 1:
             slowest = next(iter(self._partial))
             self.handle_partial(slowest, 0)
-            self._end(slowest, "its frame was not complete, and others needed the memory")
+            slowest.evict("its frame was not complete, and others needed the memory")
 
     def handle_hello(self, connection: IncomingConnection, frame: Frame) -> None:
         """Check a connection's first frame and admit or refuse it."""
@@ -319,6 +319,11 @@ class IncomingConnection(Connection):
         if self.session is None:
             return ""  # the handshake has its own deadline
         return self._patience.check(self, now_s, is_busy=self.session.is_busy)
+
+    def evict(self, reason: str) -> None:
+        """Close it immediately, and count and log that."""
+        self._listener.note_evicted(self, reason)
+        super().evict(reason)
 
     def accept(self, session: Session) -> None:
         """Finish the handshake."""

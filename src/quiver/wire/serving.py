@@ -413,9 +413,9 @@ class RequestServer:
         if request.is_for_nodes or request.is_forwarded:
             how = "as forwarded " if not request.is_for_nodes else ""
             return NotAllowedError(f"not done: {request_name(request)} is {how}for nodes only")
-        if session.account.principal is not session.identity.principal:
-            session.change_account()
-        settings, account = self.settings, session.account
+        settings, account, principal = self.settings, session.account, session.identity.principal
+        if account.principal is not principal and account.principal != principal:
+            account = session.change_account()
         # What is free shrinks with what all have in flight: nobody can take the last of it.
         if account.requests >= REQUESTS_FACTOR * (
             settings.requests_max - self._client_requests
@@ -424,8 +424,9 @@ class RequestServer:
         return request
 
     def _over_limit(self) -> OverloadedError:
-        """Return the refusal of a request at a limit of what is in flight."""
+        """Return the refusal of a request at a limit of what is in flight; make room for the next one."""
         settings = self.settings
+        self.memory.evict_blocked(self._loop.time())
         return OverloadedError(
             f"not done: clients have {self._client_requests} requests of at most {settings.requests_max} and "
             f"{self.memory.bytes} bytes of at most {settings.requests_bytes_max} in flight, and this one's principal "

@@ -17,6 +17,7 @@ from quiver.errors import DecodeError
 from quiver.model import Buffer, NodeId
 from quiver.security import node_principal
 from quiver.security.identity import ConnectionIdentity, certificate_identity
+from quiver.wire.answer_memory import Account
 from quiver.wire.connection import CLOSE_TIMEOUT_S, Connection
 from quiver.wire.envelope import decode_cancel, decode_request
 from quiver.wire.frames import HEADER_BYTES, Frame, FrameKind
@@ -55,6 +56,11 @@ class RequestSession:
         self._is_open = True
         self._is_held = False
         self._is_penalized = False
+        self._is_blocked = False
+        self._read_bytes = 0
+        """Bytes that were written when the other side was last seen to read."""
+        self._is_evicted = False
+        """Whether it is closed because it does not read its answers, and has not ended yet."""
         self._will_flush = False
         self._end_reason = ""
 
@@ -118,6 +124,7 @@ class RequestSession:
         """End all calls: their client is gone."""
         self._is_open = False
         self.identity.is_open = False
+        self.account.blocked.pop(self, None)
         self._count(-self._outbox.bytes)
         self._outbox.clear()
         if not self._calls:
@@ -128,14 +135,16 @@ class RequestSession:
 
     # Called by the server.
 
-    def change_account(self) -> None:
-        """Let another principal account for this connection, which has authenticated as it."""
+    def change_account(self) -> Account:
+        """Let another principal account for this connection, which has authenticated as it; return the account."""
         before, held_bytes = self.account, self.held_bytes if self.node is None else 0
+        before.blocked.pop(self, None)  # recorded again with the next answer that is not read
         self.account = self._memory.open_account(self.identity.principal)
         for account, sign in ((before, -1), (self.account, 1)):
             account.requests += sign * len(self._calls)
             account.bytes += sign * held_bytes
         self._memory.close_account(before)
+        return self.account
 
     def begin(self, call: ServerCall) -> None:
         """Track a call that started."""
@@ -172,9 +181,16 @@ class RequestSession:
         if not self._is_open and not self._calls:
             self._memory.close_account(self.account)
 
+    def evict(self) -> None:
+        """Drop the unsent answers and close: the other side does not read, and others need the memory."""
+        self._is_evicted = True
+        self._count(-self._outbox.bytes)
+        self._outbox.clear()
+        self._connection.evict("it does not read its responses, and others need the memory")
+
     def answer(self, frame: list[Buffer]) -> None:
         """Send an answer, together with others of this turn of the loop."""
-        if not self._is_open:
+        if not self._is_open or self._is_evicted:
             return
         outbox = self._outbox
         before_bytes = outbox.bytes
@@ -208,10 +224,25 @@ class RequestSession:
         self._connection.write_from(outbox)
         if outbox.bytes != counted_bytes:
             self._count(outbox.bytes - counted_bytes)
+        if outbox.bytes or self._is_blocked:
+            self._handle_blocked()
         if not self._end_reason:
             self._hold_or_resume()
         elif not outbox.bytes:
             self._connection.close(self._end_reason)
+
+    def _handle_blocked(self) -> None:
+        """Record whether the other side reads its answers; if not, connections of its principal may have to end."""
+        blocked, written_bytes = self.account.blocked, self._connection.written_bytes
+        self._is_blocked = self._outbox.bytes > 0
+        if not self._is_blocked or self.node is not None or self._is_evicted:
+            blocked.pop(self, None)
+            return
+        now_s = self._loop.time()
+        if self not in blocked or self._read_bytes != written_bytes:
+            blocked.pop(self, None)
+            blocked[self], self._read_bytes = now_s, written_bytes
+        self._memory.evict_blocked(now_s)
 
     def _count(self, change_bytes: int) -> None:
         if self.node is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from quiver.security import ANONYMOUS, Principal
+from quiver.security import ANONYMOUS, Principal, user_principal
 from quiver.wire.answer_memory import AnswerMemory
 
 KIB = 1024
@@ -103,3 +103,65 @@ def test_connections_take_turns() -> None:
         assert order.index("modest") < 3, "not after all that asked before it"
 
     run(test())
+
+
+ALICE, BOB = user_principal("alice"), user_principal("bob")
+
+
+async def fill(memory: AnswerMemory, principal: Principal, *, size_bytes: int) -> list[asyncio.Future[None]]:
+    """Have many connections of a principal ask for an answer that they never read; return those that wait."""
+    asked = [asyncio.ensure_future(Connection(memory, principal=principal).reserve(size_bytes)) for _ in range(200)]
+    await settle()
+    return [each for each in asked if not each.done()]
+
+
+def test_principal_with_many_connections_leaves_room_for_others() -> None:
+    async def test() -> None:
+        memory = AnswerMemory(limit_bytes=1024 * KIB, connection_bytes_max=1024 * KIB)
+        waiting = await fill(memory, ALICE, size_bytes=12 * KIB)
+        assert waiting, "each connection holds little, together they hold too much"
+        assert 512 * KIB < memory.bytes <= 640 * KIB
+        for _ in range(3):  # whatever Alice's connections wait for
+            await Connection(memory, principal=BOB).reserve(12 * KIB)
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_several_principals_leave_room_for_the_next() -> None:
+    async def test() -> None:
+        memory = AnswerMemory(limit_bytes=1024 * KIB, connection_bytes_max=1024 * KIB)
+        waiting = []
+        for number in range(5):
+            waiting += await fill(memory, user_principal(f"attacker-{number}"), size_bytes=KIB)
+        assert memory.bytes < 768 * KIB
+        await Connection(memory, principal=BOB).reserve(KIB)
+        for each in waiting:
+            each.cancel()
+
+    run(test())
+
+
+def test_account_is_forgotten_with_its_last_connection() -> None:
+    memory = AnswerMemory(limit_bytes=1024 * KIB, connection_bytes_max=1024 * KIB)
+    first, second = memory.open_account(ALICE), memory.open_account(ALICE)
+    assert first is second
+    memory.close_account(first)
+    assert memory.open_account(ALICE) is first
+    for _ in range(2):
+        memory.close_account(first)
+    assert memory.open_account(ALICE) is not first
+
+
+def test_share_of_unsent_answers_counts_once_half_of_the_memory_is_used() -> None:
+    memory = AnswerMemory(limit_bytes=1000, connection_bytes_max=1000)
+    alice, bob = memory.open_account(ALICE), memory.open_account(BOB)
+    memory.count(alice, 500)
+    assert not memory.is_over_share(alice)
+    memory.count(alice, 1)
+    assert memory.is_over_share(alice)
+    memory.count(bob, 60)
+    assert not memory.is_over_share(bob)
+    memory.count(alice, -101)
+    assert not memory.is_over_share(alice)
