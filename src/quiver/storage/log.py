@@ -143,7 +143,7 @@ class Log:
             StorageError: the disk failed.
         """
         try:
-            recovery = open_directory(disk, directory, settings, clock.wall_ms(), verify=verify)
+            recovery = open_directory(disk, directory, settings, clock.wall_ms(), verify=verify, cipher=cipher)
             damage = recovery.damage
             if damage and discard_damage:
                 recovery = move_damage_aside(disk, directory, recovery)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quiver.config import LogSettings
 from quiver.model import Index, Offset, Term
 from quiver.storage.disk import Disk
@@ -10,11 +12,28 @@ from quiver.storage.recovery import Recovery, recover
 from quiver.storage.segment import Segment, segment_name
 from quiver.storage.truncation import replace_segments
 
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
-def open_directory(disk: Disk, directory: str, settings: LogSettings, now_ms: int, *, verify: bool) -> Recovery:
-    """Recover a directory, or create an empty log in it."""
+
+def open_directory(
+    disk: Disk,
+    directory: str,
+    settings: LogSettings,
+    now_ms: int,
+    *,
+    verify: bool,
+    cipher: LogCipher | None = None,
+) -> Recovery:
+    """Recover a directory, or create an empty log in it; with `verify`, decrypt every entry with `cipher`, too."""
     make_directory(disk, directory)
-    recovery = recover(disk, directory, index_interval_bytes=settings.index_interval_bytes, trust_footers=not verify)
+    recovery = recover(
+        disk,
+        directory,
+        index_interval_bytes=settings.index_interval_bytes,
+        trust_footers=not verify,
+        cipher=cipher if verify else None,
+    )
     if not recovery.segments:
         header = SegmentHeader(
             generation=0, first_index=Index(1), first_offset=Offset(0), previous_term=Term(0), created_ms=now_ms

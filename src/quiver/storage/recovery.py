@@ -14,6 +14,7 @@ used again, so a second crash during recovery finds the same log.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,6 +45,9 @@ from quiver.storage.scan import (
     walk,
 )
 from quiver.storage.segment import Segment, is_segment_name
+
+if TYPE_CHECKING:
+    from quiver.storage.sealing import LogCipher
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -79,7 +83,16 @@ class Recovery(msgspec.Struct, frozen=True):
 class _Findings:
     """The findings that one recovery collects."""
 
-    def __init__(self, disk: Disk, directory: str, index_interval_bytes: int, *, trust_footers: bool) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        index_interval_bytes: int,
+        *,
+        trust_footers: bool,
+        cipher: LogCipher | None,
+    ) -> None:
+        self.cipher = cipher
         self.disk = disk
         self.directory = directory
         self.index_interval_bytes = index_interval_bytes
@@ -98,16 +111,24 @@ class _Findings:
         self.warnings.append(f"{name}: removed, {reason}")
 
 
-def recover(disk: Disk, directory: str, *, index_interval_bytes: int, trust_footers: bool = True) -> Recovery:
+def recover(
+    disk: Disk,
+    directory: str,
+    *,
+    index_interval_bytes: int,
+    trust_footers: bool = True,
+    cipher: LogCipher | None = None,
+) -> Recovery:
     """Read a log directory, which must exist, and repair what a crash may have left.
 
-    Without `trust_footers` every byte of every segment is read and checked.
+    Without `trust_footers` every byte of every segment is read and checked; with `cipher`, every entry that is read
+    must be one that it opens, whatever its checksums say.
 
     Raises:
         DamageError: the start of the log cannot be determined; nothing was changed.
         OSError: as the disk raises it.
     """
-    findings = _Findings(disk, directory, index_interval_bytes, trust_footers=trust_footers)
+    findings = _Findings(disk, directory, index_interval_bytes, trust_footers=trust_footers, cipher=cipher)
     names = disk.names(directory)
     for name in names:
         if name.endswith(TEMPORARY_SUFFIX):
@@ -228,6 +249,11 @@ def _scan_frames(findings: _Findings, file: File, segment: Segment, position: in
             continue
         if found.header.index != segment.end_index or found.header.base_offset != segment.end_offset:
             return BadFrame(found.position, f"found entry {found.header.index}, expected entry {segment.end_index}")
+        if findings.cipher is not None:
+            try:
+                findings.cipher.open_batch(found.data, found.header)
+            except DecodeError as error:
+                return BadFrame(found.position, error.message, found.header)
         segment.add(
             found.header,
             position=found.position,

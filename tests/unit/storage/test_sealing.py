@@ -174,6 +174,33 @@ def test_entry_of_another_log_in_its_place_is_damage() -> None:
     asyncio.run(scenario())
 
 
+def test_entry_that_cannot_be_decrypted_is_found_by_a_verifying_start_and_moved_aside() -> None:
+    """A read that fails makes the next start verify; it must find what the read found, or the replica never heals."""
+
+    async def scenario() -> None:
+        disk, other = SimulatedDisk(), SimulatedDisk()
+        for number, one in enumerate((disk, other)):
+            log = open_log(one, cipher=LogCipher(bytes([number]) * 32))
+            for value in (b"first", b"second", b"third" * 400, b"last"):
+                await append(log, value)
+            await log.close()
+        names = disk.names(DIRECTORY)
+        assert len(names) > 1
+        disk.write_file(f"{DIRECTORY}/{names[0]}", other.read_file(f"{DIRECTORY}/{names[0]}"))
+        assert open_log(disk.clone(), cipher=LogCipher(bytes(32))).damage == ()
+        damaged = open_log(disk, cipher=LogCipher(bytes(32)), verify=True)
+        assert [damage.first_index for damage in damaged.damage] == [1]
+        assert damaged.damage[0].end_index_max >= 5
+        await damaged.close()
+        log = open_log(disk, cipher=LogCipher(bytes(32)), verify=True, discard_damage=True)
+        assert log.end_index == 1
+        await append(log, b"again")
+        await log.close()
+        assert await all_values(open_log(disk, cipher=LogCipher(bytes(32)), verify=True)) == [b"again"]
+
+    asyncio.run(scenario())
+
+
 class RecordingCipher(LogCipher):
     """Remembers under which derived key and nonce it has sealed what."""
 
