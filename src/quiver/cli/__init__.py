@@ -42,7 +42,7 @@ SECTIONS = {
         "cluster",
         "security",
     ),
-    "Access": ("user", "token", "role", "acl"),
+    "Access": ("user", "token", "role", "acl", "quota"),
     "Spark": ("pipeline",),
     "Files": ("log", "metadata", "backup", "recover"),
     "Reference": ("config", "gateway", "cli", "completion"),

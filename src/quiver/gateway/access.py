@@ -120,6 +120,7 @@ ROUTE_RULES: dict[str, RouteRule] = {
     **dict.fromkeys(("list_roles", "create_role", "delete_role", "add_member", "remove_member"), _ADMIN),
     **dict.fromkeys(("list_acls", "add_acl", "remove_acl"), _ADMIN),
     "test_acl": _test_access,
+    **dict.fromkeys(("list_quotas", "set_quota", "remove_quota"), _ADMIN),
 }
 """The rule of every route; a route without one cannot be bound."""
 

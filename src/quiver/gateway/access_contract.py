@@ -1,4 +1,4 @@
-"""The part of the HTTP contract about users, tokens, roles and grants; see `contract`."""
+"""The part of the HTTP contract about users, tokens, roles, grants and quotas; see `contract`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quiver.gateway.contract import NUMBER_MAX, Answer, Parameters
+from quiver.security.limits import LIMIT_MAX, QuotaLimits
 from quiver.security.permissions import ResourceKind, Verb
 from quiver.security.scram import PASSWORD_LENGTH_MAX, PASSWORD_LENGTH_MIN
 
@@ -33,6 +34,17 @@ Subject = Annotated[
         extra_json_schema={"pattern": "^(?:anonymous|(?:user|role):[A-Za-z0-9][A-Za-z0-9._@-]{0,99})$"},
     ),
 ]
+
+QuotaSubject = Annotated[
+    str,
+    Meta(
+        max_length=220,
+        description="`user:<name>`, `role:<name>`, `anonymous`, `default` for every principal, `topic:<name>`, or "
+        "`topic:*` for every topic.",
+        examples=["user:alice"],
+    ),
+]
+Limit = Annotated[int, Meta(ge=0, le=LIMIT_MAX)]
 
 
 class UserQuery(Parameters, frozen=True):
@@ -180,6 +192,56 @@ class GrantsAnswer(Answer, frozen=True):
     """Grants, sorted."""
 
     grants: list[GrantItem]
+
+
+class QuotasQuery(Parameters, frozen=True):
+    """Whose quotas to list."""
+
+    subject: Annotated[QuotaSubject | None, Meta(description="Default: those of all subjects.")] = None
+
+
+class QuotaQuery(Parameters, frozen=True):
+    """Whose quotas to remove."""
+
+    subject: QuotaSubject
+
+
+class QuotaBody(Parameters, frozen=True):
+    """Limits of a subject: 0 is no limit, and what is not given stays as it is."""
+
+    subject: QuotaSubject
+    requests_per_second: Limit | None = None
+    mutations_per_second: Annotated[Limit | None, Meta(description="Requests that change something.")] = None
+    bytes_in_per_second: Limit | None = None
+    bytes_out_per_second: Limit | None = None
+    creations_per_minute: Annotated[
+        Limit | None, Meta(description="Topics, producers and consumers that are created.")
+    ] = None
+    long_polls_max: Annotated[Limit | None, Meta(description="Requests that wait for messages, for each node.")] = None
+    connections_max: Annotated[Limit | None, Meta(description="Connections of the wire protocol, for each node.")] = (
+        None
+    )
+    topics_max: Annotated[
+        Limit | None, Meta(description="Topics that a user owns; deleted ones count until they are purged.")
+    ] = None
+    partitions_max: Annotated[Limit | None, Meta(description="Partitions of these topics.")] = None
+    registrations_max: Annotated[Limit | None, Meta(description="Producers and consumers that a user registered.")] = (
+        None
+    )
+
+
+class QuotaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a subject that are set."""
+
+    subject: str
+    limits: QuotaLimits
+    changed_ms: int
+
+
+class QuotasAnswer(Answer, frozen=True):
+    """Quotas, by subject."""
+
+    quotas: list[QuotaItem]
 
 
 class AccessTestQuery(Parameters, frozen=True):

@@ -1,4 +1,4 @@
-"""Handlers of the routes for users, tokens, roles and grants. They pass requests on in the caller's name."""
+"""Handlers of the routes for users, tokens, roles, grants and quotas. They pass requests on in the caller's name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from quiver.gateway import access_contract, contract
 from quiver.gateway.application import RouteHandler
 from quiver.routing.retry import Deadline
 from quiver.routing.router import Router
+from quiver.security.limits import QuotaLimits
 from quiver.security.permissions import Grant
 from quiver.security.scram import ScramVerifier, make_new_verifier
 from quiver.wire import security_messages as messages
@@ -15,7 +16,7 @@ from quiver.wire.requests import Done, Request
 
 
 class AccessHandlers:
-    """Handle the calls on users, tokens, roles and grants."""
+    """Handle the calls on users, tokens, roles, grants and quotas."""
 
     def __init__(self, router: Router, *, timeout_ms: int) -> None:
         self._router = router
@@ -40,6 +41,9 @@ class AccessHandlers:
             "add_acl": self.add_acl,
             "remove_acl": self.remove_acl,
             "test_acl": self.test_acl,
+            "list_quotas": self.list_quotas,
+            "set_quota": self.set_quota,
+            "remove_quota": self.remove_quota,
         }
 
     # -- users -----------------------------------------------------------------------------------
@@ -133,6 +137,25 @@ class AccessHandlers:
     async def remove_acl(self, given: access_contract.GrantBody, on_behalf_of: str) -> contract.Answer:
         """Remove a grant."""
         return await self._change(messages.RemoveGrantRequest(grant=_read_grant(given), on_behalf_of=on_behalf_of))
+
+    async def list_quotas(self, given: access_contract.QuotasQuery) -> access_contract.QuotasAnswer:
+        """List quotas."""
+        found = (await self._router.ask(messages.ListQuotas(subject=given.subject), deadline=self._deadline()))[0]
+        quotas = [
+            access_contract.QuotaItem(subject=one.subject, limits=one.limits, changed_ms=one.changed_ms)
+            for one in found.quotas
+        ]
+        return access_contract.QuotasAnswer(quotas=quotas)
+
+    async def set_quota(self, given: access_contract.QuotaBody, on_behalf_of: str) -> contract.Answer:
+        """Set limits of a subject."""
+        limits = QuotaLimits(**{name: getattr(given, name) for name in QuotaLimits.__struct_fields__})
+        request = messages.SetQuotaRequest(subject=given.subject, limits=limits, on_behalf_of=on_behalf_of)
+        return await self._change(request)
+
+    async def remove_quota(self, given: access_contract.QuotaQuery, on_behalf_of: str) -> contract.Answer:
+        """Remove the limits of a subject."""
+        return await self._change(messages.RemoveQuotaRequest(subject=given.subject, on_behalf_of=on_behalf_of))
 
     async def test_acl(self, given: access_contract.AccessTestQuery) -> access_contract.AccessTestAnswer:
         """Explain whether a principal may do something."""
