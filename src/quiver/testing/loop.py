@@ -55,6 +55,9 @@ STILL_EVENTS_MAX = 1_000_000
 TIME_MAX_S = 30 * 24 * 3600.0
 """How far virtual time may go by default: a forgotten periodic timer must not run forever."""
 
+_ENDINGS_MAX = 10
+"""How often tasks may start others as they end."""
+
 _CANCELLED_MIN = 100
 """Rebuild the timers when this many, and more than half of them, are cancelled."""
 
@@ -139,6 +142,7 @@ class SimulatedLoop(HostlessLoop):
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
         self._is_stopping = False
         self._is_closed = False
+        self._is_ending = False
         self._thread: int | None = None
 
     # Running.
@@ -176,19 +180,37 @@ class SimulatedLoop(HostlessLoop):
         """End everything that is left, silently; idempotent.
 
         Only here do the `finally` blocks of killed tasks run, because Python runs them when it frees a
-        coroutine: the run is over, and what they touch is dead.
+        coroutine: the run is over, and what they touch is dead. They find their loop, and each of their waits ends
+        with `GeneratorExit`: no block sees an error that its code did not make.
         """
         if self.is_running():
             raise RuntimeError("a running loop cannot be closed")
         if self._is_closed:
             return
-        self._is_closed = True
-        pending = [task for scope in (self._root, *self._scopes.values()) for task in scope.pending_tasks()]
-        close_quietly(pending + [buried for buried in self._dead if isinstance(buried, asyncio.Task)])
+        self._is_closed = self._is_ending = True
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            self._end_tasks()
+        finally:
+            asyncio._set_running_loop(outer)
+            self._is_ending = False
+        self._ready.clear()
         self._timers.clear()
         self._dead.clear()
         self._scopes.clear()
         self._root = NodeScope(None)
+
+    def _end_tasks(self) -> None:
+        """Close every task that is left, and those that such a task starts as it ends."""
+        pending = [task for scope in (self._root, *self._scopes.values()) for task in scope.pending_tasks()]
+        pending += [buried for buried in self._dead if isinstance(buried, asyncio.Task)]
+        for _ in range(_ENDINGS_MAX):
+            self._root.tasks = []
+            close_quietly(pending)
+            pending = self._root.pending_tasks()
+            if not pending:
+                return
 
     async def shutdown_asyncgens(self) -> None:
         """Close every asynchronous generator that is still open, oldest first."""
@@ -530,7 +552,7 @@ class SimulatedLoop(HostlessLoop):
             self.create_task(generator.aclose())
 
     def _require_open(self) -> None:
-        if self._is_closed:
+        if self._is_closed and not self._is_ending:
             raise RuntimeError("the loop is closed")
 
 

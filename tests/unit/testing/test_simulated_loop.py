@@ -6,7 +6,8 @@ import asyncio
 import contextvars
 import random
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -429,3 +430,31 @@ def test_many_callbacks_are_fine_while_time_passes() -> None:
     loop.run_until_complete(work())
     assert loop.event_count > 1_000
     loop.close()
+
+
+def test_blocks_of_the_dead_find_their_loop_and_end_at_their_waits(loop: SimulatedLoop) -> None:
+    ended: list[str] = []
+
+    async def wait_on(name: str, wait: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await asyncio.sleep(HOUR_S)
+        finally:
+            try:
+                await wait()
+            except BaseException as error:
+                ended.append(f"{name}: {type(error).__name__}")
+                raise
+
+    with loop.node_scope("a"):
+        loop.create_task(wait_on("future", lambda: asyncio.get_running_loop().create_future()))
+        loop.create_task(wait_on("task", lambda: asyncio.create_task(asyncio.sleep(1))))
+        loop.create_task(wait_on("sleep", lambda: asyncio.sleep(1)))
+    loop.run_until_complete(asyncio.sleep(1))
+    loop.kill("a")
+    assert not ended
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop.close()
+    assert sorted(ended) == ["future: GeneratorExit", "sleep: GeneratorExit", "task: GeneratorExit"]
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        asyncio.get_running_loop()

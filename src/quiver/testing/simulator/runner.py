@@ -116,11 +116,11 @@ def run_schedule(
         report.finding = describe(error)
         report.is_cut_off = isinstance(error, CutOff | Spinning | LimitReached)
     finally:
-        logging.disable(level)
         _fill(report, world, nemesis)
         model.fill(report, world)
         loop.close()
         world.close()
+        logging.disable(level)
     return report
 
 
