@@ -3,7 +3,7 @@
 It runs in its own process. It reads one JSON object from standard input (`host`, `port`, `seconds`, `rate`,
 `connections`, `timeout_s`, and `request`: its bytes as Latin-1 text) and prints one: how many requests were sent, were
 answered with each status, were given up after the timeout, or found no free connection; and the latencies of successes
-and of refusals.
+and of refusals. A connection that is refused rests as long as `Retry-After` says, unless `is_rude` is given.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         received = self._received + data if self._received else data
         head, separator, body = received.partition(b"\r\n\r\n")
-        if not separator or len(body) < content_length(head):
+        if not separator or len(body) < number_of(head, b"Content-Length: "):
             self._received = received
             return
         self._received = b""
         self._load.record(head[9:12], time.perf_counter() - self.sent_at)
         self.sent_at = 0.0
-        self._load.free.append(self)
+        self._load.rest(self, number_of(head, b"Retry-After: "))
 
     def connection_lost(self, _: Exception | None) -> None:
         if self.sent_at:
@@ -63,6 +63,13 @@ class Load:
         self._unsent = 0
         self._statuses: Counter[str] = Counter()
         self._times_s: dict[bool, list[float]] = {True: [], False: []}
+
+    def rest(self, connection: Connection, seconds: int) -> None:
+        """Use a connection again after so many seconds."""
+        if seconds and not self._order.get("is_rude"):
+            asyncio.get_running_loop().call_later(seconds, self.free.append, connection)
+        else:
+            self.free.append(connection)
 
     def record(self, status: bytes, seconds: float) -> None:
         self._statuses[status.decode()] += 1
@@ -111,17 +118,19 @@ class Load:
 
 
 def describe(times_s: list[float]) -> dict[str, float]:
+    count = len(times_s)
     times_s = sorted(times_s) or [0.0]
     return {
-        "count": len(times_s),
+        "count": count,
         "p50_ms": 1000 * times_s[len(times_s) // 2],
         "p99_ms": 1000 * times_s[len(times_s) * 99 // 100],
         "max_ms": 1000 * times_s[-1],
     }
 
 
-def content_length(head: bytes) -> int:
-    _, found, rest = head.partition(b"Content-Length: ")
+def number_of(head: bytes, name: bytes) -> int:
+    """Return the number in a header; 0 without it."""
+    _, found, rest = head.partition(name)
     return int(rest.partition(b"\r\n")[0]) if found else 0
 
 
