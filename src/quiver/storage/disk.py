@@ -231,6 +231,7 @@ class DiskSpace:
         self._settings = settings
         self._free_bytes: int | None = None
         self._is_full = False
+        self._refused_bytes = 0
         self._stalled = 0
         self.stalls = 0
         """How often a write has met the end of the disk since the node started."""
@@ -275,8 +276,9 @@ class DiskSpace:
         free_bytes_min = self._settings.free_bytes_min
         if self._free_bytes < free_bytes_min:
             self._is_full = True
-        elif self._free_bytes >= free_bytes_min * ROOM_FACTOR:
+        elif self._free_bytes >= free_bytes_min * ROOM_FACTOR + self._refused_bytes:
             self._is_full = False
+            self._refused_bytes = 0
 
     def admit(self, size_bytes: int) -> None:
         """Admit records of this size, or reject them.
@@ -285,7 +287,7 @@ class DiskSpace:
             DiskFullError: not done; less than `free_bytes_min` would be left.
         """
         if not self._fits(size_bytes, self._settings.free_bytes_min):
-            self._is_full = True
+            self._note_full(size_bytes)
             raise self._full()
         self._subtract(size_bytes)
 
@@ -296,12 +298,13 @@ class DiskSpace:
             DiskFullError: not done; less than a quarter of `free_bytes_min` would be left.
         """
         if not self.has_room(size_bytes, is_control=True):
+            self._note_full(size_bytes)
             raise self._full()
 
     def take(self, size_bytes: int, *, is_control: bool) -> bool:
         """Return whether a follower may store an append of this size, and subtract it if so."""
         if not self.has_room(size_bytes, is_control=is_control):
-            self._is_full = True
+            self._note_full(size_bytes)
             self.refused_appends += 1
             return False
         self._subtract(size_bytes)
@@ -320,6 +323,11 @@ class DiskSpace:
     def end_stall(self) -> None:
         """Count the end of such a wait."""
         self._stalled -= 1
+
+    def _note_full(self, size_bytes: int) -> None:
+        """Count as full until this much would fit, also without a reserve."""
+        self._is_full = True
+        self._refused_bytes = max(size_bytes, self._refused_bytes)
 
     def _fits(self, size_bytes: int, kept_bytes: int) -> bool:
         return not self._stalled and (self._free_bytes is None or self._free_bytes - size_bytes >= kept_bytes)

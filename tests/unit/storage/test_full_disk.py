@@ -239,6 +239,20 @@ async def test_reserve_is_used_up_in_steps() -> None:
 
 
 @runs
+async def test_disk_without_a_reserve_is_full_until_what_was_refused_would_fit() -> None:
+    disk = SimulatedDisk()
+    space = await make_space(disk, 88, free_bytes_min=0)
+    assert not space.is_full
+    with pytest.raises(DiskFullError, match="not done"):
+        space.check_control(100)
+    await space.refresh()
+    assert space.is_full, "leadership is transferred at the next check"
+    disk.limit_space(100)
+    await space.refresh()
+    assert not space.is_full
+
+
+@runs
 async def test_nothing_is_taken_while_a_write_waits_for_room() -> None:
     space = await make_space(SimulatedDisk(), 1_000_000, free_bytes_min=0)
     space.begin_stall()
