@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -25,10 +26,14 @@ def new_key(algorithm: str) -> Any:
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """Return claims of a good token; a change to None leaves one out."""
+    """Return claims of a good token; a change to None leaves one out, one to a duration is a time from now."""
     now = int(time.time())
     made = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "iat": now, "exp": now + 600, **changes}
-    return {name: value for name, value in made.items() if value is not None}
+    return {name: _at(now, value) for name, value in made.items() if value is not None}
+
+
+def _at(now: int, value: Any) -> Any:
+    return now + int(value.total_seconds()) if isinstance(value, timedelta) else value
 
 
 def sign(key: Any, key_id: str | None, **changes: Any) -> str:
