@@ -84,19 +84,20 @@ async def _insist(prober: ProducerWorkload, work: Callable[[], Awaitable[object]
 
 
 def _pick_minority(world: ClusterWorld, rng: Rng) -> list[SimulatedHost]:
-    """Return machines whose disks may all be full: a majority of every group keeps room; often none."""
+    """Return machines whose disks may all be full: a majority of every group runs and keeps room; often none."""
     groups = _groups(world)
     chosen: list[SimulatedHost] = []
     hosts = [host for host in world.running() if not host.is_retired]
+    with_room = {host.id for host in hosts}
     leaders = [host for host in hosts if any(one.member.is_leader for one in world.replicas(host).values())]
     leaders += [host for host in hosts if host is world.primary()]
     while hosts and groups and rng.random() < 0.8:
         among = leaders if leaders and rng.random() < 0.6 else hosts
         host = among[rng.randrange(len(among))]
         hosts, leaders = [one for one in hosts if one is not host], [one for one in leaders if one is not host]
-        full = {one.id for one in chosen} | {host.id}
-        if all(2 * len(full & voters) < len(voters) for voters in groups):
+        if all(2 * len((with_room - {host.id}) & voters) > len(voters) for voters in groups):
             chosen.append(host)
+            with_room.remove(host.id)
     return chosen
 
 
