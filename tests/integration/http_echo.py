@@ -68,8 +68,6 @@ class EchoApplication:
         await asyncio.sleep(0)
         raise RuntimeError("a bug")
 
-    has_quotas = False
-
     def admit(self, head: HttpHead) -> HttpResponse | None:
         return None
 

@@ -24,8 +24,6 @@ class Hello:
     def handle(self, request: HttpRequest) -> HttpResult:
         return HttpResponse(status=200, body=b"x" * 300_000)
 
-    has_quotas = False
-
     def admit(self, head: HttpHead) -> HttpResponse | None:
         return None
 

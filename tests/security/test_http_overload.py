@@ -74,8 +74,6 @@ class CostlyApplication:
         self._loop.now_s += ANSWER_S
         return HttpResponse(status=200)
 
-    has_quotas = False
-
     def admit(self, head: HttpHead) -> HttpResponse | None:
         return None
 

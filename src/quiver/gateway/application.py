@@ -102,16 +102,16 @@ class RoutedApplication:
         bound = [BoundRoute(route, handlers[route.name]) for route in routes]
         self._exact = {(one.route.method, one.route.path): one for one in bound if "{" not in one.route.path}
         self._patterns = [one for one in bound if "{" in one.route.path]
+        self.has_quotas = False
+        """Whether anything was limited when the last request was admitted: looked up once, not in each step of it."""
         self.paths = frozenset(one.route.path for one in bound)
         """The paths and path templates of the routes."""
 
-    @property
-    def has_quotas(self) -> bool:
-        """Whether anything is limited at present."""
-        return self._quotas.is_active
-
     def admit(self, head: HttpHead) -> HttpResponse | None:
         """Refuse a request whose principal is over a quota; asked before its body is kept, let alone decoded."""
+        self.has_quotas = self._quotas.is_active
+        if not self.has_quotas:
+            return None
         bound = self._exact.get((head.method, head.path))
         if bound is not None and bound.route.is_probe:
             return None
@@ -156,7 +156,7 @@ class RoutedApplication:
             and (refused := _refuse_cross_site(request))
         ):
             return refused
-        if not bound.route.is_probe and self._quotas.is_active:
+        if self.has_quotas and not bound.route.is_probe:
             return self._handle_by_quota(self._quotas, bound, values, request)
         return self._call(bound, values, request)
 

@@ -100,13 +100,8 @@ class Application(Protocol):
     exempt_paths: frozenset[str]
     """Paths that are never refused for lack of room and never wait for a turn, such as health checks."""
 
-    @property
-    def has_quotas(self) -> bool:
-        """Whether `admit` must be asked."""
-        ...
-
     def admit(self, head: HttpHead) -> HttpResponse | None:
-        """Refuse a request by its headers, or return None."""
+        """Refuse a request by its headers, or return None; asked for every request but those to exempt paths."""
         ...
 
     def handle(self, request: HttpRequest) -> HttpResult:

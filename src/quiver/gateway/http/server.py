@@ -240,7 +240,7 @@ class HttpServer:
             if self._body_bytes + head.length > self.settings.bodies_bytes_max:
                 message = "not done: too many request bytes are in memory; retry later"
                 return self.application.refuse(503, "overloaded", message)
-        return self.application.admit(head) if self.application.has_quotas else None
+        return self.application.admit(head)
 
     def admit_reserved(self, head: HttpHead) -> HttpResponse | None:
         """Refuse a request on a connection beyond the limit, unless its path is exempt."""
