@@ -12,7 +12,7 @@ from chaos_namespace import find_obstacle
 PROGRAM = Path(__file__).parent / "shared/cluster_walk.py"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_cluster_page_works_word_for_word_on_three_hosts(newcomer: Path, tmp_path: Path) -> None:
     obstacle = find_obstacle()
     if obstacle:

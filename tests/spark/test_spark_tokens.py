@@ -57,13 +57,26 @@ def test_topic_is_read_with_a_password_that_no_plan_shows(spark: SparkSession, s
     assert not [text for text in (*shown, str(refused.value)) if password in text]
 
 
-def test_token_is_in_no_plan_error_or_checkpoint(
-    spark: SparkSession, secured: SecuredCluster, reader: str, folder: Path
+def _pages(spark: SparkSession) -> str:
+    """Return what Spark's pages and its event log say about the queries so far."""
+    executions = spark._jsparkSession.sharedState().statusStore().executionsList()
+    found = [executions.apply(at) for at in range(executions.length())]
+    assert found
+    return "".join(f"{one.description()} {one.details()} {one.physicalPlanDescription()}" for one in found)
+
+
+def test_token_is_in_no_plan_page_error_or_checkpoint(
+    spark: SparkSession, secured: SecuredCluster, reader: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = read_secret(reader).reveal()
     frame = _reading(spark, secured, "logs.web", token=token)
     assert frame.count() == 3
     shown = [frame._jdf.queryExecution().toString(), repr(frame), str(spark.sparkContext.getConf().getAll())]
+    for mode in ("simple", "extended", "formatted"):
+        frame.explain(mode)
+        shown.append(capsys.readouterr().out)
+        assert "quiver" in shown[-1]
+    shown.append(_pages(spark))
     with pytest.raises(PySparkException) as refused:
         _reading(spark, secured, "pay.web", token=token).collect()
     shown.append(str(refused.value))

@@ -31,7 +31,7 @@ from host_stand_ins import provide
 
 PAGE = TESTS.parent / "docs/operations/cluster.md"
 HOSTS = 4
-COMMAND_S = 300
+COMMAND_S = 900
 _BLOCK = re.compile(r"^```(console|python) (host-\d[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _EXIT = re.compile(r"# exits with (\d+)$")
