@@ -52,6 +52,9 @@ EVENTS_MAX = 50_000_000
 STILL_EVENTS_MAX = 1_000_000
 """How many callbacks may run by default before virtual time passes: more mean that something spins."""
 
+FOREVER_S = 1e9
+"""The virtual time of what never happens."""
+
 TIME_MAX_S = 30 * 24 * 3600.0
 """How far virtual time may go by default: a forgotten periodic timer must not run forever."""
 
@@ -253,8 +256,8 @@ class SimulatedLoop(HostlessLoop):
     def call_at(  # type: ignore[override] # as call_soon
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Timer:
-        """Call back at virtual time `when`, in seconds."""
-        return self.call_later_ns(round(when * 1e9) - self.now_ns, callback, *args, context=context)
+        """Call back at virtual time `when`, in seconds; infinity is the end of all simulations."""
+        return self.call_later_ns(round(min(when, FOREVER_S) * 1e9) - self.now_ns, callback, *args, context=context)
 
     def call_later_ns(
         self, delay_ns: int, callback: Callable[..., object], *args: Any, context: Context | None = None
