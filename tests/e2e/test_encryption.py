@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from chaos_cluster import Cluster, NodeProcess, running_cluster
 from chaos_http import wait_for
 
 import quiver
+from quiver.cli import main
 from quiver.errors import ConflictError
 from quiver.security.key_ring import make_key_line
 
@@ -74,7 +76,9 @@ def test_replica_of_an_encrypted_topic_is_rebuilt_on_another_node(cluster: Clust
     assert len(data_keys) == 2, "each replica has its own"
 
 
-def test_encrypted_topic_survives_kills_and_shows_nothing_on_disk(cluster: Cluster) -> None:
+def test_encrypted_topic_survives_kills_and_shows_nothing_on_disk(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     wanted = [f"{SECRET} {number}" for number in range(300)]
     with quiver.connect(cluster.http_addresses) as client:
         client.create_topic("secret", partitions=1, encrypted=True)
@@ -117,6 +121,8 @@ def test_encrypted_topic_survives_kills_and_shows_nothing_on_disk(cluster: Clust
         assert read_all(client, "secret", 300) == wanted
     cluster.stop()
     for node in cluster.nodes:
+        assert main(["security", "key", "list", str(node.directory), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["2026"] >= 1
         open_logs = names_with(node, SECRET)
         assert open_logs, "the search finds what is not encrypted"
         sealed = [path.parent for path, _ in files_of(node) if path.name == "datakey"]
