@@ -164,12 +164,25 @@ def test_commands_administer_users_tokens_roles_and_grants(
         secured.connect(out)
     run("user", "disable", "bob", "--undo")
     secured.connect(out).close()
-    run("token", "revoke", created["token_id"])
+    run("token", "revoke", code=2)
+    run("token", "revoke", created["token_id"], "--in", out, code=2)
+    secured.connect(out).close()
+    assert run("token", "revoke", "--in", out) == f"revoked token {created['token_id']}\n"
     with pytest.raises(NotAllowedError):
         secured.connect(out)
+    run("token", "revoke", printed.split("_")[1])
     run("user", "delete", "bob")
     assert "bob" not in run("user", "list")
     run("token", "create", "bob", code=2)
+
+
+def test_waiting_for_brokers_ends_when_they_are_alive_or_in_time(
+    secured: SecuredCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["broker", "wait", "1", *secured.flags()]) == 0
+    assert capsys.readouterr().out == "alive: 1\n"
+    assert main(["broker", "wait", "1", "9", "--within", "1ms", *secured.flags()]) == 3
+    assert "not alive yet: broker 9" in capsys.readouterr().err
 
 
 def test_context_keeps_the_file_and_commands_use_it(
