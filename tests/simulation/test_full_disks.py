@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -16,8 +16,11 @@ from quiver.config import KIB
 from quiver.metadata import MetadataStore
 from quiver.replication import member
 from quiver.storage import writer
+from quiver.testing.clusters import full_disks
+from quiver.testing.clusters.host import SimulatedHost
 from quiver.testing.clusters.model import ClusterModel
 from quiver.testing.clusters.swarm import ClusterKnobs, TopicPlan, draw_cluster_knobs
+from quiver.testing.clusters.world import ClusterWorld
 from quiver.testing.simulator.runner import run_seed
 from quiver.wire.messages import RetentionInfo
 
@@ -50,6 +53,27 @@ def make_way_as_primary_only(balancer: LeaderBalancer) -> None:
     balancer._store.make_way()
 
 
+def pick_primary(world: ClusterWorld, _: Rng) -> list[SimulatedHost]:
+    primary = world.primary()
+    return [] if primary is None else [primary]
+
+
+def pick_leader(world: ClusterWorld, _: Rng) -> list[SimulatedHost]:
+    leaders = (host for host in world.running() if any(one.member.is_leader for one in world.replicas(host).values()))
+    return [next(leaders)]
+
+
+@contextmanager
+def switch_off(part: type, name: str, replacement: object, *, pick: object) -> Iterator[None]:
+    """Switch a safeguard off, and let nothing fit on the disks of chosen machines."""
+    with (
+        patch.object(part, name, replacement),
+        patch.object(full_disks, "_pick_minority", pick),
+        patch.object(full_disks, "_ROOMS", (0,)),
+    ):
+        yield
+
+
 Ablation = Callable[[], AbstractContextManager[object]]
 ABLATIONS: dict[str, tuple[Ablation, str, int]] = {
     "waiting_for_room": (
@@ -60,22 +84,26 @@ ABLATIONS: dict[str, tuple[Ablation, str, int]] = {
     "saving_later": (
         lambda: patch.object(member, "is_out_of_space", lambda _: False),
         "a node ended because its disk is full",
-        0,
+        1,
     ),
     "making_way": (
-        lambda: patch.object(LeaderBalancer, "_make_way", make_way_as_primary_only),
+        lambda: switch_off(LeaderBalancer, "_make_way", make_way_as_primary_only, pick=pick_leader),
         "accepts no records",
-        0,
+        2,
     ),
-    "primary_making_way": (lambda: patch.object(MetadataStore, "make_way", lambda _: None), "no client registers", 6),
+    "primary_making_way": (
+        lambda: switch_off(MetadataStore, "make_way", lambda _: None, pick=pick_primary),
+        "no client registers",
+        2,
+    ),
 }
 """By name: what switches the safeguard off, what the finding says, and the first seed."""
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_simulation_notices_when_a_safeguard_is_off(name: str) -> None:
-    switch_off, says, first = ABLATIONS[name]
-    with switch_off():
+    ablate, says, first = ABLATIONS[name]
+    with ablate():
         for seed in range(first, first + SEEDS_MAX):
             report = run_seed(FullDisks(), seed)
             if report.finding is not None:
