@@ -100,6 +100,8 @@ def test_partitions_go_on_with_what_their_survivors_have(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="--yes-lose-data names"):
             asyncio.run(recover(survivors, "wrong"))
         asyncio.run(recover(survivors, plan.cluster))
+        with pytest.raises(ConflictError, match="majority of the managers and of every partition"):
+            asyncio.run(recover(survivors, plan.cluster))  # it is done, also where a partition begins again
 
         for number in (1, 2):
             cluster.start(number, wait=False)

@@ -205,6 +205,8 @@ def _plan_partition(view: View, row: PartitionRow, found: Sequence[Survivor]) ->
     copies = _copies(found, row.group_id)
     left = [copy.node for copy in copies]
     voters = Configuration(voters=row.replicas)
+    if not copies and not row.epoch and _has_majority(voters, [one.node for one in found]):
+        return None  # nobody ever led it: its replicas make it when they start, as those of an earlier recovery do
     best = best_copy(copies) if copies else None
     if best is not None and _has_majority(best.configuration, left) and _has_majority(voters, left):
         return None
