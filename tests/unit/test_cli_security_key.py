@@ -95,7 +95,9 @@ def test_log_commands_say_what_they_need(tmp_path: Path, key_file: Path, capsys:
     other = tmp_path / "other"
     assert main(["security", "key", "add", str(other), "--name", "other"]) == 0
     assert main(["log", "verify", str(tmp_path / "7"), "--encryption-key-file", str(other)]) != 0
-    assert "by the key 'old', and this node has only other" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "by the key 'old', and this node has only other" in shown
+    assert "give the key: nodes have encryption.key_file" in shown
 
 
 def test_directory_without_replicas_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,7 @@ _EXITS: dict[type[BaseException], tuple[int, str]] = {
 }
 _ADVICE = {
     "database_lost": "start the database server, or correct --metadata-db; then start the node again",
+    "no_encryption_key": "give the key: nodes have encryption.key_file, other commands --encryption-key-file",
     "not_reached": "check the address, and that a node runs there; `quiver up` starts a cluster on this machine",
     "unknown_version": "a newer program wrote it: upgrade this one, and run the command again",
     "unknown_topic": "`quiver topic list --all` lists the topics, `quiver topic create` creates one",
