@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import ceil
 from typing import Protocol
 
 from quiver.security.quotas import FairQueue
@@ -30,14 +31,23 @@ RATE_FIRST = 2_000.0
 """Requests that are started per second, until it is measured."""
 RATE_WEIGHT = 0.1
 """Weight of a turn in the average rate."""
-WAIT_S_MAX = 0.5
-"""Requests that would wait longer for their turn, at the present rate, are refused when they arrive."""
+WAIT_S_MAX = 0.25
+"""Requests that would wait longer for their turn, at the present rate, are refused when they arrive. Much less than the
+patience of clients: what they have given up must not fill the queue."""
 WAITING_MIN = 4
 """Requests of one topic of one principal that may always wait."""
+REFUSAL_S = 0.000_1
+"""What a refusal takes; a turn is longer by what was spent on them since the last, so that at least half of the time is
+left to requests however many are refused."""
+TURN_S_MAX = 0.02
+"""Longest turn."""
 PENALTY_S = 0.02
 """A connection is not read for this long after a refusal, so that whoever ignores `Retry-After` costs little."""
 REFUSALS_SHARE = 0.25
 """Refused connections that are read again for each request that is started, while requests wait."""
+
+RETRY_AFTER_S_MIN = 1
+"""Least time after which a refused client may retry."""
 
 
 class Loop(Protocol):
@@ -92,6 +102,8 @@ class Turns:
         self._rate = RATE_FIRST
         self._queue: FairQueue[tuple[Waiter, float]] = FairQueue()
         self._penalized: deque[tuple[float, Penalized]] = deque()
+        self._refusals = 0
+        """Requests that were refused since the last turn."""
         self._readable = 0.0
         """Refused connections that may be read again now."""
 
@@ -114,6 +126,11 @@ class Turns:
         """Return how many requests a second were started while others waited: what this node can do."""
         return self._rate
 
+    @property
+    def retry_after_s(self) -> int:
+        """Return when a client that is refused now may retry: its connection is read again by then."""
+        return max(RETRY_AFTER_S_MIN, ceil(len(self._penalized) / (self._rate * REFUSALS_SHARE + 1)))
+
     # Turns.
 
     def may_start(self) -> bool:
@@ -122,7 +139,9 @@ class Turns:
         if self.starts == TURN_STARTS:
             self._began_s = now_s
             self._loop.call_soon(self._begin)
-        return not self._queue and now_s - self._began_s < TURN_S and self.starts < TURN_STARTS + self._starts_max
+        if self._queue or now_s - self._began_s >= TURN_S:
+            return False
+        return self.starts < TURN_STARTS + max(TURN_STARTS, self._rate * TURN_S)
 
     def wait(self, waiter: Waiter, *, principal: str, topic: str, timeout_s: float) -> bool:
         """Let a request wait for its turn; return False if it must be refused.
@@ -132,21 +151,20 @@ class Turns:
         share = self._rate * self._queue.share(principal, topic)
         depth_max = max(WAITING_MIN, share * min(WAIT_S_MAX, timeout_s))
         if self._queue.depth(principal, topic) >= depth_max:
+            self._refusals += 1
             return False
         self._queue.push(principal, topic, (waiter, self._loop.time() + timeout_s))
         return True
-
-    @property
-    def _starts_max(self) -> float:
-        """Requests that are started in a turn: of some, most of the work is done after they were started."""
-        return max(TURN_STARTS, self._rate * TURN_S)
 
     def _begin(self) -> None:
         """Start waiting requests in fair order for a while; the loop then reads and answers before the next turn."""
         queue, time_s = self._queue, self._loop.time
         began_s = now_s = time_s()
-        started, started_max = 0, self._starts_max
-        while queue and started < started_max and now_s - began_s < TURN_S:
+        turn_s = min(TURN_S + self._refusals * REFUSAL_S, TURN_S_MAX)
+        self._refusals = 0
+        # Not by time alone: of some requests, most of the work is done after they were started.
+        started, started_max = 0, max(TURN_STARTS, self._rate * turn_s)
+        while queue and started < started_max and now_s - began_s < turn_s:
             waiter, until_s = queue.pop()
             if not waiter.is_waiting:
                 continue

@@ -43,7 +43,7 @@ from quiver.model import Buffer, NodeId
 from quiver.security import Principal
 from quiver.security.identity import ConnectionIdentity
 from quiver.tasks import TaskScope, timeout
-from quiver.turns import TURN_STARTS, WAIT_S_MAX, Turns
+from quiver.turns import TURN_STARTS, Turns
 from quiver.wire.answer_memory import REQUESTS_FACTOR, AnswerMemory
 from quiver.wire.connection import Connection
 from quiver.wire.envelope import ErrorInfo, IncomingRequest, describe_error, encode_failure, encode_response
@@ -437,7 +437,7 @@ class RequestServer:
     def _overloaded(self, session: RequestSession) -> OverloadedError:
         """Return the refusal of a request that would wait too long for its turn."""
         message = f"not done: more requests of {session.identity.principal} arrive than this node can do; retry later"
-        return OverloadedError(message, retry_after_ms=int(WAIT_S_MAX * 1000))
+        return OverloadedError(message, retry_after_ms=self.turns.retry_after_s * 1000)
 
     async def _run(self, call: ServerCall) -> None:
         try:

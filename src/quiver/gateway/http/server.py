@@ -286,12 +286,18 @@ class HttpServer:
         if turns.wait(waiter, principal=principal, topic=topic, timeout_s=DROPPED_AFTER_S):
             return False
         self._refused += 1
+        return self._refuse_turn()
+
+    def _refuse_turn(self) -> HttpResponse:
+        after_s = str(self.turns.retry_after_s)
+        if self._overloaded.headers != (("Retry-After", after_s),):
+            self._overloaded = msgspec.structs.replace(self._overloaded, headers=(("Retry-After", after_s),))
         return self._overloaded
 
     def drop(self, connection: HttpConnection) -> None:
         """Refuse the request of a connection that has waited too long for its turn."""
         self._refused += 1
-        connection.refuse_turn(self._overloaded)
+        connection.refuse_turn(self._refuse_turn())
 
     def handle_refused(self) -> None:
         """Count a request in that was refused by its headers."""
