@@ -113,7 +113,7 @@ def test_simulation_notices_when_a_safeguard_is_off(name: str) -> None:
 
 
 def test_simulation_finds_nothing_while_all_safeguards_are_on() -> None:
-    for seed in (0, 3):
+    for seed in (2, 4):
         report = run_seed(FullDisks(), seed)
         assert report.finding is None, f"{report.finding}\n" + "\n".join(report.tail)
         assert report.effects["filled"]
