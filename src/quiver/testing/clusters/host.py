@@ -269,6 +269,11 @@ class SimulatedHost(SimulatedMachine):
         self._stop = asyncio.Event()
 
     @property
+    def keys(self) -> KeyRing | None:
+        """Return the keys of encrypted topics; None if the cluster has none."""
+        return self._keys if self.world.knobs.encrypts else None
+
+    @property
     def is_running(self) -> bool:
         """Return whether the node's code runs and serves requests."""
         return super().is_running and self.node is not None
@@ -339,7 +344,7 @@ class SimulatedHost(SimulatedMachine):
             address=self.address,
             medium=world.medium,
             level_max=self.level_max,
-            keys=self._keys if world.knobs.encrypts else None,
+            keys=self.keys,
         )
 
     def _drop_process(self) -> None:

@@ -181,7 +181,7 @@ class _Operator:
         world = self._world
         disk = MountedDisks({f"/node-{host.id}": host.disk for host in self._survivors})
         executor = SimulatedExecutor(world.loop, world.streams.stream("recovery"), QUICK_DISK)
-        async with StoppedNodes(disk=disk, executor=executor, clock=self._clock) as nodes:
+        async with StoppedNodes(self._survivors[0].keys, disk=disk, executor=executor, clock=self._clock) as nodes:
             try:
                 plan = await make_plan(nodes, self._directories)
             except ConflictError as error:
