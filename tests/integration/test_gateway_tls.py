@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from quiver.clock import SystemClock
 from quiver.config import GatewaySettings, TlsSettings
 from quiver.errors import ConfigError
 from quiver.gateway.http import HttpHead, HttpRequest, HttpResponse, HttpResult, HttpServer
+from quiver.tasks import new_event_loop
 from quiver.wire.tls import make_http_context
 
 
@@ -34,6 +36,13 @@ class Hello:
         return HttpResponse(status=status, body=code.encode())
 
 
+class Echo(Hello):
+    """Answer with the body of the request."""
+
+    def handle(self, request: HttpRequest) -> HttpResult:
+        return HttpResponse(status=200, body=bytes(request.body))
+
+
 def issue(directory: Path) -> tuple[TlsSettings, ssl.SSLContext]:
     authority = trustme.CA()
     path = directory / "node.pem"
@@ -43,9 +52,9 @@ def issue(directory: Path) -> tuple[TlsSettings, ssl.SSLContext]:
     return TlsSettings(is_enabled=True, certificate_file=str(path)), client
 
 
-async def fetch(settings: TlsSettings, client: ssl.SSLContext | None, request: bytes) -> bytes:
-    server = HttpServer(
-        Hello(),
+def make_server(settings: TlsSettings, application: Hello) -> HttpServer:
+    return HttpServer(
+        application,
         host="127.0.0.1",
         port=0,
         settings=GatewaySettings(),
@@ -53,6 +62,10 @@ async def fetch(settings: TlsSettings, client: ssl.SSLContext | None, request: b
         tls=make_http_context(settings, GatewaySettings()),
         on_answered=lambda *_: None,
     )
+
+
+async def fetch(settings: TlsSettings, client: ssl.SSLContext | None, request: bytes) -> bytes:
+    server = make_server(settings, Hello())
     async with server, asyncio.timeout(20):
         await server.serve()
         reader, writer = await asyncio.open_connection(*server.address, ssl=client)
@@ -71,6 +84,31 @@ def test_requests_are_answered_over_tls(tmp_path: Path) -> None:
     received = asyncio.run(fetch(settings, client, REQUEST))
     assert received.count(b"HTTP/1.1 200 OK") == 2
     assert received.endswith(b"x" * 300_000)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, new_event_loop])
+def test_bodies_that_arrive_in_turns_over_tls_are_not_mixed(
+    tmp_path: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    settings, client = issue(tmp_path)
+    bodies = [bytes([letter]) * 200_000 for letter in b"abcd"]
+
+    async def send_in_turns() -> list[bytes]:
+        server = make_server(settings, Echo())
+        async with server, asyncio.timeout(20):
+            await server.serve()
+            streams = [await asyncio.open_connection(*server.address, ssl=client) for _ in bodies]
+            for _, writer in streams:
+                writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 200000\r\n\r\n")
+            for first in range(0, 200_000, 50_000):
+                for body, (_, writer) in zip(bodies, streams, strict=True):
+                    writer.write(body[first : first + 50_000])
+                    await writer.drain()
+            return [await reader.read() for reader, _ in streams]
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        answers = runner.run(send_in_turns())
+    assert [answer.partition(b"\r\n\r\n")[2] for answer in answers] == bodies
 
 
 def test_refusal_is_read_over_tls(tmp_path: Path) -> None:
