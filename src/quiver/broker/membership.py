@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from quiver.broker.replica_table import HostedReplica, PartitionKey, ReplicaTable
 from quiver.clock import Clock
-from quiver.errors import OutcomeUnknownError, QuiverError, RequestError, UnavailableError
+from quiver.errors import NotAllowedError, OutcomeUnknownError, QuiverError, RequestError, UnavailableError
 from quiver.logs import facts
 from quiver.manager.node_router import NodeRouter
 from quiver.metadata import (
@@ -120,7 +120,8 @@ class MembershipReconciler:
             return True  # the leader does it
         try:
             return await self._step(hosted, hosted.replica)
-        except (UnavailableError, OutcomeUnknownError):
+        except (UnavailableError, OutcomeUnknownError, NotAllowedError):
+            # Not allowed: a manager that was removed meanwhile forwarded the report; the primary does not believe it.
             return False
         except RequestError as error:
             logger.warning(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from broker_cluster import DIRECTORY, Cluster, Node, simulate
 
-from quiver.metadata import AbortMove, BrokerState, ChangeBrokerState, MoveState, PromoteMove
+from quiver.errors import NotAllowedError
+from quiver.manager.node_router import NodeRouter
+from quiver.metadata import AbortMove, BrokerState, ChangeBrokerState, Command, MoveState, PromoteMove
 from quiver.model import NodeId, PartitionId, TopicId
 
 
@@ -54,6 +57,26 @@ def test_leader_transfers_leadership_before_it_moves() -> None:
         await wait_moved(cluster, topic_id, 2, 3, 4)
 
     simulate(test, nodes=4)
+
+
+def test_move_goes_on_after_its_report_was_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, refused = NodeRouter.submit, list[Command[Any]]()
+
+    async def refuse_once(router: NodeRouter, command: Command[Any]) -> None:
+        """Answer as the primary does if a manager forwards the report that was removed meanwhile."""
+        if isinstance(command, PromoteMove) and not refused:
+            refused.append(command)
+            raise NotAllowedError("not done: node 9 takes no part in the move, which is not allowed")
+        await submit(router, command)
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await filled_topic(cluster, 1, 2, 3, batches=3)
+        await cluster.begin_move(topic_id, source=3, target=4)
+        await wait_moved(cluster, topic_id, 1, 2, 4)
+
+    monkeypatch.setattr(NodeRouter, "submit", refuse_once)
+    simulate(test, nodes=4)
+    assert refused
 
 
 def test_only_replica_moves() -> None:
