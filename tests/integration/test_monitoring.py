@@ -30,8 +30,13 @@ PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
 
 NAME = re.compile(r"\b(?:quiver|process)_[a-z0-9_]+")
 SUFFIX = re.compile(r"_(?:bucket|sum|count)$")
-CONDITIONAL = {family.name for family in describe_certificate(1.0)}
-"""Metrics that only nodes with TLS expose."""
+CONDITIONAL = {
+    *(family.name for family in describe_certificate(1.0)),
+    "quiver_oidc_keys",
+    "quiver_oidc_keys_age_seconds",
+    "quiver_oidc_read_failures_total",
+}
+"""Metrics that only nodes with TLS, or with an identity provider, expose."""
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,11 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
     # -- the fault budget ------------------------------------------------------------------------
 
     def can_damage(self, node: SimulatedMachine) -> bool:
-        """Return whether a disk may be lost: a majority of managers and of each partition's voters stays undamaged."""
+        """Return whether a disk may be lost: a majority of managers and of each partition's voters stays undamaged.
+
+        A voter from which the leader has never heard does not count: the replica of a new partition that is created
+        late, after the first leader was reported, neither votes nor has data until a leader reaches it.
+        """
         view = self.view()
         gone = {other.id for other in self.nodes.values() if other.is_retired or other.is_damaged} | {node.id}
         managers = self.managers()
@@ -183,7 +187,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
             if configurations.active.is_joint or configurations.active_index > leader[1].member.commit_index:
                 return False
             voters = set(configurations.active.voters)
-            if _is_majority(gone & voters, voters) or set(partition.replicas) != voters:
+            unheard = {peer.node for peer in leader[1].member.raft.status().peers if not peer.match_index}
+            if _is_majority((gone | unheard) & voters, voters) or set(partition.replicas) != voters:
                 return False
         return True
 
