@@ -206,14 +206,16 @@ class SimulatedLoop(HostlessLoop):
 
     def _end_tasks(self) -> None:
         """Close every task that is left, and those that such a task starts as it ends."""
-        pending = [task for scope in (self._root, *self._scopes.values()) for task in scope.pending_tasks()]
-        pending += [buried for buried in self._dead if isinstance(buried, asyncio.Task)]
+        dead = [buried for buried in self._dead if isinstance(buried, asyncio.Task)]
         for _ in range(_ENDINGS_MAX):
-            self._root.tasks = []
-            close_quietly(pending)
-            pending = self._root.pending_tasks()
+            pending = []
+            for scope in (self._root, *self._scopes.values()):  # one that ends may start the process of a node
+                pending += scope.pending_tasks()
+                scope.tasks = []
+            pending, dead = pending + dead, []
             if not pending:
                 return
+            close_quietly(pending)
 
     async def shutdown_asyncgens(self) -> None:
         """Close every asynchronous generator that is still open, oldest first."""
