@@ -167,18 +167,22 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Transfer leadership, then close every replica; after an error, only cancel the tasks."""
-        if kind is None:
-            await self._balancer.transfer_all()
-        for task in self._running:
-            task.cancel()
         try:
+            if kind is None:
+                await self._balancer.transfer_all()
+            self._cancel_tasks()
             if kind is None:
                 await asyncio.wait(self._running)
                 await self._close_replicas()
-        except BaseException as failure:
+        except BaseException as failure:  # a cancellation may be the group's own, because a task failed: it must see it
+            self._cancel_tasks()
             await self._tasks.__aexit__(type(failure), failure, failure.__traceback__)
             raise
         await self._tasks.__aexit__(kind, error, trace)
+
+    def _cancel_tasks(self) -> None:
+        for task in self._running:
+            task.cancel()
 
     async def _close_replicas(self) -> None:
         """Save each replica's state, so that the next start has nothing to replay, and close it."""

@@ -129,9 +129,13 @@ class Replicator:
         """Close every member and wait for the running tasks."""
         self._timer.close()
         self._awake.clear()
-        for member in list(self._members.values()):
-            await member.close()
-        self._members.clear()
+        try:
+            for member in list(self._members.values()):
+                await member.close()
+            self._members.clear()
+        except BaseException as failure:  # a cancellation may be the group's own, because a task failed: it must see it
+            await self._tasks.__aexit__(type(failure), failure, failure.__traceback__)
+            raise
         await self._tasks.__aexit__(kind, error, trace)
 
     async def open_member(
