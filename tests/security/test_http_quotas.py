@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -10,9 +11,14 @@ from typing import Any
 import pytest
 
 from quiver.config import QuotaSettings
-from quiver.errors import OverloadedError
+from quiver.errors import OverloadedError, QuiverError
+from quiver.model import PartitionId, TopicId
 from quiver.security.quotas import NO_QUOTAS, QUOTA_EXCEEDED
+from quiver.security.secrets import Secret, TokenSource
 from quiver.testing import LocalCluster
+from quiver.wire import RequestPool
+from quiver.wire.messages import FindOffset
+from quiver.wire.requests import Request
 
 
 def ask(
@@ -122,7 +128,25 @@ def test_strangers_do_not_use_up_the_quota_of_a_topic_that_they_may_not_use() ->
         assert ask(limited, "POST", "/quotas", limits)[0] < 300
         path = "/consumer/consume?topic=logs&offset=0&consumer_id=1"
         assert {ask(limited, "GET", path, token=token)[0] for _ in range(40)} == {403}
+        assert call_often(
+            limited, FindOffset(topic_id=TopicId(1), partition_id=PartitionId(0), at="latest"), token
+        ) == {"not_allowed"}
         assert ask(limited, "GET", "/topics/logs")[0] == 200, "who may use it"
+
+
+def call_often(cluster: LocalCluster, request: Request[Any], token: str) -> set[str]:
+    """Return the codes of the failures of many calls over the wire."""
+
+    async def call() -> set[str]:
+        codes = set()
+        async with RequestPool(name="test", credentials=TokenSource(Secret(token))) as pool:
+            for _ in range(40):
+                with pytest.raises(QuiverError) as caught:
+                    await pool.call(cluster.addresses[0], request, timeout_ms=20_000)
+                codes.add(caught.value.code)
+        return codes
+
+    return asyncio.run(call())
 
 
 def test_bodies_in_chunks_count_against_the_quota_of_bytes() -> None:
