@@ -185,6 +185,7 @@ def test_keys_that_must_not_verify_tokens_are_left_out() -> None:
         {"kty": "EC", "kid": "broken", "crv": "P-256", "x": "AA", "y": "AA"},
         {"kty": "new", "kid": "new"},
         {**public_jwk(KEYS["ES256"], "x"), "kid": 5},
+        {**public_jwk(KEYS["RS256"], "list"), "alg": ["RS256"]},
         public_jwk(weak, "weak"),
     ]
     keys = parse_keys(json.dumps({"keys": listed}).encode())

@@ -92,8 +92,8 @@ def parse_keys(content: bytes) -> KeySet:
             continue
         try:
             key = PyJWK(one)
-        except PyJWTError:
-            continue  # of a kind that is not known here
+        except (PyJWTError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            continue  # malformed, or of a kind that is not known here: the others are used all the same
         if key.algorithm_name in ALGORITHMS:
             keys[key_id] = key
     if not keys:
