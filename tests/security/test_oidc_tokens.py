@@ -331,7 +331,8 @@ def test_key_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         await provider.wait_read()
         assert provider.check(sign(second, "2")).user == "oidc.ann"
         path.write_text("{")
-        await wait_until(lambda: bool(provider.problem))
+        await wait_until(lambda: provider.failures > 1)
+        assert provider.problem, "it stays one until the file is right again"
         assert provider.check(sign(second, "2")).user == "oidc.ann"
 
     _run(_settings(jwks_file=str(path)), test)
