@@ -76,6 +76,7 @@ def test_good_token_names_its_user_its_roles_and_its_end(algorithm: str) -> None
         ({"sub": None}, "names no user"),
         ({"sub": ""}, "names no user"),
         ({"sub": "a b"}, "not one of a user here"),
+        ({"sub": "auth0|5f7c8ec7"}, "letters, digits and"),
         ({"sub": "a;oidc;admin"}, "not one of a user here"),
         ({"sub": "x" * 100}, "not one of a user here"),
     ],
@@ -353,6 +354,7 @@ def test_key_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         ({"issuer": "x", "audience": "x", "jwks_url": "https://"}, "not a URL"),
         ({"issuer": "x", "audience": "x", "jwks_url": "https://ann:secret@x/keys"}, "user name or password"),
         ({"issuer": "x", "audience": "x", "jwks_file": "x", "name_claim": ""}, "name_claim"),
+        ({"issuer": "x", "audience": "x", "jwks_file": "x", "name_prefix": "corp/"}, "name_prefix"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: dict[str, str], reason: str) -> None:

@@ -183,7 +183,10 @@ def _read_name(claims: Mapping[str, Any], settings: OidcSettings) -> str:
         raise BadJwtError(f"its claim {settings.name_claim} names no user")
     user = settings.name_prefix + name
     if not _NAME.fullmatch(user):
-        raise BadJwtError(f"the name in its claim {settings.name_claim} is not one of a user here")
+        raise BadJwtError(
+            f"the name in its claim {settings.name_claim} is not one of a user here, which has letters, digits and "
+            "._@- only, 100 at most: another claim may have one (oidc.name_claim)"
+        )
     return user
 
 
