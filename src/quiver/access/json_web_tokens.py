@@ -172,6 +172,7 @@ def _reason(error: Exception) -> str:
         jwt.InvalidAudienceError: "it is for another audience (aud)",
         jwt.InvalidIssuerError: "it is by another issuer (iss)",
         jwt.InvalidSignatureError: "its signature is wrong",
+        jwt.InvalidKeyError: "the key that signed it is too short",
         jwt.MissingRequiredClaimError: "it lacks one of the claims exp, iss and aud",
     }
     return next((text for kind, text in reasons.items() if isinstance(error, kind)), "it is malformed")
