@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from quiver.errors import DamageError
 from quiver.model import Index
 from quiver.storage.disk import Disk, File
-from quiver.storage.flush import write_all
+from quiver.storage.flush import sync_finally, write_all
 from quiver.storage.recovery import TEMPORARY_SUFFIX
 from quiver.storage.scan import BadFrame, scan_entries
 from quiver.storage.segment import Segment, is_segment_name
@@ -34,7 +34,7 @@ def truncate_suffix(
     try:
         truncated = _truncated_segment(kept[-1], file, end_index, index_interval_bytes)
         file.truncate(truncated.size_bytes)
-        file.sync()  # on disk now: the file's new end; the next flush writes there
+        sync_finally(file)  # on disk now: the file's new end; the next flush writes there
     except BaseException:
         file.close()
         raise
@@ -90,6 +90,10 @@ def replace_segments(disk: Disk, directory: str, segment: Segment) -> File:
 
 
 def remove_durably(disk: Disk, directory: str, name: str) -> None:
-    """Remove one file of a directory. On disk after this returns: its name is gone."""
-    disk.remove(f"{directory}/{name}")
+    """Remove one file of a directory, unless an attempt that met the end of the disk has.
+
+    On disk after this returns: its name is gone.
+    """
+    if disk.exists(f"{directory}/{name}"):
+        disk.remove(f"{directory}/{name}")
     disk.sync_directory(directory)

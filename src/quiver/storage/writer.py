@@ -31,7 +31,7 @@ from quiver.model import Index
 from quiver.record.batch import Batch
 from quiver.storage.disk import ROOM_RETRY_S, Disk, DiskSpace, File, is_out_of_space
 from quiver.storage.executor import Executor
-from quiver.storage.flush import Flush, FlushPlanner, write_all
+from quiver.storage.flush import Flush, FlushPlanner, sync_finally, write_all
 from quiver.storage.scan import CHUNK_BYTES
 from quiver.storage.segment import Segment
 from quiver.storage.truncation import replace_segments, truncate_suffix
@@ -88,6 +88,8 @@ class _Task(NamedTuple):
     work: Callable[[], Any]
     then: Callable[[Any], None]
     done: _Done | None
+    job: _Job | None = None
+    """The job that it is the work of, if any."""
 
 
 class LogWriter:
@@ -133,6 +135,8 @@ class LogWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._space = space
         self._held: _Task | None = None
+        self._may_remove = True
+        """Whether removals may be tried while work is held: false after one found no room until the next retry."""
         self._retry_timer: asyncio.TimerHandle | None = None
         self._flush: Flush | None = None
         self._is_impatient = False
@@ -286,13 +290,15 @@ class LogWriter:
         elif self._truncate_to is not None:
             self._begin_truncation(self._truncate_to)
         elif self._jobs:
-            job = self._jobs.popleft()
-            self._begin(job.make_work(), partial(_complete, job), job.done)
+            self._begin_job(self._jobs.popleft())
         elif self._pending:
             self._begin_flush()
 
-    def _begin(self, work: Callable[[], T], then: Callable[[T], None], done: _Done | None = None) -> None:
-        self._run_task(_Task(work, then, done))
+    def _begin(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        self._run_task(_Task(work, then, None))
+
+    def _begin_job(self, job: _Job) -> None:
+        self._run_task(_Task(job.make_work(), partial(_complete, job), job.done, job))
 
     def _run_task(self, task: _Task) -> None:
         self._is_working = True
@@ -307,13 +313,23 @@ class LogWriter:
             task.then(finished.result())
             self._work()
         elif is_out_of_space(error):
-            self._hold(task)
+            self._meet_end(task)
         else:
             failure = self._fail(error)
             if done is not None and not done.done():
                 done.set_exception(failure)
             if not isinstance(error, OSError | StorageError):
                 raise error  # a bug, not a disk error: the event loop's exception handler must see it
+
+    def _meet_end(self, task: _Task) -> None:
+        """Hold a task that found no room. A removal beside held work waits instead: only one task is held at a time."""
+        if self._held is None or task is self._held:
+            self._hold(task)
+            return
+        assert task.job is not None, "only jobs run while work is held"
+        self._jobs.appendleft(task.job)
+        self._may_remove = False
+        self._work()
 
     def _hold(self, task: _Task) -> None:
         """Wait for room, unless the log is to be closed."""
@@ -322,6 +338,7 @@ class LogWriter:
                 self._space.begin_stall()
             logger.warning("disk full, log waits for room", extra=facts(directory=self._directory))
         self._held = task
+        self._may_remove = True
         if self._is_impatient:
             self._give_up(task)
             return
@@ -342,6 +359,7 @@ class LogWriter:
         if self._held is None:
             return
         self._held = None
+        self._may_remove = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
@@ -353,10 +371,10 @@ class LogWriter:
         if self._is_impatient:
             self._give_up(held)
             return
-        job = next((job for job in self._jobs if job.frees), None)
+        job = next((job for job in self._jobs if job.frees and self._may_remove), None)
         if job is not None:
             self._jobs.remove(job)
-            self._begin(job.make_work(), partial(_complete, job), job.done)
+            self._begin_job(job)
 
     def _drop(self, held: _Task) -> None:
         """Forget held work of a log that is about to be replaced."""
@@ -366,6 +384,9 @@ class LogWriter:
             self._flush = None
         if held.done is not None and not held.done.done():
             held.done.set_result(None)
+        replacement = next(job for job in self._jobs if job.replaces)
+        self._jobs.remove(replacement)
+        self._jobs.appendleft(replacement)  # next: the file that other jobs would use is closed
 
     def _give_up(self, held: _Task) -> None:
         """End the log without what did not fit: none of it was durable, and recovery removes what is torn."""
@@ -478,7 +499,7 @@ class LogWriter:
         file = self._file
         assert file is not None, "a log that has flushed has an open file"
         self._planner.finish_flush(self.segments, sync=True)
-        return file.sync
+        return partial(sync_finally, file)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 
+import msgspec
 import pytest
 from log_world import (
     DIRECTORY,
+    TINY,
     InlineExecutor,
     all_values,
     append,
@@ -18,11 +20,12 @@ from log_world import (
 from test_log import VALUES, runs
 
 from quiver.config import LogSettings
-from quiver.errors import DiskFullError, LogClosedError, LogFailedError
+from quiver.errors import DiskFullError, LogClosedError, LogFailedError, StorageError
 from quiver.model import Index, Offset, Term
 from quiver.storage import DiskSpace, HardStateFile, Log, SnapshotStore, StoredHardState, StoredSnapshot, writer
 from quiver.storage.sealing import LogCipher
 from quiver.testing import SimulatedDisk
+from quiver.testing.disk_faults import DiskOperation
 
 BIG = b"too much" * 40
 
@@ -188,6 +191,70 @@ async def test_sync_that_fails_for_want_of_room_is_final() -> None:
     log.append(next_batches(log, b"lost"))
     with pytest.raises(LogFailedError):
         await wait_durable(log, log.end_index)
+
+
+@runs
+async def test_sync_by_interval_that_fails_for_want_of_room_is_final() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, LogSettings(durability="interval", flush_interval_ms=1))
+    failed: asyncio.Future[StorageError] = asyncio.get_running_loop().create_future()
+    log.on_failure = failed.set_result
+    disk.fail("sync", error=errno.ENOSPC)
+    await append(log, b"acknowledged, but dropped by the kernel")
+    assert isinstance(await asyncio.wait_for(failed, 5), LogFailedError)
+
+
+@runs
+async def test_removal_without_room_waits_beside_the_entries_that_wait() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    await append(log, *VALUES)
+    await hold(log, disk, 10, BIG)
+    disk.fail("remove", error=errno.EDQUOT)  # as ZFS answers at a quota
+    removal = asyncio.ensure_future(log.truncate_prefix(log.end_index))
+    await asyncio.sleep(0.01)
+    disk.limit_space(None)
+    await asyncio.wait_for(removal, 5)
+    await append(log, b"after")
+    disk.crash()
+    assert (await all_values(open_log(disk)))[-2:] == [BIG, b"after"]
+
+
+@pytest.mark.parametrize("operation", ["remove", "sync_directory"])
+@runs
+async def test_removal_continues_after_the_segments_that_were_removed(operation: DiskOperation) -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    await append(log, *VALUES)
+    disk.fail(operation, nth=2, error=errno.EDQUOT)
+    await asyncio.wait_for(log.truncate_prefix(log.end_index), 5)
+    await append(log, b"after")
+    assert log.status().segments <= 2
+
+
+@pytest.mark.parametrize("operation", ["sync_directory", "truncate"])
+@runs
+async def test_truncation_continues_after_the_segments_that_were_removed(operation: DiskOperation) -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    await append(log, *VALUES)
+    disk.fail(operation, error=errno.EDQUOT)
+    log.truncate_suffix(Index(3))
+    await append(log, b"instead")
+    assert await all_values(log) == [*VALUES[:2], b"instead"]
+
+
+@runs
+async def test_sync_that_is_due_comes_after_the_replacement_of_a_log_that_waits() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, msgspec.structs.replace(TINY, durability="interval", flush_interval_ms=1))
+    await append(log, *VALUES[:3])
+    await hold(log, disk, 50, BIG)
+    await asyncio.sleep(0.01)  # the sync of the first entries is due, and waits
+    disk.limit_space(200)
+    await log.reset(first_index=Index(100), first_offset=Offset(90), previous_term=Term(1))
+    await append(log, b"after the snapshot")
+    assert await all_values(log) == [b"after the snapshot"]
 
 
 def test_snapshot_that_does_not_fit_leaves_nothing() -> None:
