@@ -176,7 +176,7 @@ class MetadataStore:
         voters = [peer for peer in status.peers if peer.node in status.configuration.voters]
         if not member.is_ready or not voters:
             return
-        best = max(voters, key=lambda peer: (peer.match_index, -peer.node))
+        best = max(voters, key=lambda peer: (peer.match_index, peer.heard_ms))
         with suppress(QuiverError, TimeoutError):
             member.transfer_leadership(best.node)
             async with timeout(timeout_ms / 1000):
@@ -192,7 +192,8 @@ class MetadataStore:
         roomy = [peer for peer in status.peers if peer.node in status.configuration.voters and not peer.is_low]
         if not member.is_ready or not roomy or status.transfer_to is not None:
             return None
-        best = max(roomy, key=lambda peer: (peer.match_index, -peer.node)).node
+        # Of those with the same log the one heard last: a dead one would only block proposals until it timed out.
+        best = max(roomy, key=lambda peer: (peer.match_index, peer.heard_ms)).node
         with suppress(QuiverError):
             member.transfer_leadership(best)
             return best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import broker_cluster
 import msgspec
 import pytest
 from broker_cluster import SETTINGS, Cluster, Node, simulate
@@ -132,3 +133,17 @@ def test_leader_stays_and_rejects_records_if_no_replica_has_room() -> None:
         assert await seconds_until_accepted(cluster, topic_id, within_s=ACCEPTS_WITHIN_S) is not None
 
     simulate(test, is_managed=True, settings=SMALL_DISKS)
+
+
+def test_full_primary_makes_way_for_a_manager_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_cluster, "MANAGERS", 5)
+
+    async def test(cluster: Cluster) -> None:
+        full = await cluster.wait(lambda: next((node for node in cluster.up if node.store.is_primary), None))
+        await asyncio.sleep(3)
+        dead, *alive = (node for node in cluster.up if node is not full)  # all have the whole log
+        dead.kill()
+        full.disk.limit_space(0)
+        await cluster.wait(lambda: any(node.store.is_primary for node in alive) or None)
+
+    simulate(test, nodes=5, is_managed=True, settings=SMALL_DISKS)
