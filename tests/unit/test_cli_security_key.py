@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,33 @@ def test_keys_are_replaced_by_adding_wrapping_and_removing(
     key_file.write_text(key_file.read_text().splitlines()[0] + "\n")
     assert main(["log", "dump", str(log), "--values", "--encryption-key-file", str(key_file)]) == 0
     assert "hidden value" in capsys.readouterr().out
+
+
+def test_files_of_another_user_are_not_replaced(
+    tmp_path: Path, key_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "node-1"
+    make_log(data / "groups" / "groups" / "7", key_file)
+    assert main(["security", "key", "add", str(key_file), "--name", "new"]) == 0
+    before, owner = key_file.read_text(), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert main(["security", "key", "add", str(key_file), "--name", "newer"]) != 0
+    assert main(["security", "key", "rewrap", str(data), "--encryption-key-file", str(key_file)]) != 0
+    assert capsys.readouterr().err.count(f"sudo -u '#{owner}'") == 2
+    assert key_file.read_text() == before
+    assert main(["security", "key", "list", str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"old": 1}
+
+
+def test_name_of_a_key_file_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, str]] = []
+    file = tmp_path / "keys"
+    monkeypatch.setattr(SystemDisk, "sync_directory", lambda _, path: synced.append((path, file.read_text())))
+    contents = []
+    for name in ("old", "new"):
+        assert main(["security", "key", "add", str(file), "--name", name]) == 0
+        contents.append(file.read_text())
+    assert synced == [(str(tmp_path), text) for text in contents]
 
 
 def test_log_commands_say_what_they_need(tmp_path: Path, key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,14 +49,17 @@ def add(*, file: str, name: str) -> None:
     line = make_key_line(name)
     if not os.path.lexists(file):
         write_secret(file, Secret(line))
+        _sync_name(file)
         click.echo(f"made {file}: set encryption.key_file to it on the node, and keep a copy elsewhere")
         return
     before = read_key_file(file)
+    _check_owner(file)
     if name in parse_key_ring(before, file).names:
         raise RequestError(f"not done: {file} has a key {name!r} already", code="key_exists")
     replacement = f"{file}.new"
     write_secret(replacement, Secret(f"{line}\n{before.rstrip()}"))
     os.replace(replacement, file)  # whole or not at all: it holds keys that have no other copy
+    _sync_name(file)
     click.echo(f"added {name} to {file}: restart the node, then run quiver security key rewrap")
 
 
@@ -90,8 +93,26 @@ def rewrap_keys(*, data: str, key_file: str) -> None:
     keys = load_keys(key_file)
     disk = SystemDisk()
     found = find_encrypted(data)
+    for directory in found:
+        _check_owner(f"{directory}/{DATA_KEY_NAME}")
     done = sum(rewrap(disk, directory, keys) for directory in found)
     click.echo(f"{done} of {len(found)} data keys are now encrypted by {keys.first}, the others were already")
+
+
+def _sync_name(file: str) -> None:
+    """Make the name of a key file durable, before a node encrypts anything by its new key."""
+    SystemDisk().sync_directory(os.path.dirname(os.path.abspath(file)))
+
+
+def _check_owner(file: str) -> None:
+    """Demand that this user owns a file: the node could not read one that another user puts in its place."""
+    owner = os.stat(file).st_uid
+    if owner != os.geteuid():
+        raise RequestError(
+            f"not done: {file} belongs to another user, and the node could not read what you write there: run this "
+            f"as that user, with `sudo -u '#{owner}'`",
+            code="wrong_user",
+        )
 
 
 def find_encrypted(data: str) -> list[str]:
