@@ -64,13 +64,16 @@ def pick_leader(world: ClusterWorld, _: Rng) -> list[SimulatedHost]:
 
 
 @contextmanager
+def fill(pick: object) -> Iterator[None]:
+    """Let nothing fit on the disks of chosen machines."""
+    with patch.object(full_disks, "_pick_minority", pick), patch.object(full_disks, "_ROOMS", (0,)):
+        yield
+
+
+@contextmanager
 def switch_off(part: type, name: str, replacement: object, *, pick: object) -> Iterator[None]:
-    """Switch a safeguard off, and let nothing fit on the disks of chosen machines."""
-    with (
-        patch.object(part, name, replacement),
-        patch.object(full_disks, "_pick_minority", pick),
-        patch.object(full_disks, "_ROOMS", (0,)),
-    ):
+    """Switch a safeguard off, and fill the disks of chosen machines."""
+    with patch.object(part, name, replacement), fill(pick):
         yield
 
 
@@ -118,3 +121,11 @@ def test_simulation_finds_nothing_while_all_safeguards_are_on() -> None:
         assert report.finding is None, f"{report.finding}\n" + "\n".join(report.tail)
         assert report.effects["filled"]
         assert report.effects["disk_enospc"]
+
+
+@pytest.mark.parametrize("pick", [pick_primary, pick_leader])
+def test_disks_that_the_ablations_fill_do_no_harm_while_all_safeguards_are_on(pick: object) -> None:
+    with fill(pick):
+        report = run_seed(FullDisks(), 2)
+    assert report.finding is None, f"{report.finding}\n" + "\n".join(report.tail)
+    assert report.effects["filled"]
