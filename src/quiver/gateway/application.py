@@ -132,7 +132,7 @@ class RoutedApplication:
 
     def charge(self, request: HttpRequest, response: HttpResponse) -> None:
         """Count the bytes of an answer against the quotas of its principal and its topic."""
-        principal, topic = self.principal_of(request), self.flow_of(request)[1]
+        principal, topic = self.principal_of(request), _topic_of(request)
         self._quotas.charge(principal, topic, len(response.body), self._clock.monotonic_ms())
 
     def handle(self, request: HttpRequest) -> HttpResult:
@@ -246,7 +246,7 @@ class RoutedApplication:
         self, quotas: Quotas, bound: BoundRoute, values: dict[str, str], request: HttpRequest
     ) -> HttpResult:
         """Answer a request if its topic and its principal's waiting requests are within their quotas."""
-        topic, now_ms = self.flow_of(request)[1], self._clock.monotonic_ms()
+        topic, now_ms = _topic_of(request), self._clock.monotonic_ms()
         use = Use(bytes_in=len(request.body), is_mutation=bound.route.changes)
         error = quotas.admit_topic(topic, use, now_ms) if topic else None
         principal = self.principal_of(request)
@@ -270,9 +270,16 @@ class RoutedApplication:
         return failure_response(status, code, message)
 
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
-        """Return the principal and the topic of a request, from its first bytes and without decoding it."""
-        found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
-        return str(self.principal_of(request)), "" if found is None else found[1].decode("latin-1")
+        """Return the principal and the topic of a request, from its first bytes and without decoding it.
+
+        Credentials that were not checked yet wait with those of their host, as on the wire: strangers who send much
+        must not keep others from proving who they are.
+        """
+        principal = self.principal_of(request)
+        name = str(principal)
+        if principal == ANONYMOUS and b"authorization" in request.headers:
+            name = f"host {request.identity.address.rpartition(':')[0].strip('[]')}"
+        return name, _topic_of(request)
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""
@@ -296,6 +303,11 @@ class RoutedApplication:
             return failure_response(404, "unknown_path", f"unknown path {path}; GET /docs lists all paths")
         response = failure_response(405, "unknown_method", f"{path} does not support {method}")
         return msgspec.structs.replace(response, headers=(("Allow", ", ".join(sorted(allowed))),))
+
+
+def _topic_of(request: HttpRequest) -> str:
+    found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
+    return "" if found is None else found[1].decode("latin-1")
 
 
 def respond(route: HttpRoute, result: HandlerResult) -> HttpResponse:
