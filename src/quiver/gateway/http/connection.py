@@ -101,9 +101,10 @@ class HttpConnection(asyncio.BaseProtocol):
             return
         if reader.is_receiving:
             self._record_progress(is_new=reader.begun != begun_before)
+            if self._is_reading_paused:
+                self._end_deadlines()
         elif was_receiving:
-            self._server.receiving.end(self)
-            self._server.progressing.end(self)
+            self._end_deadlines()
         if reader.awaits_continue and self._request is None and self._transport is not None:
             reader.awaits_continue = False
             self._transport.write(_CONTINUE)
@@ -300,8 +301,12 @@ class HttpConnection(asyncio.BaseProtocol):
         if not self._is_reading_paused and self._transport is not None and not self._transport.is_closing():
             self._is_reading_paused = True
             self._transport.pause_reading()
-            self._server.receiving.end(self)  # what is not read cannot be late
-            self._server.progressing.end(self)
+            self._end_deadlines()  # what is not read cannot be late
+
+    def _end_deadlines(self) -> None:
+        """End the deadlines of a request that is arriving."""
+        self._server.receiving.end(self)
+        self._server.progressing.end(self)
 
     def _resume_reading(self) -> None:
         is_held = self._is_penalized and not self._is_ending
