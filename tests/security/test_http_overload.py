@@ -275,3 +275,12 @@ def test_request_that_is_not_read_because_of_a_refusal_is_not_late() -> None:
     assert len(world.server.receiving) == len(world.server.progressing) == 1
     client.send_bytes(b"67890")
     assert [status for status, _ in client.answers] == [503, 200]
+
+
+def test_refused_clients_that_have_gone_are_forgotten() -> None:
+    world = World()
+    for _ in range(10):
+        client = VirtualClient(world.server, world.loop, "/x", is_rude=True)
+        client.send_bytes(b"GET /refused HTTP/1.1\r\nHost: a\r\n\r\n")
+        client.give_up()
+    assert world.server.turns.penalized == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,10 @@ class Loop:
         self._ready: list[Callable[[], None]] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
+
+    @property
+    def timers(self) -> int:
+        return len(self._timers)
 
     def time(self) -> float:
         return self.now_s
@@ -75,9 +80,12 @@ class Request:
         self._world = world
         self.name = name
         self.is_waiting = False
+        self.error: Exception | None = None
 
     def begin_turn(self) -> None:
         self.is_waiting = False
+        if self.error is not None:
+            raise self.error
         self._world.loop.now_s += self._world.work_s
         self._world.log.append(("started", self.name))
 
@@ -194,6 +202,37 @@ def test_refused_connections_are_read_at_a_part_of_the_rate_while_requests_wait(
     for _ in range(3_000):
         world.loop.turn()
     assert [connection.reads for connection in connections] == [1] * 500, "nothing waits any more"
+
+
+def test_connections_that_have_ended_do_not_pile_up_or_delay_others() -> None:
+    world = World()
+    for number in range(400):
+        world.arrive(str(number))
+    for _ in range(300):
+        ended = Connection()
+        world.turns.penalize(ended)
+        world.turns.forget_penalty(ended)
+    alive = Connection()
+    world.turns.penalize(alive)
+    assert world.turns.penalized == 1
+    while not alive.reads:
+        world.loop.turn()
+    assert world.turns.waiting, "requests wait, so refused connections are read at a part of their rate"
+    assert world.loop.now_s < 4 * PENALTY_S
+    assert world.loop.timers <= 1, "there is one timer for all"
+
+
+def test_request_that_fails_does_not_stop_the_others() -> None:
+    world = World()
+    requests = [world.arrive(str(number)) for number in range(60)]
+    broken = next(request for request in requests if request.is_waiting)
+    broken.error = OSError("broken")
+    with pytest.raises(OSError, match="broken"):
+        world.finish()
+    world.finish()
+    assert len(world.names("started")) == 59
+    world.arrive("later")
+    assert world.names("started")[-1] == "later"
 
 
 ARRIVALS = st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.floats(0.0, 0.05), st.booleans())

@@ -138,6 +138,7 @@ class HttpConnection(asyncio.BaseProtocol):
             self._server.handle_answered(self._request, None, self._began_at)
             self._request = None
         self._server.release_body(held_bytes)
+        self._server.turns.forget_penalty(self)
         self._server.handle_closed(self)
 
     # Called by its server.
