@@ -155,8 +155,8 @@ def test_flood_is_refused_with_a_time_to_retry_and_its_connection_is_read_more_s
         async with serve(worker.handle, settings=WireSettings(connection_requests_max=10_000)) as host:
             with await connect(host) as attacker:
                 flood(attacker, [find(1)] * 1_500)
-                await wait_until(lambda: host.server.status().throttled == 1)
-                assert host.server.status().errors["overloaded"] == 1, "nothing more is read for now"
+                await wait_until(lambda: "overloaded" in host.server.status().errors)
+                assert host.server.status().errors["overloaded"] < 10, "hundreds more have arrived and are not read now"
                 failure = None
                 while failure is None:
                     frame = await asyncio.to_thread(attacker.next_frame)
