@@ -28,7 +28,7 @@ TURN_STARTS = 8
 TURN_S = 0.001
 """Time for starting requests in one turn of the loop: between turns the loop does what was started."""
 RATE_FIRST = 2_000.0
-"""Requests that are started per second, until it is measured."""
+"""Requests that are started per second, until it is measured; a lower rate returns to it while no requests wait."""
 RATE_WEIGHT = 0.1
 """Weight of a turn in the average rate."""
 WAIT_S_MAX = 0.25
@@ -184,9 +184,12 @@ class Turns:
         """Measure the rate and schedule the next turn, if requests still wait."""
         if not self._queue:
             self.starts = 0
+            # Nothing is measured now, and with a low rate so few may wait that nothing ever would be.
+            self._rate += max(RATE_FIRST - self._rate, 0.0) * RATE_WEIGHT
             return
         passed_s = max(now_s - self._began_s, TURN_S)
-        self._rate += (started / passed_s - self._rate) * RATE_WEIGHT
+        if started:  # after a pause, turns may be full of requests that are dropped
+            self._rate += (started / passed_s - self._rate) * RATE_WEIGHT
         self._readable = min(self._readable + started * REFUSALS_SHARE, len(self._penalized))
         self._began_s = now_s
         self.starts = 2 * TURN_STARTS

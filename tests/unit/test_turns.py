@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.turns import PENALTY_S, REFUSALS_SHARE, TURN_STARTS, WAIT_S_MAX, WAITING_MIN, Turns
+from quiver.turns import PENALTY_S, RATE_FIRST, REFUSALS_SHARE, TURN_STARTS, WAIT_S_MAX, WAITING_MIN, Turns
 
 WORK_S = 0.000_5
+DROP_S = 0.000_1
 
 
 class Loop:
@@ -91,6 +92,7 @@ class Request:
 
     def drop_turn(self) -> None:
         self.is_waiting = False
+        self._world.loop.now_s += DROP_S
         self._world.log.append(("dropped", self.name))
 
 
@@ -178,6 +180,35 @@ def test_rate_is_the_one_of_the_loop() -> None:
         world.arrive(str(number))
     world.finish()
     assert 0.8 / WORK_S <= world.turns.rate <= 1 / WORK_S
+
+
+def test_requests_that_are_dropped_after_a_pause_say_nothing_about_the_rate() -> None:
+    world = World()
+    for number in range(400):
+        world.arrive(str(number), timeout_s=1.0)
+    before = world.turns.rate
+    world.loop.now_s += 2.0
+    world.finish()
+    assert len(world.names("dropped")) > 300
+    assert world.turns.rate >= 0.5 * before
+
+
+def test_node_that_was_slow_soon_serves_as_much_as_before() -> None:
+    world = World(work_s=0.05)
+    for number in range(100):
+        world.arrive(str(number))
+    world.finish()
+    assert world.turns.rate < 0.2 * RATE_FIRST
+    world.work_s = 0.000_05
+    for _ in range(100):
+        for number in range(30):
+            world.arrive(str(number))
+        world.loop.turn()
+    world.finish()
+    world.log.clear()
+    for number in range(30):
+        world.arrive(str(number))
+    assert not world.names("refused")
 
 
 def test_refused_connection_is_read_again_after_its_penalty() -> None:
