@@ -139,7 +139,9 @@ class VirtualClient(asyncio.Transport):
         return False
 
     def give_up(self) -> None:
-        self._connection.connection_lost(None)
+        """Disconnect: what a transport reports in one turn of the loop, and in the next."""
+        self._connection.eof_received()
+        self._loop.call_soon(self._connection.connection_lost, None)
 
 
 class World:
@@ -283,4 +285,5 @@ def test_refused_clients_that_have_gone_are_forgotten() -> None:
         client = VirtualClient(world.server, world.loop, "/x", is_rude=True)
         client.send_bytes(b"GET /refused HTTP/1.1\r\nHost: a\r\n\r\n")
         client.give_up()
+    world.loop.run(0.001)
     assert world.server.turns.penalized == 0

@@ -124,6 +124,13 @@ class HttpConnection(asyncio.BaseProtocol):
         if not self._is_ending:
             self._advance()
 
+    def eof_received(self) -> None:
+        """Begin nothing more: the client has disconnected, and `connection_lost` follows in a later turn of the loop.
+
+        A task that begins in between would be cancelled before its first step, and never give back what it counts.
+        """
+        self._is_ending = True
+
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Cancel the pending request and release everything held for this client."""
         self._transport = None
@@ -178,7 +185,7 @@ class HttpConnection(asyncio.BaseProtocol):
 
     def is_waiting_with(self, request: HttpRequest) -> bool:
         """Return whether a request still waits for its turn here."""
-        return self._request is request
+        return self._request is request and not self._is_ending
 
     def begin_turn(self) -> None:
         """Answer the request that waited for its turn."""
