@@ -168,6 +168,21 @@ def test_flood_is_refused_with_a_time_to_retry_and_its_connection_is_read_more_s
     run(test())
 
 
+def test_refused_connection_that_has_ended_is_forgotten() -> None:
+    async def test() -> None:
+        async with serve(Worker().handle) as host:
+            with await connect(host):
+                (session,) = host.server._client_sessions
+                session.penalize()
+                assert host.server.status().throttled == 1
+                session._connection.abort("others need it")
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert (host.server.status().client_connections, host.server.status().throttled) == (0, 0)
+
+    run(test())
+
+
 def test_principal_has_its_share_of_the_requests_in_flight() -> None:
     limit = 40
 
