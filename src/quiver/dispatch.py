@@ -84,7 +84,8 @@ class RequestDispatcher:
         use = Use(bytes_in=len(payload), is_mutation=not request.is_read, is_creation=type(request) in CREATIONS)
         topic, principal = self._topic_of(request), caller.identity.principal
         error = quotas.admit_connection(caller.identity, now_ms) or quotas.admit(principal, use, now_ms)
-        if error is None and topic:
+        if error is None and topic and self._access.is_allowed(caller.identity, request, payload):
+            # Whoever may not use a topic must not use up its quota either; the refusal follows below.
             error = quotas.admit_topic(topic, use, now_ms)
         waits = getattr(request, "wait_ms", 0) > 0
         if error is None and waits:

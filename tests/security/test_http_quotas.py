@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -10,18 +11,24 @@ from typing import Any
 import pytest
 
 from quiver.config import QuotaSettings
-from quiver.errors import OverloadedError
+from quiver.errors import OverloadedError, QuiverError
+from quiver.model import PartitionId, TopicId
 from quiver.security.quotas import NO_QUOTAS, QUOTA_EXCEEDED
+from quiver.security.secrets import Secret, TokenSource
 from quiver.testing import LocalCluster
+from quiver.wire import RequestPool
+from quiver.wire.messages import FindOffset
+from quiver.wire.requests import Request
 
 
 def ask(
-    cluster: LocalCluster, method: str, path: str, body: Any = None, token: str = ""
+    cluster: LocalCluster, method: str, path: str, body: Any = None, token: str = "", spaces: int = 1
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     connection = http.client.HTTPConnection(cluster.urls[0].removeprefix("http://"), timeout=60)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Authorization": f"Bearer{' ' * spaces}{token}"} if token else {}
+    text = body if body is None or isinstance(body, str) else json.dumps(body)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        connection.request(method, path, text, headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:
@@ -52,6 +59,8 @@ def test_topic_over_its_quota_is_answered_429_and_others_are_served(limited: Loc
     assert int(headers["Retry-After"]) >= 1
     assert json.loads(body)["code"] == QUOTA_EXCEEDED
     assert json.loads(body)["outcome"] == "not_done"
+    escaped = json.dumps(bodies["noisy"]).replace('"topic"', '"t\\u006fpic"')
+    assert ask(limited, "POST", "/producer/produce", escaped)[0] == 429, "however the topic is written"
     assert ask(limited, "POST", "/producer/produce", bodies["quiet"])[0] == 200
 
 
@@ -96,6 +105,50 @@ def test_strangers_who_use_up_their_quota_lock_nobody_out() -> None:
             assert cluster.list_topics() == []
 
 
+def add_user(cluster: LocalCluster, user: str) -> str:
+    """Return the token of a new user without grants."""
+    assert ask(cluster, "POST", "/users", {"user": user})[0] < 300
+    return str(json.loads(ask(cluster, "POST", "/tokens", {"user": user})[2])["token"])
+
+
+def test_credentials_that_are_spelled_differently_are_no_way_around_a_quota() -> None:
+    with LocalCluster(nodes=1) as limited:
+        token = add_user(limited, "alice")
+        assert ask(limited, "POST", "/quotas", {"subject": "user:alice", "requests_per_second": 2})[0] < 300
+        statuses = [ask(limited, "GET", "/topics", token=token, spaces=number)[0] for number in range(1, 31)]
+        assert set(statuses) == {200, 429}
+        assert ask(limited, "GET", "/topics", token=token[:-1] + "x")[0] == 401
+
+
+def test_strangers_do_not_use_up_the_quota_of_a_topic_that_they_may_not_use() -> None:
+    with LocalCluster(nodes=1) as limited:
+        token = add_user(limited, "mallory")
+        assert ask(limited, "POST", "/topics", {"topic": "logs"})[0] < 300
+        limits = {"subject": "topic:logs", "requests_per_second": 20, "bytes_out_per_second": 1_000}
+        assert ask(limited, "POST", "/quotas", limits)[0] < 300
+        path = "/consumer/consume?topic=logs&offset=0&consumer_id=1"
+        assert {ask(limited, "GET", path, token=token)[0] for _ in range(40)} == {403}
+        assert call_often(
+            limited, FindOffset(topic_id=TopicId(1), partition_id=PartitionId(0), at="latest"), token
+        ) == {"not_allowed"}
+        assert ask(limited, "GET", "/topics/logs")[0] == 200, "who may use it"
+
+
+def call_often(cluster: LocalCluster, request: Request[Any], token: str) -> set[str]:
+    """Return the codes of the failures of many calls over the wire."""
+
+    async def call() -> set[str]:
+        codes = set()
+        async with RequestPool(name="test", credentials=TokenSource(Secret(token))) as pool:
+            for _ in range(40):
+                with pytest.raises(QuiverError) as caught:
+                    await pool.call(cluster.addresses[0], request, timeout_ms=20_000)
+                codes.add(caught.value.code)
+        return codes
+
+    return asyncio.run(call())
+
+
 def test_bodies_in_chunks_count_against_the_quota_of_bytes() -> None:
     with LocalCluster(nodes=1, settings={"quotas.bytes_in_per_second": "2000"}) as limited:
         producer_id = json.loads(ask(limited, "POST", "/producer/register", {"topic": "logs"})[2])["producer_id"]
@@ -125,6 +178,7 @@ def test_waiting_requests_of_a_principal_are_bounded() -> None:
         while ask(limited, "GET", path.replace("30000", "1"))[0] == 204:
             pass  # the first has not arrived yet
         assert ask(limited, "GET", path)[0] == 429
+        assert ask(limited, "GET", path.replace("wait_ms", "%77ait_ms"))[0] == 429, "however the parameter is written"
         first.close()
         while ask(limited, "GET", path.replace("30000", "1"))[0] == 429:
             pass

@@ -76,6 +76,7 @@ def test_good_token_names_its_user_its_roles_and_its_end(algorithm: str) -> None
         ({"sub": None}, "names no user"),
         ({"sub": ""}, "names no user"),
         ({"sub": "a b"}, "not one of a user here"),
+        ({"sub": "auth0|5f7c8ec7"}, "letters, digits and"),
         ({"sub": "a;oidc;admin"}, "not one of a user here"),
         ({"sub": "x" * 100}, "not one of a user here"),
     ],
@@ -185,13 +186,14 @@ def test_keys_that_must_not_verify_tokens_are_left_out() -> None:
         {"kty": "EC", "kid": "broken", "crv": "P-256", "x": "AA", "y": "AA"},
         {"kty": "new", "kid": "new"},
         {**public_jwk(KEYS["ES256"], "x"), "kid": 5},
+        {**public_jwk(KEYS["RS256"], "list"), "alg": ["RS256"]},
         public_jwk(weak, "weak"),
     ]
     keys = parse_keys(json.dumps({"keys": listed}).encode())
     assert set(keys) == {"good", "weak"}
     with pytest.warns(jwt.warnings.InsecureKeyLengthWarning):
         text = sign(weak, "weak")
-    with pytest.raises(BadJwtError):
+    with pytest.raises(BadJwtError, match="too short"):
         check_jwt(text, keys, SETTINGS)
 
 
@@ -330,7 +332,8 @@ def test_key_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         await provider.wait_read()
         assert provider.check(sign(second, "2")).user == "oidc.ann"
         path.write_text("{")
-        await wait_until(lambda: bool(provider.problem))
+        await wait_until(lambda: provider.failures > 1)
+        assert provider.problem, "it stays one until the file is right again"
         assert provider.check(sign(second, "2")).user == "oidc.ann"
 
     _run(_settings(jwks_file=str(path)), test)
@@ -351,6 +354,7 @@ def test_key_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
         ({"issuer": "x", "audience": "x", "jwks_url": "https://"}, "not a URL"),
         ({"issuer": "x", "audience": "x", "jwks_url": "https://ann:secret@x/keys"}, "user name or password"),
         ({"issuer": "x", "audience": "x", "jwks_file": "x", "name_claim": ""}, "name_claim"),
+        ({"issuer": "x", "audience": "x", "jwks_file": "x", "name_prefix": "corp/"}, "name_prefix"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: dict[str, str], reason: str) -> None:

@@ -25,7 +25,7 @@ from quiver.metadata import View
 from quiver.security.identity import ConnectionIdentity, Credential
 from quiver.security.permissions import Permissions
 from quiver.security.principal import ANONYMOUS, Principal, user_principal
-from quiver.security.scram import ScramServer, decoy_verifier
+from quiver.security.scram import ScramServer, ScramVerifier, decoy_verifier
 from quiver.security.tokens import HASH_LENGTH, TOKEN_PREFIX, Token, matches, parse_token
 from quiver.tasks import timeout
 from quiver.wire.requests import Request
@@ -67,6 +67,8 @@ class Authenticator:
         self._clock = clock
         self._audit = audit
         self._decoy_secret = secrets.token_bytes(32)
+        self._decoys_of: object = None
+        """The users, tokens and grants for which `_decoy_secret` was made."""
         self._failures: dict[str, tuple[float, int]] = {}
         """By host, the failures that still count, and since when."""
         self._identities: dict[bytes, ConnectionIdentity] = {}
@@ -100,9 +102,7 @@ class Authenticator:
         user = self._view().users.get(exchange.user)
         verifier = user.verifier if user is not None else None
         caller.identity.scram = exchange
-        return ScramChallenge(
-            message=exchange.challenge(verifier or decoy_verifier(exchange.user, self._decoy_secret))
-        ), ()
+        return ScramChallenge(message=exchange.challenge(verifier or self._decoy(exchange.user))), ()
 
     async def _finish_scram(self, caller: Caller, request: FinishScram, _: memoryview) -> Answer:
         self._require_patience(caller.address)
@@ -121,6 +121,23 @@ class Authenticator:
         self._succeed(caller.address, principal, credential, request_id)
         _become(caller.identity, principal, credential)
         return Authenticated(principal=str(principal), message=answer), ()
+
+    def _decoy(self, user: str) -> ScramVerifier:
+        """Return what a user without a password is challenged with: the same on all nodes, and after a restart.
+
+        Otherwise a name whose salt differs between two nodes would be one that does not exist. The secret of it is what
+        the cluster stores of the credentials of its first user, which nobody but administrators could know.
+        """
+        view = self._view()
+        if self._decoys_of is not view.access:
+            self._decoys_of = view.access
+            first = min(view.users.values(), key=lambda one: (one.created_ms, one.name), default=None)
+            if first is not None:
+                stored = sorted(one.secret_hash for one in view.tokens.values() if one.user == first.name)
+                stored += [] if first.verifier is None else [first.verifier.server_key]
+                if stored:
+                    self._decoy_secret = hashlib.sha256("\n".join(("decoy", *stored)).encode()).digest()
+        return decoy_verifier(user, self._decoy_secret)
 
     # -- tokens ----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from quiver.access.audit import AUTHENTICATE, AuditedOperation, AuditEvent, AuditLog
 from quiver.access.rules import FILTERS, RULES, ResponseFilter, deny, describe_operation
 from quiver.clock import Clock
-from quiver.errors import NotAllowedError, QuiverError, RequestError
+from quiver.errors import NotAllowedError, NotFoundError, QuiverError, RequestError
 from quiver.metadata import View
 from quiver.security.identity import ConnectionIdentity, parse_acting
 from quiver.security.permissions import (
@@ -76,6 +76,21 @@ class AccessControl:
             self.note_denial(identity, describe_operation(request, correlation_id), error)
             raise
         return identity, FILTERS.get(kind)
+
+    def is_allowed(self, identity: ConnectionIdentity, request: Request[Any], payload: memoryview) -> bool:
+        """Return whether a request that nobody else forwards is allowed; nothing is recorded.
+
+        Raises:
+            NotAllowedError: the credential is not valid any more (`unauthenticated`).
+        """
+        permissions = self.permissions(identity)
+        if permissions.is_admin:
+            return True
+        try:
+            RULES[type(request)](permissions, self.view(), request, payload)
+        except (NotAllowedError, NotFoundError):
+            return False
+        return True
 
     def check_early(
         self, identity: ConnectionIdentity, permissions: Permissions, describe: Callable[[], AuditedOperation]

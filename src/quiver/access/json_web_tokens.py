@@ -92,8 +92,8 @@ def parse_keys(content: bytes) -> KeySet:
             continue
         try:
             key = PyJWK(one)
-        except PyJWTError:
-            continue  # of a kind that is not known here
+        except (PyJWTError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            continue  # malformed, or of a kind that is not known here: the others are used all the same
         if key.algorithm_name in ALGORITHMS:
             keys[key_id] = key
     if not keys:
@@ -172,6 +172,7 @@ def _reason(error: Exception) -> str:
         jwt.InvalidAudienceError: "it is for another audience (aud)",
         jwt.InvalidIssuerError: "it is by another issuer (iss)",
         jwt.InvalidSignatureError: "its signature is wrong",
+        jwt.InvalidKeyError: "the key that signed it is too short",
         jwt.MissingRequiredClaimError: "it lacks one of the claims exp, iss and aud",
     }
     return next((text for kind, text in reasons.items() if isinstance(error, kind)), "it is malformed")
@@ -183,7 +184,10 @@ def _read_name(claims: Mapping[str, Any], settings: OidcSettings) -> str:
         raise BadJwtError(f"its claim {settings.name_claim} names no user")
     user = settings.name_prefix + name
     if not _NAME.fullmatch(user):
-        raise BadJwtError(f"the name in its claim {settings.name_claim} is not one of a user here")
+        raise BadJwtError(
+            f"the name in its claim {settings.name_claim} is not one of a user here, which has letters, digits and "
+            "._@- only, 100 at most: another claim may have one (oidc.name_claim)"
+        )
     return user
 
 

@@ -141,6 +141,7 @@ class IdentityProvider:
             self.problem, self._read_ms = "", self._clock.monotonic_ms()
         except (OSError, ValueError, TimeoutError, http.client.HTTPException, ConfigError) as error:
             self.failures += 1
+            self._stamp = None  # a file that cannot be used is read again, although it has not changed
             problem = f"the keys of {self._settings.issuer} cannot be read: {str(error) or type(error).__name__}"
             if problem != self.problem:
                 logger.warning("keys of the identity provider not read", extra=facts(reason=problem))

@@ -217,6 +217,8 @@ class ReplicaManager:
     def _enqueue_partition(self, change: Change) -> None:
         row = change.row
         if isinstance(row, PartitionRow):
+            if row.group_id not in self._keys:
+                self._drop_earlier_group(row)
             self._keys[row.group_id] = row.key
             if row.is_on(self._node) or self._is_local(row.group_id):
                 self.enqueue(row.group_id)
@@ -226,6 +228,12 @@ class ReplicaManager:
             del self._keys[group]
             if self._is_local(group):
                 self.enqueue(group)
+
+    def _drop_earlier_group(self, row: PartitionRow) -> None:
+        """Forget the group that a partition had before it began again, after a recovery; its replica is closed."""
+        for group in [group for group, key in self._keys.items() if key == row.key]:
+            del self._keys[group]
+            self.enqueue(group)
 
     def _is_local(self, group: GroupId) -> bool:
         return group in self._present or group in self._joined or self._table.get_group(group) is not None
@@ -267,7 +275,7 @@ class ReplicaManager:
         view, hosted = self._store.view(), self._table.get_group(group)
         key = self._keys.get(group)
         row = None if key is None else view.partitions.get(key)
-        if row is None:
+        if row is None or row.group_id != group:
             await self._reconcile_purged(group, hosted)
         elif not row.is_on(self._node):
             await self._reconcile_moved_away(row, hosted)
@@ -299,7 +307,7 @@ class ReplicaManager:
         if row.group_id in self._joined or row.epoch or self._node not in row.replicas:
             return None
         now = (await self._router.catch_up()).partitions.get(row.key)
-        if now is None or not now.is_on(self._node):
+        if now is None or now.group_id != row.group_id or not now.is_on(self._node):
             raise UnavailableError(f"the metadata of group {row.group_id} was stale")
         return Configuration(voters=tuple(sorted(now.replicas))) if not now.epoch else None
 

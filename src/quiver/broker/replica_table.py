@@ -180,8 +180,9 @@ class ReplicaTable:
         return hosted
 
     def remove(self, hosted: HostedReplica) -> None:
-        """Remove a replica."""
-        del self._replicas[hosted.key]
+        """Remove a replica; of a partition that began again as another group, the later one stays."""
+        if self._replicas.get(hosted.key) is hosted:
+            del self._replicas[hosted.key]
         del self._by_group[hosted.group]
 
     def find_leader(self, topic_id: TopicId, partition_id: PartitionId) -> Replica:

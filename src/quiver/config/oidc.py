@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -10,6 +11,9 @@ from msgspec import Meta
 
 from quiver.addresses import is_loopback
 from quiver.errors import ConfigError
+
+_NAME_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,98}")
+"""What the name of a user, which has 100 characters at most, can begin with."""
 
 
 class OidcSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,6 +92,11 @@ class OidcSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             _check_url(self.jwks_url)
         if not self.name_claim:
             raise ConfigError("oidc.name_claim is empty: name the claim that names the user, such as sub")
+        if self.name_prefix and not _NAME_PREFIX.fullmatch(self.name_prefix):
+            raise ConfigError(
+                f"oidc.name_prefix {self.name_prefix[:80]!r} cannot begin the name of a user: use letters, digits and "
+                "._@- only, a letter or digit first"
+            )
 
 
 def _check_url(url: str) -> None:

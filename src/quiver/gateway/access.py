@@ -132,7 +132,7 @@ class HttpAccess:
         self._control = control
         self._authenticator = authenticator
 
-    def identify(self, request: HttpRequest) -> tuple[ConnectionIdentity, Permissions]:
+    def identify(self, request: HttpRequest | HttpHead) -> tuple[ConnectionIdentity, Permissions]:
         """Return who sent a request, and what they may do; raises `NotAllowedError` for invalid credentials."""
         authorization = request.headers.get(b"authorization")
         identity = self._authenticator.identify_http(authorization, request.identity, partial(request_id_of, request))
@@ -184,7 +184,7 @@ class HttpAccess:
         return answer
 
 
-def request_id_of(request: HttpRequest) -> str:
+def request_id_of(request: HttpRequest | HttpHead) -> str:
     """Return the `X-Request-Id` of a request; one that has none, or one that is not plain text, gets a random one."""
     given = request.headers.get(REQUEST_ID, b"").decode("latin-1")
     if not _PLAIN.fullmatch(given):

@@ -122,18 +122,22 @@ class RoutedApplication:
         )
         principal = self.principal_of(head)
         if principal == ANONYMOUS and b"authorization" in head.headers:
-            return None  # credentials that were not checked yet: a stranger's use must not lock out who presents them
-        error = self._quotas.admit(principal, use, self._clock.monotonic_ms())
-        return None if error is None else error_response(error)
+            # Credentials that were not seen before, or are spelled differently, are checked now: the use of strangers
+            # must not lock out who presents them, and a new spelling must not be a way around the quota.
+            try:
+                principal = self._access.identify(head)[0].principal
+            except QuiverError as error:
+                return _with_request_id(error_response(error), head)
+        refusal = self._quotas.admit(principal, use, self._clock.monotonic_ms())
+        return None if refusal is None else error_response(refusal)
 
     def principal_of(self, request: HttpRequest | HttpHead) -> Principal:
         """Return who a request speaks for; anonymous for credentials that were not seen before."""
         return self._access.principal_of(request)
 
     def charge(self, request: HttpRequest, response: HttpResponse) -> None:
-        """Count the bytes of an answer against the quotas of its principal and its topic."""
-        principal, topic = self.principal_of(request), _topic_of(request)
-        self._quotas.charge(principal, topic, len(response.body), self._clock.monotonic_ms())
+        """Count the bytes of an answer against the quotas of its principal."""
+        self._quotas.charge(self.principal_of(request), "", len(response.body), self._clock.monotonic_ms())
 
     def handle(self, request: HttpRequest) -> HttpResult:
         """Find the route, decode the parameters, call the handler."""
@@ -156,8 +160,8 @@ class RoutedApplication:
             and (refused := _refuse_cross_site(request))
         ):
             return refused
-        if self.has_quotas and not bound.route.is_probe:
-            return self._handle_by_quota(self._quotas, bound, values, request)
+        if self.has_quotas and b"transfer-encoding" in request.headers:
+            self._quotas.charge_in(self.principal_of(request), len(request.body), self._clock.monotonic_ms())
         return self._call(bound, values, request)
 
     def _call(self, bound: BoundRoute, values: dict[str, str], request: HttpRequest) -> HttpResult:
@@ -172,7 +176,7 @@ class RoutedApplication:
                     access.check(name, identity, permissions, given, request)
                 except NotFoundError:
                     return self._answer_later(bound, identity, permissions, given, request)
-            return self._pass_on(bound, identity, permissions, given, request)
+            return self._answer(bound, identity, permissions, given, request)
         except QuiverError as error:
             return _with_request_id(error_response(error), request)
 
@@ -188,10 +192,42 @@ class RoutedApplication:
         try:
             await self._catch_up()
             self._access.check(bound.route.name, identity, permissions, given, request)
-            answer = self._pass_on(bound, identity, permissions, given, request)
+            answer = self._answer(bound, identity, permissions, given, request)
         except QuiverError as error:
             return _with_request_id(error_response(error), request)
         return answer if isinstance(answer, HttpResponse) else await answer
+
+    def _answer(
+        self,
+        bound: BoundRoute,
+        identity: ConnectionIdentity,
+        permissions: Permissions,
+        given: Any,
+        request: HttpRequest,
+    ) -> HttpResult:
+        """Answer a call that is allowed, if its topic and its principal's waiting requests are within their quotas.
+
+        By the decoded parameters, since the same one can be written in many ways; and only now, since who may not use
+        a topic must not use up its quota.
+        """
+        if not self.has_quotas or bound.route.is_probe:
+            return self._pass_on(bound, identity, permissions, given, request)
+        quotas, now_ms, principal = self._quotas, self._clock.monotonic_ms(), identity.principal
+        topic, waits = getattr(given, "topic", None) or "", bool(getattr(given, "wait_ms", 0))
+        use = Use(bytes_in=len(request.body), is_mutation=bound.route.changes)
+        error = quotas.admit_topic(topic, use, now_ms) if topic else None
+        if error is None and waits:
+            error = quotas.begin_long_poll(principal, now_ms)
+        if error is not None:
+            raise error
+
+        def finish(response: HttpResponse | None) -> None:
+            if waits:
+                quotas.end_long_poll(principal)
+            if topic and response is not None:
+                quotas.charge_topic(topic, len(response.body), self._clock.monotonic_ms())
+
+        return _finish_with(finish, lambda: self._pass_on(bound, identity, permissions, given, request))
 
     def _pass_on(
         self,
@@ -242,29 +278,6 @@ class RoutedApplication:
                 self._access.note_change(route.name, identity, given, outcome, request)
         return _with_request_id(response, request)
 
-    def _handle_by_quota(
-        self, quotas: Quotas, bound: BoundRoute, values: dict[str, str], request: HttpRequest
-    ) -> HttpResult:
-        """Answer a request if its topic and its principal's waiting requests are within their quotas."""
-        topic, now_ms = _topic_of(request), self._clock.monotonic_ms()
-        use = Use(bytes_in=len(request.body), is_mutation=bound.route.changes)
-        error = quotas.admit_topic(topic, use, now_ms) if topic else None
-        principal = self.principal_of(request)
-        if b"transfer-encoding" in request.headers:
-            quotas.charge_in(principal, len(request.body), now_ms)
-        waits = b"wait_ms" in request.query or b'"wait_ms"' in request.body[:PEEKED_BYTES]
-        if error is None and waits:
-            error = quotas.begin_long_poll(principal, now_ms)
-        if error is not None:
-            return error_response(error)
-        answer = self._call(bound, values, request)
-        if not waits:
-            return answer
-        if isinstance(answer, HttpResponse):
-            quotas.end_long_poll(principal)
-            return answer
-        return _finish_long_poll(answer, lambda: quotas.end_long_poll(principal))
-
     def refuse(self, status: int, code: str, message: str) -> HttpResponse:
         """Return the response for a failure of the server itself."""
         return failure_response(status, code, message)
@@ -279,7 +292,8 @@ class RoutedApplication:
         name = str(principal)
         if principal == ANONYMOUS and b"authorization" in request.headers:
             name = f"host {request.identity.address.rpartition(':')[0].strip('[]')}"
-        return name, _topic_of(request)
+        found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
+        return name, "" if found is None else found[1].decode("latin-1")
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""
@@ -305,11 +319,6 @@ class RoutedApplication:
         return msgspec.structs.replace(response, headers=(("Allow", ", ".join(sorted(allowed))),))
 
 
-def _topic_of(request: HttpRequest) -> str:
-    found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
-    return "" if found is None else found[1].decode("latin-1")
-
-
 def respond(route: HttpRoute, result: HandlerResult) -> HttpResponse:
     """Return a handler's result as a response."""
     if isinstance(result, HttpResponse):
@@ -317,11 +326,33 @@ def respond(route: HttpRoute, result: HandlerResult) -> HttpResponse:
     return HttpResponse(status=route.success, body=_encode(result))
 
 
-async def _finish_long_poll(answer: Awaitable[HttpResponse], end: Callable[[], None]) -> HttpResponse:
+def _finish_with(finish: Callable[[HttpResponse | None], None], call: Callable[[], HttpResult]) -> HttpResult:
+    """Return the result of a call; `finish` gets its response, or None if it fails or is cancelled."""
     try:
-        return await answer
+        answer = call()
+    except BaseException:
+        finish(None)
+        raise
+    if isinstance(answer, HttpResponse):
+        finish(answer)
+    elif isinstance(answer, asyncio.Future):
+        answer.add_done_callback(lambda done: finish(_response_of(done)))
+    else:
+        return _finish_later(finish, answer)
+    return answer
+
+
+def _response_of(done: asyncio.Future[HttpResponse]) -> HttpResponse | None:
+    return None if done.cancelled() or done.exception() is not None else done.result()
+
+
+async def _finish_later(finish: Callable[[HttpResponse | None], None], answer: Awaitable[HttpResponse]) -> HttpResponse:
+    response = None
+    try:
+        response = await answer
     finally:
-        end()
+        finish(response)
+    return response
 
 
 def _refuse_cross_site(request: HttpRequest) -> HttpResponse | None:
@@ -350,7 +381,7 @@ def _is_cross_site(request: HttpRequest) -> bool:
     return is_browser and headers.get(b"referer", b"").partition(b"://")[2].partition(b"/")[0] != host
 
 
-def _with_request_id(response: HttpResponse, request: HttpRequest) -> HttpResponse:
+def _with_request_id(response: HttpResponse, request: HttpRequest | HttpHead) -> HttpResponse:
     """Return a response with the request id by which the audit log knows the request, if it has one."""
     if REQUEST_ID not in request.headers:
         return response

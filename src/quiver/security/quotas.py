@@ -181,12 +181,15 @@ class Quotas:
 
     def charge(self, principal: Principal, topic: str, bytes_out: int, now_ms: float) -> None:
         """Take the bytes of an answer; the next request waits for them."""
-        accounts = [self._account(principal, now_ms)]
+        if bucket := self._account(principal, now_ms).buckets.get("bytes_out_per_second"):
+            bucket.take(bytes_out, now_ms)
         if topic:
-            accounts.append(self._topic(topic, now_ms))
-        for account in accounts:
-            if bucket := account.buckets.get("bytes_out_per_second"):
-                bucket.take(bytes_out, now_ms)
+            self.charge_topic(topic, bytes_out, now_ms)
+
+    def charge_topic(self, topic: str, bytes_out: int, now_ms: float) -> None:
+        """Take the bytes of an answer about a topic; the next request to it waits for them."""
+        if bucket := self._topic(topic, now_ms).buckets.get("bytes_out_per_second"):
+            bucket.take(bytes_out, now_ms)
 
     def begin_long_poll(self, principal: Principal, now_ms: float) -> OverloadedError | None:
         """Count a request that waits, until `end_long_poll`, or return why it must not wait now."""

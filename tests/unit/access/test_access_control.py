@@ -431,6 +431,25 @@ def test_password_works_until_it_is_changed_also_for_who_has_begun(world: World,
     assert world.check(caller.identity, fetch) == "unauthenticated"
 
 
+def test_challenge_of_a_user_that_does_not_exist_is_the_same_on_every_node(world: World) -> None:
+    """Otherwise two nodes, or one before and after a restart, would tell which users exist."""
+    _set_password(world, "old")
+    other = Authenticator(view=world.state.view, clock=world, audit=world.audit, is_open=False)
+
+    def salt(authenticator: Authenticator, user: str) -> str:
+        caller = Caller(name="", address="10.0.0.1:1", deadline_ms=0)
+        begin = BeginScram(message=ScramClient(user, "guess", nonce="n" * 18).first)
+        answer = asyncio.run(_done(authenticator.handlers()[BeginScram](caller, begin, memoryview(b""))))[0]
+        assert isinstance(answer, ScramChallenge)
+        return answer.message.split(",")[1]
+
+    salts = {user: salt(world.authenticator, user) for user in ("alice", "bob", "nobody", "noone")}
+    assert salts == {user: salt(other, user) for user in salts}
+    assert len(set(salts.values())) == 4
+    world.token("bob")
+    assert salts["nobody"] == salt(other, "nobody"), "other users come and go"
+
+
 def _set_password(world: World, password: str) -> None:
     verifier = make_verifier(password, salt=b"s" * SALT_BYTES, iterations=ITERATIONS_MIN)
     world.do(ChangeUserCommand(now_ms=1, user="alice", verifier=verifier))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import TracebackType
 
 import pytest
 from broker_cluster import Cluster, Node, simulate
 
+from quiver.broker import Broker
 from quiver.broker.replica_table import HostedReplica
-from quiver.errors import OutcomeUnknownError, UnavailableError, UnknownVersionError
+from quiver.errors import OutcomeUnknownError, StorageError, UnavailableError, UnknownVersionError
 from quiver.model import PartitionId, TopicId
 from quiver.record import Batch, build_batch
 from quiver.wire.messages import Produce
@@ -91,5 +93,44 @@ def test_stopped_replica_is_shown_and_reopened_after_a_pause() -> None:
         await cluster.wait(lambda: not hosted(stopped, cluster, topic_id).problem or None)
         await cluster.produce(topic_id, b"c")
         await cluster.wait_equal(topic_id, 1, 2, 3)
+
+    simulate(test)
+
+
+def test_task_that_fails_while_the_node_stops_ends_it_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[BaseException] = []
+    leave = Broker.__aexit__
+
+    async def watch(
+        broker: Broker, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await leave(broker, kind, error, trace)
+        except BaseException as failure:
+            ended.append(failure)
+            raise
+
+    monkeypatch.setattr(Broker, "__aexit__", watch)
+
+    async def test(cluster: Cluster) -> None:
+        topic_id = await cluster.create_topic("logs", (1, 2, 3))
+        broker = (await cluster.wait_leader(topic_id)).broker
+        assert broker is not None
+        transfer_all = broker._balancer.transfer_all
+
+        async def fail() -> None:
+            raise StorageError("the data directory is unusable")
+
+        async def transfer() -> None:
+            broker._tasks.create_task(fail())
+            await transfer_all()
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(broker._balancer, "transfer_all", transfer)
+        (await cluster.wait_leader(topic_id))._stop.set()
+        await cluster.wait(lambda: ended or None)
+        (failure,) = ended
+        assert isinstance(failure, ExceptionGroup)
+        assert "unusable" in str(failure.exceptions[0])
 
     simulate(test)

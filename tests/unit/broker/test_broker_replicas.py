@@ -8,7 +8,16 @@ import logging
 import pytest
 from broker_cluster import DIRECTORY, Cluster, Node, simulate
 
-from quiver.metadata import DeleteTopicCommand, InitCluster, PartitionRow, PurgeTopic, RestoreTopicCommand
+from quiver.features import LEVEL_MAX
+from quiver.metadata import (
+    DeleteTopicCommand,
+    InitCluster,
+    PartitionRow,
+    PurgeTopic,
+    RecoverCluster,
+    RestoreTopicCommand,
+)
+from quiver.metadata.commands import NodeLevel, RaiseLevel, RecoveredPartition
 from quiver.model import GroupId, NodeId, TopicId
 from quiver.testing import SimulatedDisk
 
@@ -350,5 +359,31 @@ def test_restarted_node_registers_its_new_address() -> None:
         cluster[2].address = "elsewhere:1"
         cluster[2].start()
         await cluster.wait(lambda: cluster.view().brokers[NodeId(2)].wire_address == "elsewhere:1" or None)
+
+    simulate(test)
+
+
+def test_partition_that_begins_again_is_opened_once_as_its_new_group() -> None:
+    async def test(cluster: Cluster) -> None:
+        levels = tuple(NodeLevel(node=node, level=LEVEL_MAX) for node in sorted(cluster.view().brokers))
+        await cluster.submit(RaiseLevel(now_ms=1, feature_level=LEVEL_MAX, nodes=levels))
+        cluster[3].kill()
+        topic_id = await cluster.create_topic("logs", (3,), (3,), (3,))
+        first = cluster.view().partitions_of(topic_id)
+        again = tuple(
+            RecoveredPartition(
+                topic_id=topic_id, partition_id=row.partition_id, replicas=row.replicas, is_recreated=True
+            )
+            for row in first
+        )
+        await cluster.submit(RecoverCluster(now_ms=1, lost=(), recovered=again))
+        cluster[3].start()
+        for old, new in zip(first, await reported(cluster, topic_id), strict=True):
+            assert (new.group_id > old.group_id, new.leader) == (True, NodeId(3))
+            await cluster.wait(lambda group=str(old.group_id): group not in folders(cluster[3]) or None)  # type: ignore[misc] # bound early
+        await cluster.produce(topic_id, b"new")
+        assert await cluster.fetch(topic_id) == [b"new"]
+        assert cluster[3].broker is not None
+        assert cluster[3].broker.status().stops == 0
 
     simulate(test)

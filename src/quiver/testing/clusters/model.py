@@ -210,12 +210,22 @@ async def require_settled(world: ClusterWorld, *, is_loaded: bool = False) -> No
     deadline_ms = world.now_ms + SETTLE_WITHIN_MS
     goals = LogGoals(is_loaded=is_loaded)
     while unsettled := list(_unsettled(world, goals)):
+        _retire_removed(world)
         require(world.now_ms < deadline_ms, "F3", "the cluster does not settle", unsettled="; ".join(unsettled[:10]))
         await asyncio.sleep(_STEP_S)
         world.check()
 
 
 # -- within ------------------------------------------------------------------------------------------
+
+
+def _retire_removed(world: ClusterWorld) -> None:
+    """Turn off machines whose brokers were removed while the answer to the operator was on its way."""
+    view = world.view()
+    for host in world.live_nodes():
+        broker = None if view is None else view.brokers.get(host.id)
+        if broker is not None and broker.state is BrokerState.REMOVED:
+            host.retire()
 
 
 def _wanted(world: ClusterWorld) -> list[SimulatedHost]:
