@@ -16,7 +16,7 @@ Invariants: a waiter is started, dropped or found to be gone exactly once; the o
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from math import ceil
 from typing import Protocol
@@ -28,7 +28,7 @@ TURN_STARTS = 8
 TURN_S = 0.001
 """Time for starting requests in one turn of the loop: between turns the loop does what was started."""
 RATE_FIRST = 2_000.0
-"""Requests that are started per second, until it is measured."""
+"""Requests that are started per second, until it is measured; a lower rate returns to it while no requests wait."""
 RATE_WEIGHT = 0.1
 """Weight of a turn in the average rate."""
 WAIT_S_MAX = 0.25
@@ -101,7 +101,9 @@ class Turns:
         self._began_s = 0.0
         self._rate = RATE_FIRST
         self._queue: FairQueue[tuple[Waiter, float]] = FairQueue()
-        self._penalized: deque[tuple[float, Penalized]] = deque()
+        self._penalized: OrderedDict[Penalized, float] = OrderedDict()
+        """Refused connections, and when they are due to be read again; the first is due first."""
+        self._will_end_penalties = False
         self._refusals = 0
         """Requests that were refused since the last turn."""
         self._readable = 0.0
@@ -164,21 +166,30 @@ class Turns:
         self._refusals = 0
         # Not by time alone: of some requests, most of the work is done after they were started.
         started, started_max = 0, max(TURN_STARTS, self._rate * turn_s)
-        while queue and started < started_max and now_s - began_s < turn_s:
-            waiter, until_s = queue.pop()
-            if not waiter.is_waiting:
-                continue
-            if now_s >= until_s:
-                waiter.drop_turn()
-            else:
-                started += 1
-                waiter.begin_turn()
-            now_s = time_s()
-        if not queue:
+        try:
+            while queue and started < started_max and now_s - began_s < turn_s:
+                waiter, until_s = queue.pop()
+                if not waiter.is_waiting:
+                    continue
+                if now_s >= until_s:
+                    waiter.drop_turn()
+                else:
+                    started += 1
+                    waiter.begin_turn()
+                now_s = time_s()
+        finally:  # what one request raises must not keep all others waiting forever
+            self._end_turn(started, now_s)
+
+    def _end_turn(self, started: int, now_s: float) -> None:
+        """Measure the rate and schedule the next turn, if requests still wait."""
+        if not self._queue:
             self.starts = 0
+            # Nothing is measured now, and with a low rate so few may wait that nothing ever would be.
+            self._rate += max(RATE_FIRST - self._rate, 0.0) * RATE_WEIGHT
             return
         passed_s = max(now_s - self._began_s, TURN_S)
-        self._rate += (started / passed_s - self._rate) * RATE_WEIGHT
+        if started:  # after a pause, turns may be full of requests that are dropped
+            self._rate += (started / passed_s - self._rate) * RATE_WEIGHT
         self._readable = min(self._readable + started * REFUSALS_SHARE, len(self._penalized))
         self._began_s = now_s
         self.starts = 2 * TURN_STARTS
@@ -190,15 +201,27 @@ class Turns:
         """Have a connection read again after `PENALTY_S`, or later while the node has no time for refusals."""
         if not self._penalized:
             self._readable = 0.0
+        self._penalized[connection] = self._loop.time() + PENALTY_S
+        if not self._will_end_penalties:
+            self._will_end_penalties = True
             self._loop.call_later(PENALTY_S, self._end_penalties)
-        self._penalized.append((self._loop.time() + PENALTY_S, connection))
+
+    def forget_penalty(self, connection: Penalized) -> None:
+        """Drop a connection that has ended: it must not take the place of one that waits to be read."""
+        self._penalized.pop(connection, None)
 
     def _end_penalties(self) -> None:
+        self._will_end_penalties = False
         until_s = self._loop.time() + PENALTY_S / 4  # those that are nearly due as well, instead of a timer for each
         penalized = self._penalized
-        while penalized and penalized[0][0] <= until_s and (self._readable >= 1 or not self._queue):
+        while penalized and (self._readable >= 1 or not self._queue):
+            connection, due_s = next(iter(penalized.items()))
+            if due_s > until_s:
+                break
             self._readable -= 1
-            penalized.popleft()[1].end_penalty()
+            del penalized[connection]
+            connection.end_penalty()
         self._readable = max(self._readable, 0.0)
         if penalized:
+            self._will_end_penalties = True
             self._loop.call_later(PENALTY_S / 4, self._end_penalties)

@@ -74,7 +74,7 @@ class CostlyApplication:
         return HttpResponse(status=200)
 
     def admit(self, head: HttpHead) -> HttpResponse | None:
-        return None
+        return self.refuse(503, "overloaded", "") if head.path == "/refused" else None
 
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
         return "", request.path
@@ -107,6 +107,9 @@ class VirtualClient(asyncio.Transport):
         self._unread.append(self._loop.now_s)
         self._read()
 
+    def send_bytes(self, data: bytes) -> None:
+        self._connection.data_received(data)
+
     def _read(self) -> None:
         if self._unread and not self._is_paused:
             self._sent_at = self._unread.pop()
@@ -136,7 +139,9 @@ class VirtualClient(asyncio.Transport):
         return False
 
     def give_up(self) -> None:
-        self._connection.connection_lost(None)
+        """Disconnect: what a transport reports in one turn of the loop, and in the next."""
+        self._connection.eof_received()
+        self._loop.call_soon(self._connection.connection_lost, None)
 
 
 class World:
@@ -258,3 +263,27 @@ def test_nothing_is_done_for_clients_that_gave_up() -> None:
     world.loop.run(1.0)
     assert [status for _, status in world.answered].count(200) == len(clients) - len(waiting)
     assert world.server.status().requests == 0
+
+
+def test_request_that_is_not_read_because_of_a_refusal_is_not_late() -> None:
+    world = World()
+    client = VirtualClient(world.server, world.loop, "/x", is_rude=True)
+    refused = b"GET /refused HTTP/1.1\r\nHost: a\r\n\r\n"
+    client.send_bytes(refused + b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12345")
+    assert world.server.turns.penalized == 1
+    assert len(world.server.receiving) == len(world.server.progressing) == 0
+    world.loop.run(0.1)
+    assert world.server.turns.penalized == 0
+    assert len(world.server.receiving) == len(world.server.progressing) == 1
+    client.send_bytes(b"67890")
+    assert [status for status, _ in client.answers] == [503, 200]
+
+
+def test_refused_clients_that_have_gone_are_forgotten() -> None:
+    world = World()
+    for _ in range(10):
+        client = VirtualClient(world.server, world.loop, "/x", is_rude=True)
+        client.send_bytes(b"GET /refused HTTP/1.1\r\nHost: a\r\n\r\n")
+        client.give_up()
+    world.loop.run(0.001)
+    assert world.server.turns.penalized == 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.turns import PENALTY_S, REFUSALS_SHARE, TURN_STARTS, WAIT_S_MAX, WAITING_MIN, Turns
+from quiver.turns import PENALTY_S, RATE_FIRST, REFUSALS_SHARE, TURN_STARTS, WAIT_S_MAX, WAITING_MIN, Turns
 
 WORK_S = 0.000_5
+DROP_S = 0.000_1
 
 
 class Loop:
@@ -21,6 +23,10 @@ class Loop:
         self._ready: list[Callable[[], None]] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
+
+    @property
+    def timers(self) -> int:
+        return len(self._timers)
 
     def time(self) -> float:
         return self.now_s
@@ -75,14 +81,18 @@ class Request:
         self._world = world
         self.name = name
         self.is_waiting = False
+        self.error: Exception | None = None
 
     def begin_turn(self) -> None:
         self.is_waiting = False
+        if self.error is not None:
+            raise self.error
         self._world.loop.now_s += self._world.work_s
         self._world.log.append(("started", self.name))
 
     def drop_turn(self) -> None:
         self.is_waiting = False
+        self._world.loop.now_s += DROP_S
         self._world.log.append(("dropped", self.name))
 
 
@@ -172,6 +182,35 @@ def test_rate_is_the_one_of_the_loop() -> None:
     assert 0.8 / WORK_S <= world.turns.rate <= 1 / WORK_S
 
 
+def test_requests_that_are_dropped_after_a_pause_say_nothing_about_the_rate() -> None:
+    world = World()
+    for number in range(400):
+        world.arrive(str(number), timeout_s=1.0)
+    before = world.turns.rate
+    world.loop.now_s += 2.0
+    world.finish()
+    assert len(world.names("dropped")) > 300
+    assert world.turns.rate >= 0.5 * before
+
+
+def test_node_that_was_slow_soon_serves_as_much_as_before() -> None:
+    world = World(work_s=0.05)
+    for number in range(100):
+        world.arrive(str(number))
+    world.finish()
+    assert world.turns.rate < 0.2 * RATE_FIRST
+    world.work_s = 0.000_05
+    for _ in range(100):
+        for number in range(30):
+            world.arrive(str(number))
+        world.loop.turn()
+    world.finish()
+    world.log.clear()
+    for number in range(30):
+        world.arrive(str(number))
+    assert not world.names("refused")
+
+
 def test_refused_connection_is_read_again_after_its_penalty() -> None:
     world, connection = World(), Connection()
     world.turns.penalize(connection)
@@ -194,6 +233,37 @@ def test_refused_connections_are_read_at_a_part_of_the_rate_while_requests_wait(
     for _ in range(3_000):
         world.loop.turn()
     assert [connection.reads for connection in connections] == [1] * 500, "nothing waits any more"
+
+
+def test_connections_that_have_ended_do_not_pile_up_or_delay_others() -> None:
+    world = World()
+    for number in range(400):
+        world.arrive(str(number))
+    for _ in range(300):
+        ended = Connection()
+        world.turns.penalize(ended)
+        world.turns.forget_penalty(ended)
+    alive = Connection()
+    world.turns.penalize(alive)
+    assert world.turns.penalized == 1
+    while not alive.reads:
+        world.loop.turn()
+    assert world.turns.waiting, "requests wait, so refused connections are read at a part of their rate"
+    assert world.loop.now_s < 4 * PENALTY_S
+    assert world.loop.timers <= 1, "there is one timer for all"
+
+
+def test_request_that_fails_does_not_stop_the_others() -> None:
+    world = World()
+    requests = [world.arrive(str(number)) for number in range(60)]
+    broken = next(request for request in requests if request.is_waiting)
+    broken.error = OSError("broken")
+    with pytest.raises(OSError, match="broken"):
+        world.finish()
+    world.finish()
+    assert len(world.names("started")) == 59
+    world.arrive("later")
+    assert world.names("started")[-1] == "later"
 
 
 ARRIVALS = st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.floats(0.0, 0.05), st.booleans())

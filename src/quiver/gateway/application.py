@@ -283,9 +283,17 @@ class RoutedApplication:
         return failure_response(status, code, message)
 
     def flow_of(self, request: HttpRequest) -> tuple[str, str]:
-        """Return the principal and the topic of a request, from its first bytes and without decoding it."""
+        """Return the principal and the topic of a request, from its first bytes and without decoding it.
+
+        Credentials that were not checked yet wait with those of their host, as on the wire: strangers who send much
+        must not keep others from proving who they are.
+        """
+        principal = self.principal_of(request)
+        name = str(principal)
+        if principal == ANONYMOUS and b"authorization" in request.headers:
+            name = f"host {request.identity.address.rpartition(':')[0].strip('[]')}"
         found = _TOPIC_IN_QUERY.search(request.query) or _TOPIC_IN_BODY.search(request.body, 0, PEEKED_BYTES)
-        return str(self.principal_of(request)), "" if found is None else found[1].decode("latin-1")
+        return name, "" if found is None else found[1].decode("latin-1")
 
     def route_of(self, request: HttpRequest) -> str:
         """Return the path template of a request's route, as a label for metrics; empty if no route matches."""

@@ -27,7 +27,8 @@ REQUESTS_SHARE = 4
 PRINCIPAL_SHARE = 8
 """Beyond half of the memory and this part of it, answers are only for principals that hold less than is free."""
 STALLED_S = 0.5
-"""A connection that has read nothing for this long is closed if others need the memory of its answers."""
+"""A connection that has not read what was last written to it, up to a chunk of the outbox, for this long is closed if
+others need the memory of its answers."""
 REQUESTS_FACTOR = 3
 """How many times what is free a principal may have in flight in requests: alone three quarters of everything."""
 

@@ -125,6 +125,7 @@ class RequestSession:
         self._is_open = False
         self.identity.is_open = False
         self.account.blocked.pop(self, None)
+        self.server.turns.forget_penalty(self)
         self._count(-self._outbox.bytes)
         self._outbox.clear()
         if not self._calls:

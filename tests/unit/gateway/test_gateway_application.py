@@ -21,6 +21,7 @@ from quiver.gateway.hosts import HostNames
 from quiver.gateway.http import HttpRequest, HttpResponse
 from quiver.gateway.openapi import MEANINGS
 from quiver.gateway.routes import ROUTES, HttpRoute
+from quiver.security.identity import ConnectionIdentity
 
 
 async def do_nothing() -> None:
@@ -59,6 +60,16 @@ def ask(app: RoutedApplication, asked: HttpRequest) -> HttpResponse:
 def shown(response: HttpResponse) -> dict[str, Any]:
     decoded: dict[str, Any] = msgspec.json.decode(response.body)
     return decoded
+
+
+def test_credentials_that_were_not_checked_yet_wait_apart_from_strangers() -> None:
+    def flow(address: str, **headers: str) -> tuple[str, str]:
+        asked = request("POST", "/producer/produce", b'{"topic":"orders"}', **headers)
+        return application().flow_of(msgspec.structs.replace(asked, identity=ConnectionIdentity(address=address)))
+
+    assert flow("10.0.0.1:5000") == ("anonymous", "orders")
+    assert flow("10.0.0.1:5000", authorization="Bearer x") == ("host 10.0.0.1", "orders")
+    assert flow("[::1]:5000", authorization="Bearer x") == ("host ::1", "orders"), "as the wire names it"
 
 
 def find_duplicates(routes: tuple[HttpRoute, ...]) -> list[str]:

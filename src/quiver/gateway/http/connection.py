@@ -101,9 +101,10 @@ class HttpConnection(asyncio.BaseProtocol):
             return
         if reader.is_receiving:
             self._record_progress(is_new=reader.begun != begun_before)
+            if self._is_reading_paused:
+                self._end_deadlines()
         elif was_receiving:
-            self._server.receiving.end(self)
-            self._server.progressing.end(self)
+            self._end_deadlines()
         if reader.awaits_continue and self._request is None and self._transport is not None:
             reader.awaits_continue = False
             self._transport.write(_CONTINUE)
@@ -123,6 +124,13 @@ class HttpConnection(asyncio.BaseProtocol):
         if not self._is_ending:
             self._advance()
 
+    def eof_received(self) -> None:
+        """Begin nothing more: the client has disconnected, and `connection_lost` follows in a later turn of the loop.
+
+        A task that begins in between would be cancelled before its first step, and never give back what it counts.
+        """
+        self._is_ending = True
+
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Cancel the pending request and release everything held for this client."""
         self._transport = None
@@ -137,6 +145,7 @@ class HttpConnection(asyncio.BaseProtocol):
             self._server.handle_answered(self._request, None, self._began_at)
             self._request = None
         self._server.release_body(held_bytes)
+        self._server.turns.forget_penalty(self)
         self._server.handle_closed(self)
 
     # Called by its server.
@@ -176,7 +185,7 @@ class HttpConnection(asyncio.BaseProtocol):
 
     def is_waiting_with(self, request: HttpRequest) -> bool:
         """Return whether a request still waits for its turn here."""
-        return self._request is request
+        return self._request is request and not self._is_ending
 
     def begin_turn(self) -> None:
         """Answer the request that waited for its turn."""
@@ -300,8 +309,12 @@ class HttpConnection(asyncio.BaseProtocol):
         if not self._is_reading_paused and self._transport is not None and not self._transport.is_closing():
             self._is_reading_paused = True
             self._transport.pause_reading()
-            self._server.receiving.end(self)  # what is not read cannot be late
-            self._server.progressing.end(self)
+            self._end_deadlines()  # what is not read cannot be late
+
+    def _end_deadlines(self) -> None:
+        """End the deadlines of a request that is arriving."""
+        self._server.receiving.end(self)
+        self._server.progressing.end(self)
 
     def _resume_reading(self) -> None:
         is_held = self._is_penalized and not self._is_ending

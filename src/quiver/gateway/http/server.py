@@ -8,8 +8,8 @@ makes no progress is dropped as soon as its room is needed. A client that is too
 next one or to read a response is disconnected. One timer serves all deadlines.
 
 Turns: a request that is not exempt is answered when it arrives, waits undecoded for its turn, or is refused, as
-`quiver.turns` decides. So a node does as much under overload as before it, a busy topic only delays itself, and what
-nobody waits for any more is not done.
+`quiver.turns` decides. So a node does as much under overload as before it, the queue of a busy topic delays only that
+topic, and what nobody waits for any more is not done.
 
 Life: `async with` binds the address; `serve` starts accepting; `close` stops accepting, answers the received requests,
 and ends.
