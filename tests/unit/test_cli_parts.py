@@ -308,3 +308,8 @@ def test_command_that_prints_json_asks_nothing(capsys: Output) -> None:
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "add --yes, or --dry-run" in shown.err
+
+
+def test_renewing_a_certificate_that_does_not_exist_names_it(tmp_path: Path, capsys: Output) -> None:
+    assert main(["security", "renew", str(tmp_path / "nod.pem")]) == 2
+    assert "nod.pem" in capsys.readouterr().err
