@@ -18,6 +18,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml  # type: ignore[import-untyped]
+from token_provider import AUDIENCE, ISSUER, key_set, new_key
 
 from quiver.node_metrics import describe_certificate
 from quiver.testing import LocalCluster
@@ -40,8 +41,11 @@ CONDITIONAL = {
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[str]:
-    with LocalCluster(nodes=1) as cluster, cluster.connect() as client:
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    keys = tmp_path_factory.mktemp("oidc") / "keys.json"
+    keys.write_bytes(key_set({"1": new_key("ES256")}))
+    settings = {"oidc.issuer": ISSUER, "oidc.audience": AUDIENCE, "oidc.jwks_file": str(keys)}
+    with LocalCluster(nodes=1, settings=settings) as cluster, cluster.connect() as client:
         client.create_topic("logs", partitions=1)
         with client.producer("logs") as producer:
             producer.send("one").result()

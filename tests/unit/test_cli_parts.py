@@ -187,6 +187,22 @@ def test_package_holds_the_completion_scripts(shell: str, name: str, capsys: pyt
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("user", "create", "ann", "--new-password-file"), ("token", "revoke", "--in")],
+    ids=["password", "token"],
+)
+def test_advice_about_a_secret_file_does_not_blame_another_flag(
+    command: tuple[str, ...], tmp_path: Path, capsys: Output
+) -> None:
+    assert main([*command, str(tmp_path / "missing")]) == 2
+    shown = capsys.readouterr().err
+    assert "missing cannot be read" in shown
+    assert "correct the file" in shown
+    assert "--password-file" not in shown.replace("--new-password-file", "")
+    assert "--token-file" not in shown
+
+
 def test_package_holds_the_unit_file() -> None:
     unit = (files("quiver.deploy") / "quiver.service").read_text()
     assert "[Service]" in unit
@@ -292,3 +308,8 @@ def test_command_that_prints_json_asks_nothing(capsys: Output) -> None:
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "add --yes, or --dry-run" in shown.err
+
+
+def test_renewing_a_certificate_that_does_not_exist_names_it(tmp_path: Path, capsys: Output) -> None:
+    assert main(["security", "renew", str(tmp_path / "nod.pem")]) == 2
+    assert "nod.pem" in capsys.readouterr().err

@@ -126,22 +126,23 @@ class AccessControl:
         if principal.kind is PrincipalKind.USER and not self._is_valid(identity, view):
             raise self._demote(identity, "the credential was revoked, or the user disabled or deleted")
         if identity.permissions is None and identity.credential is not None and identity.roles is None:
-            self._note_certificate(identity)  # others are recorded when they are checked
+            # Others are recorded when they are checked.
+            self._record_authentication(identity, outcome="done", detail="certificate")
         known = self._anonymous if principal == ANONYMOUS else identity
         if known.permissions is None or known.version is not view.access:
             known.permissions, known.version = self._compile(identity, view), view.access
         identity.permissions, identity.version = known.permissions, known.version
         return known.permissions
 
-    def _note_certificate(self, identity: ConnectionIdentity) -> None:
+    def _record_authentication(self, identity: ConnectionIdentity, *, outcome: str, detail: str) -> None:
         self.audit.record(
             AuditEvent(
                 kind="authentication",
                 verb=AUTHENTICATE,
                 principal=str(identity.principal),
                 address=identity.address,
-                outcome="done",
-                detail="certificate",
+                outcome=outcome,
+                detail=detail,
             )
         )
 
@@ -167,16 +168,7 @@ class AccessControl:
 
     def _demote(self, identity: ConnectionIdentity, reason: str) -> NotAllowedError:
         error = NotAllowedError(f"not done: {reason}; authenticate again", code="unauthenticated")
-        self.audit.record(
-            AuditEvent(
-                kind="authentication",
-                verb=AUTHENTICATE,
-                principal=str(identity.principal),
-                address=identity.address,
-                outcome="unauthenticated",
-                detail=reason,
-            )
-        )
+        self._record_authentication(identity, outcome=error.code, detail=reason)
         # Not anonymous: a client that was somebody must not go on with what everybody may do.
         identity.permissions, identity.version = Permissions(identity.principal, ()), None
         return error

@@ -63,6 +63,8 @@ def print_explanation(one: PartitionExplanation) -> None:
             click.echo(f"node {replica.node} did not answer: {replica.error}")
         elif replica.report is not None and replica.report.problem:
             click.echo(f"node {replica.node} is {replica.report.state}: {replica.report.problem}")
+        elif reason := _full_follower(replica):
+            click.echo(f"node {replica.node} is full: {reason}")
     if one.holds:
         print_table(HOLD_COLUMNS, [hold_cells(hold) for hold in one.holds])
     for move in one.moves:
@@ -114,15 +116,24 @@ def _describe_retention(one: PartitionExplanation) -> str:
     return sentence
 
 
+def _full_follower(replica: ExplainedReplica) -> str:
+    """Return why a follower stores no more entries; empty if it does store them."""
+    report = replica.report
+    if report is None or report.role == "leader":
+        return ""
+    return next((obstacle.sentence for obstacle in report.obstacles if obstacle.code == "disk_full"), "")
+
+
 def _replica_cells(replica: ExplainedReplica) -> tuple[Cell, ...]:
     report = replica.report
     if report is None or not report.role:
         state = "no answer" if report is None else report.state
         return (replica.node, state, None, None, None, replica.lag_entries, None)
     role = "learner" if replica.is_learner else report.role
+    state = "full" if _full_follower(replica) else report.state
     return (
         replica.node,
-        role if report.state == "open" else f"{role}, {report.state}",
+        role if state == "open" else f"{role}, {state}",
         report.log_end_offset,
         report.high_watermark,
         replica.lag_records,

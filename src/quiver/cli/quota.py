@@ -56,7 +56,9 @@ def _subject_options(command: C) -> C:
     """Add the options that say whose quotas are meant."""
     for option in (
         click.option("--default", "is_default", is_flag=True, help="Every principal without a limit of its own."),
-        click.option("--topic", help="A topic; '*' is every topic without a limit of its own."),
+        click.option(
+            "--topic", help="A topic, also one that does not exist yet; '*' is every topic without a limit of its own."
+        ),
         click.option("--principal", help="A user (alice), a role (role:readers) or anonymous."),
     ):
         command = option(command)

@@ -116,7 +116,9 @@ def _print_made(made: MadeFiles, hosts: Mapping[int, Sequence[str]], directory: 
         "quiver security renew node-4.pem --directory ./quiver-security",
     )
 )
-@click.argument("certificates", metavar="CERTIFICATE...", nargs=-1, required=True)
+@click.argument(
+    "certificates", metavar="CERTIFICATE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)
+)
 @click.option("--directory", help="Directory with ca.pem and ca.key.  [default: that of the certificate]")
 @click.option(
     "--days", type=click.IntRange(1, 3650), default=NODE_DAYS, show_default=True, help="Validity of certificates."

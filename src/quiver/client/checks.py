@@ -222,7 +222,8 @@ def _check_replicas(report: ClusterReport) -> Iterator[ClusterFinding]:
                 sentence=f"{_count(len(places), 'replica')} {state.replace('_', ' ')}: {problems[0].problem}",
                 advice="start a newer version of Quiver on this node"
                 if state == "needs_upgrade"
-                else "if its files are lost or damaged, move the replica to another node; else report the error",
+                else "correct what the error names and restart the node; if its files are lost or damaged, move the "
+                "replica to another node; report any other error",
                 command="quiver status" if places[0] == "metadata" else f"quiver explain {places[0]}",
             )
 

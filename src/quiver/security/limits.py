@@ -41,7 +41,7 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     creations_per_minute: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None
     """Requests that leave something behind that lasts: a topic, a producer, a consumer."""
     long_polls_max: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None
-    """Requests over HTTP that wait for messages."""
+    """Requests that wait for messages, over HTTP and on the wire."""
     connections_max: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None
     """Connections of the wire protocol."""
     topics_max: Annotated[int, Meta(ge=0, le=LIMIT_MAX)] | None = None

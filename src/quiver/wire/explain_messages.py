@@ -84,7 +84,7 @@ class ReplicaExplained(Response, frozen=True):
     """With retention until consumed: the cursors furthest behind."""
     free_bytes: int | None = None
     obstacles: tuple[ObstacleInfo, ...] = ()
-    """Why it does not accept records now; empty if it does, or if it does not lead."""
+    """Why a leader does not accept records now, or a follower does not store them; empty if it does."""
     events: tuple[ReplicaEventInfo, ...] = ()
     """Oldest first, a bounded number."""
     now_ms: int = 0

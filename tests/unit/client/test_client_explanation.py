@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from quiver.cli.explain import print_explanation
 from quiver.client.explanation import PartitionExplanation, explain
 from quiver.errors import QuiverError, UnavailableError
 from quiver.model import GroupId, Index, NodeId, Offset, PartitionId, TopicId
@@ -140,3 +141,12 @@ def test_events_of_all_nodes_are_in_order() -> None:
 
     found = explained(follower(1, events=seen(3)), follower(2, events=seen(1)), follower(3, events=seen(2)))
     assert [(one.node, one.event.at_ms) for one in found.events] == [(2, 1), (3, 2), (1, 3)]
+
+
+def test_command_shows_a_follower_whose_disk_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    full = ObstacleInfo(code="disk_full", sentence="0 bytes are free: it stores no more entries")
+    print_explanation(explained(LEADER, follower(2), follower(3, obstacles=(full,))))
+    shown = capsys.readouterr().out
+    assert "follower, full" in shown
+    assert "node 3 is full: 0 bytes are free" in shown
+    assert shown.count("full:") == 1
