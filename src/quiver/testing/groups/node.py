@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from quiver.errors import DamageError, StorageError, UnavailableError
+from quiver.errors import DamageError, DiskFullError, StorageError, UnavailableError
 from quiver.model import Buffer, GroupId, Index, NodeId, Term
 from quiver.partition import PartitionState, Replica
 from quiver.partition.entries import StateSnapshot
@@ -18,6 +19,7 @@ from quiver.raft import Configuration
 from quiver.record import Batch
 from quiver.replication import Member, Replicator
 from quiver.replication.codec import GroupMessage, ReceivedMessage
+from quiver.storage import DiskSpace
 from quiver.testing.checkers.durability import Copy, PlatterReader, PromiseChecker
 from quiver.testing.checkers.observer import Observer
 from quiver.testing.simulator.machine import SimulatedMachine
@@ -174,6 +176,7 @@ class SimulatedNode(SimulatedMachine):
         )
         replicator.checkers = {}
         async with replicator:
+            world.loop.create_task(self._watch_space(replicator.space))
             try:
                 for group in world.groups:
                     await self._open(replicator, group)
@@ -197,6 +200,11 @@ class SimulatedNode(SimulatedMachine):
         world.loop.create_task(self._run_background_work(replica))
         if world.knobs.retention is None:
             world.loop.create_task(self._take_snapshots(replica))
+
+    async def _watch_space(self, space: DiskSpace) -> None:
+        """Notice room that comes back, as a broker does."""
+        with suppress(StorageError):  # a disk that does not even say that fails elsewhere, too
+            await space.run()
 
     async def _run_background_work(self, replica: Replica) -> None:
         """Run the replica's background work; the driver reports a failure of its disk to the supervisor."""
@@ -225,7 +233,7 @@ class SimulatedNode(SimulatedMachine):
             else:
                 await replica.maintain(self.clock.wall_ms())
                 await replica.member.checkpoint()
-        except StorageError as error:
+        except (StorageError, DiskFullError) as error:
             self.world.trace.record("snapshot_failed", self.world.now_ms, self.id, type(error).__name__)
 
     def _drop_process(self) -> None:
