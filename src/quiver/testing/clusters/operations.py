@@ -79,10 +79,9 @@ async def database_outage(fault: FaultInjection[ClusterWorld]) -> None:
 async def drain(fault: FaultInjection[ClusterWorld]) -> None:
     """Have a broker emptied, if the others can hold everything."""
     world = fault.world
-    wanted = [host.id for host in world.live_nodes() if not _is_unwanted(world, host.id)]
+    wanted = _wanted_nodes(world)
     if len(wanted) > world.knobs.replicas_max:
-        leaver = wanted[fault.rng.randrange(len(wanted))]
-        await _operate(fault, "drain", lambda cluster: cluster.drain(leaver))
+        await _drain(fault, wanted[fault.rng.randrange(len(wanted))])
 
 
 async def undrain(fault: FaultInjection[ClusterWorld]) -> None:
@@ -107,11 +106,10 @@ async def remove_broker(fault: FaultInjection[ClusterWorld]) -> None:
     """Empty a plain broker, wait until it is drained, take it out of the cluster and turn it off."""
     world = fault.world
     plain = [host for host in world.live_nodes() if not host.is_manager]
-    wanted = [host for host in world.live_nodes() if not _is_unwanted(world, host.id)]
-    if not plain or len(wanted) <= world.knobs.replicas_max:
+    if not plain or len(_wanted_nodes(world)) <= world.knobs.replicas_max:
         return
     leaver = plain[fault.rng.randrange(len(plain))]
-    await _operate(fault, "drain", lambda cluster: cluster.drain(leaver.id))
+    await _drain(fault, leaver.id)
     end_s = world.loop.time() + _REMOVE_PATIENCE_S
     while world.loop.time() < end_s:
         await asyncio.sleep(0.2)
@@ -189,6 +187,14 @@ async def add_partitions(fault: FaultInjection[ClusterWorld]) -> None:
         await _operate(fault, "add_partitions", lambda cluster: cluster.add_partitions(topic.name, count))
 
 
+async def _drain(fault: FaultInjection[ClusterWorld], leaver: NodeId) -> None:
+    """Have a broker emptied; other operators count it as leaving until the metadata says so."""
+    leaving = fault.world.leaving
+    leaving.add(leaver)
+    if await _operate(fault, "drain", lambda cluster: cluster.drain(leaver)):
+        leaving.discard(leaver)  # otherwise it may still be done later
+
+
 async def _operate(fault: FaultInjection[ClusterWorld], what: str, ask: Ask) -> bool:
     """Ask for something through the SDK; tell whether it was done."""
     world = fault.world
@@ -202,6 +208,12 @@ async def _operate(fault: FaultInjection[ClusterWorld], what: str, ask: Ask) -> 
     world.counts[f"{what} done"] += 1
     world.trace.record("done", world.now_ms, what)
     return True
+
+
+def _wanted_nodes(world: ClusterWorld) -> list[NodeId]:
+    """Return the brokers that hold replicas and that no operator has asked to leave."""
+    nodes = [host.id for host in world.live_nodes() if host.id not in world.leaving]
+    return [node for node in nodes if not _is_unwanted(world, node)]
 
 
 def _is_unwanted(world: ClusterWorld, node: NodeId) -> bool:

@@ -55,6 +55,8 @@ class ClusterWorld(SimulatedWorld[ClusterKnobs, SimulatedHost]):
         """Calls of clients and operators, by kind and outcome."""
         self.is_changing_managers = False
         """Whether an operator is changing the managers; no disk is lost meanwhile."""
+        self.leaving: set[NodeId] = set()
+        """The brokers whose drain is in flight, or has an unknown outcome."""
         self.is_over = False
         """Whether clients are to end."""
         self.too_old: list[tuple[NodeId, int]] = []
