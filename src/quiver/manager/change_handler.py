@@ -286,6 +286,7 @@ class ChangeHandler:
         _check_bounds(partitions=request.partitions, replicas=request.replicas)
         view = await self._store.read(linearizable=True)
         made = view.topic_made_by(request.request_id, request.topic)
+        made = made or self._store.topic_requests.find(request.request_id, request.topic)  # purged since
         # Check both before placement, which may fail although nothing needs to be placed.
         if made is not None:
             topic_id, partitions, is_encrypted = made.topic_id, made.partitions, made.is_encrypted

@@ -35,7 +35,7 @@ OUTCOMES_MAX = 65_536
 
 
 class ChangeListener(Protocol):
-    """A receiver of changes: the database writer and the change log."""
+    """A receiver of changes: the database writer, the change log, the requests that created topics."""
 
     def add(self, changes: Sequence[Change], counters: Counters, position: LogPosition) -> None:
         """Receive the changes applied up to a position."""

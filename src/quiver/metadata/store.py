@@ -39,6 +39,7 @@ from quiver.metadata.database import Database, DatabaseLostError
 from quiver.metadata.database_writer import DatabaseWriter
 from quiver.metadata.state import LogPosition, MetadataState, View
 from quiver.metadata.state_machine import MetadataStateMachine
+from quiver.metadata.topic_requests import TopicRequests
 from quiver.model import Index, NodeId, Term
 from quiver.raft import Configuration, Role
 from quiver.record import Batch
@@ -105,6 +106,9 @@ class MetadataStore:
         self._member: Member | None = None
         self._compacted_index = Index(0)
         self._submits = 0
+        self.topic_requests = TopicRequests(machine.state.view())
+        """The requests that created topics, for repeats that come after the topic was purged."""
+        machine.add_listener(self.topic_requests)
 
     @classmethod
     async def open(

@@ -200,6 +200,26 @@ def test_deleted_topic_is_purged_after_its_time_unless_it_was_restored() -> None
     work(test)
 
 
+def test_repeated_request_does_not_bring_a_purged_topic_back() -> None:
+    async def test(world: WorkingWorld) -> None:
+        await world.join(1, 2, 3)
+        request = CreateTopicRequest(topic="a", partitions=1, request_id="first")
+        created = await world.ask(request)
+        await world.ask(DeleteTopicRequest(topic="a"))
+        await world.wait(lambda: not world.view.topics)
+        repeated = await world.ask(request)
+        assert repeated.topic_id == created.topic_id
+        assert not world.view.topics
+        (await world.primary()).kill()
+        primary = (await world.primary()).id  # it remembers, too
+        assert (await world.ask(request, of=primary)).topic_id == created.topic_id
+        other = CreateTopicRequest(topic="a", partitions=1, request_id="second")
+        assert (await world.ask(other, of=primary)).topic_id > created.topic_id
+        assert (await world.ask(request, of=primary)).topic_id == created.topic_id, "its own, whoever has the name now"
+
+    work(test, manager_settings=msgspec.structs.replace(QUICK, purge_delay_ms=0))
+
+
 def test_nodes_that_join_follow_the_metadata_and_vote_once_they_are_added() -> None:
     async def test(world: WorkingWorld) -> None:
         await world.join(1, 2, 3)
