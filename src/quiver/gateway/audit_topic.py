@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quiver.clock import Clock
-from quiver.errors import NotFoundError
+from quiver.errors import ConflictError, NotFoundError
 from quiver.model import PartitionId
 from quiver.record import build_batch
 from quiver.routing.retry import Deadline
@@ -44,7 +44,13 @@ class AuditTopic:
         await self._router.ask_leader(AUDIT_TOPIC, _PARTITION, build, [batch], deadline=deadline)
 
     async def _create(self, deadline: Deadline) -> None:
-        # The same id from every node: the second one gets the topic of the first.
-        request = CreateTopicRequest(topic=AUDIT_TOPIC, partitions=1, retention=RETENTION, request_id=AUDIT_TOPIC)
-        created, _ = await self._router.ask(request, deadline=deadline)
-        self._router.cache.record_index(created.index)
+        # A new id each time: with the same one, a topic that was deleted would never be created again.
+        request_id = f"audit-{self._router.rng.randrange(1 << 62):016x}"
+        request = CreateTopicRequest(topic=AUDIT_TOPIC, partitions=1, retention=RETENTION, request_id=request_id)
+        try:
+            created, _ = await self._router.ask(request, deadline=deadline)
+        except ConflictError as error:
+            if error.code != "topic_exists":  # another node was first
+                raise
+        else:
+            self._router.cache.record_index(created.index)

@@ -25,7 +25,7 @@ from quiver.metadata import (
     TopicState,
     View,
 )
-from quiver.model import Buffer, ConsumerId, NodeId, PartitionId, TopicId
+from quiver.model import Buffer, ConsumerId, Index, NodeId, PartitionId, TopicId
 from quiver.record.decoded import DecodedBatchBudget
 from quiver.testing import Latency, RandomStreams, SimulatedClock, SimulatedLoop
 from quiver.testing.memory_cluster import MemoryCluster, MemoryPartition
@@ -80,6 +80,13 @@ class GatewayCluster(MemoryCluster):
                 self._select("consumer", consumer.consumer_id, request.topics)
                 return consumer
         return super()._answer_any(node, request)
+
+    def _create_topic(self, request: wire.CreateTopicRequest) -> wire.TopicCreated:
+        made = self._requests.get(request.request_id)
+        if made is None or not made.is_deleted:
+            return super()._create_topic(request)
+        # As a primary does: a repeat does not bring a deleted topic back.
+        return wire.TopicCreated(topic_id=made.topic_id, partitions=len(made.partitions), index=Index(self._index))
 
     def _consume_many(self, partition: MemoryPartition, request: ConsumeMany) -> tuple[ManyConsumed, list[bytes]]:
         for consumer_id in self.unwelcome.intersection(request.consumer_ids):
