@@ -74,8 +74,9 @@ def record_replicas(cluster: Cluster, workload: Workload, first_values: dict[str
 
 
 def _replicas(node: NodeProcess) -> list[Path]:
-    """Return the directories of a node's replicas."""
-    return sorted((node.directory / "groups" / "groups").iterdir())
+    """Return the directories of a node's replicas; one whose making was cut short by the stop is none yet."""
+    groups = node.directory / "groups"
+    return sorted(path for path in (groups / "groups").iterdir() if (groups / "joined" / path.name).exists())
 
 
 def _dump(directory: Path) -> Iterator[tuple[int, str]]:

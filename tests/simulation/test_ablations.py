@@ -67,7 +67,7 @@ FIRST_SEEDS = {
     "match_from_request": 314,
     "one_pending_change": 5,
     "read_after_own_term_commit": 3,
-    "read_index_round": 79,
+    "read_index_round": 2018,
     "recover_until_no_vote": 5,
     "snapshot_conflict_drops_log": 4,
     "vote_persistence": 3,

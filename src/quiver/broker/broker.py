@@ -174,7 +174,8 @@ class Broker:
             if kind is None:
                 await asyncio.wait(self._running)
                 await self._close_replicas()
-        except BaseException as failure:  # a cancellation may be the group's own, because a task failed: it must see it
+        except (Exception, asyncio.CancelledError) as failure:
+            # A cancellation may be the group's own, because a task failed: it must see it.
             self._cancel_tasks()
             await self._tasks.__aexit__(type(failure), failure, failure.__traceback__)
             raise

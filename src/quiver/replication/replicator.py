@@ -133,7 +133,8 @@ class Replicator:
             for member in list(self._members.values()):
                 await member.close()
             self._members.clear()
-        except BaseException as failure:  # a cancellation may be the group's own, because a task failed: it must see it
+        except (Exception, asyncio.CancelledError) as failure:
+            # A cancellation may be the group's own, because a task failed: it must see it.
             await self._tasks.__aexit__(type(failure), failure, failure.__traceback__)
             raise
         await self._tasks.__aexit__(kind, error, trace)
