@@ -37,6 +37,8 @@ _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _EXIT = re.compile(r"# exits with (\d+)$")
 _OWN = ("/etc", "/opt", "/var/lib")
 """What each host has for itself; below it is what the machine has."""
+_WRITTEN = {"/etc": "systemd/system"}
+"""Folders below them that the page writes to: those of the machine belong to a user who is nobody here."""
 
 
 class Step(NamedTuple):
@@ -76,7 +78,8 @@ class Host:
         for path in _OWN:
             upper, work = (self.run_directory / f"{kind}{path}" for kind in ("upper", "work"))
             layers = f"lowerdir={path},upperdir={upper},workdir={work}"
-            mounts += [f"mkdir -p {upper} {work}", f"mount -t overlay overlay -o {layers} {path}"]
+            written = upper / _WRITTEN.get(path, "")
+            mounts += [f"mkdir -p {written} {work}", f"mount -t overlay overlay -o {layers} {path}"]
         mounts += ["mkdir /opt/quiver", f"mount --bind {environment} /opt/quiver", "echo made", "exec cat"]
         self._process = subprocess.Popen(
             [*network.prefix(number), "bash", "-c", "\n".join(mounts)],
