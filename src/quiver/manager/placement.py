@@ -273,8 +273,12 @@ def plan_rebalance(view: View, budget: MoveBudget | None = None) -> RebalancePla
 
 
 def is_lost(broker: BrokerRow, *, now_ms: int, rebuild_after_ms: int) -> bool:
-    """Return whether a broker was removed, or has been dead for so long that its replicas must be rebuilt."""
-    is_long_dead = broker.state is BrokerState.DEAD and now_ms - broker.changed_ms >= rebuild_after_ms
+    """Return whether a broker was removed, or has been dead for so long that its replicas must be rebuilt.
+
+    Wall clocks jump and differ: a time that is far in the future counts as one that is far in the past, so that a clock
+    that was moved back, or a primary whose clock is behind, delays a repair by at most `rebuild_after_ms`.
+    """
+    is_long_dead = broker.state is BrokerState.DEAD and abs(now_ms - broker.changed_ms) >= rebuild_after_ms
     return is_long_dead or broker.state is BrokerState.REMOVED
 
 

@@ -238,6 +238,8 @@ def test_replicas_of_the_dead_are_built_anew() -> None:
     broker = state.view().brokers[NodeId(2)]
     assert not is_lost(broker, now_ms=NOW_MS + 9, rebuild_after_ms=10)
     assert is_lost(broker, now_ms=NOW_MS + 10, rebuild_after_ms=10)
+    assert not is_lost(broker, now_ms=NOW_MS - 9, rebuild_after_ms=10)
+    assert is_lost(broker, now_ms=NOW_MS - 10, rebuild_after_ms=10), "the clock was moved back"
     for move in plan_rebuild(state.view(), [NodeId(2)]):
         assert move.source == 2
         carry_out(state, move)
