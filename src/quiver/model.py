@@ -13,6 +13,10 @@ from typing import Annotated, NewType
 
 from msgspec import Meta
 
+TOPIC_NAME_LENGTH_MAX = 200
+TOPIC_NAME_PATTERN = rf"(?!\.{{1,2}}$)[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}"
+"""The names of topics; they are parts of paths, so `.` and `..` are none."""
+
 ID_MAX = 1 << 53
 """The highest id: the largest number that every JSON program reads exactly."""
 POSITION_MAX = 1 << 62

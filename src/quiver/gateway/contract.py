@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from quiver.client.explanation import PartitionExplanation
-from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX, TOPIC_NAME_LENGTH_MAX, TOPIC_NAME_PATTERN
+from quiver.metadata.topics import PARTITIONS_MAX, REPLICAS_MAX
+from quiver.model import TOPIC_NAME_LENGTH_MAX, TOPIC_NAME_PATTERN
 
 NUMBER_MAX = 2**53
 """Largest integer that every JSON reader represents exactly."""

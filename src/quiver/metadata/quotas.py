@@ -13,6 +13,7 @@ from quiver.metadata.commands import RemoveQuotaCommand, SetQuotaCommand
 from quiver.metadata.decision import CommandDecision, CommandRefusal, refuse
 from quiver.metadata.rows import QuotaRow, Table
 from quiver.metadata.state import Change, MetadataState, drop, put
+from quiver.model import TOPIC_NAME_PATTERN
 from quiver.security.limits import (
     DEFAULT_SUBJECT,
     EVERY_TOPIC,
@@ -29,7 +30,7 @@ QUOTAS_MAX = 10_000
 """Most subjects with quotas."""
 OWNED_QUOTAS = {f"quota_{name.removesuffix('_max')}": name for name in sorted(OWNED_LIMITS)}
 """The limits on what a user owns, by the codes of their refusals."""
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TOPIC = re.compile(TOPIC_NAME_PATTERN)
 
 
 def set_quota(state: MetadataState, command: SetQuotaCommand) -> CommandDecision | CommandRefusal:

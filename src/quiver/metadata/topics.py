@@ -45,7 +45,7 @@ from quiver.metadata.rows import (
     TopicState,
 )
 from quiver.metadata.state import Change, Counters, MetadataState, drop, find_made_topic, put
-from quiver.model import GroupId, NodeId, PartitionId, TopicId
+from quiver.model import TOPIC_NAME_PATTERN, GroupId, NodeId, PartitionId, TopicId
 
 PARTITIONS_MAX = 4096
 """Maximum number of partitions of a topic."""
@@ -56,10 +56,6 @@ HOLDS_MAX = 1_000
 LASTING_MS_MIN = 1_000
 LASTING_MS_MAX = 24 * 60 * 60 * 1000
 """Longest time that a hold lasts without renewal: a forgotten hold must not fill disks permanently."""
-
-TOPIC_NAME_LENGTH_MAX = 200
-TOPIC_NAME_PATTERN = rf"(?!\.{{1,2}}$)[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}"
-"""The names of topics; they are parts of paths, so `.` and `..` are none."""
 
 _NAME = re.compile(TOPIC_NAME_PATTERN)
 
